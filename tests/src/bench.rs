@@ -70,7 +70,7 @@ impl Bench {
 
     /// The same at a coordinator that behaves as GitLab: a job whose answer is not read is lost.
     pub async fn with_instances_at_gitlab(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
-        let coordinator = gitlab().with_patience(FAILING_PLUGIN_PATIENCE);
+        let coordinator = gitlab().with_wait_timeout(FAILING_PLUGIN_PATIENCE);
         Self::with_instances_at(coordinator, concurrent, autoscaler, plugin).await
     }
 
@@ -86,7 +86,7 @@ impl Bench {
                 "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
                  token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
                  [runners.autoscaler]\n    plugin = {executable:?}\n    {autoscaler}\n    [runners.autoscaler.plugin_config]\n      \
-                 directory = {machines:?}\n      outlive_plugin = true\n      {plugin}\n"
+                 directory = {machines:?}\n      persistent_instances = true\n      {plugin}\n"
             )
         };
         Self::configured_at(coordinator, concurrent, write).await
@@ -124,7 +124,7 @@ impl Bench {
             text.push_str(&format!(
                 "    [[runners.autoscaler.groups]]\n      name = {name:?}\n      {keys}\n      \
                  [runners.autoscaler.groups.plugin_config]\n        name = {name:?}\n        directory = {directory:?}\n        \
-                 outlive_plugin = true\n        {config}\n"
+                 persistent_instances = true\n        {config}\n"
             ));
         }
         let config = bench.path("config.toml");
@@ -304,7 +304,7 @@ impl Bench {
         for (key, value) in more.as_object().unwrap() {
             payload[key] = value.clone();
         }
-        self.coordinator.push(serde_json::from_value(payload).unwrap());
+        self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
     /// Results that wait in the agent's spool: each is a line of its job's journal.
@@ -372,7 +372,7 @@ impl Bench {
 
 /// A coordinator that knows idempotency keys.
 fn memory() -> MemoryCoordinator {
-    MemoryCoordinator::new(LONG_POLL).with_patience(PATIENCE)
+    MemoryCoordinator::new(LONG_POLL).with_wait_timeout(PATIENCE)
 }
 
 /// One that does not, and takes a while to look for a job.

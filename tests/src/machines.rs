@@ -18,7 +18,7 @@ impl Part {
     fn last_argument(self) -> &'static str {
         match self {
             Self::Instance => "instance",
-            Self::Machine => "alone",
+            Self::Machine => "persistent",
             Self::Server => "sshd",
         }
     }

@@ -1,6 +1,6 @@
 //! What a job ended with: the durable result in the agent's spool, and the tree that `muster ci show` prints.
 
-use muster_job::{EndCause, FailureReason};
+use muster_job::{FailureReason, TerminationCause};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -84,7 +84,7 @@ pub enum Outcome {
         exit_code: Option<i32>,
         /// What ended the job early, if something did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        cause: Option<EndCause>,
+        cause: Option<TerminationCause>,
     },
 }
 
@@ -107,7 +107,7 @@ pub struct StepNode {
     pub message: String,
     /// What ended it before its time, if something did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cause: Option<EndCause>,
+    pub cause: Option<TerminationCause>,
     /// Steps inside it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::Shared;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use muster_steps::engine::Brakes;
 use muster_steps::process::Host;
 use parking_lot::Mutex;
@@ -169,7 +169,7 @@ impl Agent {
             };
         };
         if job.finished().is_none() {
-            job.brakes.stop.stop(EndCause::CanceledByUser);
+            job.brakes.stop.stop(TerminationCause::CanceledByUser);
             tokio::time::timeout(CLOSE_LIMIT, job.wait()).await.map_err(|_| Refusal::Stuck)?;
         }
         self.forget(&job).await
@@ -214,7 +214,7 @@ impl Agent {
     }
 
     /// Takes no new jobs, ends those that run, and waits for them.
-    pub(crate) async fn drain(&self, cause: EndCause) {
+    pub(crate) async fn drain(&self, cause: TerminationCause) {
         let mut tasks = {
             let mut state = self.state.lock();
             state.draining = true;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_builtins::Variables;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::engine::Began;
 use muster_steps::process::end_leftovers;
@@ -63,7 +63,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     let lost = if rebooted { REBOOTED } else { LOST };
     let line = style::error(&format!("Job failed (system failure): {lost}"));
     job.log.append(format!("{gap}{line}").as_bytes())?;
-    let end = system_failure(Began::now(), lost, Some(EndCause::EnvironmentLost));
+    let end = system_failure(Began::now(), lost, Some(TerminationCause::EnvironmentLost));
     // Nothing of it is the job's.
     settle(agent, &job, end, &Secrets::default());
     agent.adopt(job);

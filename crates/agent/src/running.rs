@@ -12,7 +12,7 @@ use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobEnd};
 use muster_builtins::trace::{Trace, TraceOptions};
 use muster_builtins::{Context, JobVariable, OnUserCode, Variables, registry, share};
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::builtin::Step;
 use muster_steps::engine::Began;
@@ -125,7 +125,7 @@ async fn run(
     let on_fault = Box::new(move |error: &std::io::Error| {
         tracing::error!(job = full_job.id, %error, "the log of a job cannot be written: the job is ended");
         full_agent.spool.release_reserve();
-        full_job.brakes.stop.stop(EndCause::ResourceExhausted);
+        full_job.brakes.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
             // Of the last words, which always fit: whose limit it is.
             let line = style::warning(&format!("The log ends here: {error}"));
@@ -176,7 +176,7 @@ fn broken(job: &Job, began: Began, message: &str) -> JobEnd {
 }
 
 /// Returns the result of a job that its machine let down.
-pub(crate) fn system_failure(began: Began, message: &str, cause: Option<EndCause>) -> JobEnd {
+pub(crate) fn system_failure(began: Began, message: &str, cause: Option<TerminationCause>) -> JobEnd {
     let failure = Failure::System(message.to_owned());
     let mut tree = began.node("job", Some(&failure).into(), Vec::new());
     tree.cause = cause;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
 use muster_builtins::{Shared, Templates};
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use muster_steps::process::{Containment, Host, Watched};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -144,7 +144,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
             () = prune_forever(&agent, options.retention) => {}
             () = unneeded(&door, &agent, &socket, options.idle_limit) => return,
         }
-        agent.drain(EndCause::ManagerDraining).await;
+        agent.drain(TerminationCause::ManagerShutdown).await;
         closed.cancel();
         tokio::time::sleep(FAREWELL).await;
     };

@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt};
 use muster_agent_api::agent as api;
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner as proto;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use tonic::{Request, Response, Status};
 
 use crate::agent::{Agent, Job, Refusal};
@@ -85,7 +85,9 @@ fn status(job: &Job) -> proto::Status {
         Some(result) => {
             let status = match &result.outcome {
                 Outcome::Success => S::Success,
-                Outcome::Failed { cause: Some(EndCause::CanceledByUser | EndCause::TimedOut), .. } => S::Cancelled,
+                Outcome::Failed {
+                    cause: Some(TerminationCause::CanceledByUser | TerminationCause::TimedOut), ..
+                } => S::Cancelled,
                 Outcome::Failed { .. } => S::Failure,
             };
             (status, result.message.clone())

@@ -130,7 +130,7 @@ impl OpenPlace for Running {
     }
 
     async fn close(&self) {
-        self.stop.stop(muster_job::EndCause::ManagerDraining);
+        self.stop.stop(muster_job::TerminationCause::ManagerShutdown);
         if let Some(watching) = self.watching.lock().await.take()
             && let Err(error) = watching.await
         {

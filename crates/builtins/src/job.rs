@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use muster_agent_api::plan::JobPlan;
 use muster_agent_api::result::{Outcome, StepNode, Used};
-use muster_job::{EndCause, FailureReason};
+use muster_job::{FailureReason, TerminationCause};
 use muster_steps::builtin::Step;
 use muster_steps::engine::{Began, Brakes, Engine, Ran};
 use muster_steps::failure::Failure;
@@ -55,7 +55,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, steps: &[Step<Context>],
     }
     let end = brakes.stop.child();
     let limit = Instant::now().checked_add(END_LIMIT);
-    let cleared = end.ended_by(reached(limit), EndCause::TimedOut, context.clear_files(&end));
+    let cleared = end.ended_by(reached(limit), TerminationCause::TimedOut, context.clear_files(&end));
     if let Err(failure @ Failure::System(_)) = cleared.await {
         context.say(&style::warning(&failure.to_string()));
     }
@@ -85,8 +85,8 @@ async fn prepare(
         };
         (sharing, prepared)
     };
-    let work = stop.ended_by(reached(deadline), EndCause::TimedOut, work);
-    stop.ended_by(brakes.cancel.cancelled(), EndCause::CanceledByUser, work).await
+    let work = stop.ended_by(reached(deadline), TerminationCause::TimedOut, work);
+    stop.ended_by(brakes.cancel.cancelled(), TerminationCause::CanceledByUser, work).await
 }
 
 /// Creates the directory of a job that has no step which does.

@@ -16,9 +16,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_job::invariants::{Standing, Watch};
+use muster_job::invariants::{InvariantMonitor, JobSnapshot};
 use muster_job::{JobId, PipelineId};
-use muster_runner_api::service::{Assignment, ServiceError};
+use muster_runner_api::service::{JobRequestAnswer, ServiceError};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
@@ -68,7 +68,7 @@ pub(crate) struct Actor {
     pub(crate) storage_problem: Option<String>,
     store: Arc<dyn Store>,
     events: broadcast::Sender<Event>,
-    watch: Watch,
+    watch: InvariantMonitor,
 }
 
 /// What became of the write that an answer waited for.
@@ -92,9 +92,9 @@ pub(crate) enum Staged {
         /// The number of the hand-out.
         handout: u32,
         /// Its payload.
-        assignment: Assignment,
+        assignment: JobRequestAnswer,
         /// The manager.
-        reply: ServiceReply<Assignment>,
+        reply: ServiceReply<JobRequestAnswer>,
     },
 }
 
@@ -134,7 +134,7 @@ impl Actor {
             storage_problem: None,
             store,
             events,
-            watch: Watch::default(),
+            watch: InvariantMonitor::default(),
         };
         actor.watch_jobs_on_runners();
         for (project, actions) in actions {
@@ -294,7 +294,8 @@ impl Actor {
     fn check(&mut self, dirty: &Dirty) {
         let written = dirty.jobs.iter().filter_map(|job| self.world.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
-            let standing = Standing { status: row.status(), handout: row.detail.handout, alive: row.detail.alive };
+            let standing =
+                JobSnapshot { status: row.status(), assignment: row.detail.handout, alive: row.detail.alive };
             if let Err(violation) = self.watch.note(row.id, standing) {
                 tracing::error!(%violation, "this is a defect of the coordinator");
                 debug_assert!(false, "{violation}");

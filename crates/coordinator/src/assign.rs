@@ -9,8 +9,8 @@ use muster_job::{FailureReason, JobId, PipelineId, RunnerId, Secret};
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::layers;
 use muster_runner_api::payload::JobPayload;
-use muster_runner_api::service::{Assignment, ServiceError};
-use muster_runner_api::wire::{Info, JobRequest};
+use muster_runner_api::service::{JobRequestAnswer, ServiceError};
+use muster_runner_api::wire::{JobRequest, VersionInfo};
 
 use crate::actor::{Actor, Staged};
 use crate::command::ServiceReply;
@@ -36,13 +36,13 @@ struct Prepared {
 
 impl Actor {
     /// Answers a job request now, or holds it.
-    pub(crate) fn request_job(&mut self, request: Box<JobRequest>, reply: ServiceReply<Assignment>) {
+    pub(crate) fn request_job(&mut self, request: Box<JobRequest>, reply: ServiceReply<JobRequestAnswer>) {
         let Some(runner) = self.runner_of(&request.token) else {
             self.service_reply(reply, Err(ServiceError::Forbidden { status: None }));
             return;
         };
         self.contact(runner, &request.system_id, Some(&request.info));
-        let nothing = Assignment { job: None, last_update: self.queue.version() };
+        let nothing = JobRequestAnswer { job: None, last_update: self.queue.version() };
         if self.world.runners.get(&runner).is_none_or(|row| row.settings.paused) {
             self.service_reply(reply, Ok(nothing));
             return;
@@ -52,11 +52,11 @@ impl Actor {
             for held in
                 self.queue.release(|held| held.runner == runner && held.request.idempotency_key.as_ref() == Some(key))
             {
-                let answer = Assignment { job: None, last_update: self.queue.version() };
+                let answer = JobRequestAnswer { job: None, last_update: self.queue.version() };
                 self.service_reply(held.reply, Ok(answer));
             }
             if let Some(again) = self.given_for(runner, key, &request.info) {
-                self.service_reply(reply, Ok(Assignment { job: Some(Box::new(again)), ..nothing }));
+                self.service_reply(reply, Ok(JobRequestAnswer { job: Some(Box::new(again)), ..nothing }));
                 return;
             }
         }
@@ -70,7 +70,7 @@ impl Actor {
     /// Lets a held request go without a job.
     pub(crate) fn end_long_poll(&mut self, number: u64) {
         for held in self.queue.release(|held| held.number == number) {
-            let answer = Assignment { job: None, last_update: self.queue.version() };
+            let answer = JobRequestAnswer { job: None, last_update: self.queue.version() };
             self.service_reply(held.reply, Ok(answer));
         }
     }
@@ -78,7 +78,7 @@ impl Actor {
     /// Lets the newest of the held requests go where there are more than may be: they were looked at, and got no job.
     pub(crate) fn bound_held(&mut self) {
         for held in self.queue.shed(self.options.limits.held_requests) {
-            let answer = Assignment { job: None, last_update: self.queue.version() };
+            let answer = JobRequestAnswer { job: None, last_update: self.queue.version() };
             self.service_reply(held.reply, Ok(answer));
         }
     }
@@ -87,12 +87,12 @@ impl Actor {
     pub(crate) fn send_held_away(&mut self) {
         for held in self.queue.shed(0) {
             // Who asked may be gone.
-            let _ = held.reply.send(Ok(Assignment { job: None, last_update: self.queue.version() }));
+            let _ = held.reply.send(Ok(JobRequestAnswer { job: None, last_update: self.queue.version() }));
         }
     }
 
     /// The job that an earlier request with this key was given, if its taker still may have it.
-    fn given_for(&mut self, runner: RunnerId, key: &str, info: &Info) -> Option<JobPayload> {
+    fn given_for(&mut self, runner: RunnerId, key: &str, info: &VersionInfo) -> Option<JobPayload> {
         let job = *self.world.keys.get(&(runner, key.to_owned()))?;
         let row = self.world.jobs.get(&job)?;
         if !row.status().is_on_runner() || row.detail.idempotency_key.as_deref() != Some(key) {
@@ -157,7 +157,7 @@ impl Actor {
         if let Err(refusal) = self.job_event(job, |job| Event::JobTaken { job, winds_down }) {
             tracing::error!(%job, %refusal, "a job in the queue could not be taken");
             self.queue.remove(job);
-            self.service_reply(waiter.reply, Ok(Assignment { job: None, last_update }));
+            self.service_reply(waiter.reply, Ok(JobRequestAnswer { job: None, last_update }));
             return;
         }
         let now = self.now();
@@ -178,7 +178,7 @@ impl Actor {
         self.world.heard.insert(job, now);
         self.timers.add(now + self.options.handout_lease, Timer::Handout(job, prepared.handout));
         self.watch(job);
-        let assignment = Assignment { job: Some(Box::new(prepared.payload)), last_update };
+        let assignment = JobRequestAnswer { job: Some(Box::new(prepared.payload)), last_update };
         self.staged.push(Staged::Handout { job, handout: prepared.handout, assignment, reply: waiter.reply });
     }
 
@@ -205,7 +205,7 @@ impl Actor {
     }
 
     /// Checks a job against its taker, and makes its payload (runner-api 9.3, step 4).
-    fn prepare(&self, job: JobId, runner: RunnerId, info: &Info, handout: u32) -> Result<Prepared, Obstacle> {
+    fn prepare(&self, job: JobId, runner: RunnerId, info: &VersionInfo, handout: u32) -> Result<Prepared, Obstacle> {
         let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
         let row = self.world.jobs.get(&job).ok_or_else(|| gone("the job"))?;
         let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;

@@ -2,7 +2,7 @@
 //! it says is durable.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
-use muster_runner_api::service::{Assignment, ServiceError};
+use muster_runner_api::service::{JobRequestAnswer, ServiceError};
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest};
 use tokio::sync::oneshot;
 
@@ -90,7 +90,7 @@ pub(crate) enum Command {
     },
     RequestJob {
         request: Box<JobRequest>,
-        reply: ServiceReply<Assignment>,
+        reply: ServiceReply<JobRequestAnswer>,
     },
     Authorize {
         job: JobId,

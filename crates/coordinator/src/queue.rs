@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use muster_job::{JobId, RunnerId};
-use muster_runner_api::service::Assignment;
+use muster_runner_api::service::JobRequestAnswer;
 use muster_runner_api::wire::JobRequest;
 
 use crate::command::ServiceReply;
@@ -61,7 +61,7 @@ pub(crate) struct Waiter {
     /// The request.
     pub(crate) request: Box<JobRequest>,
     /// Where the answer goes.
-    pub(crate) reply: ServiceReply<Assignment>,
+    pub(crate) reply: ServiceReply<JobRequestAnswer>,
 }
 
 /// The queue of one coordinator.
@@ -136,7 +136,12 @@ impl Queue {
     }
 
     /// Holds a request. The answer is its number.
-    pub(crate) fn hold(&mut self, runner: RunnerId, request: Box<JobRequest>, reply: ServiceReply<Assignment>) -> u64 {
+    pub(crate) fn hold(
+        &mut self,
+        runner: RunnerId,
+        request: Box<JobRequest>,
+        reply: ServiceReply<JobRequestAnswer>,
+    ) -> u64 {
         self.waiters_so_far += 1;
         let number = self.waiters_so_far;
         self.waiters.push_back(Waiter { number, runner, request, reply });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_job::{JobId, RunnerId};
 use muster_runner_api::service::ServiceError;
-use muster_runner_api::wire::{Info, RegisterRequest, RunnerCredentials, TokenRequest};
+use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, VersionInfo};
 
 use time::format_description::well_known::Rfc3339;
 
@@ -156,7 +156,7 @@ impl Actor {
     }
 
     /// Notes that a manager was heard of; written when there is something new to say.
-    pub(crate) fn contact(&mut self, runner: RunnerId, system_id: &str, info: Option<&Info>) {
+    pub(crate) fn contact(&mut self, runner: RunnerId, system_id: &str, info: Option<&VersionInfo>) {
         let system_id = if system_id.is_empty() { LEGACY_SYSTEM } else { system_id };
         let key = (runner, system_id.to_owned());
         let now = self.now();

@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use muster_job::{FailureReason, JobId, JobStatus, RunnerId};
 use muster_runner_api::service::{
-    ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
+    ArtifactDownload, ArtifactQuery, ByteStream, JobRequestAnswer, RunnerService, ServiceError, TraceAnswer,
+    UpdateAnswer,
 };
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
 use tokio::sync::oneshot;
@@ -47,11 +48,11 @@ impl RunnerService for Coordinator {
         self.call(|reply| Command::UnregisterManager { request, reply }).await
     }
 
-    async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
+    async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError> {
         let last_update = request.last_update.clone();
         let answer = self.try_call(|reply| Command::RequestJob { request: Box::new(request), reply }).await;
         // A coordinator that ends has no job for those who wait: that is no error, and the manager asks again later.
-        answer.unwrap_or(Ok(Assignment { job: None, last_update }))
+        answer.unwrap_or(Ok(JobRequestAnswer { job: None, last_update }))
     }
 
     fn repeats_assignments(&self) -> bool {

@@ -1,20 +1,20 @@
-//! Expansion of `$NAME` and `${NAME}` by the rules of Go's `os.Expand`, which GitLab Runner uses.
+//! Expands `$NAME` and `${NAME}` by the rules of Go's `os.Expand`, which gitlab-runner uses.
 
-/// Replaces each reference by what `lookup` gives, once; what it gives is not looked at again.
+/// Replaces each reference by the result of `lookup`. References in inserted values are not expanded.
 ///
-/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) are empty. A dollar sign that no name
-/// follows stays; `${` without its end, and `${}`, vanish.
+/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) are empty. A dollar sign without a name
+/// after it is kept. An unclosed `${`, and `${}`, are removed.
 #[must_use]
 pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
     expand_within(text, usize::MAX, lookup).unwrap_or_default()
 }
 
-/// [`expand`] with a limit: `None` means that the text would be longer than `limit` bytes.
+/// Same as [`expand`], with a limit. `None` means that the result would be longer than `limit` bytes.
 #[must_use]
 pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) -> Option<String> {
     let mut expanded = String::new();
     let mut rest = text;
-    // Looked for once behind the last one: a text of open braces is read in one go.
+    // False once no closing brace follows. Without it, a text of many open braces would take quadratic time.
     let mut closes = true;
     while let Some((before, after)) = rest.split_once('$') {
         expanded.push_str(before);
@@ -38,8 +38,8 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
     (expanded.len() <= limit).then_some(expanded)
 }
 
-/// The name at the start of `text`, which follows a dollar sign, and the bytes that the reference takes. `closes`: there may be
-/// a closing brace.
+/// Returns the name at the start of `text`, which follows a dollar sign, and the length of the reference. `closes` is
+/// true if there may be a closing brace.
 fn name<'a>(text: &'a str, closes: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
         let end = if *closes { inner.find('}') } else { None };
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_are_replaced_as_go_does() {
+    fn expands_references_like_go() {
         let lookup = |name: &str| match name {
             "A" => "1".to_owned(),
             "B_2" => "$A".to_owned(),

@@ -1,10 +1,11 @@
-//! Why a job ended before its time, and the one function that maps it to GitLab's failure reason.
+//! Causes of termination, and their mapping to GitLab's failure reasons.
 
 use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
-        /// GitLab's failure reasons, as they stand on the wire and in `retry:when` (runner-api 4.3).
+        /// GitLab's failure reasons, with their names in the API and in `retry:when` (docs/spec/runner-api.md, section
+        /// 4.3).
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum FailureReason {
@@ -12,16 +13,16 @@ macro_rules! reasons {
         }
 
         impl FailureReason {
-            /// Every reason.
+            /// All reasons.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The wire name.
+            /// Returns the name in the API.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// The reason of a wire name; an unknown name is [`FailureReason::UnknownFailure`], an empty one
+            /// Returns the reason with this name. An unknown name is [`FailureReason::UnknownFailure`], an empty one is
             /// [`FailureReason::ScriptFailure`].
             #[must_use]
             pub fn from_wire(name: &str) -> Self {
@@ -36,73 +37,73 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Nothing better is known.
+    /// The reason is unknown.
     UnknownFailure = "unknown_failure",
-    /// The user's script ended with a status other than 0.
+    /// The user's script exited with a status other than 0.
     ScriptFailure = "script_failure",
-    /// The coordinator's API failed.
+    /// A call of the coordinator's API failed.
     ApiFailure = "api_failure",
-    /// Old name of the four `stuck_*` and `no_updates_*` reasons.
+    /// Former name of the `stuck_*` and `no_updates_*` reasons.
     StuckOrTimeoutFailure = "stuck_or_timeout_failure",
-    /// The runner or the job's environment failed, not the script.
+    /// The runner or the environment of the job failed, not the script.
     RunnerSystemFailure = "runner_system_failure",
-    /// An artifact that the job lists is gone.
+    /// An artifact of a dependency does not exist anymore.
     MissingDependencyFailure = "missing_dependency_failure",
-    /// The runner lacks a feature that the job needs.
+    /// The runner lacks a feature that the job requires.
     RunnerUnsupported = "runner_unsupported",
-    /// A delayed job's time was missed.
+    /// The time to start a delayed job has passed.
     StaleSchedule = "stale_schedule",
-    /// The job ran into its timeout.
+    /// The job exceeded its timeout.
     JobExecutionTimeout = "job_execution_timeout",
     /// The job is archived.
     ArchivedFailure = "archived_failure",
-    /// Prerequisites could not be met.
+    /// The prerequisites of the job failed.
     UnmetPrerequisites = "unmet_prerequisites",
-    /// The coordinator could not schedule the job.
+    /// The coordinator failed to schedule the job.
     SchedulerFailure = "scheduler_failure",
-    /// The job's stored data is damaged.
+    /// The stored data of the job is damaged.
     DataIntegrityFailure = "data_integrity_failure",
-    /// An older deployment than the newest.
+    /// The deployment is older than the latest one.
     ForwardDeploymentFailure = "forward_deployment_failure",
-    /// Quota used up.
+    /// The compute quota is used up.
     CiQuotaExceeded = "ci_quota_exceeded",
-    /// No runner fits.
+    /// No runner matches the job.
     NoMatchingRunner = "no_matching_runner",
-    /// The log is larger than allowed.
+    /// The log exceeds the maximum size.
     TraceSizeExceeded = "trace_size_exceeded",
     /// The environment could not be created.
     EnvironmentCreationFailure = "environment_creation_failure",
-    /// Pending too long although a runner fits.
+    /// The job was pending for too long, although a runner matches.
     StuckPendingWithMatchingRunners = "stuck_pending_with_matching_runners",
-    /// Pending too long and no runner fits.
+    /// The job was pending for too long, and no runner matches.
     StuckPendingNoMatchingRunners = "stuck_pending_no_matching_runners",
-    /// Running without a sign of life.
+    /// The running job sent no updates.
     NoUpdatesRunning = "no_updates_running",
-    /// Canceling without a sign of life.
+    /// The job sent no updates while it was canceling.
     NoUpdatesCanceling = "no_updates_canceling",
-    /// Past its timeout by the server's clock.
+    /// The job exceeded its timeout by the clock of the server.
     ServerTimeoutRunning = "server_timeout_running",
-    /// Past its timeout by the server's clock while canceling.
+    /// The job exceeded its timeout by the clock of the server while it was canceling.
     ServerTimeoutCanceling = "server_timeout_canceling",
-    /// The runner's configuration is at fault.
+    /// The configuration of the runner is invalid.
     RunnerConfigurationError = "runner_configuration_error",
-    /// Something that the runner depends on is out of reach.
+    /// A service that the runner depends on is unreachable.
     RunnerExternalDependencyFailure = "runner_external_dependency_failure",
-    /// The manager was told to stop.
+    /// The runner was shut down.
     RunnerInterrupted = "runner_interrupted",
     /// An image could not be pulled.
     ImagePullFailure = "image_pull_failure",
-    /// The job was canceled (a runner's word; GitLab maps it to `unknown_failure`).
+    /// The job was canceled. Runners send this name; GitLab maps it to `unknown_failure`.
     JobCanceled = "job_canceled",
-    /// The job's token ran out.
+    /// The token of the job has expired.
     JobTokenExpired = "job_token_expired",
-    /// A bridge's child could not be created.
+    /// The pipeline of a bridge could not be created.
     DownstreamPipelineCreationFailed = "downstream_pipeline_creation_failed",
-    /// Child pipelines nested too deep.
+    /// Child pipelines are nested too deeply.
     ReachedMaxDescendantPipelinesDepth = "reached_max_descendant_pipelines_depth",
-    /// A bridge's project is unknown.
+    /// The project of a bridge does not exist.
     DownstreamBridgeProjectNotFound = "downstream_bridge_project_not_found",
-    /// The child's rules left no job.
+    /// The rules of the downstream pipeline excluded all jobs.
     DownstreamProjectTriggerResolvedToEmpty = "downstream_project_trigger_resolved_to_empty",
 }
 
@@ -112,32 +113,32 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// What ended a job early, carried through all layers (life-of-a-job, "Recovery").
+/// Cause of the early termination of a job. All layers pass it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EndCause {
-    /// A person canceled it.
+pub enum TerminationCause {
+    /// A user canceled the job.
     CanceledByUser,
-    /// Its timeout passed.
+    /// The job exceeded its timeout.
     TimedOut,
-    /// Its environment went away.
+    /// The environment of the job was lost.
     EnvironmentLost,
-    /// Disk, memory or another limit was used up.
+    /// The job exceeded a limit for disk, memory or another resource.
     ResourceExhausted,
-    /// A policy does not allow it.
+    /// A policy forbids the job.
     PolicyRefused,
-    /// The manager drained past its limit.
-    ManagerDraining,
+    /// The manager shut down before the job finished.
+    ManagerShutdown,
 }
 
-impl From<EndCause> for FailureReason {
-    fn from(cause: EndCause) -> Self {
+impl From<TerminationCause> for FailureReason {
+    fn from(cause: TerminationCause) -> Self {
         match cause {
-            EndCause::CanceledByUser => Self::JobCanceled,
-            EndCause::TimedOut => Self::JobExecutionTimeout,
-            EndCause::EnvironmentLost | EndCause::ResourceExhausted => Self::RunnerSystemFailure,
-            EndCause::PolicyRefused => Self::RunnerConfigurationError,
-            EndCause::ManagerDraining => Self::RunnerInterrupted,
+            TerminationCause::CanceledByUser => Self::JobCanceled,
+            TerminationCause::TimedOut => Self::JobExecutionTimeout,
+            TerminationCause::EnvironmentLost | TerminationCause::ResourceExhausted => Self::RunnerSystemFailure,
+            TerminationCause::PolicyRefused => Self::RunnerConfigurationError,
+            TerminationCause::ManagerShutdown => Self::RunnerInterrupted,
         }
     }
 }

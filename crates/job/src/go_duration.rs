@@ -1,18 +1,18 @@
-//! Durations in Go's syntax, since people and tools match on them: `1h0m0s`, `2s`, `300ms`.
+//! Durations in Go's syntax, which users and tools know from gitlab-runner: `1h0m0s`, `2s`, `300ms`.
 
 use std::time::Duration;
 
-/// A duration with its sign, as Go reads it: `300ms`, `1.5h`, `2h45m`.
+/// A signed duration in Go's syntax: `300ms`, `1.5h`, `2h45m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GoDuration {
-    /// Zero, or more.
+    /// A duration of zero or more.
     Positive(Duration),
-    /// Less than zero, by however much.
+    /// A negative duration.
     Negative,
 }
 
 impl GoDuration {
-    /// Reads a duration. `None` means that the text is not one.
+    /// Parses a duration. `None` means that the text is not valid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (negative, text) = match text.strip_prefix('-') {
@@ -42,7 +42,7 @@ impl GoDuration {
             total = total.checked_add(Duration::try_from_secs_f64(value * nanoseconds / 1e9).ok()?)?;
             rest = tail;
         }
-        // Go counts nanoseconds in 64 bits: some 292 years.
+        // Go counts nanoseconds in 64 bits, which is about 292 years.
         i64::try_from(total.as_nanos()).ok()?;
         match (text.is_empty(), negative && !total.is_zero()) {
             (true, _) => None,
@@ -52,7 +52,7 @@ impl GoDuration {
     }
 }
 
-/// The text of a duration, as Go's `time.Duration` prints it; to the millisecond.
+/// Formats a duration like Go's `time.Duration`, with a precision of milliseconds.
 #[must_use]
 pub fn go_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_go_prints_them() {
+    fn formats_durations_like_go() {
         for (millis, text) in [
             (0, "0s"),
             (300, "300ms"),
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_go_does() {
+    fn parses_durations_like_go() {
         let seconds = |seconds| Some(GoDuration::Positive(Duration::from_secs_f64(seconds)));
         for (text, duration) in [
             ("0", seconds(0.0)),

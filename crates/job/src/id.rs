@@ -1,4 +1,4 @@
-//! Identifiers that cannot be mixed up.
+//! Typed IDs.
 
 use std::fmt;
 
@@ -27,24 +27,24 @@ macro_rules! id {
 }
 
 id! {
-    /// A job, as the coordinator numbers it. A retried job is a new job with a new id.
+    /// ID of a job at the coordinator. A retried job is a new job with a new ID.
     JobId(i64)
 }
 id! {
-    /// A pipeline; a child pipeline has an id of its own.
+    /// ID of a pipeline. A child pipeline has its own ID.
     PipelineId(i64)
 }
 id! {
-    /// A project of the coordinator.
+    /// ID of a project at the coordinator.
     ProjectId(i64)
 }
 id! {
-    /// A runner: one authentication token at the coordinator, shared by any number of managers.
+    /// ID of a runner: an authentication token at the coordinator, which several managers can share.
     RunnerId(i64)
 }
 id! {
-    /// The how-manieth time the manager hands one job to an agent, from 1.
+    /// Number of an attempt to run a job on an agent, starting at 1.
     ///
-    /// A second attempt exists only before the user's first command has started (invariant J2).
+    /// A second attempt is possible only if the user's first command has not started (invariant J2).
     Attempt(u32)
 }

@@ -1,147 +1,147 @@
-//! What must hold whatever happens, as code: the coordinator checks it after every write, simulators and tests check it
-//! on what they see. Pure: who calls brings what was seen.
+//! Invariants of jobs as functions. The coordinator checks them after every write, and simulators and tests check what
+//! they observe. The caller passes all observations; there is no I/O.
 //!
-//! The numbers are those of the life of a job: J1 one final state, J2 one start of the user's script, J3 the trace is the
-//! log, J4 no limit of how many at once is exceeded, J5 nothing is left, J6 no secret shows.
+//! The names are those of ARCHITECTURE.md: J1 one final state, J2 at most one start of the user's script, J3 the trace
+//! equals the log, J4 no concurrency limit is exceeded, J5 no leftovers, J6 no secret is visible.
 
 use std::collections::HashMap;
 
 use crate::{JobId, JobStatus};
 
-/// Where a record of a job stands, as far as the invariants look at it.
+/// State of a job record that the invariants depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
-    /// Its state.
+pub struct JobSnapshot {
+    /// Status of the job.
     pub status: JobStatus,
-    /// How often it was given out.
-    pub handout: u32,
-    /// The taker of the last hand-out has shown a sign of life.
+    /// Number of times that the job was assigned.
+    pub assignment: u32,
+    /// Whether the last assignee has accepted the job or sent anything.
     pub alive: bool,
 }
 
-/// How much of a log there is, and which: its length and its CRC-32 (IEEE), as the runner API has them.
+/// Length and CRC-32 (IEEE) of a log, as in the runner API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
-    /// Bytes.
+pub struct LogExtent {
+    /// Length in bytes.
     pub bytes: u64,
-    /// CRC-32 of all of them.
+    /// CRC-32 of all bytes.
     pub crc32: u32,
 }
 
-impl std::fmt::Display for Extent {
+impl std::fmt::Display for LogExtent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes (crc32 {:08x})", self.bytes, self.crc32)
     }
 }
 
-/// An invariant does not hold: a defect.
+/// A violated invariant, which is always a bug.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// J1: a record that ended has another state now.
-    #[error("J1: job {job} ended as {was} and is {now} now")]
+    /// J1: the state of a finished job changed.
+    #[error("J1: finished job {job} changed from {was} to {now}")]
     EndedTwice {
-        /// The record.
+        /// ID of the job.
         job: JobId,
-        /// Its final state.
+        /// Final state of the job.
         was: JobStatus,
-        /// Its state now.
+        /// Current state of the job.
         now: JobStatus,
     },
-    /// J2: a record was given to another taker although its taker had shown a sign of life.
-    #[error("J2: job {job} was given out again (hand-out {handout}) although its taker was alive")]
-    TakenTwice {
-        /// The record.
+    /// J2: a job was assigned again although its assignee had sent something.
+    #[error("J2: job {job} was assigned again (assignment {assignment}) although its assignee was active")]
+    AssignedTwice {
+        /// ID of the job.
         job: JobId,
-        /// The number of the new hand-out.
-        handout: u32,
+        /// Number of the new assignment.
+        assignment: u32,
     },
-    /// J2: a record is with a runner, and no hand-out accounts for that.
-    #[error("J2: job {job} is {status} without having been given out")]
-    RunsUntaken {
-        /// The record.
+    /// J2: a job is on a runner without having been assigned.
+    #[error("J2: job {job} is {status} without an assignment")]
+    RunningUnassigned {
+        /// ID of the job.
         job: JobId,
-        /// Its state.
+        /// Status of the job.
         status: JobStatus,
     },
-    /// J1: a job that was accepted has no final state although every fault has healed, or more than one was reported.
+    /// J1: an accepted job was not reported although all faults were repaired, or it was reported more than once.
     #[error("J1: job {job} was reported {times} times")]
     NotReportedOnce {
-        /// The job.
+        /// ID of the job.
         job: JobId,
-        /// Final reports that the coordinator took.
+        /// Number of final reports that the coordinator accepted.
         times: usize,
     },
-    /// J2: the user's script was started more than once in one attempt.
-    #[error("J2: the script of job {job} was started {times} times")]
+    /// J2: the user's script started more than once in one attempt.
+    #[error("J2: the script of job {job} started {times} times")]
     StartedTwice {
-        /// The job.
+        /// ID of the job.
         job: JobId,
-        /// Starts that its script has seen.
+        /// Number of starts that the script counted.
         times: usize,
     },
-    /// J3: the trace at the coordinator is not the agent's log.
+    /// J3: the trace at the coordinator differs from the agent's log.
     #[error("J3: the log of job {job} has {log}, its trace at the coordinator {trace}")]
     TraceDiffers {
-        /// The job.
+        /// ID of the job.
         job: JobId,
-        /// What the agent has.
-        log: Extent,
-        /// What the coordinator has.
-        trace: Extent,
+        /// The agent's log.
+        log: LogExtent,
+        /// The coordinator's trace.
+        trace: LogExtent,
     },
-    /// J4: more jobs ran at once than their limit allows.
-    #[error("J4: {found} jobs ran at once, and {limit} may")]
-    TooManyAtOnce {
-        /// How many.
+    /// J4: more jobs ran concurrently than the limit allows.
+    #[error("J4: {found} jobs ran concurrently, the limit is {limit}")]
+    ConcurrencyExceeded {
+        /// Maximum number of concurrent jobs.
         found: usize,
-        /// Their limit.
+        /// Limit for concurrent jobs.
         limit: usize,
     },
     /// J5: something of a job remains after it was reported and cleaned up.
-    #[error("J5: after the end of its job there is still {0}")]
-    Left(String),
-    /// J6: a secret's value stands where others can see it.
-    #[error("J6: the value of a secret stands in {0}")]
+    #[error("J5: leftovers of finished jobs: {0}")]
+    Leftovers(String),
+    /// J6: the value of a secret is visible.
+    #[error("J6: the value of a secret is visible in {0}")]
     SecretShown(String),
 }
 
-/// J1: a job whose faults have healed was reported, and once.
+/// Checks J1: the job was reported exactly once. Call it after all faults were repaired.
 ///
 /// # Errors
-/// [`Violation::NotReportedOnce`].
+/// Returns [`Violation::NotReportedOnce`].
 pub fn reported_once(job: JobId, times: usize) -> Result<(), Violation> {
     if times == 1 { Ok(()) } else { Err(Violation::NotReportedOnce { job, times }) }
 }
 
-/// J2: whether a script that counted its own starts in one attempt was started at most once.
+/// Checks J2: a script that counts its starts in one attempt started at most once.
 ///
 /// # Errors
-/// [`Violation::StartedTwice`].
+/// Returns [`Violation::StartedTwice`].
 pub fn started_at_most_once(job: JobId, times: usize) -> Result<(), Violation> {
     if times <= 1 { Ok(()) } else { Err(Violation::StartedTwice { job, times }) }
 }
 
-/// J3: whether the coordinator has the agent's log, byte for byte.
+/// Checks J3: the coordinator's trace equals the agent's log.
 ///
 /// # Errors
-/// [`Violation::TraceDiffers`].
-pub fn trace_is_log(job: JobId, log: Extent, trace: Extent) -> Result<(), Violation> {
+/// Returns [`Violation::TraceDiffers`].
+pub fn trace_is_log(job: JobId, log: LogExtent, trace: LogExtent) -> Result<(), Violation> {
     if log == trace { Ok(()) } else { Err(Violation::TraceDiffers { job, log, trace }) }
 }
 
-/// J5: whether nothing is left of jobs that have ended; `left` names what was found.
+/// Checks J5: no leftovers of finished jobs were found.
 ///
 /// # Errors
-/// [`Violation::Left`] with all of it.
+/// Returns [`Violation::Leftovers`] with all of them.
 pub fn nothing_left(left: impl IntoIterator<Item = String>) -> Result<(), Violation> {
     let left: Vec<String> = left.into_iter().collect();
-    if left.is_empty() { Ok(()) } else { Err(Violation::Left(left.join(", "))) }
+    if left.is_empty() { Ok(()) } else { Err(Violation::Leftovers(left.join(", "))) }
 }
 
-/// J6: whether `seen`, which others can read at `place`, has none of `secrets` in it. An empty secret is none.
+/// Checks J6: `seen`, which others can read at `place`, contains none of `secrets`. Empty secrets are ignored.
 ///
 /// # Errors
-/// [`Violation::SecretShown`] with the place, never with the value.
+/// Returns [`Violation::SecretShown`] with the place, never with the value.
 pub fn no_secret<'a>(place: &str, seen: &[u8], secrets: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Violation> {
     let shown = secrets
         .into_iter()
@@ -150,16 +150,18 @@ pub fn no_secret<'a>(place: &str, seen: &[u8], secrets: impl IntoIterator<Item =
     if shown { Err(Violation::SecretShown(place.to_owned())) } else { Ok(()) }
 }
 
-/// J4: whether never more than `limit` of `jobs` ran at once. Of each it takes when it started and when it finished, by
-/// any clock that all share; `None`: it still runs. A job that starts in the instant in which another ends follows it.
+/// Checks J4: no more than `limit` of `jobs` ran concurrently.
+///
+/// Each job is its start and its end by a common clock; `None` means that it is still running. A job that starts at the
+/// time at which another one ends does not overlap with it.
 ///
 /// # Errors
-/// [`Violation::TooManyAtOnce`] with the most that ran at once.
+/// Returns [`Violation::ConcurrencyExceeded`] with the maximum number of concurrent jobs.
 pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T>)>) -> Result<(), Violation> {
-    // In an instant, ends (false) come before starts (true).
+    // At the same time, ends (false) sort before starts (true).
     let mut steps: Vec<(T, bool)> = Vec::new();
     for (started, finished) in jobs {
-        // What took no time at all runs with nothing.
+        // A job without duration overlaps with none.
         if finished.as_ref().is_none_or(|finished| *finished > started) {
             steps.push((started, true));
             steps.extend(finished.map(|finished| (finished, false)));
@@ -171,33 +173,33 @@ pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T
         running = if starts { running + 1 } else { running.saturating_sub(1) };
         found = found.max(running);
     }
-    if found > limit { Err(Violation::TooManyAtOnce { found, limit }) } else { Ok(()) }
+    if found > limit { Err(Violation::ConcurrencyExceeded { found, limit }) } else { Ok(()) }
 }
 
-/// Follows records and compares each standing with the one before.
+/// Compares each snapshot of a job with the previous one.
 #[derive(Debug, Default)]
-pub struct Watch {
-    last: HashMap<JobId, Standing>,
+pub struct InvariantMonitor {
+    last: HashMap<JobId, JobSnapshot>,
 }
 
-impl Watch {
-    /// Takes note of where a script job stands now.
+impl InvariantMonitor {
+    /// Records a snapshot of a script job.
     ///
     /// # Errors
-    /// [`Violation`]; the new standing is noted all the same.
-    pub fn note(&mut self, job: JobId, now: Standing) -> Result<(), Violation> {
+    /// Returns the [`Violation`]. The snapshot is recorded anyway.
+    pub fn note(&mut self, job: JobId, now: JobSnapshot) -> Result<(), Violation> {
         let before = self.last.insert(job, now);
-        if now.status.is_on_runner() && now.handout == 0 {
-            return Err(Violation::RunsUntaken { job, status: now.status });
+        if now.status.is_on_runner() && now.assignment == 0 {
+            return Err(Violation::RunningUnassigned { job, status: now.status });
         }
         let Some(before) = before else { return Ok(()) };
-        // A skipped record was never decided for good: what made it skip may come alive again.
+        // Skipped jobs can still change: the job that caused the skip may be retried.
         let ended = before.status.is_complete() && before.status != JobStatus::Skipped;
         if ended && now.status != before.status {
             return Err(Violation::EndedTwice { job, was: before.status, now: now.status });
         }
-        if now.handout != before.handout && before.alive {
-            return Err(Violation::TakenTwice { job, handout: now.handout });
+        if now.assignment != before.assignment && before.alive {
+            return Err(Violation::AssignedTwice { job, assignment: now.assignment });
         }
         Ok(())
     }
@@ -214,13 +216,13 @@ mod tests {
 
     const JOB: JobId = JobId(1);
 
-    fn standing(status: JobStatus, handout: u32, alive: bool) -> Standing {
-        Standing { status, handout, alive }
+    fn standing(status: JobStatus, assignment: u32, alive: bool) -> JobSnapshot {
+        JobSnapshot { status, assignment, alive }
     }
 
     #[test]
-    fn an_ended_job_stays_as_it_ended() {
-        let mut watch = Watch::default();
+    fn state_of_finished_job_must_not_change() {
+        let mut watch = InvariantMonitor::default();
         assert_eq!(watch.note(JOB, standing(JobStatus::Failed, 1, true)), Ok(()));
         assert_eq!(watch.note(JOB, standing(JobStatus::Failed, 1, true)), Ok(()));
         let violation = watch.note(JOB, standing(JobStatus::Success, 1, true)).expect_err("J1");
@@ -228,39 +230,39 @@ mod tests {
     }
 
     #[test]
-    fn only_a_silent_taker_loses_its_job() {
-        let mut watch = Watch::default();
+    fn active_assignee_must_keep_its_job() {
+        let mut watch = InvariantMonitor::default();
         assert_eq!(watch.note(JOB, standing(JobStatus::Running, 1, false)), Ok(()));
         assert_eq!(watch.note(JOB, standing(JobStatus::Running, 2, false)), Ok(()));
         assert_eq!(watch.note(JOB, standing(JobStatus::Running, 2, true)), Ok(()));
         let violation = watch.note(JOB, standing(JobStatus::Running, 3, false)).expect_err("J2");
-        assert!(matches!(violation, Violation::TakenTwice { .. }), "{violation}");
+        assert!(matches!(violation, Violation::AssignedTwice { .. }), "{violation}");
     }
 
     #[test]
-    fn no_job_runs_that_nobody_took() {
-        let violation = Watch::default().note(JOB, standing(JobStatus::Running, 0, false)).expect_err("J2");
-        assert!(matches!(violation, Violation::RunsUntaken { .. }), "{violation}");
+    fn running_job_must_be_assigned() {
+        let violation = InvariantMonitor::default().note(JOB, standing(JobStatus::Running, 0, false)).expect_err("J2");
+        assert!(matches!(violation, Violation::RunningUnassigned { .. }), "{violation}");
     }
 
     #[test]
-    fn what_runs_at_once_is_counted() {
+    fn at_most_counts_concurrent_jobs() {
         assert_eq!(at_most(2, [(1, Some(3)), (2, Some(4)), (3, Some(5)), (4, None), (2, Some(2))]), Ok(()));
         assert_eq!(
             at_most(1, [(1, Some(3)), (2, None), (0, Some(4))]),
-            Err(Violation::TooManyAtOnce { found: 3, limit: 1 })
+            Err(Violation::ConcurrencyExceeded { found: 3, limit: 1 })
         );
         assert_eq!(at_most(0, std::iter::empty::<(u8, Option<u8>)>()), Ok(()));
     }
 
     #[test]
-    fn what_was_seen_of_one_job_is_judged() {
+    fn checks_observations_of_one_job() {
         assert_eq!(reported_once(JOB, 1), Ok(()));
         reported_once(JOB, 0).unwrap_err();
         reported_once(JOB, 2).unwrap_err();
         started_at_most_once(JOB, 0).unwrap();
         started_at_most_once(JOB, 2).unwrap_err();
-        let (log, trace) = (Extent { bytes: 2, crc32: 1 }, Extent { bytes: 2, crc32: 0xab });
+        let (log, trace) = (LogExtent { bytes: 2, crc32: 1 }, LogExtent { bytes: 2, crc32: 0xab });
         trace_is_log(JOB, log, log).unwrap();
         let differs = trace_is_log(JOB, log, trace).unwrap_err();
         assert!(differs.to_string().contains("2 bytes (crc32 000000ab)"), "{differs}");

@@ -1,9 +1,10 @@
-//! The domain's words as types, shared by every room: ids, states and their legal moves, variables, reasons,
-//! and what a trace must not show ([`mask`]).
+//! Domain types that all crates share: IDs, states and their transitions, variables, failure reasons, and masking of
+//! secrets ([`mask`]).
 //!
-//! No I/O and no async here, and no wire formats: `runner-api` and `agent-api` convert at their edge.
+//! The crate does no I/O, contains no async code, and defines no wire formats. `runner-api` and `agent-api` convert
+//! between these types and their own.
 //!
-//! Invariants: an illegal move of a state is a typed refusal, never a silent change; a [`Secret`] never prints its value.
+//! Invariants: an invalid state transition returns an error. A [`Secret`] never prints its value.
 
 mod expand;
 mod failure;
@@ -16,9 +17,9 @@ mod status;
 mod variable;
 
 pub use expand::{expand, expand_within};
-pub use failure::{EndCause, FailureReason};
+pub use failure::{FailureReason, TerminationCause};
 pub use go_duration::{GoDuration, go_duration};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
 pub use short_token::short_token;
-pub use status::{IllegalMove, JobEvent, JobStatus};
+pub use status::{InvalidTransition, JobEvent, JobStatus};
 pub use variable::{Secret, Variable};

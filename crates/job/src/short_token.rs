@@ -1,6 +1,6 @@
-//! The part of a runner's token that logs and directories show.
+//! Short form of runner tokens for logs and directory names.
 
-/// The part of a token that may be shown: without its prefix, nine characters.
+/// Returns the part of a token that may be shown: up to nine characters after its prefix.
 #[must_use]
 pub fn short_token(token: &str) -> String {
     let rest = match token.strip_prefix("glrt-") {
@@ -17,7 +17,7 @@ fn without_partition(token: &str) -> &str {
     ["t1_", "t2_", "t3_"].iter().find_map(|prefix| token.strip_prefix(prefix)).unwrap_or(token)
 }
 
-/// Strips `GR` with seven hexadecimal digits.
+/// Removes the prefix `GR` with seven hexadecimal digits.
 fn without_legacy(token: &str) -> &str {
     let digits = |rest: &&str| rest.get(..7).is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
     token.strip_prefix("GR").filter(digits).and_then(|rest| rest.get(7..)).unwrap_or(token)
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_tokens_lose_their_prefix_and_their_secret_end() {
+    fn short_token_omits_prefix_and_secret_part() {
         for (token, short) in [
             ("glrt-t1_abcdefghijklm", "abcdefghi"),
             ("glrt-abcdefghijklm", "abcdefghi"),

@@ -1,4 +1,5 @@
-//! The life cycle of a job or bridge at the coordinator (pipeline-yaml 5.1, runner-api 9.4).
+//! Life cycle of a job or bridge at the coordinator (docs/spec/pipeline-yaml.md, section 5.1, docs/spec/runner-api.md,
+//! section 9.4).
 //!
 //! ```text
 //! created -+-> manual ------+
@@ -9,48 +10,48 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The state of one job or bridge.
+/// Status of a job or bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobStatus {
-    /// In the pipeline; its turn has not come.
+    /// The job waits for earlier stages or its needs.
     Created,
-    /// Its turn came, but another job holds its resource group.
+    /// The job could start, but another job holds its resource group.
     WaitingForResource,
-    /// Waits for a runner.
+    /// The job waits for a runner.
     Pending,
-    /// A runner has it, or (bridge) its child pipeline runs.
+    /// A runner executes the job, or the pipeline of a bridge is running.
     Running,
-    /// Ended well.
+    /// The job succeeded.
     Success,
-    /// Ended badly.
+    /// The job failed.
     Failed,
-    /// A cancel was asked for; the runner winds it down.
+    /// The job was canceled, and the runner is stopping it.
     Canceling,
-    /// Ended by a cancel.
+    /// The job was canceled.
     Canceled,
-    /// Its condition was not met.
+    /// The job was skipped, because its condition was not met.
     Skipped,
-    /// Waits for a person to start it.
+    /// The job waits for a user to start it.
     Manual,
-    /// Waits for its `start_in` to pass.
+    /// The job waits for its `start_in` delay.
     Scheduled,
 }
 
 impl JobStatus {
-    /// Success, failed, canceled or skipped: nothing more happens by itself.
+    /// Returns true for success, failed, canceled and skipped, which do not change without an action of a user.
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
     }
 
-    /// A runner is working on it.
+    /// Returns true if a runner executes the job.
     #[must_use]
     pub fn is_on_runner(self) -> bool {
         matches!(self, Self::Running | Self::Canceling)
     }
 
-    /// The name GitLab uses in its API and in `Job-Status`.
+    /// Returns the name in GitLab's API and in the header `Job-Status`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -68,11 +69,11 @@ impl JobStatus {
         }
     }
 
-    /// The state after `event`.
+    /// Returns the status after `event`.
     ///
     /// # Errors
-    /// [`IllegalMove`] where the life cycle has no such move; the caller's state is unchanged.
-    pub fn after(self, event: JobEvent) -> Result<Self, IllegalMove> {
+    /// Returns [`InvalidTransition`] if the event is not possible in this status.
+    pub fn after(self, event: JobEvent) -> Result<Self, InvalidTransition> {
         use JobEvent as E;
         use JobStatus as S;
         let next = match (self, event) {
@@ -81,10 +82,10 @@ impl JobStatus {
             (S::Created, E::Actionize) | (S::Scheduled, E::Unschedule) => S::Manual,
             (S::Created, E::Schedule) => S::Scheduled,
             (S::Created | S::WaitingForResource | S::Pending, E::Skip) => S::Skipped,
-            (S::Skipped, E::Revive) => S::Created,
+            (S::Skipped, E::Reprocess) => S::Created,
             (S::Pending, E::Run) => S::Running,
-            // A taker that was silent for the hand-out lease, and nothing proves that it started (rule R1).
-            (S::Running, E::GiveBack) => S::Pending,
+            // The assignee neither accepted the job nor sent anything in time (docs/spec/life-of-a-job.md, rule R1).
+            (S::Running, E::Requeue) => S::Pending,
             (S::Created | S::WaitingForResource | S::Pending | S::Running, E::Succeed) => S::Success,
             (S::Created | S::WaitingForResource | S::Pending | S::Running | S::Manual | S::Scheduled, E::Drop) => {
                 S::Failed
@@ -94,7 +95,7 @@ impl JobStatus {
             (S::Created | S::WaitingForResource | S::Pending | S::Running | S::Manual | S::Scheduled, E::Cancel) => {
                 S::Canceled
             }
-            (from, event) => return Err(IllegalMove { from, event }),
+            (from, event) => return Err(InvalidTransition { from, event }),
         };
         Ok(next)
     }
@@ -106,46 +107,46 @@ impl std::fmt::Display for JobStatus {
     }
 }
 
-/// What can happen to a job at the coordinator.
+/// Event in the life cycle of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobEvent {
-    /// Its turn came and its resource group is taken.
+    /// The job could start, but its resource group is held by another job.
     WaitForResource,
-    /// Its turn came, or a person played it, or its timer fired, or its resource became free.
+    /// The job can start: its turn came, a user started it, its delay passed, or its resource group became free.
     Enqueue,
-    /// Its turn came and a person has to start it.
+    /// The turn of a manual job came. It waits for a user.
     Actionize,
-    /// Its turn came and its delay starts.
+    /// The turn of a delayed job came. Its delay starts.
     Schedule,
-    /// A person takes the delay away; the job waits for them.
+    /// A user canceled the delay. The job becomes manual.
     Unschedule,
-    /// Its turn came and its condition is not met.
+    /// The turn of the job came, but its condition is not met.
     Skip,
-    /// What made it skip is alive again.
-    Revive,
-    /// A runner takes it.
+    /// The job that caused the skip was retried.
+    Reprocess,
+    /// The job is assigned to a runner manager.
     Run,
-    /// The hand-out lease ran out with no sign of a start.
-    GiveBack,
+    /// The assignee did not accept the job in time.
+    Requeue,
     /// The runner reports success.
     Succeed,
-    /// The runner, or the coordinator, ends it as failed.
+    /// The runner reports a failure, or the coordinator fails the job.
     Drop,
-    /// A cancel for a runner that winds jobs down.
+    /// The job is canceled, and the runner can stop it gracefully.
     CancelGracefully,
-    /// A cancel that takes effect at once.
+    /// The job is canceled immediately.
     Cancel,
-    /// A canceling job is given up.
+    /// The runner did not stop a canceling job in time.
     ForceCancel,
 }
 
-/// A move that the life cycle does not have.
+/// An event that is not possible in the status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a job that is {from} cannot take the event {event:?}")]
-pub struct IllegalMove {
-    /// The state it is in.
+#[error("invalid transition: event {event:?} for a job with status {from}")]
+pub struct InvalidTransition {
+    /// Status of the job.
     pub from: JobStatus,
-    /// The event that does not fit.
+    /// The event.
     pub event: JobEvent,
 }
 
@@ -154,14 +155,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_canceling_job_ends_canceled_whatever_the_runner_reports() {
+    fn canceling_job_ends_as_canceled_for_any_report() {
         for event in [JobEvent::Succeed, JobEvent::Drop, JobEvent::ForceCancel] {
             assert_eq!(JobStatus::Canceling.after(event), Ok(JobStatus::Canceled));
         }
     }
 
     #[test]
-    fn nothing_leaves_a_complete_state_but_a_revived_or_played_skipped_job() {
+    fn only_skipped_jobs_leave_a_final_state() {
         use JobEvent as E;
         let events = [
             E::WaitForResource,
@@ -170,9 +171,9 @@ mod tests {
             E::Schedule,
             E::Unschedule,
             E::Skip,
-            E::Revive,
+            E::Reprocess,
             E::Run,
-            E::GiveBack,
+            E::Requeue,
             E::Succeed,
             E::Drop,
             E::CancelGracefully,
@@ -181,7 +182,7 @@ mod tests {
         ];
         for status in [JobStatus::Success, JobStatus::Failed, JobStatus::Canceled] {
             for event in events {
-                assert_eq!(status.after(event), Err(IllegalMove { from: status, event }));
+                assert_eq!(status.after(event), Err(InvalidTransition { from: status, event }));
             }
         }
     }

@@ -4,42 +4,42 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// `null` reads as the default (runner-api 2.5).
+/// Deserializes `null` as the default (docs/spec/runner-api.md, section 2.5).
 fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
-/// A variable with the flags that the runner API knows (runner-api 2.5.4).
+/// A variable with the flags of the runner API (docs/spec/runner-api.md, section 2.5.4).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variable {
-    /// Its name.
+    /// Name.
     #[serde(default, deserialize_with = "null_default")]
     pub key: String,
-    /// Its value; of a file variable, the content.
+    /// Value. For a file variable, the content of the file.
     #[serde(default, deserialize_with = "null_default")]
     pub value: String,
-    /// Services and debug output may see it.
+    /// Whether the value is visible to services and debug output.
     #[serde(default, deserialize_with = "null_default")]
     pub public: bool,
-    /// Its value must not appear in a log.
+    /// Whether the value must not appear in logs.
     #[serde(default, deserialize_with = "null_default")]
     pub masked: bool,
-    /// Its value is written to a file, and the job sees the path.
+    /// Whether the value is written to a file, so that the variable contains the path.
     #[serde(default, deserialize_with = "null_default")]
     pub file: bool,
-    /// Its value is taken as it is, references are not expanded.
+    /// Whether references in the value are kept unexpanded.
     #[serde(default, deserialize_with = "null_default")]
     pub raw: bool,
 }
 
 impl Variable {
-    /// A public, plain variable: what a pipeline's author writes, and most predefined ones.
+    /// Creates a public variable without further flags, like those of `.gitlab-ci.yml` and most predefined ones.
     #[must_use]
     pub fn public(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self { key: key.into(), value: value.into(), public: true, masked: false, file: false, raw: false }
     }
 
-    /// A masked variable that services do not see: tokens and secrets.
+    /// Creates a masked variable that is hidden from services: a token or secret.
     #[must_use]
     pub fn secret(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self { key: key.into(), value: value.into(), public: false, masked: true, file: false, raw: false }
@@ -59,7 +59,7 @@ impl fmt::Debug for Variable {
     }
 }
 
-/// A value that never prints: tokens and passwords (invariant J6).
+/// A value that is never printed, such as a token or password (invariant J6).
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -71,7 +71,7 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The value itself, for the place that has to send it.
+    /// Returns the value, for the code that has to send it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_masked_value_is_in_no_debug_text() {
+    fn debug_output_contains_no_masked_value() {
         let text = format!(
             "{:?} {:?} {}",
             Variable::secret("K", "hunter22"),

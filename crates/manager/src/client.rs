@@ -8,7 +8,7 @@ use muster_runner_api::client::{self as api, Client, ClientError};
 /// # Errors
 /// [`ClientError::Setup`] where they are not usable.
 pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
-    Client::aging(&runner.url, &tls(runner), limit(age))
+    Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
 /// The same for jobs that are there already: where the certificates are not usable, they are waited for.
@@ -16,7 +16,7 @@ pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, 
 /// # Errors
 /// [`ClientError::Setup`] where the URL is not usable.
 pub(crate) fn patient(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
-    Client::patient(&runner.url, &tls(runner), limit(age))
+    Client::with_deferred_tls(&runner.url, &tls(runner), limit(age))
 }
 
 fn tls(runner: &RunnerSettings) -> api::TlsFiles {

@@ -2,7 +2,7 @@
 
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_job::mask::{Masker, Secrets};
-use muster_job::{EndCause, FailureReason};
+use muster_job::{FailureReason, TerminationCause};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::{Output, UpdateRequest};
 
@@ -14,9 +14,9 @@ pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, int
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
         Outcome::Failed { reason, exit_code, cause } => {
-            let canceled = *reason == FailureReason::JobCanceled || *cause == Some(EndCause::CanceledByUser);
+            let canceled = *reason == FailureReason::JobCanceled || *cause == Some(TerminationCause::CanceledByUser);
             let reason = match cause {
-                _ if canceled && interrupted => EndCause::ManagerDraining.into(),
+                _ if canceled && interrupted => TerminationCause::ManagerShutdown.into(),
                 Some(cause) => FailureReason::from(*cause),
                 None => *reason,
             };
@@ -109,7 +109,7 @@ mod tests {
         serde_json::from_value(serde_json::json!({ "id": 1, "token": "t", "features": features })).unwrap()
     }
 
-    fn reported(reason: FailureReason, cause: Option<EndCause>, known: &[&str], interrupted: bool) -> String {
+    fn reported(reason: FailureReason, cause: Option<TerminationCause>, known: &[&str], interrupted: bool) -> String {
         let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
         of_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
     }
@@ -122,7 +122,7 @@ mod tests {
         let outcome = Outcome::Failed {
             reason: FailureReason::ScriptFailure,
             exit_code: Some(-1),
-            cause: Some(EndCause::TimedOut),
+            cause: Some(TerminationCause::TimedOut),
         };
         let result = serde_json::to_string(&result(outcome)).unwrap();
         let entry = agent::list_response::Entry { id: "1".to_owned(), ended: true, log_bytes: -1 };
@@ -167,9 +167,12 @@ mod tests {
     fn reasons_are_mapped_once_and_to_what_the_server_knows() {
         use FailureReason as R;
         assert_eq!(reported(R::ScriptFailure, None, &[], false), "script_failure");
-        assert_eq!(reported(R::ScriptFailure, Some(EndCause::TimedOut), &[], false), "job_execution_timeout");
-        assert_eq!(reported(R::ScriptFailure, Some(EndCause::EnvironmentLost), &[], false), "runner_system_failure");
-        assert_eq!(reported(R::JobCanceled, Some(EndCause::CanceledByUser), &[], false), "unknown_failure");
+        assert_eq!(reported(R::ScriptFailure, Some(TerminationCause::TimedOut), &[], false), "job_execution_timeout");
+        assert_eq!(
+            reported(R::ScriptFailure, Some(TerminationCause::EnvironmentLost), &[], false),
+            "runner_system_failure"
+        );
+        assert_eq!(reported(R::JobCanceled, Some(TerminationCause::CanceledByUser), &[], false), "unknown_failure");
         let known = ["job_canceled", "runner_interrupted", "image_pull_failure"];
         assert_eq!(reported(R::JobCanceled, None, &known, false), "job_canceled");
         assert_eq!(reported(R::JobCanceled, None, &known, true), "runner_interrupted");

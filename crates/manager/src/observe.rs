@@ -84,7 +84,7 @@ impl Observer {
 
     /// The client, whose calls are counted for the runner.
     pub(crate) fn counted(&self, client: Client, runner: &RunnerSettings) -> Client {
-        client.observed(Arc::new(Calls(Arc::clone(self.entry(runner).token()))))
+        client.with_observer(Arc::new(Calls(Arc::clone(self.entry(runner).token()))))
     }
 
     /// A job of the runner is under way.

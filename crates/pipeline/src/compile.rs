@@ -1,4 +1,4 @@
-//! The whole way from text to pipeline, in GitLab's order (pipeline-yaml 2.1).
+//! All steps from the text to the pipeline, in GitLab's order (docs/spec/pipeline-yaml.md, section 2.1).
 
 use crate::config;
 use crate::config::parsing::Problems;
@@ -11,46 +11,49 @@ use crate::node::Node;
 use crate::seed::{self, Outcome};
 use crate::source_map::SourceMap;
 
-/// What became of a configuration. Exactly one of these holds: there is a pipeline; there is a reason why none was
-/// created; or `diagnostics` has an error.
+/// Result of compiling a configuration.
+///
+/// Exactly one of these holds: there is a pipeline, there is a reason why none was created, or `diagnostics` contains
+/// an error.
 #[derive(Debug, Clone, Default)]
 pub struct Compiled {
-    /// The pipeline, if one is to be created.
+    /// The pipeline, if the event creates one.
     pub pipeline: Option<Pipeline>,
-    /// Why a correct configuration made no pipeline for this event.
+    /// Reason why a valid configuration creates no pipeline for this event.
     pub not_created: Option<NotCreated>,
-    /// Errors and warnings, in the order of the places they point at.
+    /// Errors and warnings, ordered by their position in the sources.
     pub diagnostics: Vec<Diagnostic>,
-    /// The texts that the diagnostics point into; the first is the root file.
+    /// Texts that the diagnostics point into. The first is the root file.
     pub sources: SourceMap,
-    /// The configuration after includes, `extends`, `!reference` and `default` (pipeline-yaml 2.1, steps 1 to 7), without
-    /// hidden keys: what `lint --preview` shows. `None` if the text could not be read that far.
+    /// The configuration after includes, `extends`, `!reference` and `default` (docs/spec/pipeline-yaml.md, section
+    /// 2.1, items 1 to 7), without hidden keys. `muster ci lint --preview` prints it. `None` if loading failed before
+    /// that point.
     pub merged: Option<Node>,
 }
 
 impl Compiled {
-    /// Whether the configuration is wrong.
+    /// Returns true if the configuration contains an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 }
 
-/// Compiles the text of a root file for an event.
+/// Compiles the root file of a configuration for an event.
 ///
-/// Never fails as a call: what is wrong with the text is in [`Compiled::diagnostics`].
+/// Errors in the configuration are part of the result: see [`Compiled::diagnostics`].
 #[must_use]
 pub fn compile(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Compiled {
     finish(load::load(root_text, context, sources), context, sources)
 }
 
-/// Compiles the texts of a child pipeline for an event ([`crate::context::PipelineSource::ParentPipeline`]).
+/// Compiles the files of a child pipeline for an event ([`crate::context::PipelineSource::ParentPipeline`]).
 #[must_use]
 pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Compiled {
     finish(load::load_child(entries, context, sources), context, sources)
 }
 
-/// From the merged tree on.
+/// Compiles a merged configuration.
 fn finish(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
     let mut problems = Problems::after_load(&loaded.diagnostics);
     problems.patterns = std::mem::take(&mut loaded.patterns);
@@ -60,7 +63,7 @@ fn finish(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compi
         let (config, merged) = config::config(&loaded.root, complete, &loaded.gaps, &mut problems);
         compiled.merged = Some(merged);
         problems.check_patterns(loaded.root.span);
-        // What is missing may have the stages and jobs that the others name.
+        // Files that could not be read may define the stages and jobs that other jobs refer to.
         let is_whole = loaded.gaps.is_empty() || loaded.gaps.is_stub;
         let graph = if is_whole { graph::graph(&config, &mut problems) } else { Graph::default() };
         if problems.errors() == 0 {

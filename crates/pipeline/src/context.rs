@@ -1,10 +1,10 @@
-//! What a pipeline is compiled for: the event, its variables, and the port to files.
+//! Input of a compilation besides the configuration: the event, its variables, and the port to files.
 
 use std::collections::BTreeSet;
 
 use muster_job::Variable;
 
-/// What started the pipeline: the values of `CI_PIPELINE_SOURCE` (pipeline-yaml 3.5).
+/// What started the pipeline: the values of `CI_PIPELINE_SOURCE` (docs/spec/pipeline-yaml.md, section 3.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[expect(missing_docs, reason = "the names are GitLab's")]
 pub enum PipelineSource {
@@ -24,7 +24,7 @@ pub enum PipelineSource {
 }
 
 impl PipelineSource {
-    /// Every source with its name.
+    /// All sources with the value of `CI_PIPELINE_SOURCE`.
     pub const ALL: &'static [(Self, &'static str)] = &[
         (Self::Push, "push"),
         (Self::MergeRequestEvent, "merge_request_event"),
@@ -40,102 +40,104 @@ impl PipelineSource {
         (Self::WebIde, "webide"),
     ];
 
-    /// The value of `CI_PIPELINE_SOURCE`.
+    /// Returns the value of `CI_PIPELINE_SOURCE`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         Self::ALL.iter().find(|(source, _)| *source == self).map_or("push", |(_, name)| name)
     }
 
-    /// The source of a name.
+    /// Returns the source with this value of `CI_PIPELINE_SOURCE`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, known)| *known == name).map(|(source, _)| *source)
     }
 }
 
-/// Branch or tag.
+/// Type of the ref of a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum RefKind {
     #[default]
     Branch,
     Tag,
 }
 
-/// A variable from outside the configuration, with what limits who sees it.
+/// A variable from outside the configuration, with its visibility.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopedVariable {
     /// The variable.
     pub variable: Variable,
-    /// Only for pipelines on protected refs.
+    /// Whether the variable is visible only to pipelines on protected refs.
     pub protected: bool,
-    /// `*`, an environment's name, or a pattern with `*`.
+    /// Environments that see the variable: `*`, a name, or a pattern with `*`.
     pub environment_scope: String,
 }
 
-/// Everything but the configuration that decides what a pipeline is.
+/// All input of a compilation except the configuration and the port to files.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
-    /// What started it.
+    /// What started the pipeline.
     pub source: PipelineSource,
-    /// Branch or tag.
+    /// Type of the ref.
     pub ref_kind: RefKind,
-    /// The branch's or tag's name.
+    /// Name of the branch or tag.
     pub ref_name: String,
-    /// The ref is protected: protected variables are given out.
+    /// Whether the ref is protected, so that the pipeline gets protected variables.
     pub ref_protected: bool,
-    /// Predefined variables that exist before the pipeline does (phase P and L of pipeline-yaml 4.5), also those of
-    /// the user (`GITLAB_USER_*`), which the seed layers above YAML variables.
+    /// Predefined variables that exist before the pipeline does (phases P and L of docs/spec/pipeline-yaml.md, section
+    /// 4.5), including those of the user (`GITLAB_USER_*`), which take precedence over YAML variables.
     pub predefined: Vec<Variable>,
     /// Instance, group and project variables, lowest precedence first.
     pub project_variables: Vec<ScopedVariable>,
-    /// Variables given to this run: run form, `--var`, trigger, schedule, bridge. They beat all others.
+    /// Variables of this run: from the web form, `--var`, a trigger, a schedule or a bridge. They have the highest
+    /// precedence.
     pub pipeline_variables: Vec<Variable>,
     /// Pipeline inputs (`spec:inputs` of the root file), by name.
     pub inputs: Vec<(String, InputValue)>,
-    /// Names of variables that the configuration may set, and which are not set all the same.
+    /// Names of variables that are removed from the pipeline even if the configuration sets them.
     pub unset_variables: Vec<String>,
-    /// The file to start from, relative to the repository's root.
+    /// Path of the root file, relative to the root of the repository.
     pub config_path: String,
-    /// The name of the project, `group/app`.
+    /// Path of the project, such as `group/app`.
     pub project_path: String,
-    /// The paths that the event changed; `None` where the event has none to compare with, and `changes` then matches.
+    /// Paths that the event changed. `None` if the event has no commit to compare with; `changes` then always matches.
     pub changed_paths: Option<Vec<String>>,
-    /// The commit that [`Context::changed_paths`] are compared with, for people: ``1a2b3c4d, where it left `origin/main` ``.
+    /// Human-readable commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, where it left
+    /// `origin/main` ``.
     pub changed_since: Option<String>,
-    /// Every tracked path of the commit, with `/` between its parts.
+    /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
-    /// Includes that this machine cannot reach ([`SourceError::Unreachable`]) are left out with a warning, and jobs that lack
-    /// a part are kept: for looking at a pipeline, not for running it.
+    /// Skips includes that this machine cannot reach ([`SourceError::Unreachable`]) with a warning, and keeps jobs that
+    /// lack a part as a result. For showing a pipeline, not for running it.
     pub stubs_includes: bool,
-    /// Every include is read, whatever its rules say: for fetching all that may be needed.
+    /// Reads every include regardless of its rules. For downloading all files that may be needed.
     pub ignores_include_rules: bool,
-    /// Decisions name the values that rules compared. It costs a look at each of them, so only `explain` asks for it.
+    /// Records the values that rules compared. Only `muster ci explain` needs them, and they take time to collect.
     pub explains: bool,
 }
 
-/// The paths in which the pipeline's commit differs from another one.
+/// Paths in which the commit of the pipeline differs from another commit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// The paths.
+    /// The changed paths.
     pub paths: Vec<String>,
-    /// The commit that was compared, for people: ``1a2b3c4d, where it left `origin/main` ``.
+    /// Human-readable commit that was compared, such as ``1a2b3c4d, where it left `origin/main` ``.
     pub since: String,
 }
 
-/// The value of an input, as the run request gives it.
+/// Value of an input in a run request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum InputValue {
-    /// Text, to be read by the input's declared type.
+    /// A text. It is converted to the declared type of the input.
     Text(String),
     /// A typed value.
     Json(serde_json::Value),
 }
 
-/// What an `include` entry asks for.
+/// The file that an `include` entry refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum IncludeTarget {
-    /// A file of the project that the asking file belongs to.
+    /// Tree that contains the including file.
     Local {
         /// Where the asking file comes from.
         origin: Origin,
@@ -144,63 +146,63 @@ pub enum IncludeTarget {
     },
     /// A file of another project.
     Project {
-        /// `group/app`
+        /// Path of the project, such as `group/app`.
         project: String,
-        /// Branch, tag or commit; `None` is the project's `HEAD`.
+        /// Branch, tag or commit. `None` means the `HEAD` of the project.
         git_ref: Option<String>,
         /// Path from the root of that repository.
         path: String,
     },
     /// A file at a URL.
     Remote {
-        /// `https://...`
+        /// URL, such as `https://...`.
         url: String,
     },
-    /// A template of the server.
+    /// A template that the server provides.
     Template {
-        /// Path below the folder of templates.
+        /// Path relative to the directory of templates.
         name: String,
     },
     /// A component.
     Component {
-        /// `host/group/project/name@version`, without the version.
+        /// Address without the version: `host/group/project/name`.
         address: String,
         /// Commit, tag, branch, `~latest`, `1` or `1.2`.
         version: String,
     },
 }
 
-/// Which tree a file comes from; nested `include:local` stays inside it.
+/// Tree that contains a file. A nested `include:local` reads from the same tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Origin {
-    /// The project that the pipeline is for.
+    /// The project of the pipeline.
     #[default]
     Root,
     /// Another project at a ref.
     Project {
-        /// `group/app`
+        /// Path of the project, such as `group/app`.
         project: String,
-        /// As asked for.
+        /// Branch, tag or commit as written. `None` means the `HEAD` of the project.
         git_ref: Option<String>,
     },
-    /// A URL, a template: `local` is not possible there.
+    /// A URL or template. It cannot use `include:local`.
     Detached,
 }
 
-/// A file that was found.
+/// Content of an included file.
 #[derive(Debug, Clone)]
 pub struct IncludedFile {
-    /// The name to show in errors.
+    /// Name for error messages.
     pub name: String,
-    /// Its bytes; the loader checks size and encoding.
+    /// Content in bytes. The loader checks size and encoding.
     pub bytes: Vec<u8>,
-    /// Where nested `local` includes look.
+    /// Tree in which nested `include:local` entries are resolved.
     pub origin: Origin,
-    /// For a component: the fields of `$[[ component.* ]]`.
+    /// Fields of `$[[ component.* ]]`, if the file is a component.
     pub component: Option<ComponentFields>,
 }
 
-/// `$[[ component.name ]]` and its siblings.
+/// Fields that a component can use as `$[[ component.<field> ]]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[expect(missing_docs, reason = "the names are GitLab's")]
 pub struct ComponentFields {
@@ -210,54 +212,55 @@ pub struct ComponentFields {
     pub reference: String,
 }
 
-/// One text that a child pipeline is made of (`trigger:include`); several are merged in order.
+/// A file of a child pipeline (`trigger:include`). Several files are merged in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChildSource {
-    /// An include entry, as [`crate::model::ChildInclude::Entry`] holds it.
+    /// An include entry, in the form of [`crate::model::ChildInclude::Entry`].
     Entry(serde_json::Value),
-    /// A file that a job of the parent pipeline made.
+    /// A file from the artifacts of a job of the parent pipeline.
     Artifact {
-        /// The name to show in errors: `g.yml from job gen`.
+        /// Name for error messages, such as `g.yml from job gen`.
         name: String,
-        /// Its bytes.
+        /// Content in bytes.
         bytes: Vec<u8>,
-        /// The `inputs` of the entry.
+        /// `inputs` of the entry.
         inputs: Vec<(String, serde_json::Value)>,
     },
 }
 
-/// Why a file could not be had. The text is shown as it is.
+/// Reason why a file could not be read. The text is shown to the user unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// It is not there.
+    /// The file does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// It may be there, but this machine cannot reach it; the text says what to configure.
+    /// The file may exist, but this machine cannot reach it. The text says what to configure.
     #[error("{0}")]
     Unreachable(String),
 }
 
-/// The port to files: the only way in which this room learns about the world.
+/// Port to files. It is the only way in which this crate accesses anything outside of its input.
 pub trait Sources {
-    /// Is told of files that will be read, before the first of them is: they may be got side by side.
+    /// Announces files that will be read, so that they can be downloaded concurrently.
     fn prefetch(&self, _targets: &[IncludeTarget]) {}
 
-    /// Reads one file.
+    /// Reads a file.
     ///
     /// # Errors
-    /// [`SourceError`], whose text becomes the message at the `include` entry.
+    /// Returns [`SourceError`], whose text becomes the message at the `include` entry.
     fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError>;
 
-    /// The tracked paths of the tree that `origin` names, for wildcard `local` includes and `rules:exists`.
+    /// Returns the tracked paths of a tree, for wildcards in `include:local` and for `rules:exists`.
     ///
     /// # Errors
-    /// As for [`Sources::read`].
+    /// Same as [`Sources::read`].
     fn paths(&self, origin: &Origin) -> Result<std::sync::Arc<BTreeSet<String>>, SourceError>;
 
-    /// What differs between `compare_to` (branch, tag, commit) and the pipeline's commit; `None` where there is no such ref.
+    /// Returns the difference between `compare_to` (a branch, tag or commit) and the commit of the pipeline. `None` if
+    /// the ref does not exist.
     fn changed_since(&self, compare_to: &str) -> Option<Changes>;
 
-    /// The blob ids (`commits` false) or last-commit ids (`commits` true) of tracked paths, for `cache:key:files`
-    /// and `files_commits`. Paths that do not exist are left out.
+    /// Returns the blob IDs, or with `commits` the last commit IDs, of tracked paths, for `cache:key:files` and
+    /// `files_commits`. Omits paths that do not exist.
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String>;
 }

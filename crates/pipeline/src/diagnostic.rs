@@ -1,4 +1,4 @@
-//! Errors and warnings that point at the line.
+//! Errors and warnings with their position in the configuration.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,34 +9,34 @@ use crate::node::Span;
 use crate::source_map::SourceMap;
 use crate::sub_span::SubSpan;
 
-/// How bad it is.
+/// Severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// The pipeline is created all the same.
+    /// The pipeline is created anyway.
     Warning,
-    /// There is no pipeline.
+    /// No pipeline is created.
     Error,
 }
 
-/// One finding: what is wrong, where, and what to do.
+/// An error or warning: what is wrong, where it is, and how to fix it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// What is wrong, in GitLab's terms where it has a message: ``a config contains unknown keys: `colour` ``.
+    /// What is wrong. Uses GitLab's wording if GitLab has a message: ``a config contains unknown keys: `colour` ``.
     pub message: String,
-    /// Where; none only where the whole configuration is meant and no text was read.
+    /// Position of the problem. `None` if it concerns the whole configuration and no text was read.
     pub span: Option<Span>,
-    /// Other places that matter, each with what they are: "extended from here".
+    /// Related positions with a label each, such as "extended from here".
     pub related: Vec<(Span, String)>,
-    /// What to do: "did you mean `coverage`?".
+    /// How to fix it, such as "did you mean `coverage`?".
     pub help: Option<String>,
-    /// What of the text at `span` is meant, until the sources are at hand.
+    /// Part of the scalar at `span` that the problem concerns. Resolved by [`Self::narrow`].
     pub(crate) sub_span: Option<Box<SubSpan>>,
 }
 
 impl Diagnostic {
-    /// An error at `span`.
+    /// Creates an error at `span`.
     #[must_use]
     pub fn error(span: impl Into<Option<Span>>, message: impl Into<String>) -> Self {
         Self {
@@ -49,13 +49,13 @@ impl Diagnostic {
         }
     }
 
-    /// A warning at `span`.
+    /// Creates a warning at `span`.
     #[must_use]
     pub fn warning(span: impl Into<Option<Span>>, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(span, message) }
     }
 
-    /// With what to do.
+    /// Adds a hint how to fix the problem.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
@@ -69,14 +69,14 @@ impl Diagnostic {
         self
     }
 
-    /// Makes the span as narrow as it can be.
+    /// Narrows the span to the part that the problem concerns, if the sources show where it is.
     pub(crate) fn narrow(&mut self, sources: &SourceMap) {
         if let Some((sub_span, span)) = self.sub_span.take().zip(self.span) {
             self.span = sub_span.find(span, sources).or(Some(span));
         }
     }
 
-    /// With another place.
+    /// Adds a related position.
     #[must_use]
     pub fn related(mut self, span: Span, label: impl Into<String>) -> Self {
         self.related.push((span, label.into()));
@@ -90,9 +90,9 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// A text of a configuration, cut where it is absurdly long.
-pub(crate) fn shortened(text: &str, longest_chars: usize) -> Cow<'_, str> {
-    match text.char_indices().nth(longest_chars) {
+/// Returns `text`, truncated to `max_chars` characters.
+pub(crate) fn shortened(text: &str, max_chars: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(max_chars) {
         None => Cow::Borrowed(text),
         Some((end, _)) => Cow::Owned(format!("{}...", text.get(..end).unwrap_or_default())),
     }

@@ -1,13 +1,15 @@
-//! Durations as people write them: `timeout`, `start_in`, `expire_in`, `auto_stop_in` (pipeline-yaml 1.2).
+//! Human-readable durations: `timeout`, `start_in`, `expire_in`, `auto_stop_in` (docs/spec/pipeline-yaml.md, section
+//! 1.2).
 //!
-//! A text is a row of amounts and units, `3 weeks and 2 days`, `2h20min`, `one hour`; a bare number is seconds; `1:30:00`
-//! counts hours, minutes and seconds. A month has 30 days and a year 365.25, as GitLab counts.
+//! A duration is a sequence of amounts and units, such as `3 weeks and 2 days`, `2h20min` or `one hour`. A bare number
+//! is in seconds, and `1:30:00` is in hours, minutes and seconds. As on GitLab, a month has 30 days and a year has
+//! 365.25.
 //!
-//! Invariant: no text makes this panic or overflow.
+//! Invariant: no text makes this module panic or overflow.
 
 use std::time::Duration;
 
-/// The longest duration that is accepted: a thousand years.
+/// Maximum duration: a thousand years.
 const MAX_SECONDS: f64 = 1000.0 * YEAR;
 
 const MINUTE: f64 = 60.0;
@@ -17,30 +19,30 @@ const WEEK: f64 = 7.0 * DAY;
 const MONTH: f64 = 30.0 * DAY;
 const YEAR: f64 = 365.25 * DAY;
 
-/// Why a text is no duration.
+/// Reason why a text is not a valid duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
-    /// There is nothing to read.
-    #[error("should be a duration, such as `3h 30m`, and is empty")]
+    /// The text is empty.
+    #[error("should be a duration such as `3h 30m`, but it is empty")]
     Empty,
-    /// A word that is neither a number nor a unit.
-    #[error("should be a duration, such as `3h 30m` or `1 week`: `{0}` is neither a number nor a unit of time")]
+    /// A word is neither a number nor a unit of time.
+    #[error("should be a duration such as `3h 30m` or `1 week`: `{0}` is neither a number nor a unit of time")]
     UnknownWord(String),
-    /// An amount without a unit, amid others.
-    #[error("should be a duration, such as `3h 30m`: a unit is missing after `{0}`")]
+    /// An amount has no unit, although the text contains more than one amount.
+    #[error("should be a duration such as `3h 30m`: missing unit after `{0}`")]
     MissingUnit(String),
-    /// A unit without an amount.
-    #[error("should be a duration, such as `3h 30m`: a number is missing before `{0}`")]
+    /// A unit has no amount.
+    #[error("should be a duration such as `3h 30m`: missing number before `{0}`")]
     MissingAmount(String),
-    /// More than a thousand years.
-    #[error("should be a duration of less than a thousand years")]
+    /// The duration exceeds a thousand years.
+    #[error("should be a duration of at most a thousand years")]
     TooLong,
 }
 
-/// Reads a duration.
+/// Parses a duration.
 ///
 /// # Errors
-/// [`DurationError`] says which word does not fit.
+/// Returns [`DurationError`] with the word that is invalid.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let lower = text.to_lowercase();
     if let Some(duration) = clock(lower.trim()) {
@@ -72,10 +74,10 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     if any { to_duration(seconds) } else { Err(DurationError::Empty) }
 }
 
-/// Reads a duration or `never`, which is `None`.
+/// Parses a duration or `never`. Returns `None` for `never`.
 ///
 /// # Errors
-/// As [`parse`].
+/// Same as [`parse`].
 pub fn parse_or_never(text: &str) -> Result<Option<Duration>, DurationError> {
     if text.trim().eq_ignore_ascii_case("never") { Ok(None) } else { parse(text).map(Some) }
 }
@@ -87,7 +89,7 @@ fn to_duration(seconds: f64) -> Result<Duration, DurationError> {
     Duration::try_from_secs_f64(seconds).map_err(|_| DurationError::TooLong)
 }
 
-/// `1:30:00` and `4:30`: hours, minutes, seconds from the right.
+/// Parses hours, minutes and seconds (`1:30:00`), or minutes and seconds (`4:30`).
 fn clock(text: &str) -> Option<f64> {
     let parts: Vec<&str> = text.split(':').collect();
     if !(2..=3).contains(&parts.len()) {
@@ -100,13 +102,13 @@ fn clock(text: &str) -> Option<f64> {
     })
 }
 
-/// Numbers and words, also where nothing stands between them: `2h20min`.
+/// Splits a text into numbers and words, also if they are not separated: `2h20min`.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut kind = None;
     for char in text.chars() {
         if char.is_whitespace() || matches!(char, ',' | '-') {
-            // `twenty-one` is two words; a minus sign is no part of a duration and is caught as a missing amount.
+            // `twenty-one` is two words. A leading minus sign is rejected, because it is neither a number nor a unit.
             if char == '-' && kind.is_none() {
                 words.push("-".to_owned());
             }
@@ -123,7 +125,7 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Seconds of a unit's name.
+/// Returns the seconds of a unit.
 fn unit(word: &str) -> Option<f64> {
     Some(match word {
         "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
@@ -137,7 +139,7 @@ fn unit(word: &str) -> Option<f64> {
     })
 }
 
-/// The value of digits or of a number word.
+/// Returns the value of digits or of a number word.
 fn number(word: &str) -> Option<f64> {
     const ONES: [&str; 20] = [
         "zero",
@@ -175,7 +177,8 @@ fn number(word: &str) -> Option<f64> {
     }
 }
 
-/// `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`; `None` for `10 20`.
+/// Combines number words: `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`. Returns `None` for `10
+/// 20`.
 fn combine(before: f64, number: f64) -> Option<f64> {
     if number >= 100.0 && (before < 100.0 || number >= 1000.0) {
         return Some(before * number);
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn people_write_durations_in_many_ways() {
+    fn parses_all_notations_of_a_duration() {
         for (text, expected) in [
             ("3h 30m", 12_600),
             ("3 hours 30 minutes", 12_600),
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused() {
+    fn rejects_invalid_durations() {
         for text in ["soon", "", "  ", "and", "hour", "10 20 minutes", "-5 minutes", "1x", "1..5h", "5 minutes -", "1:"]
         {
             assert!(parse(text).is_err(), "{text}");
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn never_is_a_word_of_its_own() {
+    fn never_is_only_accepted_by_parse_or_never() {
         assert_eq!(parse_or_never("Never"), Ok(None));
         assert_eq!(parse_or_never("1h"), Ok(Some(Duration::from_secs(3600))));
         assert!(parse_or_never("nevermore").is_err());

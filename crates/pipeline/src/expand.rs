@@ -1,31 +1,32 @@
-//! What the server expands before a runner sees a job: `$NAME`, `${NAME}` and `%NAME%` (pipeline-yaml 4.2).
+//! Variable references that the server expands before a runner gets a job: `$NAME`, `${NAME}` and `%NAME%`
+//! (docs/spec/pipeline-yaml.md, section 4.2).
 //!
-//! Invariants: `$$` and `%%` stay as they are, the runner resolves them; expanding always ends, and its result is bounded.
+//! Invariants: `$$` and `%%` are kept for the runner to resolve. Expansion terminates, and its result is bounded.
 
 use std::collections::HashMap;
 
 use muster_job::Variable;
 
-/// The longest value that expansion may make, in bytes; a longer one stays unexpanded.
+/// Maximum length of an expanded value in bytes. A value that would become longer is not expanded.
 pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
 
-/// What becomes of a reference to a name that is not defined.
+/// What to do with a reference to an undefined variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
-    /// It stays as it is written.
+    /// Keep the reference as written.
     Keep,
-    /// Nothing stands in its place.
+    /// Replace the reference with the empty string.
     Empty,
 }
 
-/// A piece of a text with references.
+/// A part of a text: literal text or a reference.
 #[derive(Debug, PartialEq, Eq)]
 enum Piece<'a> {
     Text(&'a str),
     Reference { name: &'a str, written: &'a str },
 }
 
-/// Replaces the references of `text` once; what comes out of a value is not looked at again.
+/// Replaces the references in `text` once. References in the inserted values are not expanded.
 #[must_use]
 pub fn expand_text(text: &str, lookup: &dyn Fn(&str) -> Option<String>, unknown: Unknown) -> String {
     let mut out = String::with_capacity(text.len());
@@ -42,7 +43,7 @@ pub fn expand_text(text: &str, lookup: &dyn Fn(&str) -> Option<String>, unknown:
     out
 }
 
-/// The names that `text` refers to, as often as it does.
+/// Returns the names of the variables that `text` refers to, including repetitions.
 pub fn references(text: &str) -> impl Iterator<Item = &str> {
     pieces(text).into_iter().filter_map(|piece| match piece {
         Piece::Text(_) => None,
@@ -50,10 +51,10 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Expands the values of `variables` in each other, in the order of their dependencies.
+/// Expands references between the values of `variables`, in the order of their dependencies.
 ///
-/// References to unknown names, to file variables and to raw variables stay for the runner; raw variables are not
-/// expanded; variables that refer to each other in a circle stay as they are. Of equal names the last counts.
+/// References to unknown names, file variables and raw variables are kept for the runner. Raw variables and variables
+/// with circular references are not expanded. If a name occurs more than once, the last variable wins.
 pub fn expand_all(variables: &mut [Variable]) {
     let by_name: HashMap<String, usize> =
         variables.iter().enumerate().map(|(index, variable)| (variable.key.clone(), index)).collect();
@@ -71,7 +72,7 @@ pub fn expand_all(variables: &mut [Variable]) {
     }
 }
 
-/// The expanded value; `None` where it would be too long.
+/// Returns the expanded value. `None` if it would be too long.
 fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
@@ -86,7 +87,7 @@ fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Optio
     Some(out)
 }
 
-/// Who refers to whom, by index.
+/// Dependencies between variables, by index.
 struct Graph {
     uses: Vec<Vec<usize>>,
     used_by: Vec<Vec<usize>>,
@@ -113,8 +114,8 @@ impl Graph {
         graph
     }
 
-    /// Which variables are part of a circle, or on a way from one circle to another: what remains after taking away,
-    /// again and again, those that use no other and those that no other uses.
+    /// Returns which variables are part of a cycle or on a path between two cycles. Finds them by repeatedly removing
+    /// the variables without outgoing references and those without incoming ones.
     fn circular(&self) -> Vec<bool> {
         let mut rest = vec![true; self.uses.len()];
         for (forward, backward) in [(&self.uses, &self.used_by), (&self.used_by, &self.uses)] {
@@ -134,7 +135,7 @@ impl Graph {
         rest
     }
 
-    /// All variables outside of circles that refer to others, each after those that it refers to.
+    /// Returns the variables outside of cycles that refer to others, each after its dependencies.
     fn in_order(&self, circular: &[bool]) -> Vec<usize> {
         let mut open: Vec<usize> =
             self.uses.iter().map(|targets| targets.iter().filter(|target| !circular[**target]).count()).collect();
@@ -170,7 +171,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
                 at = sign + length;
                 start = at;
             }
-            // `$$` and `%%` are passed over as a pair.
+            // Skip `$$` and `%%` as a pair.
             None if text[sign + 1..].starts_with(&text[sign..=sign]) => at = sign + 2,
             None => at = sign + 1,
         }
@@ -181,7 +182,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// The name and length of the reference that `text`, which begins with `$` or `%`, begins with.
+/// Returns the name and the length of the reference at the start of `text`, which begins with `$` or `%`.
 fn reference(text: &str) -> Option<(&str, usize)> {
     if let Some(inner) = text.strip_prefix("${") {
         let name = name(inner)?;
@@ -195,7 +196,7 @@ fn reference(text: &str) -> Option<(&str, usize)> {
     Some((name, name.len() + 1))
 }
 
-/// The variable name at the start of `text`.
+/// Returns the variable name at the start of `text`.
 fn name(text: &str) -> Option<&str> {
     let end = text.find(|char: char| !char.is_ascii_alphanumeric() && char != '_').unwrap_or(text.len());
     let name = &text[..end];
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn three_ways_to_write_a_reference() {
+    fn expands_all_three_notations() {
         let lookup = |name: &str| (name == "A").then(|| "1".to_owned());
         for (text, keep, empty) in [
             ("$A-${A}-%A%", "1-1-1", "1-1-1"),
@@ -229,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn values_are_expanded_in_the_order_of_their_dependencies() {
+    fn expands_in_order_of_dependencies() {
         assert_eq!(expanded(&[("C", "$B!"), ("B", "${A}-2"), ("A", "1")]), ["1-2!", "1-2", "1"]);
     }
 
     #[test]
-    fn a_circle_stays_and_what_hangs_on_it_is_expanded_as_far_as_possible() {
+    fn cycles_are_kept_and_dependents_are_partly_expanded() {
         assert_eq!(
             expanded(&[("A", "$B"), ("B", "$A"), ("X", "$A $N"), ("N", "n"), ("S", "$S$N")]),
             ["$B", "$A", "$A n", "n", "$S$N"]
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn doubling_values_do_not_explode() {
+    fn expanded_values_are_bounded() {
         let names: Vec<String> = (0..60).map(|index| format!("V{index}")).collect();
         let mut variables = vec![Variable::public("V0", "xxxxxxxxxx")];
         for pair in names.windows(2) {
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_chain_needs_no_stack() {
+    fn long_chain_does_not_overflow_the_stack() {
         let mut variables: Vec<Variable> =
             (0..50_000).map(|index| Variable::public(format!("V{index}"), format!("$V{}", index + 1))).collect();
         variables.push(Variable::public("V50000", "end"));

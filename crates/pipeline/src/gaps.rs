@@ -1,36 +1,36 @@
-//! What of a configuration is missing, so that what is only wrong because of that is not told.
+//! Records which parts of a configuration could not be loaded, to avoid errors that only result from that.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// What could not be had while a configuration was loaded.
+/// Parts that could not be loaded.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gaps {
-    /// A file could not be included: any name may be defined there.
+    /// True if an included file is missing. It could define any name.
     pub(crate) lacks_a_file: bool,
-    /// Files were left out because the caller wants to go on without them ([`crate::context::Context::stubs_includes`]).
+    /// True if includes were skipped because the caller allows it ([`crate::context::Context::stubs_includes`]).
     pub(crate) is_stub: bool,
-    /// Keys of the top level that lack a part: a parent, or what a reference names.
+    /// Top-level keys that lack a parent or the target of a reference.
     keys: HashSet<Arc<str>>,
 }
 
 impl Gaps {
-    /// What is missing for want of files.
+    /// Creates the record of missing files.
     pub(crate) fn of_files(lacks_a_file: bool, is_stub: bool) -> Self {
         Self { lacks_a_file, is_stub, keys: HashSet::new() }
     }
 
-    /// Notes that a key of the top level lacks a part.
+    /// Records that a top-level key is incomplete.
     pub(crate) fn add(&mut self, key: &Arc<str>) {
         self.keys.insert(Arc::clone(key));
     }
 
-    /// Whether a key of the top level lacks a part.
+    /// Returns true if a top-level key is incomplete.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.contains(key)
     }
 
-    /// Whether nothing is missing.
+    /// Returns true if nothing is missing.
     pub(crate) fn is_empty(&self) -> bool {
         !self.lacks_a_file && self.keys.is_empty()
     }

@@ -1,7 +1,8 @@
-//! Path patterns of `rules:changes`, `rules:exists` (pipeline-yaml 3.3, 3.4) and wildcard `include:local` (1.1).
+//! Path patterns of `rules:changes`, `rules:exists` (docs/spec/pipeline-yaml.md, sections 3.3 and 3.4) and of
+//! `include:local` (docs/spec/pipeline-yaml.md, section 1.1).
 //!
-//! The two differ: the first are Ruby's `File.fnmatch` with PATHNAME, DOTMATCH and EXTGLOB, the second a search where
-//! `**` is any text. Either is compiled once and matched many times; matching takes linear time.
+//! `rules` use Ruby's `File.fnmatch` with PATHNAME, DOTMATCH and EXTGLOB. `include:local` uses wildcards in which `**`
+//! matches any text. Both are compiled once. Matching takes linear time.
 //!
 //! Invariant: no pattern makes compiling or matching panic or run without bound.
 
@@ -10,23 +11,23 @@ use std::ops::Bound;
 
 use regex::{Regex, RegexBuilder};
 
-/// The longest pattern that is compiled, in bytes: as long as a path may be.
+/// Maximum length of a pattern in bytes: the maximum length of a path.
 const MAX_PATTERN_BYTES: usize = 4096;
 
-/// The most alternatives that the braces of one pattern may stand for.
+/// Maximum number of alternatives that the braces of one pattern expand to.
 const MAX_ALTERNATIVES: usize = 1000;
 
-/// The most memory that one compiled pattern may take, in bytes.
+/// Maximum memory of one compiled pattern in bytes.
 const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 
-/// A pattern that cannot be compiled.
+/// Reason why a pattern cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// Longer than a path may be.
-    #[error("a path pattern of {0} bytes is too long; {MAX_PATTERN_BYTES} are allowed")]
+    /// The pattern is longer than a path can be.
+    #[error("path pattern is too long: {0} bytes (maximum is {MAX_PATTERN_BYTES})")]
     TooLong(usize),
-    /// Its braces stand for too much.
-    #[error("the path pattern `{0}` is too large: its braces stand for too many alternatives")]
+    /// The braces of the pattern expand to too many alternatives.
+    #[error("path pattern `{0}` is too large: its braces expand to too many alternatives")]
     TooLarge(String),
 }
 
@@ -39,17 +40,19 @@ pub struct Glob {
 
 #[derive(Debug, Clone)]
 enum Matcher {
-    /// Nothing in it is special: the path itself.
+    /// A path without special characters.
     Exact,
     Pattern(Regex),
 }
 
 impl Glob {
-    /// Compiles a pattern of `changes` or `exists`: `*` and `?` stay inside one directory, `**/` crosses directories,
-    /// `[a-z]`, `[!a]`, `{a,b}`; names with a leading dot match like others. The whole path has to match.
+    /// Compiles a pattern of `changes` or `exists`. It must match the whole path.
+    ///
+    /// `*` and `?` match within one directory, and `**/` matches across directories. `[a-z]`, `[!a]` and `{a,b}` have
+    /// their usual meaning. Names with a leading dot match like others.
     ///
     /// # Errors
-    /// [`GlobError`] where the pattern is too large.
+    /// Returns [`GlobError`] if the pattern is too large.
     pub fn new(pattern: &str) -> Result<Self, GlobError> {
         if !pattern.contains(['*', '?', '[', '{', '\\']) {
             return Ok(Self { text: pattern.to_owned(), matcher: Matcher::Exact });
@@ -62,10 +65,10 @@ impl Glob {
         Self::compiled(pattern, &parts.join("|")).ok_or_else(error)
     }
 
-    /// Compiles a pattern of `include:local`: `*` stays inside one directory, `**` is any text.
+    /// Compiles a pattern of `include:local`. `*` matches within one directory, `**` matches any text.
     ///
     /// # Errors
-    /// [`GlobError`] where the pattern is too large.
+    /// Returns [`GlobError`] if the pattern is too large.
     pub fn include(pattern: &str) -> Result<Self, GlobError> {
         check_length(pattern)?;
         let mut source = String::new();
@@ -89,7 +92,7 @@ impl Glob {
         Some(Self { text: pattern.to_owned(), matcher: Matcher::Pattern(regex) })
     }
 
-    /// Whether `path`, with `/` between its parts, is what the pattern describes.
+    /// Returns true if the pattern matches `path`, whose components are separated by `/`.
     #[must_use]
     pub fn is_match(&self, path: &str) -> bool {
         match &self.matcher {
@@ -98,20 +101,20 @@ impl Glob {
         }
     }
 
-    /// Whether the pattern is a plain path, without anything special in it.
+    /// Returns true if the pattern is a plain path without special characters.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.matcher, Matcher::Exact)
     }
 
-    /// As it was written.
+    /// Returns the pattern as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether the tree has what the pattern describes, as `rules:exists` asks: a file, or, for a pattern that ends with
-    /// `/`, a directory.
+    /// Returns true if the tree contains a match, as `rules:exists` requires: a file or, if the pattern ends with `/`,
+    /// a directory.
     #[must_use]
     pub fn exists_in(&self, tracked: &BTreeSet<String>) -> bool {
         let directory = self.text.ends_with('/');
@@ -133,8 +136,8 @@ fn check_length(pattern: &str) -> Result<(), GlobError> {
     if pattern.len() > MAX_PATTERN_BYTES { Err(GlobError::TooLong(pattern.len())) } else { Ok(()) }
 }
 
-/// Adds the patterns that `pattern` stands for once its braces are resolved, as Ruby does it: the first pair of braces
-/// that belong together, then the rest. `None` where they are too many.
+/// Appends the patterns that `pattern` expands to. Like Ruby, expands the first balanced pair of braces, then the rest.
+/// Returns `None` if there are too many.
 fn expand_braces(pattern: &str, out: &mut Vec<String>) -> Option<()> {
     let mut waiting = vec![pattern.to_owned()];
     let mut steps = 0;
@@ -156,7 +159,7 @@ fn expand_braces(pattern: &str, out: &mut Vec<String>) -> Option<()> {
     Some(())
 }
 
-/// The first opening brace, the commas at its level, and its partner.
+/// Returns the offsets of the first opening brace, of the commas at its level, and of the matching closing brace.
 fn first_braces(pattern: &str) -> Option<(usize, Vec<usize>, usize)> {
     let mut open = None;
     let mut depth = 0usize;
@@ -181,7 +184,7 @@ fn first_braces(pattern: &str) -> Option<(usize, Vec<usize>, usize)> {
     None
 }
 
-/// One pattern without braces as the text of a regular expression.
+/// Converts a pattern without braces to a regular expression.
 fn fnmatch_to_regex(pattern: &str) -> String {
     let mut out = String::new();
     let mut rest = pattern;
@@ -208,7 +211,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
                     out.push_str(&class);
                     taken = length;
                 }
-                // A class that is never closed matches nothing.
+                // A class without a closing bracket matches nothing.
                 None => return "[^\\s\\S]".to_owned(),
             },
             '\\' => {
@@ -227,7 +230,8 @@ fn fnmatch_to_regex(pattern: &str) -> String {
     out
 }
 
-/// `[a-z]`, `[!a]` or `[^a]` at the start of `text`, as a regular expression and its length in bytes.
+/// Converts a class at the start of `text`, such as `[a-z]` or `[!a]`, to a regular expression. Also returns its length
+/// in bytes.
 fn class(text: &str) -> Option<(String, usize)> {
     let mut chars = text.char_indices().skip(1).peekable();
     let negated = chars.next_if(|(_, char)| matches!(char, '!' | '^')).is_some();
@@ -256,7 +260,7 @@ fn class(text: &str) -> Option<(String, usize)> {
     }
 }
 
-/// A class that never matches `/`.
+/// Builds a class that never matches `/`.
 fn class_regex(negated: bool, ranges: &[(char, char)]) -> String {
     let hex = |char: char| format!("\\x{{{:X}}}", u32::from(char));
     let members: String = ranges
@@ -331,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_corners_of_fnmatch() {
+    fn matches_like_ruby_fnmatch() {
         for (pattern, path, expected) in [
             ("*", ".hidden", true),
             ("**/*", ".a/.b", true),
@@ -372,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_have_a_bound() {
+    fn rejects_too_many_brace_alternatives() {
         assert!(Glob::new(&"{a,b}".repeat(8)).is_ok());
         assert!(Glob::new(&"{a,b}".repeat(40)).is_err());
         assert!(Glob::new(&"{".repeat(4000)).is_ok());

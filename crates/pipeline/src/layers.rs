@@ -1,5 +1,5 @@
-//! Which variables there are and which of equal names wins: the order of pipeline-yaml 4.1, for rules (3.2) here and for
-//! payloads in the coordinator.
+//! Precedence of CI/CD variables (docs/spec/pipeline-yaml.md, section 4.1), for rules (docs/spec/pipeline-yaml.md,
+//! section 3.2) and for the coordinator's payloads.
 
 use std::collections::HashMap;
 
@@ -8,23 +8,23 @@ use muster_job::Variable;
 use crate::context::{Context, ScopedVariable};
 use crate::slug::slug;
 
-/// The prefix of the variables that tell who started the pipeline; they stand above YAML variables.
+/// Prefix of the variables about the user who started the pipeline. They take precedence over YAML variables.
 pub const USER_PREFIX: &str = "GITLAB_USER_";
 
-/// What of a job makes predefined variables.
+/// Properties of a job from which predefined variables are derived.
 #[derive(Debug, Clone, Copy)]
 pub struct JobFacts<'a> {
-    /// Its full name: `test: [linux, 1]`.
+    /// Full name, such as `test: [linux, 1]`.
     pub name: &'a str,
-    /// The name without ` 1/3` or `: [..]`.
+    /// Name without the suffix of a parallel job: without ` 1/3` or `: [..]`.
     pub group_name: &'a str,
-    /// Its stage.
+    /// Name of the stage.
     pub stage: &'a str,
-    /// Index from 1 and total, where the job is parallel.
+    /// Index, starting at 1, and total of a parallel job.
     pub node: Option<(u32, u32)>,
 }
 
-/// The predefined variables of a job that rules may see as well as the payload.
+/// Returns the predefined variables of a job that exist before its rules are evaluated.
 #[must_use]
 pub fn job_predefined(job: JobFacts<'_>) -> Vec<Variable> {
     let mut variables = vec![
@@ -41,10 +41,11 @@ pub fn job_predefined(job: JobFacts<'_>) -> Vec<Variable> {
     variables
 }
 
-/// The variables that the rules of a job may see (pipeline-yaml 3.2), the values as they are stored.
+/// Returns the variables that the rules of a job can use (docs/spec/pipeline-yaml.md, section 3.2), with unexpanded
+/// values.
 ///
-/// `job` is `None` for `workflow:rules`, `yaml` the global and job variables in their order, `environment` the job's
-/// environment, its name expanded.
+/// `job` is `None` for `workflow:rules`. `yaml` contains the global and job variables in order of precedence.
+/// `environment` is the name of the job's environment, with its variables expanded.
 #[must_use]
 pub fn rule_variables(
     context: &Context,
@@ -58,15 +59,16 @@ pub fn rule_variables(
     merge([job, predefined, yaml.to_vec(), user, project, context.pipeline_variables.clone()])
 }
 
-/// Splits off the variables that tell who started the pipeline.
+/// Splits predefined variables into those about the user and the others.
 #[must_use]
 pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
     predefined.iter().cloned().partition(|variable| variable.key.starts_with(USER_PREFIX))
 }
 
-/// The instance, group and project variables that a job gets: those that are protected only on protected refs, those
-/// with a scope only where the environment fits. Of equal names the one with the most specific scope stays, and of
-/// equally specific ones the last.
+/// Returns the instance, group and project variables that are visible to a job.
+///
+/// Protected variables need a protected ref, and variables with an environment scope need a matching environment. Of
+/// variables with the same name, the one with the most specific scope wins, then the last one.
 #[must_use]
 pub fn project_variables(all: &[ScopedVariable], protected: bool, environment: Option<&str>) -> Vec<Variable> {
     let mut fitting: Vec<(Specificity, &Variable)> = all
@@ -74,13 +76,13 @@ pub fn project_variables(all: &[ScopedVariable], protected: bool, environment: O
         .filter(|scoped| protected || !scoped.protected)
         .filter_map(|scoped| Some((specificity(&scoped.environment_scope, environment)?, &scoped.variable)))
         .collect();
-    // Stable: among equals the order of levels stays.
+    // The sort is stable, so that variables of equal specificity keep the order of their levels.
     fitting.sort_by_key(|(specificity, _)| *specificity);
     merge([fitting.into_iter().map(|(_, variable)| variable.clone()).collect()])
 }
 
-/// Joins layers, lowest first: a later variable replaces an earlier one of its name. The result is in the order of the
-/// winners.
+/// Merges layers of variables, lowest precedence first. A later variable replaces an earlier one with the same name,
+/// and its position.
 #[must_use]
 pub fn merge(layers: impl IntoIterator<Item = Vec<Variable>>) -> Vec<Variable> {
     let all: Vec<Variable> = layers.into_iter().flatten().collect();
@@ -93,16 +95,16 @@ pub fn merge(layers: impl IntoIterator<Item = Vec<Variable>>) -> Vec<Variable> {
         .collect()
 }
 
-/// The stored value of a variable in merged or unmerged layers: the last of its name.
+/// Returns the value of the last variable with this name.
 #[must_use]
 pub fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
     variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
-/// How closely a scope fits an environment; greater is closer.
+/// How closely a scope matches an environment. Greater is closer.
 type Specificity = (u8, usize);
 
-/// `None` where the scope does not fit. A job without environment gets only what holds for all (`*`).
+/// Returns `None` if the scope does not match. A job without an environment matches only the scope `*`.
 fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
     match environment {
         _ if scope == "*" || scope.is_empty() => Some((0, 0)),
@@ -112,7 +114,7 @@ fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
     }
 }
 
-/// Whether an environment's name fits a scope, in which each `*` stands for any text.
+/// Returns true if the name of an environment matches a scope. Each `*` of the scope matches any text.
 #[must_use]
 pub fn scope_matches(scope: &str, environment: &str) -> bool {
     let mut parts = scope.split('*');
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_specific_scope_wins() {
+    fn most_specific_scope_wins() {
         let all = [
             scoped("K", "exact", "review/x", false),
             scoped("K", "longer", "review/*", false),
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_scopes_the_last_level_wins_and_protection_is_kept() {
+    fn last_level_wins_among_equal_scopes_and_protection_holds() {
         let all = [scoped("K", "group", "*", false), scoped("K", "project", "*", false), scoped("P", "p", "*", true)];
         let open = project_variables(&all, false, None);
         assert_eq!(value(&open, "K"), Some("project"));
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_stand_for_any_text() {
+    fn star_in_scope_matches_any_text() {
         for (scope, environment, expected) in [
             ("review/*", "review/a/b", true),
             ("review/*", "review", false),
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_see_the_layers_in_their_order() {
+    fn rule_variables_follow_the_order_of_precedence() {
         let context = Context {
             predefined: vec![
                 Variable::public("CI_COMMIT_BRANCH", "main"),

@@ -1,15 +1,15 @@
-//! Text of `.gitlab-ci.yml` in, checked job graph out, with errors that point at the line.
+//! Compiles `.gitlab-ci.yml` into a checked job graph. Errors point at the line that causes them.
 //!
 //! ```text
 //! text --yaml--> node tree --load--> merged tree --config--> checked entries --graph, seed--> Pipeline
 //!                (positions)  (inputs, include,   (keywords,      (matrix, needs;
 //!                              extends, !reference) default)       workflow, rules)
 //! ```
-//! The order is that of GitLab (spec: pipeline-yaml 2.1). Everything here is pure: files, changed paths and remote
-//! content come through the [`context::Sources`] port, time and randomness are not used at all.
+//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). All functions are pure: files, changed paths and
+//! remote content come through the [`context::Sources`] port. The crate uses neither the clock nor random numbers.
 //!
-//! Invariants: no text makes this room panic or run without bound; all errors of a configuration are reported at once,
-//! each with file, line and column.
+//! Invariants: no input makes this crate panic or run without bound. All errors of a configuration are reported at
+//! once, each with file, line and column.
 
 mod compile;
 mod conditions;

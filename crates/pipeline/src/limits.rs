@@ -1,17 +1,18 @@
-//! Bounds on what one configuration may be (pipeline-yaml 1.0), so that hostile text ends soon with a clear error.
+//! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0). Hostile input fails early with a
+//! clear error.
 
-/// The bounds of a load. [`Limits::default`] holds GitLab's numbers; tests make them smaller.
+/// Limits of one compilation. [`Limits::default`] contains GitLab's values. Tests use smaller ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one file.
+    /// Maximum size of a file in bytes.
     pub file_bytes: usize,
-    /// Levels of lists and maps inside each other, aliases and references counted as what they stand for.
+    /// Maximum nesting depth of lists and maps, after aliases and references have been expanded.
     pub depth: usize,
-    /// Values of one file when every alias and merge key is written out.
+    /// Maximum number of values in a file, after aliases and merge keys have been expanded.
     pub file_nodes: usize,
-    /// Values of the merged configuration when every `extends` and `!reference` is written out.
+    /// Maximum number of values in the merged configuration, after `extends` and `!reference` have been expanded.
     pub merged_nodes: usize,
-    /// Included files, nested ones and repeats counted.
+    /// Maximum number of included files, including nested and repeated ones.
     pub includes: usize,
 }
 
@@ -21,25 +22,25 @@ impl Default for Limits {
     }
 }
 
-/// Levels of `extends`, the job itself included (pipeline-yaml 2.4).
-pub const EXTENDS_LEVELS: usize = 11;
-/// How many `!reference` may lead from one to the next (pipeline-yaml 2.5).
-pub const REFERENCE_CHAIN: usize = 10;
-/// Functions in one interpolation block (pipeline-yaml 2.7).
-pub const INTERPOLATION_FUNCTIONS: usize = 3;
-/// Bytes of one interpolation block.
-pub const INTERPOLATION_BLOCK_BYTES: usize = 1024;
-/// Bytes of a text with interpolation blocks in it, before and after their replacement.
-pub const INTERPOLATED_TEXT_BYTES: usize = 1024 * 1024;
-/// Entries of `spec:inputs:<name>:options`.
-pub const INPUT_OPTIONS: usize = 50;
-/// Bytes of all jobs of a pipeline, each with its defaults, its global variables and a copy for each instance.
-pub const JOBS_BYTES: usize = 256 * 1024 * 1024;
-/// Bytes of all regular expressions of a configuration, compiled; the least that one counts for is 16 KiB.
-pub const PATTERNS_BYTES: usize = 64 * 1024 * 1024;
-/// How many inputs may lead from one to the next through their rules.
-pub const INPUT_RULES_CHAIN: usize = 50;
-/// Entries of `trigger:include` (pipeline-yaml 1.9).
-pub const CHILD_INCLUDES: usize = 3;
-/// Entries of `rules:changes` and of `rules:exists` (pipeline-yaml 1.0).
-pub const RULE_PATHS: usize = 50;
+/// Maximum depth of `extends`, including the job itself (docs/spec/pipeline-yaml.md, section 2.4).
+pub const MAX_EXTENDS_LEVELS: usize = 11;
+/// Maximum number of `!reference` tags that refer to each other in a chain (docs/spec/pipeline-yaml.md, section 2.5).
+pub const MAX_REFERENCE_CHAIN: usize = 10;
+/// Maximum number of functions in an interpolation block (docs/spec/pipeline-yaml.md, section 2.7).
+pub const MAX_INTERPOLATION_FUNCTIONS: usize = 3;
+/// Maximum length of an interpolation block in bytes.
+pub const MAX_INTERPOLATION_BLOCK_BYTES: usize = 1024;
+/// Maximum length in bytes of a text with interpolation blocks, before and after interpolation.
+pub const MAX_INTERPOLATED_TEXT_BYTES: usize = 1024 * 1024;
+/// Maximum number of entries in `spec:inputs:<name>:options`.
+pub const MAX_INPUT_OPTIONS: usize = 50;
+/// Maximum size in bytes of all jobs of a pipeline, counting defaults and global variables for each instance.
+pub const MAX_JOBS_BYTES: usize = 256 * 1024 * 1024;
+/// Maximum compiled size in bytes of all regular expressions of a configuration. Each counts for at least 16 KiB.
+pub const MAX_PATTERNS_BYTES: usize = 64 * 1024 * 1024;
+/// Maximum number of inputs whose rules refer to each other in a chain.
+pub const MAX_INPUT_RULES_CHAIN: usize = 50;
+/// Maximum number of entries in `trigger:include` (docs/spec/pipeline-yaml.md, section 1.9).
+pub const MAX_CHILD_INCLUDES: usize = 3;
+/// Maximum number of entries in `rules:changes` and in `rules:exists` (docs/spec/pipeline-yaml.md, section 1.0).
+pub const MAX_RULE_PATHS: usize = 50;

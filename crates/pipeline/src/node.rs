@@ -1,111 +1,111 @@
-//! A YAML value that remembers where it was written.
+//! YAML values with their position in the source.
 
 use std::sync::Arc;
 
-/// Which text a [`Span`] points into: an index of [`crate::source_map::SourceMap`].
+/// ID of the text that a [`Span`] points into. Index in a [`crate::source_map::SourceMap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(pub u32);
 
-/// A place in a source text.
+/// Range of a source text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The text.
+    /// ID of the text.
     pub source: SourceId,
-    /// From 1.
+    /// Line of the first byte, starting at 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column of the first byte in characters, starting at 1.
     pub column: u32,
-    /// Byte offset of the first byte.
+    /// Offset of the first byte.
     pub start: u32,
-    /// Byte offset after the last byte.
+    /// Offset after the last byte.
     pub end: u32,
 }
 
-/// A value and its place. Cheap to clone: merging, `extends` and aliases share subtrees.
+/// A value with its position. Cheap to clone, because merging, `extends` and aliases share subtrees.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// The value.
     pub value: Value,
-    /// Where it was written.
+    /// Position in the source.
     pub span: Span,
 }
 
-/// A YAML value, after resolution of YAML 1.1 scalars as Ruby's Psych does it (pipeline-yaml 2.2).
+/// A YAML value. Scalars of YAML 1.1 are resolved as in Ruby's Psych (docs/spec/pipeline-yaml.md, section 2.2).
 #[derive(Debug, Clone)]
 pub enum Value {
-    /// `~`, `null` or nothing.
+    /// `~`, `null` or an empty value.
     Null,
     /// `true`, `yes`, `on`, ...
     Bool(bool),
-    /// Decimal, octal (`010` is 8), hexadecimal, binary, base 60 (`12:30` is 45000).
+    /// An integer: decimal, octal (`010` is 8), hexadecimal, binary, or base 60 (`12:30` is 45000).
     Int(i64),
     /// A floating-point number.
     Float(f64),
-    /// Text.
+    /// A string.
     String(Arc<str>),
     /// A list.
     List(Arc<Vec<Node>>),
-    /// A map, in written order.
+    /// A map in the order in which it was written.
     Map(Arc<Map>),
-    /// `!reference [a, b]`, not yet resolved.
+    /// An unresolved `!reference [a, b]`.
     Reference(Arc<Vec<String>>),
 }
 
-/// A map in written order; keys are text. A repeated key has replaced the earlier one in its place.
+/// A map with string keys, in the order in which it was written. A repeated key replaces the value of the earlier one.
 #[derive(Debug, Clone, Default)]
 pub struct Map {
     entries: indexmap::IndexMap<Arc<str>, Entry>,
 }
 
-/// One entry of a [`Map`].
+/// An entry of a [`Map`].
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Where the key was written.
+    /// Position of the key.
     pub key_span: Span,
     /// The value.
     pub node: Node,
 }
 
 impl Map {
-    /// The value of `key`.
+    /// Returns the value of `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Node> {
         self.entries.get(key).map(|entry| &entry.node)
     }
 
-    /// The entry of `key`.
+    /// Returns the entry of `key`.
     #[must_use]
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
     }
 
-    /// Adds or replaces; a replaced entry keeps its place in the order.
+    /// Adds or replaces an entry. A replaced entry keeps its position in the order.
     pub fn insert(&mut self, key: impl Into<Arc<str>>, key_span: Span, node: Node) -> Option<Entry> {
         self.entries.insert(key.into(), Entry { key_span, node })
     }
 
-    /// Takes an entry out, keeping the order of the others.
+    /// Removes an entry and keeps the order of the others.
     pub fn remove(&mut self, key: &str) -> Option<Entry> {
         self.entries.shift_remove(key)
     }
 
-    /// The entries in written order.
+    /// Returns the entries in written order.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Entry)> {
         self.entries.iter()
     }
 
-    /// The keys in written order.
+    /// Returns the keys in written order.
     pub fn keys(&self) -> impl Iterator<Item = &Arc<str>> {
         self.entries.keys()
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if the map has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -113,13 +113,13 @@ impl Map {
 }
 
 impl Node {
-    /// A node at `span`.
+    /// Creates a node at `span`.
     #[must_use]
     pub fn new(value: Value, span: Span) -> Self {
         Self { value, span }
     }
 
-    /// The text, if it is text.
+    /// Returns the string, if the value is a string.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match &self.value {
@@ -128,7 +128,7 @@ impl Node {
         }
     }
 
-    /// The map, if it is one.
+    /// Returns the map, if the value is a map.
     #[must_use]
     pub fn as_map(&self) -> Option<&Map> {
         match &self.value {
@@ -137,7 +137,7 @@ impl Node {
         }
     }
 
-    /// The list, if it is one.
+    /// Returns the list, if the value is a list.
     #[must_use]
     pub fn as_list(&self) -> Option<&[Node]> {
         match &self.value {
@@ -146,13 +146,13 @@ impl Node {
         }
     }
 
-    /// Whether it is null.
+    /// Returns true if the value is null.
     #[must_use]
     pub fn is_null(&self) -> bool {
         matches!(self.value, Value::Null)
     }
 
-    /// The text form of a scalar, as GitLab turns numbers and booleans into variable values; `None` for null,
+    /// Returns the text of a scalar, as GitLab converts numbers and booleans to values of variables. `None` for null,
     /// lists, maps and references.
     #[must_use]
     pub fn scalar_text(&self) -> Option<String> {
@@ -166,7 +166,7 @@ impl Node {
         }
     }
 
-    /// What it is, for a message: "a list", "a map", "text", ...
+    /// Returns the type of the value for messages, such as "a list".
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self.value {

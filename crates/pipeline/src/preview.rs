@@ -1,10 +1,10 @@
-//! Prints a tree as YAML, for people (`lint --preview`).
+//! Prints a configuration as YAML, for `muster ci lint --preview`.
 
 use std::fmt::Write as _;
 
 use crate::node::{Node, Value};
 
-/// The tree as YAML text that reads back as the same tree.
+/// Returns the tree as YAML text. Parsing the text yields the same tree.
 #[must_use]
 pub fn preview(node: &Node) -> String {
     let mut out = String::new();
@@ -18,7 +18,7 @@ pub fn preview(node: &Node) -> String {
     out
 }
 
-/// Writes a map or list in block style, each line indented by `indent` blanks.
+/// Writes a map or list in block style, with each line indented by `indent` spaces.
 fn block(out: &mut String, node: &Node, indent: usize) {
     match &node.value {
         Value::Map(map) if map.is_empty() => line(out, indent, "{}"),
@@ -42,7 +42,7 @@ fn block(out: &mut String, node: &Node, indent: usize) {
     }
 }
 
-/// Writes the value of a map's key, which has just been written.
+/// Writes the value of a map entry, whose key has already been written.
 fn value(out: &mut String, node: &Node, indent: usize) {
     match &node.value {
         Value::Map(map) if !map.is_empty() => {
@@ -58,7 +58,7 @@ fn value(out: &mut String, node: &Node, indent: usize) {
     }
 }
 
-/// Writes an item of a list, whose dash has just been written.
+/// Writes an item of a list, whose dash has already been written.
 fn item_value(out: &mut String, node: &Node, indent: usize) {
     let mut nested = String::new();
     match &node.value {
@@ -67,7 +67,7 @@ fn item_value(out: &mut String, node: &Node, indent: usize) {
         Value::String(content) if is_literal(content) => return literal(out, content, indent + 2),
         _ => return inline(out, node),
     }
-    // The first nested line stands beside the dash.
+    // The first nested line follows the dash on the same line.
     out.push(' ');
     out.push_str(nested.trim_start_matches(' '));
 }
@@ -92,7 +92,7 @@ fn pad(out: &mut String, indent: usize) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-/// Whether a text is written as a `|` block: several lines, nothing that such a block cannot hold.
+/// Returns true if a text can be written as a literal block scalar (`|`) of several lines.
 fn is_literal(content: &str) -> bool {
     content.contains('\n')
         && !content.starts_with([' ', '\t', '\n'])
@@ -119,7 +119,7 @@ fn scalar(node: &Node) -> String {
     }
 }
 
-/// A text, quoted where it would read as something else.
+/// Returns a string scalar. It is quoted if YAML would read it as another value.
 fn text(content: &str) -> String {
     if is_plain(content) { content.to_owned() } else { quoted(content) }
 }
@@ -128,7 +128,7 @@ fn is_plain(content: &str) -> bool {
     let Some(first) = content.chars().next() else { return false };
     let starts_well = first.is_ascii_alphabetic() || matches!(first, '.' | '/' | '$' | '_');
     let special = [": ", " #"].iter().any(|mark| content.contains(mark)) || content.ends_with([':', ' ']);
-    // Words and numbers that YAML 1.1 reads as booleans, null or floats.
+    // YAML 1.1 reads these words and numbers as booleans, null or floats.
     let word = content.to_ascii_lowercase();
     let reserved = matches!(word.as_str(), "y" | "n" | "yes" | "no" | "on" | "off" | "true" | "false" | "null")
         || matches!(word.as_str(), ".inf" | ".nan")

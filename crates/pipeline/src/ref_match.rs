@@ -1,5 +1,5 @@
-//! The refs of `only` and `except`: keywords, names, `/regex/flags`, each perhaps with `@group/project`
-//! (pipeline-yaml 1.6).
+//! Entries of `only:refs` and `except:refs`: keywords, names and `/regex/flags`, each optionally followed by
+//! `@group/project` (docs/spec/pipeline-yaml.md, section 1.6).
 
 use regex::Regex;
 
@@ -7,16 +7,16 @@ use crate::context::{Context, PipelineSource, RefKind};
 use crate::patterns::Patterns;
 use crate::regexp::{self, RegexpError};
 
-/// One entry of `only:refs` or `except:refs`.
+/// An entry of `only:refs` or `except:refs`.
 #[derive(Debug, Clone)]
 pub struct RefPattern {
-    what: What,
-    /// Only pipelines of this project.
+    what: RefTest,
+    /// Restricts the entry to pipelines of this project.
     project: Option<String>,
 }
 
 #[derive(Debug, Clone)]
-enum What {
+enum RefTest {
     Branches,
     Tags,
     Source(PipelineSource),
@@ -24,7 +24,7 @@ enum What {
     Pattern(Regex),
 }
 
-/// The keywords that stand for what started the pipeline.
+/// Keywords for the source of a pipeline.
 const SOURCES: &[(&str, PipelineSource)] = &[
     ("api", PipelineSource::Api),
     ("chat", PipelineSource::Chat),
@@ -41,15 +41,15 @@ const SOURCES: &[(&str, PipelineSource)] = &[
 ];
 
 impl RefPattern {
-    /// Reads one entry. An `@` ends the ref and begins the project; inside a pattern it is written `\x40`.
+    /// Parses an entry. An `@` separates the ref from the project. Inside a regular expression, write it as `\x40`.
     ///
     /// # Errors
-    /// [`RegexpError`] where `/.../` is not RE2.
+    /// Returns [`RegexpError`] if `/.../` is not valid in RE2.
     pub fn parse(text: &str) -> Result<Self, RegexpError> {
         Self::parse_within(text, &mut Patterns::default())
     }
 
-    /// As [`RefPattern::parse`], within a budget.
+    /// Same as [`RefPattern::parse`], within a budget for patterns.
     pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Self, RegexpError> {
         let (name, project) = match text.split_once('@') {
             Some((name, project)) => (name, Some(project.to_owned())),
@@ -57,17 +57,17 @@ impl RefPattern {
         };
         let source = SOURCES.iter().find(|(keyword, _)| *keyword == name).map(|(_, source)| *source);
         let what = match (name, source, regexp::split_literal(name)) {
-            ("branches", _, _) => What::Branches,
-            ("tags", _, _) => What::Tags,
-            (_, Some(source), _) => What::Source(source),
-            (_, None, Some((pattern, flags))) => What::Pattern(patterns.compile(pattern, flags)?),
-            (_, None, None) => What::Name(name.to_owned()),
+            ("branches", _, _) => RefTest::Branches,
+            ("tags", _, _) => RefTest::Tags,
+            (_, Some(source), _) => RefTest::Source(source),
+            (_, None, Some((pattern, flags))) => RefTest::Pattern(patterns.compile(pattern, flags)?),
+            (_, None, None) => RefTest::Name(name.to_owned()),
         };
         Ok(Self { what, project })
     }
 
-    /// Whether a pipeline is one of those that the entry describes. Names and patterns of refs hold for branches and
-    /// tags only, never for merge requests.
+    /// Returns true if the entry matches the pipeline. Names and regular expressions match branches and tags, never
+    /// merge requests.
     #[must_use]
     pub fn matches(&self, context: &Context) -> bool {
         if self.project.as_ref().is_some_and(|project| *project != context.project_path) {
@@ -75,11 +75,11 @@ impl RefPattern {
         }
         let merge_request = context.source == PipelineSource::MergeRequestEvent;
         match &self.what {
-            What::Branches => !merge_request && context.ref_kind == RefKind::Branch,
-            What::Tags => !merge_request && context.ref_kind == RefKind::Tag,
-            What::Source(source) => *source == context.source,
-            What::Name(name) => !merge_request && *name == context.ref_name,
-            What::Pattern(regex) => !merge_request && regex.is_match(&context.ref_name),
+            RefTest::Branches => !merge_request && context.ref_kind == RefKind::Branch,
+            RefTest::Tags => !merge_request && context.ref_kind == RefKind::Tag,
+            RefTest::Source(source) => *source == context.source,
+            RefTest::Name(name) => !merge_request && *name == context.ref_name,
+            RefTest::Pattern(regex) => !merge_request && regex.is_match(&context.ref_name),
         }
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn keywords_names_and_patterns() {
+    fn matches_keywords_names_and_patterns() {
         let main = context(PipelineSource::Push, RefKind::Branch, "main");
         let tag = context(PipelineSource::Push, RefKind::Tag, "v1.2");
         let schedule = context(PipelineSource::Schedule, RefKind::Branch, "main");
@@ -124,9 +124,9 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_pattern_is_an_error() {
+    fn rejects_invalid_pattern() {
         assert!(RefPattern::parse("/(/").is_err());
         assert!(RefPattern::parse("/(?=x)/").is_err());
-        assert!(matches!(RefPattern::parse("feature/x").map(|pattern| pattern.what), Ok(What::Name(_))));
+        assert!(matches!(RefPattern::parse("feature/x").map(|pattern| pattern.what), Ok(RefTest::Name(_))));
     }
 }

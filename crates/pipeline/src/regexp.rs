@@ -1,52 +1,52 @@
-//! Regular expressions as users of `.gitlab-ci.yml` write them: RE2, perhaps between slashes with flags after them.
+//! Regular expressions of `.gitlab-ci.yml`: RE2 syntax, optionally between slashes with flags.
 //!
-//! The `regex` crate is RE2's sibling: linear time, no look-around, no back-references. Where the two dialects differ (a
-//! lone brace or a bracket inside a class is text; `\d`, `\w`, `\s` and `\b` mean ASCII; `\Q...\E` quotes), the pattern
-//! is adapted so that RE2's meaning holds.
+//! The `regex` crate also takes linear time and has neither look-around nor back-references, but it differs from RE2 in
+//! some details: a lone brace and a bracket inside a class are literal text, `\d`, `\w`, `\s` and `\b` are ASCII-only,
+//! and `\Q...\E` quotes text. Patterns are rewritten so that they mean the same as in RE2.
 //!
-//! Invariant: compiling and matching any text takes bounded time and memory, and nothing panics.
+//! Invariant: compiling and matching take bounded time and memory, and never panic.
 
 use regex::{Regex, RegexBuilder};
 
-/// The longest pattern that is compiled, in bytes.
+/// Maximum length of a pattern in bytes.
 pub const MAX_PATTERN_BYTES: usize = 16 * 1024;
 
-/// The most memory that one compiled pattern may take, in bytes.
+/// Maximum memory of one compiled pattern in bytes.
 pub(crate) const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 
-/// How deep groups may nest.
+/// Maximum nesting depth of groups.
 const MAX_NESTING: u32 = 100;
 
-/// Why a pattern does not compile; the text is for people.
+/// Reason why a pattern does not compile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid regular expression: {reason}")]
 pub struct RegexpError {
-    /// What is wrong with it.
+    /// What is wrong with the pattern.
     pub reason: String,
-    /// What to do, for the usual slips.
+    /// How to fix common mistakes.
     pub help: Option<&'static str>,
 }
 
 /// Compiles an RE2 pattern without slashes: `rules:changes:regexp`, `spec:inputs:regex`, `coverage`.
 ///
 /// # Errors
-/// [`RegexpError`] where the pattern is not RE2, or too large.
+/// Returns [`RegexpError`] if the pattern is not valid in RE2, or too large.
 pub fn compile(pattern: &str) -> Result<Regex, RegexpError> {
     compile_with_flags(pattern, "")
 }
 
-/// Compiles the inside of `/pattern/flags`; flags are any of `i`, `s`, `m` and `U`, with RE2's meaning.
+/// Compiles the pattern and flags of `/pattern/flags`. The flags are `i`, `s`, `m` and `U`, as in RE2.
 ///
 /// # Errors
-/// [`RegexpError`] where the pattern is not RE2, or too large, or a flag is unknown.
+/// Returns [`RegexpError`] if the pattern is not valid in RE2 or too large, or if a flag is unknown.
 pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpError> {
     compile_within(pattern, flags, MAX_COMPILED_BYTES).unwrap_or_else(|| {
-        let reason = format!("it takes more than {MAX_COMPILED_BYTES} bytes when it is compiled");
-        Err(RegexpError { reason, help: Some("make its repetitions smaller") })
+        let reason = format!("it takes more than {MAX_COMPILED_BYTES} bytes when compiled");
+        Err(RegexpError { reason, help: Some("reduce its repetitions") })
     })
 }
 
-/// As [`compile_with_flags`], with another limit on the size of what comes out; `None` where that is too small.
+/// Same as [`compile_with_flags`], with a limit on the compiled size. Returns `None` if the pattern exceeds it.
 pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option<Result<Regex, RegexpError>> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return Some(Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None }));
@@ -71,8 +71,9 @@ pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option
     }
 }
 
-/// Splits `/pattern/flags` into pattern and flags; `None` where the text does not have that form. The pattern may be
-/// empty and may hold slashes: this is the loose form that values of variables are read by.
+/// Splits `/pattern/flags` into pattern and flags. `None` if the text does not have this form.
+///
+/// The pattern may be empty and may contain slashes. Values of variables are interpreted this way.
 #[must_use]
 pub fn split_literal(text: &str) -> Option<(&str, &str)> {
     let inner = text.strip_prefix('/')?;
@@ -80,27 +81,27 @@ pub fn split_literal(text: &str) -> Option<(&str, &str)> {
     (flags.chars().all(is_flag) && !pattern.contains('\n')).then_some((pattern, flags))
 }
 
-/// Whether `/.../` may be followed by `flag`.
+/// Returns true if `flag` is valid after `/.../`.
 #[must_use]
 pub fn is_flag(flag: char) -> bool {
     matches!(flag, 'i' | 's' | 'm' | 'U')
 }
 
-/// The last line of the crate's report says what is wrong; the lines before it draw the pattern.
+/// The last line of the regex crate's report contains the reason. The lines before it show the pattern.
 fn explain(error: &regex::Error) -> RegexpError {
     let text = error.to_string();
     let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
     let help = if reason.contains("look-around") {
-        Some("RE2 has no look-ahead and no look-behind: match both sides, or use two expressions")
+        Some("RE2 does not support look-ahead and look-behind; match both sides, or use two expressions")
     } else if reason.contains("backreferences") {
-        Some("RE2 has no back-references")
+        Some("RE2 does not support back-references")
     } else {
         None
     };
     RegexpError { reason, help }
 }
 
-/// Rewrites what RE2 takes as literal text and the `regex` crate as syntax.
+/// Escapes what is literal text in RE2 but syntax in the `regex` crate.
 fn adapt(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -142,7 +143,8 @@ fn adapt(pattern: &str) -> String {
     out
 }
 
-/// Writes the escape whose backslash precedes `after`, and says how many bytes of `after` belong to it.
+/// Writes the escape sequence whose backslash precedes `after`. Returns the number of bytes of `after` that belong to
+/// it.
 fn escape(after: &str, out: &mut String) -> usize {
     let Some(first) = after.chars().next() else {
         out.push('\\');
@@ -177,14 +179,14 @@ fn escape(after: &str, out: &mut String) -> usize {
     taken
 }
 
-/// Whether `{...` begins `{2}`, `{2,}` or `{2,3}`.
+/// Returns true if the text begins with a repetition such as `{2}`, `{2,}` or `{2,3}`.
 fn is_repetition(text: &str) -> bool {
     let Some((inner, _)) = text[1..].split_once('}') else { return false };
     let (low, high) = inner.split_once(',').unwrap_or((inner, ""));
     !low.is_empty() && low.bytes().chain(high.bytes()).all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether the text so far ends inside a repetition that was kept.
+/// Returns true if the output ends inside a repetition.
 fn closes_repetition(out: &str) -> bool {
     out.rfind('{').is_some_and(|open| {
         !out[..open].ends_with('\\')
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_re2_takes_as_text_is_text() {
+    fn literal_text_of_re2_is_literal() {
         for (pattern, text) in [
             ("^a{$", "a{"),
             ("^{x}$", "{x}"),
@@ -223,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn digits_words_and_spaces_are_ascii() {
+    fn character_classes_are_ascii() {
         for (pattern, text) in [(r"^\d$", "٣"), (r"^\w$", "é"), (r"^\s$", "\u{a0}")] {
             assert!(compile(pattern).is_ok_and(|regex| !regex.is_match(text)), "{pattern} {text}");
         }
     }
 
     #[test]
-    fn flags_have_the_meaning_of_re2() {
+    fn flags_mean_the_same_as_in_re2() {
         assert!(compile_with_flags("^AB", "i").is_ok_and(|regex| regex.is_match("abc")));
         assert!(compile_with_flags("a.b", "s").is_ok_and(|regex| regex.is_match("a\nb")));
         assert!(compile_with_flags("^b", "m").is_ok_and(|regex| regex.is_match("a\nb")));
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn look_around_and_oversized_patterns_are_errors_with_a_reason() {
+    fn rejects_look_around_and_oversized_patterns_with_reason() {
         let error = compile("(?=x)").unwrap_err();
         assert!(error.reason.contains("look-around"), "{error}");
         assert!(error.help.is_some());
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_literal_has_slashes_and_only_known_flags() {
+    fn split_literal_requires_slashes_and_known_flags() {
         assert_eq!(split_literal("/^ab.*/"), Some(("^ab.*", "")));
         assert_eq!(split_literal("/a/b/im"), Some(("a/b", "im")));
         assert_eq!(split_literal("/a/x"), None);

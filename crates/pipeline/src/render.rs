@@ -1,6 +1,6 @@
-//! Diagnostics as text for people: file, line and column, the line itself underlined, other places, and what to do.
+//! Renders diagnostics as text: file, line and column, the source line with the error underlined, and how to fix it.
 //!
-//! Everything that comes from a configuration is cleaned of control characters, so a file cannot drive the terminal.
+//! Control characters from the configuration are removed, so that a file cannot send escape sequences to the terminal.
 
 use annotate_snippets::{
     Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str as clean,
@@ -10,15 +10,15 @@ use crate::diagnostic::{Diagnostic, Severity, shortened};
 use crate::node::Span;
 use crate::source_map::{Source, SourceMap};
 
-/// Lines longer than this, in bytes, are named but not shown.
-const LONGEST_SHOWN_LINE: usize = 2000;
-/// Messages longer than this, in characters, are cut.
-const LONGEST_MESSAGE: usize = 1000;
+/// Maximum length of a source line to show, in bytes. Of longer lines only the position is shown.
+const MAX_LINE_BYTES: usize = 2000;
+/// Maximum length of a message in characters. Longer messages are truncated.
+const MAX_MESSAGE_CHARS: usize = 1000;
 
-/// The text of `diagnostics`, in their order, each followed by an empty line. `colour` adds ANSI sequences.
+/// Returns the text of `diagnostics` in their order, each followed by an empty line. `color` adds ANSI sequences.
 #[must_use]
-pub fn render(diagnostics: &[Diagnostic], sources: &SourceMap, colour: bool) -> String {
-    let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
+pub fn render(diagnostics: &[Diagnostic], sources: &SourceMap, color: bool) -> String {
+    let renderer = if color { Renderer::styled() } else { Renderer::plain() };
     let mut out = String::new();
     for diagnostic in diagnostics {
         let group = group(diagnostic, sources);
@@ -37,7 +37,7 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
     };
-    let title = level.primary_title(shortened(&diagnostic.message, LONGEST_MESSAGE));
+    let title = level.primary_title(shortened(&diagnostic.message, MAX_MESSAGE_CHARS));
     let mut group = Group::with_title(title);
     let primary = diagnostic.span.map(|span| (span, AnnotationKind::Primary, None));
     let related = diagnostic.related.iter().map(|(span, label)| (*span, AnnotationKind::Context, Some(label.as_str())));
@@ -61,19 +61,19 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
     }
 }
 
-/// The first line of a span, and what of it is underlined.
+/// First source line of a span with the columns to underline.
 struct ShownLine<'a> {
     text: &'a str,
     start: usize,
     end: usize,
 }
 
-/// `None` where the span does not fit the text, or its line is too long to show.
+/// Returns `None` if the span does not fit the text, or if its line is too long to show.
 fn shown_line(source: &Source, span: Span) -> Option<ShownLine<'_>> {
     let (start, end) = (span.start as usize, span.end as usize);
     let line_start = source.text.get(..start)?.rfind('\n').map_or(0, |newline| newline + 1);
     let text = source.text.get(line_start..)?.split('\n').next()?.trim_end_matches('\r');
     let start = (start - line_start).min(text.len());
     let end = end.saturating_sub(line_start).clamp(start, text.len());
-    (text.len() <= LONGEST_SHOWN_LINE).then_some(ShownLine { text, start, end })
+    (text.len() <= MAX_LINE_BYTES).then_some(ShownLine { text, start, end })
 }

@@ -1,22 +1,23 @@
-//! Names made fit for host names, labels and paths (pipeline-yaml 4.6).
+//! Slugs: names converted for use in host names, labels and paths (docs/spec/pipeline-yaml.md, section 4.6).
 
 use sha2::{Digest, Sha256};
 
-/// The longest slug of a ref, path or job, in bytes.
+/// Maximum length of the slug of a ref, path or job in bytes.
 const MAX_SLUG: usize = 63;
 
-/// The longest slug of an environment, in bytes.
+/// Maximum length of the slug of an environment in bytes.
 const MAX_ENVIRONMENT_SLUG: usize = 24;
 
-/// How much of an environment's name stays where a suffix follows, in bytes.
+/// Length in bytes to which the name of an environment is truncated before a suffix is added.
 const ENVIRONMENT_STEM: usize = 17;
 
-/// Characters of the suffix that keeps altered names apart.
+/// Length of the suffix that distinguishes converted names.
 const SUFFIX_LENGTH: usize = 6;
 
-/// The slug of a ref, a path or a job's name: `CI_COMMIT_REF_SLUG` and its siblings.
+/// Returns the slug of a ref, path or job name, for `CI_COMMIT_REF_SLUG` and similar variables.
 ///
-/// Lower case, everything but `0-9a-z` becomes `-`, at most 63 bytes, no `-` at either end.
+/// Converts to lower case, replaces every character except `0-9a-z` by `-`, truncates to 63 bytes, and removes `-` at
+/// both ends.
 #[must_use]
 pub fn slug(text: &str) -> String {
     let mut slug = plain(text);
@@ -24,8 +25,9 @@ pub fn slug(text: &str) -> String {
     slug.trim_matches('-').to_owned()
 }
 
-/// `CI_ENVIRONMENT_SLUG`: at most 24 bytes, begins with a letter, and differs between environments whose names differ
-/// only in what a slug cannot hold.
+/// Returns `CI_ENVIRONMENT_SLUG`: at most 24 bytes, starting with a letter.
+///
+/// A name that had to be converted gets a suffix derived from it, so that the slugs of different names differ.
 #[must_use]
 pub fn environment_slug(name: &str) -> String {
     let mut slug = plain(name);
@@ -48,7 +50,7 @@ pub fn environment_slug(name: &str) -> String {
     slug + &base36_tail(&Sha256::digest(name.as_bytes()))
 }
 
-/// Lower case, and ASCII from here on.
+/// Converts to lower case and replaces characters that are not allowed. The result is ASCII.
 fn plain(text: &str) -> String {
     text.chars()
         .flat_map(char::to_lowercase)
@@ -56,7 +58,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-/// The last digits, to base 36, of the number that `bytes` spell.
+/// Interprets `bytes` as a big-endian number and returns its last digits in base 36.
 fn base36_tail(bytes: &[u8]) -> String {
     const BASE: u64 = 36;
     let modulus = BASE.pow(6);
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refs_paths_and_jobs() {
+    fn slugs_of_refs_paths_and_jobs() {
         assert_eq!(slug("Feat/A_1"), "feat-a-1");
         assert_eq!(slug("--Über/main--"), "ber-main");
         assert_eq!(slug(&"x".repeat(80)), "x".repeat(63));
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_fits_stays_and_any_other_gets_a_suffix() {
+    fn environment_slug_has_suffix_only_if_converted() {
         for name in ["production", "staging-1234567890123456", "review-1"] {
             assert_eq!(environment_slug(name), name);
         }
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suffix_is_the_tail_of_the_number_to_base_36() {
+    fn suffix_is_the_end_of_the_number_in_base_36() {
         assert_eq!(base36_tail(&[0xaa; 32]), "q517sa");
         assert_eq!(base36_tail(&[35]), "00000z");
     }

@@ -1,4 +1,4 @@
-//! A part of a scalar, found again in the file: for errors inside an expression.
+//! Locates a part of a scalar in the source file, for errors inside expressions.
 
 use std::sync::Arc;
 
@@ -6,20 +6,22 @@ use crate::node::Span;
 use crate::source_map::SourceMap;
 use crate::source_map::span_inside;
 
-/// Which bytes of a scalar's text are meant.
+/// A byte range of a scalar's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SubSpan {
-    /// The text, after quotes and escapes.
+    /// Value of the scalar, after quotes and escapes have been resolved.
     pub(crate) text: Arc<str>,
-    /// The first byte that is meant.
+    /// First byte of the part.
     pub(crate) offset: usize,
-    /// How many bytes are meant.
+    /// Length of the part in bytes.
     pub(crate) length: usize,
 }
 
 impl SubSpan {
-    /// The place of the part, where `whole` is that of the scalar. `None` where the file does not have the text as it
-    /// is: in a block or over several lines, with other escapes than those of quotes, after interpolation.
+    /// Returns the span of the part, where `whole` is the span of the scalar.
+    ///
+    /// `None` if the file does not contain the value literally: in a block or multi-line scalar, with escapes other
+    /// than those of quotes, or after interpolation.
     pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {
         let source = sources.get(whole.source)?;
         let written = source.text.get(usize::try_from(whole.start).ok()?..usize::try_from(whole.end).ok()?)?;
@@ -29,7 +31,7 @@ impl SubSpan {
     }
 }
 
-/// Where in `written`, a plain or quoted scalar on one line, the byte `at` of its `text` stands.
+/// Returns the offset in `written`, a plain or quoted scalar on one line, of the byte `at` of its value `text`.
 fn written_offset(written: &str, text: &str, at: usize) -> Option<usize> {
     if written.contains('\n') || !text.is_char_boundary(at) {
         return None;
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_byte_is_found_where_the_text_is_written() {
+    fn maps_value_offsets_to_source_offsets() {
         for (written, text, at, expected) in [
             ("$A = b", "$A = b", 3, Some(3)),
             ("$A = b  ", "$A = b", 6, Some(6)),

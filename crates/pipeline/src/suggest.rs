@@ -1,30 +1,30 @@
-//! "Did you mean": the known name that is closest to a written one.
+//! "Did you mean" suggestions: the known name that is closest to an unknown one.
 
-/// How different two names may be, as a part of the longer one, and still be taken for a slip of the keyboard.
-const LARGEST_DISTANCE_IN_PERCENT: usize = 40;
-/// Longer names, in bytes, are compared with nothing: the cost is the product of both lengths.
-const LONGEST_COMPARED: usize = 300;
-/// The most that one search may cost, as products of the lengths that are compared: 20,000 names of ten letters. Names
-/// after that are not looked at.
-const LARGEST_COST: usize = 2_000_000;
+/// Maximum edit distance to a suggestion, as a percentage of the longer name.
+const MAX_DISTANCE_PERCENT: usize = 40;
+/// Maximum length of names to compare in bytes. The time for a comparison is the product of both lengths.
+const MAX_COMPARED_BYTES: usize = 300;
+/// Maximum cost of one search: the sum of the products of the compared lengths. This is enough for 20,000 names of ten
+/// letters. Further candidates are ignored.
+const MAX_COST: usize = 2_000_000;
 
-/// The candidate that `name` most likely meant, or `None` where none is close.
+/// Returns the candidate that `name` most likely stands for. `None` if no candidate is close.
 ///
-/// Letter case is ignored, and swapped neighbours count as one slip. Of equally close candidates the first wins.
+/// Ignores case. A swap of two adjacent letters counts as one edit. Of equally close candidates, the first one wins.
 #[must_use]
 pub fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    if name.len() > LONGEST_COMPARED {
+    if name.len() > MAX_COMPARED_BYTES {
         return None;
     }
     let wanted = name.to_lowercase();
     let length = wanted.chars().count();
-    let mut cost_left = LARGEST_COST;
+    let mut cost_left = MAX_COST;
     let mut best: Option<(usize, &'a str)> = None;
-    for candidate in candidates.into_iter().filter(|candidate| candidate.len() <= LONGEST_COMPARED) {
+    for candidate in candidates.into_iter().filter(|candidate| candidate.len() <= MAX_COMPARED_BYTES) {
         let known = candidate.to_lowercase();
         let known_length = known.chars().count();
         let longer = length.max(known_length);
-        let allowed = (longer * LARGEST_DISTANCE_IN_PERCENT / 100).max(1);
+        let allowed = (longer * MAX_DISTANCE_PERCENT / 100).max(1);
         let at_least = length.abs_diff(known_length);
         if at_least > allowed || best.is_some_and(|(smallest, _)| at_least >= smallest) {
             continue;
@@ -39,24 +39,25 @@ pub fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     best.map(|(_, candidate)| candidate)
 }
 
-/// The sentence ``did you mean `x`?``, where there is a near candidate.
+/// Returns the text ``did you mean `x`?`` if a candidate is close.
 #[must_use]
 pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
     closest(name, candidates).map(|candidate| format!("did you mean `{candidate}`?"))
 }
 
+/// Maximum length of a name in a list, in characters.
 /// So many names are listed, and so many characters of each.
-const LISTED: usize = 12;
-const LISTED_CHARACTERS: usize = 60;
+const MAX_LISTED_CHARS: usize = 60;
+const MAX_LISTED: usize = 12;
 
-/// Names in a sentence: `` `a`, `b` and 7 more``. There may be very many, and very long ones.
+/// Returns a list of names for a message: `` `a`, `b` and 7 more``. Long lists and long names are truncated.
 #[must_use]
 pub fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names = names.into_iter();
     let shown: Vec<String> = names
         .by_ref()
-        .take(LISTED)
-        .map(|name| match name.char_indices().nth(LISTED_CHARACTERS) {
+        .take(MAX_LISTED)
+        .map(|name| match name.char_indices().nth(MAX_LISTED_CHARS) {
             Some((end, _)) => format!("`{}…`", name.get(..end).unwrap_or(name)),
             None => format!("`{name}`"),
         })
@@ -74,7 +75,7 @@ mod tests {
     const KEYWORDS: &[&str] = &["script", "before_script", "after_script", "coverage", "only", "on", "rules"];
 
     #[test]
-    fn a_slip_finds_its_keyword() {
+    fn suggests_keyword_for_typo() {
         for (written, meant) in [
             ("scirpt", Some("script")),
             ("SCRIPT", Some("script")),
@@ -90,9 +91,9 @@ mod tests {
     }
 
     #[test]
-    fn a_search_has_an_end() {
-        let long = "x".repeat(LONGEST_COMPARED);
-        let others = std::iter::repeat_n(&*long, LARGEST_COST / long.len() / long.len());
+    fn search_cost_is_bounded() {
+        let long = "x".repeat(MAX_COMPARED_BYTES);
+        let others = std::iter::repeat_n(&*long, MAX_COST / long.len() / long.len());
         let name = format!("{}y", &long[1..]);
         let exact = std::iter::once(&*name);
         assert_eq!(closest(&name, exact.clone().chain(others.clone())), Some(&*name));
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_names_has_an_end() {
+    fn listed_names_are_bounded() {
         assert_eq!(listed(["a", "b"]), "`a`, `b`");
         let many = listed(std::iter::repeat_n("name", 5000));
         assert!(many.ends_with("`name` and 4988 more") && many.len() < 200, "{many}");
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_names_it() {
+    fn did_you_mean_contains_the_candidate() {
         assert_eq!(did_you_mean("onyl", KEYWORDS.iter().copied()).as_deref(), Some("did you mean `only`?"));
         assert_eq!(did_you_mean("zzzzzz", KEYWORDS.iter().copied()), None);
     }

@@ -1,4 +1,4 @@
-//! The host keys of machines.
+//! Host keys of machines.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,27 +10,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
-/// Host keys of machines; with HTTPS their certificates. If keys were pinned, only those are accepted. Otherwise the key of the
-/// first connection is believed, and from then on only that one.
+/// Known host keys of machines; for HTTPS, their certificates.
+///
+/// If keys are pinned, only those are accepted. Otherwise the key of the first connection is trusted, and no other key
+/// after that.
 #[derive(Debug, Clone, Default)]
 pub struct KnownHosts(Arc<Mutex<Hosts>>);
 
 #[derive(Debug, Default)]
 struct Hosts {
     keys: HashMap<String, Keys>,
-    /// File for the keys of first connections. `None` means that they are not kept.
+    /// File for the keys of first connections. `None` means that they are kept in memory only.
     kept: Option<HostKeyFile>,
 }
 
-/// The keys that a machine may have.
+/// Accepted keys of a machine.
 #[derive(Debug)]
 struct Keys {
     fingerprints: Vec<String>,
-    /// From elsewhere, and not from the first connection.
+    /// True if the keys were pinned, not taken from the first connection.
     are_pinned: bool,
 }
 
-/// A line of the file: a machine and its fingerprints. Without fingerprints the machine is forgotten.
+/// A line of the file: a machine with its fingerprints. No fingerprints mean that the machine was removed.
 #[derive(Serialize, Deserialize)]
 struct Line {
     machine: String,
@@ -38,7 +40,8 @@ struct Line {
     keys: Vec<String>,
 }
 
-/// A file of lines, of which the last one of a machine counts. It is rewritten when it has many more lines than machines.
+/// A file of lines, in which the last line of a machine counts. It is rewritten when it has many more lines than
+/// machines.
 #[derive(Debug)]
 struct HostKeyFile {
     path: PathBuf,
@@ -47,15 +50,15 @@ struct HostKeyFile {
     lines: usize,
 }
 
-/// The file is rewritten when it has this many more lines than machines.
-const SURPLUS_MAX: usize = 1000;
+/// Number of lines in excess of the number of machines after which the file is rewritten.
+const MAX_SURPLUS_LINES: usize = 1000;
 
 impl KnownHosts {
-    /// Those that are in a file, and from now on kept there: the first key of a machine is believed once, also where the
-    /// process that saw it has ended. A file that is not there is made. A line that cannot be read is left out.
+    /// Loads the keys from a file, and stores new ones in it, so that the first key of a machine is trusted across
+    /// restarts. Creates a missing file. Skips invalid lines.
     ///
     /// # Errors
-    /// It cannot be read or written.
+    /// Returns an error if the file cannot be read or written.
     pub fn kept_in(path: &Path) -> std::io::Result<Self> {
         let mut keys = HashMap::new();
         match File::open(path) {
@@ -77,8 +80,8 @@ impl KnownHosts {
         Ok(Self(Arc::new(Mutex::new(hosts))))
     }
 
-    /// The known fingerprints, where the key is none of them.
-    pub(super) fn differs(&self, machine: &str, found: &str) -> Option<String> {
+    /// Returns the known fingerprints, if the key does not match any of them.
+    pub(super) fn mismatched_keys(&self, machine: &str, found: &str) -> Option<String> {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = hosts.keys.get(machine) {
             let known = &known.fingerprints;
@@ -90,8 +93,8 @@ impl KnownHosts {
         None
     }
 
-    /// Forgets the key of the first connection. Whether there was one, and not pinned ones.
-    pub(super) fn forget_the_first(&self, machine: &str) -> bool {
+    /// Removes the key of the first connection. Returns false if no key is known, or if keys are pinned.
+    pub(super) fn forget_first_seen(&self, machine: &str) -> bool {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = hosts.keys.get(machine).is_some_and(|keys| !keys.are_pinned);
         if is_first {
@@ -100,24 +103,24 @@ impl KnownHosts {
         is_first
     }
 
-    /// Pins the keys that the machine may have: fingerprints, `SHA256:...`.
+    /// Pins the accepted keys of a machine: fingerprints such as `SHA256:...`.
     pub fn pin(&self, machine: &str, fingerprints: &[String]) {
         let keys = Keys { fingerprints: fingerprints.to_vec(), are_pinned: true };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(machine.to_owned(), keys);
     }
 
-    /// Forgets a machine that was deleted: another one may get its name.
+    /// Removes the keys of a deleted machine. Another machine may get its name.
     pub fn forget(&self, machine: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).forget(machine);
     }
 
-    /// Names of the machines of which keys are known.
+    /// Returns the names of the machines with known keys.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.keys().cloned().collect()
     }
 
-    /// Forgets all other machines.
+    /// Removes the keys of all machines for which `is_there` returns false.
     pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<String> = hosts.keys.keys().filter(|id| !is_there(id)).cloned().collect();
@@ -127,20 +130,20 @@ impl KnownHosts {
 
 impl Hosts {
     fn forget(&mut self, machine: &str) {
-        // Pinned ones are told anew by who knows them.
+        // Pinned keys are not stored: the caller pins them again after a restart.
         if self.keys.remove(machine).is_some_and(|keys| !keys.are_pinned) {
             self.note(Line { machine: machine.to_owned(), keys: Vec::new() });
         }
     }
 
-    /// Keeps what has changed. Where that fails it is tried again with the next change; until then it holds in memory.
+    /// Stores a change. After a failure, the next change rewrites the file.
     fn note(&mut self, line: Line) {
         if self.kept.is_none() {
             return;
         }
         if let Err(error) = self.write(&line) {
             let Some(kept) = &mut self.kept else { return };
-            tracing::warn!(path = %kept.path.display(), %error, "host keys cannot be kept: a restart would believe them anew");
+            tracing::warn!(path = %kept.path.display(), %error, "failed to store host keys; after a restart, the next key of each machine is trusted");
             kept.file = None;
         }
     }
@@ -148,7 +151,7 @@ impl Hosts {
     fn write(&mut self, line: &Line) -> std::io::Result<()> {
         let known = self.keys.len();
         match &mut self.kept {
-            Some(HostKeyFile { file: Some(file), lines, .. }) if *lines <= known + SURPLUS_MAX => {
+            Some(HostKeyFile { file: Some(file), lines, .. }) if *lines <= known + MAX_SURPLUS_LINES => {
                 let mut text = serde_json::to_vec(line)?;
                 text.push(b'\n');
                 *lines += 1;
@@ -179,38 +182,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_first_key_is_believed_once_also_by_the_next_process() {
+    fn first_key_is_trusted_across_restarts() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("one.hosts");
         let [one, two, three] = ["i-1", "i-2", "i-3"];
         let hosts = KnownHosts::kept_in(&path).unwrap();
-        assert_eq!(hosts.differs(one, "SHA256:a"), None);
-        assert_eq!(hosts.differs(two, "SHA256:b"), None);
+        assert_eq!(hosts.mismatched_keys(one, "SHA256:a"), None);
+        assert_eq!(hosts.mismatched_keys(two, "SHA256:b"), None);
         hosts.forget(two);
         hosts.pin(three, &["SHA256:c".to_owned()]);
         drop(hosts);
-        // It was cut off in the middle of a line.
+        // The last line is incomplete.
         File::options().append(true).open(&path).unwrap().write_all(b"{\"machine\":").unwrap();
         let hosts = KnownHosts::kept_in(&path).unwrap();
-        assert_eq!(hosts.differs(one, "SHA256:other"), Some("SHA256:a".to_owned()));
-        assert_eq!(hosts.differs(two, "SHA256:other"), None, "it was forgotten");
-        assert_eq!(hosts.differs(three, "SHA256:other"), None, "who pinned it tells it again");
+        assert_eq!(hosts.mismatched_keys(one, "SHA256:other"), Some("SHA256:a".to_owned()));
+        assert_eq!(hosts.mismatched_keys(two, "SHA256:other"), None, "it was forgotten");
+        assert_eq!(hosts.mismatched_keys(three, "SHA256:other"), None, "who pinned it tells it again");
         hosts.retain(|id| id == two);
-        assert_eq!(hosts.differs(one, "SHA256:new"), None);
-        assert_eq!(hosts.differs(two, "SHA256:new"), Some("SHA256:other".to_owned()));
+        assert_eq!(hosts.mismatched_keys(one, "SHA256:new"), None);
+        assert_eq!(hosts.mismatched_keys(two, "SHA256:new"), Some("SHA256:other".to_owned()));
     }
 
     #[test]
-    fn the_file_does_not_grow_without_bound() {
+    fn file_size_is_bounded() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("one.hosts");
         let hosts = KnownHosts::kept_in(&path).unwrap();
         let one = "i-1";
-        for _ in 0..SURPLUS_MAX * 2 {
-            assert_eq!(hosts.differs(one, "SHA256:a"), None);
+        for _ in 0..MAX_SURPLUS_LINES * 2 {
+            assert_eq!(hosts.mismatched_keys(one, "SHA256:a"), None);
             hosts.forget(one);
         }
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines <= SURPLUS_MAX + 2, "{lines}");
+        assert!(lines <= MAX_SURPLUS_LINES + 2, "{lines}");
     }
 }

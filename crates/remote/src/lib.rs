@@ -1,8 +1,8 @@
-//! A session with a machine: run a command, or open a stream to an address there.
+//! Sessions with machines: running commands, and opening streams to addresses that the machine can reach.
 //!
-//! [`Session`] is the port, with an adapter for each protocol: [`ssh`], `winrm` (feature of that name) for Windows machines
-//! that have no SSH server, and [`local`] for this host. [`dial`] chooses the adapter by the protocol of a [`Target`].
-//! `sys` has what differs between Unix and Windows.
+//! [`Session`] is the port, with an adapter for each protocol: [`ssh`], `winrm` (with the feature of that name) for
+//! Windows machines without an SSH server, and [`local`] for this host. [`dial`] selects the adapter by the protocol of
+//! a [`Target`]. `sys` contains the differences between Unix and Windows.
 
 mod hosts;
 #[cfg(unix)]
@@ -29,51 +29,51 @@ pub use target::Target;
 /// How a remote command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
-    /// With a status; 0 is success.
+    /// The command exited with this status. 0 means success.
     Code(u32),
-    /// By a signal, without the `SIG`.
+    /// The command was terminated by this signal, named without the prefix `SIG`.
     Signal(String),
 }
 
-/// What a command that ran to its end left.
+/// Result of a command that ran to its end.
 #[derive(Debug)]
-pub struct Outcome {
-    /// How it ended.
+pub struct CommandResult {
+    /// How the command ended.
     pub exit: Exit,
-    /// The end of its stderr, where nobody took it.
+    /// End of its stderr, unless [`RemoteCommand::stderr`] was set.
     pub stderr: Tail,
 }
 
-/// Bytes both ways.
+/// A bidirectional stream of bytes.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A command to run.
-pub struct Run<'a> {
-    /// One line, as the remote shell takes it.
+/// A command to run on a machine.
+pub struct RemoteCommand<'a> {
+    /// Command line for the remote shell.
     pub command: &'a str,
-    /// Its input; `None`: none.
+    /// Standard input. `None` means empty.
     pub stdin: Option<&'a mut (dyn AsyncRead + Send + Unpin)>,
-    /// Its output; `None`: thrown away.
+    /// Destination of stdout. `None` discards it.
     pub stdout: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// Its errors; `None`: the last of them are kept in [`Outcome::stderr`].
+    /// Destination of stderr. `None` keeps the end of it in [`CommandResult::stderr`].
     pub stderr: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// The command gets SIGTERM when this is cancelled, SIGKILL ten seconds later, and then is waited for no more.
+    /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. After that, its end is not awaited.
     pub stop: CancellationToken,
 }
 
-impl<'a> Run<'a> {
-    /// A command with no input, whose output nobody wants.
+impl<'a> RemoteCommand<'a> {
+    /// Creates a command without input whose output is discarded.
     #[must_use]
     pub fn new(command: &'a str) -> Self {
         Self { command, stdin: None, stdout: None, stderr: None, stop: CancellationToken::new() }
     }
 }
 
-/// Reason why a connection was not made.
+/// Reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The machine refused the credentials. A further try would be refused too.
+    /// The machine rejected the credentials. A retry would be rejected, too.
     #[error("{user}@{address} refused the {method}; check the credentials, and that the machine accepts them")]
     Auth {
         /// User name that was sent.
@@ -83,7 +83,7 @@ pub enum DialError {
         /// `key`, `certificate` or `password`.
         method: &'static str,
     },
-    /// The password would be sent in clear text.
+    /// The protocol would send the password in clear text.
     #[error(
         "protocol = \"winrm\" would send the password of {user} in clear text; use \"winrm+https\", or set \
          allow_unencrypted = true if only trusted people can read that network"
@@ -92,15 +92,15 @@ pub enum DialError {
         /// User name that would be sent.
         user: String,
     },
-    /// The private key cannot be read.
-    #[error("the private key cannot be used: {cause}; it must be unencrypted PEM or OpenSSH")]
+    /// The private key is invalid.
+    #[error("invalid private key: {cause}; use an unencrypted key in PEM or OpenSSH format")]
     Key {
-        /// What the parser of the key reported.
+        /// Error of the parser.
         cause: String,
     },
-    /// Another machine answers than the pinned one, or than the one of the first connection.
+    /// The host key differs from the pinned key, or from that of the first connection.
     #[error(
-        "the host key of {address} is {found}, and should be {known}: another machine answers there; nothing was sent to it"
+        "the host key of {address} is {found}, expected {known}: another machine uses this address; nothing was sent to it"
     )]
     HostKey {
         /// Address that was dialed.
@@ -110,52 +110,52 @@ pub enum DialError {
         /// Fingerprints that were expected.
         known: String,
     },
-    /// The credentials have expired meanwhile.
-    #[error("the credentials have expired; the machine needs new ones")]
+    /// The credentials expired before the connection was established.
+    #[error("the credentials have expired")]
     Expired,
-    /// The machine did not answer in time.
+    /// The machine did not respond in time.
     #[error("no connection to {address} within {} s ({tries} tries): {cause}", limit.as_secs())]
     Unreachable {
         /// Address that was dialed.
         address: String,
-        /// Time that all tries had together.
+        /// Timeout for all attempts together.
         limit: Duration,
-        /// Number of tries.
+        /// Number of attempts.
         tries: u32,
-        /// Why the last try failed.
+        /// Cause of the last failure.
         cause: String,
     },
-    /// This program does not know the protocol.
-    #[error("protocol {protocol:?} is not known to this program; use ssh")]
+    /// The protocol is not supported.
+    #[error("unsupported protocol {protocol:?}; use ssh")]
     Protocol {
         /// Name of the protocol.
         protocol: String,
     },
 }
 
-/// Why a command or a stream has no end.
+/// Reason why a command or a stream did not end normally.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The connection broke. How the command ended is not known: there is no exit status (C6).
-    #[error("the connection was lost: {cause}; whether the command has ended, and how, is not known")]
+    /// The connection was lost. It is unknown whether and how the command ended (C6).
+    #[error("the connection was lost: {cause}; it is unknown whether and how the command ended")]
     Lost {
-        /// What is known.
+        /// Cause of the loss.
         cause: String,
     },
-    /// The other side did not want to.
+    /// The machine refused the request.
     #[error("{what} was refused: {cause}")]
     Refused {
-        /// What was asked.
+        /// The request.
         what: String,
-        /// Why.
+        /// Reason for the refusal.
         cause: String,
     },
-    /// This side's end of a stream broke.
+    /// A local stream failed.
     #[error("{what}")]
     Local {
-        /// Which.
+        /// The failed operation.
         what: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -163,30 +163,30 @@ pub enum RunError {
 /// A connection to a machine.
 #[async_trait]
 pub trait Session: Send + Sync {
-    /// Runs a command to its end.
+    /// Runs a command and waits until it ends.
     ///
     /// # Errors
-    /// [`RunError`]. A command that fails is no error: see [`Outcome::exit`].
-    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError>;
+    /// Returns [`RunError`]. A command with a non-zero status is not an error: see [`CommandResult::exit`].
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError>;
 
-    /// A stream to an address as the machine sees it: `tcp` with `host:port`, or `unix` with a path.
+    /// Opens a stream to an address that the machine can reach: `tcp` with `host:port`, or `unix` with a path.
     ///
     /// # Errors
-    /// [`RunError::Refused`] where nobody answers.
+    /// Returns [`RunError::Refused`] if nothing listens at the address.
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError>;
 
-    /// The stdin and stdout of a remote command as one stream.
+    /// Returns stdin and stdout of a remote command as one stream.
     ///
     /// # Errors
     /// [`RunError::Refused`].
-    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError>;
+    async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError>;
 
-    /// Ends the connection.
+    /// Closes the connection.
     async fn close(&self);
 }
 
-/// Connects to a machine within the target's timeout. A machine that does not answer yet is tried again with growing pauses;
-/// one that refuses the credentials is not.
+/// Connects to a machine within the target's timeout. Retries with growing pauses while the machine does not respond,
+/// but not if it rejects the credentials.
 ///
 /// # Errors
 /// [`DialError`].
@@ -199,18 +199,20 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
     }
 }
 
-/// [`dial`] for a machine that has just been made, and that nobody was logged in to. Its SSH server may answer before the machine
-/// knows the user's key, or before it has made its own: refused credentials, and another host key than the first one (not than
-/// one that was pinned), are tried again for `grace`.
+/// Same as [`dial`], for a machine that was just created.
+///
+/// Its SSH server may start before the user's key is installed, or before its own host key is generated. Therefore
+/// rejected credentials, and host keys that differ from the first one but not from a pinned one, are retried for
+/// `grace`.
 ///
 /// # Errors
-/// [`DialError`]; [`DialError::Expired`] if the credentials have expired meanwhile.
+/// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired meanwhile.
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
     retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
 }
 
-/// Connects, as [`dial`] does, to a machine that only the machine of another session can reach: each stream is one of that
-/// session. By SSH only. Credentials that are refused are tried again for `grace`, as [`dial_new`] does.
+/// Same as [`dial`], through the session of another machine. Supports SSH only. Rejected credentials are retried for
+/// `grace`, as in [`dial_new`].
 ///
 /// # Errors
 /// [`DialError`].

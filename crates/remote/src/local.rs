@@ -1,4 +1,4 @@
-//! This host, behind the same port.
+//! Sessions with this host.
 
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
@@ -12,16 +12,16 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::{Exit, Outcome, ProcessGroup, Run, RunError, Session, Stream, Tail};
+use crate::{CommandResult, Exit, ProcessGroup, RemoteCommand, RunError, Session, Stream, Tail};
 
-/// Commands run here, by `sh -c`, each in a process group of its own.
+/// Runs commands on this host with `sh -c`, each in its own process group.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LocalSession;
 
-/// From SIGTERM to SIGKILL.
+/// Time from SIGTERM to SIGKILL.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// The streams of a command, which ends with them.
+/// The streams of a command. Dropping it ends the command.
 struct Program {
     stream: tokio::io::Join<ChildStdout, ChildStdin>,
     _child: Child,
@@ -52,9 +52,9 @@ impl AsyncWrite for Program {
     }
 }
 
-/// A signal's name as SSH has it, without the `SIG`, or its number.
+/// Returns the name of a signal without the prefix `SIG`, or its number.
 fn name(signal: i32) -> String {
-    // rustix shows `"Signal::KILL"`, and what has no name there as something else.
+    // rustix formats named signals as `"Signal::KILL"`, and others differently.
     let shown = Signal::from_named_raw(signal).map(|signal| format!("{signal:?}")).unwrap_or_default();
     match shown.trim_matches('"').strip_prefix("Signal::") {
         Some("ABORT") => "ABRT".to_owned(),
@@ -67,13 +67,13 @@ fn spawn(command: &str, stderr: Stdio) -> Result<Child, RunError> {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).process_group(0).kill_on_drop(true);
     shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
-    shell.spawn().map_err(|source| RunError::Local { what: "sh cannot be started", source })
+    shell.spawn().map_err(|source| RunError::Local { what: "failed to start sh", source })
 }
 
 #[async_trait]
 impl Session for LocalSession {
-    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
-        let Run { command, stdin, mut stdout, mut stderr, stop } = run;
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
+        let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = run;
         let mut child = spawn(command, Stdio::piped())?;
         let mut group = ProcessGroup::of(&child);
         let (mut input, mut output, mut errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -81,7 +81,7 @@ impl Session for LocalSession {
             if let (Some(from), Some(to)) = (stdin, &mut input) {
                 let _ = tokio::io::copy(from, to).await;
             }
-            // Its end of the pipe is closed.
+            // Close this end of the pipe.
             drop(input.take());
         };
         let mut tail = Tail::default();
@@ -93,7 +93,7 @@ impl Session for LocalSession {
                     break;
                 }
                 if let Some(to) = &mut stdout {
-                    let what = "stdout cannot be written";
+                    let what = "failed to write stdout";
                     to.write_all(buffer.get(..n).unwrap_or_default())
                         .await
                         .map_err(|source| RunError::Local { what, source })?;
@@ -112,7 +112,7 @@ impl Session for LocalSession {
                 match &mut stderr {
                     None => tail.push(data),
                     Some(to) => {
-                        let what = "stderr cannot be written";
+                        let what = "failed to write stderr";
                         to.write_all(data).await.map_err(|source| RunError::Local { what, source })?;
                     }
                 }
@@ -129,7 +129,7 @@ impl Session for LocalSession {
         let copied = async {
             let copied = async { tokio::try_join!(out, err) };
             tokio::pin!(feed, copied);
-            // A command may end without having read its input.
+            // A command may end without reading its input.
             tokio::select! {
                 done = &mut copied => done,
                 () = &mut feed => copied.await,
@@ -137,19 +137,19 @@ impl Session for LocalSession {
         };
         let ended = async {
             copied.await?;
-            child.wait().await.map_err(|source| RunError::Local { what: "the command cannot be waited for", source })
+            child.wait().await.map_err(|source| RunError::Local { what: "failed to wait for the command", source })
         };
         let status = tokio::select! {
             ended = ended => ended?,
-            () = stopper => return Err(RunError::Lost { cause: "the stop ended the wait".to_owned() }),
+            () = stopper => return Err(RunError::Lost { cause: "the command was canceled".to_owned() }),
         };
-        // What a command leaves running on purpose stays.
+        // Processes that the command left running on purpose are kept.
         group.leave();
         let exit = match (status.code(), status.signal()) {
             (Some(code), _) => Exit::Code(u32::try_from(code).unwrap_or(u32::MAX)),
             (None, signal) => Exit::Signal(name(signal.unwrap_or_default())),
         };
-        Ok(Outcome { exit, stderr: tail })
+        Ok(CommandResult { exit, stderr: tail })
     }
 
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
@@ -160,18 +160,18 @@ impl Session for LocalSession {
         match network {
             "unix" => Ok(Box::new(UnixStream::connect(address).await.map_err(refused)?)),
             "tcp" => Ok(Box::new(TcpStream::connect(address).await.map_err(refused)?)),
-            _ => Err(refused(std::io::Error::other("only tcp and unix are possible"))),
+            _ => Err(refused(std::io::Error::other("unsupported network; use tcp or unix"))),
         }
     }
 
-    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+    async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
         let mut child = spawn(command, Stdio::null())?;
         let group = ProcessGroup::of(&child);
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            let source = std::io::Error::other("no pipes");
-            return Err(RunError::Local { what: "sh cannot be reached", source });
+            let source = std::io::Error::other("missing pipes");
+            return Err(RunError::Local { what: "failed to connect to sh", source });
         };
-        // Its end is seen by its reader; it ends with the stream, at the latest.
+        // Its end is visible to the reader. It is ended with the stream at the latest.
         Ok(Box::new(Program { stream: tokio::io::join(output, input), _child: child, _group: group }))
     }
 
@@ -185,25 +185,33 @@ mod tests {
     use super::*;
 
     async fn exit(command: &str) -> Exit {
-        LocalSession.run(Run::new(command)).await.unwrap().exit
+        LocalSession.run(RemoteCommand::new(command)).await.unwrap().exit
     }
 
     #[tokio::test]
-    async fn a_command_ends_with_its_status_or_the_name_of_its_signal() {
+    async fn returns_exit_status_or_signal_name() {
         assert_eq!(exit("exit 7").await, Exit::Code(7));
         assert_eq!(exit("kill -KILL $$").await, Exit::Signal("KILL".to_owned()));
         assert_eq!(exit("kill -USR1 $$").await, Exit::Signal("USR1".to_owned()));
         let (mut stdin, mut stdout) = (b"in".as_slice(), Vec::new());
-        let run = Run { stdin: Some(&mut stdin), stdout: Some(&mut stdout), ..Run::new("cat; echo err >&2") };
+        let run = RemoteCommand {
+            stdin: Some(&mut stdin),
+            stdout: Some(&mut stdout),
+            ..RemoteCommand::new("cat; echo err >&2")
+        };
         let outcome = LocalSession.run(run).await.unwrap();
         assert_eq!((stdout.as_slice(), outcome.stderr.to_string().as_str()), (b"in".as_slice(), "err\n"));
     }
 
     #[tokio::test]
-    async fn a_command_that_is_stopped_ends_by_the_signal() {
+    async fn canceled_command_ends_by_signal() {
         let stop = CancellationToken::new();
         let (mut reader, mut writer) = tokio::io::duplex(100);
-        let run = Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("echo up; exec sleep 600") };
+        let run = RemoteCommand {
+            stdout: Some(&mut writer),
+            stop: stop.clone(),
+            ..RemoteCommand::new("echo up; exec sleep 600")
+        };
         let watch = async {
             reader.read_u8().await.unwrap();
             stop.cancel();
@@ -213,11 +221,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_ends_with_its_streams() {
+    async fn command_ends_when_its_streams_are_dropped() {
         let directory = tempfile::tempdir().unwrap();
         let pid = directory.path().join("pid");
-        // Neither reads its input.
-        let stream = LocalSession.dial_run(&format!("sleep 600 & echo $! >{}; wait", pid.display())).await.unwrap();
+        // The commands do not read their input.
+        let stream = LocalSession.dial_command(&format!("sleep 600 & echo $! >{}; wait", pid.display())).await.unwrap();
         let process = loop {
             match std::fs::read_to_string(&pid).unwrap_or_default().trim().parse::<i32>() {
                 Ok(process) => break process,

@@ -1,9 +1,9 @@
-//! The end of a stream that nobody takes.
+//! End of a stream that is not forwarded.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// The last bytes of a stream, and how many there were before them.
+/// The last bytes of a stream, and the number of bytes before them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tail {
     kept: VecDeque<u8>,
@@ -11,23 +11,23 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Bytes that are kept (fleeting.md 4.1).
-    pub const KEPT_MAX: usize = 32_767;
+    /// Maximum number of bytes to keep (docs/spec/fleeting.md, section 4.1).
+    pub const MAX_BYTES: usize = 32_767;
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.kept.extend(bytes);
-        let excess = self.kept.len().saturating_sub(Self::KEPT_MAX);
+        let excess = self.kept.len().saturating_sub(Self::MAX_BYTES);
         self.kept.drain(..excess);
         self.omitted += excess as u64;
     }
 
-    /// Bytes before those that were kept.
+    /// Returns the number of omitted bytes.
     #[must_use]
     pub fn omitted(&self) -> u64 {
         self.omitted
     }
 
-    /// Whether there was nothing.
+    /// Returns true if the stream was empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c8_the_last_bytes_are_kept_and_the_others_counted() {
+    fn c8_keeps_the_last_bytes_and_counts_the_others() {
         let mut tail = Tail::default();
         for _ in 0..1024 {
             tail.push(&[b'x'; 1024]);

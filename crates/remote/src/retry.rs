@@ -1,4 +1,4 @@
-//! Tries until a machine answers.
+//! Retries connections until a machine responds.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,25 +7,25 @@ use tokio::time::Instant;
 
 use crate::{DialError, KnownHosts, Target};
 
-/// The first pause between two tries to connect; it doubles up to [`PAUSE_CAP`]. The Go host makes none (C5).
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_CAP: Duration = Duration::from_secs(2);
-/// A machine that boots may swallow packets: the first try. One that was slow has longer at the next try: sshd may look up
-/// names, or ask a directory who the user is.
-const TRY_FIRST: Duration = Duration::from_secs(20);
-/// Between two log-ins at a machine that refuses them while it is new.
-const NEW_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// Pause after the first attempt. It doubles up to [`MAX_PAUSE`]. The Go implementation does not pause (C5).
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Timeout of the first attempt, because booting machines may drop packets. It grows with each attempt: logins can be
+/// slow if sshd looks up names or queries a directory service.
+const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Minimum and maximum pause between logins to a new machine that rejects them.
+const NEW_MACHINE_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// Why a try failed.
-pub(super) enum Failed {
-    /// Another one would not help.
-    ForGood(DialError),
-    /// The machine may not be ready.
-    ForNow(String),
+/// Result of a failed attempt.
+pub(super) enum AttemptError {
+    /// Another attempt would fail, too.
+    Permanent(DialError),
+    /// The machine may not be ready yet.
+    Transient(String),
 }
 
-/// Tries with growing pauses, within the target's timeout.
-pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
+/// Retries with growing pauses within the target's timeout.
+pub(super) async fn retry<T, F: Future<Output = Result<T, AttemptError>>>(
     target: &Target,
     address: &str,
     once: impl Fn() -> F,
@@ -33,17 +33,17 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
     let (machine, limit) = (&target.machine, target.timeout);
     let end = Instant::now() + limit;
     let mut tries = 0;
-    let (mut pause, mut try_limit) = (PAUSE_FIRST, TRY_FIRST);
+    let (mut pause, mut try_limit) = (FIRST_PAUSE, FIRST_ATTEMPT_TIMEOUT);
     loop {
         tries += 1;
         let one = try_limit.min(end.saturating_duration_since(Instant::now()));
         let cause = match tokio::time::timeout(one, once()).await {
             Ok(Ok(session)) => return Ok(session),
-            Ok(Err(Failed::ForGood(error))) => return Err(error),
-            Ok(Err(Failed::ForNow(cause))) => cause,
+            Ok(Err(AttemptError::Permanent(error))) => return Err(error),
+            Ok(Err(AttemptError::Transient(cause))) => cause,
             Err(_) => {
                 try_limit *= 2;
-                "no answer".to_owned()
+                "timeout".to_owned()
             }
         };
         if target.expires.is_some_and(is_past) {
@@ -53,13 +53,13 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
         if Instant::now() + wait >= end {
             return Err(DialError::Unreachable { address: address.to_owned(), limit, tries, cause });
         }
-        tracing::debug!(machine, address, tries, cause, "no connection yet");
+        tracing::debug!(machine, address, tries, cause, "failed to connect, retrying");
         tokio::time::sleep(wait).await;
-        pause = (pause * 2).min(PAUSE_CAP);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
-/// [`super::dial_new`], over `once`.
+/// Implements [`super::dial_new`] with `once`.
 pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
     target: &Target,
     hosts: &KnownHosts,
@@ -67,7 +67,7 @@ pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
     once: impl Fn() -> F,
 ) -> Result<T, DialError> {
     let end = Instant::now() + grace;
-    let (mut pause, cap) = NEW_PAUSES;
+    let (mut pause, cap) = NEW_MACHINE_PAUSES;
     loop {
         let error = match once().await {
             Ok(session) => return Ok(session),
@@ -78,13 +78,13 @@ pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
         }
         let may_change = match &error {
             DialError::Auth { .. } => true,
-            DialError::HostKey { .. } => hosts.forget_the_first(&target.machine),
+            DialError::HostKey { .. } => hosts.forget_first_seen(&target.machine),
             _ => false,
         };
         if !may_change || Instant::now() + pause >= end {
             return Err(error);
         }
-        tracing::info!(machine = target.machine, %error, "the machine is new and may not be set up yet; tried again");
+        tracing::info!(machine = target.machine, %error, "new machine rejected the connection, retrying");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(cap);
     }
@@ -103,14 +103,14 @@ mod tests {
         Target { timeout: Duration::from_secs(timeout_s), ..Target::default() }
     }
 
-    /// A login that takes long, as where sshd looks up names, or asks a directory who the user is.
-    async fn slow(seconds: u64) -> Result<(), Failed> {
+    /// A slow login, as if sshd looked up names.
+    async fn slow(seconds: u64) -> Result<(), AttemptError> {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         Ok(())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_login_has_the_time_that_timeout_gives() {
+    async fn slow_login_can_use_the_whole_timeout() {
         for seconds in [25, 100] {
             retry(&target(600), "a", || slow(seconds)).await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! SSH (fleeting.md 4.2).
+//! SSH sessions (docs/spec/fleeting.md, section 4.2).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,26 +12,26 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
-use crate::retry::{Failed, retry};
-use crate::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
+use crate::retry::{AttemptError, retry};
+use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
 
-/// Signs of life without an answer before a connection is given up.
-const SILENT_MAX: usize = 3;
+/// Number of unanswered keepalives after which a connection is closed.
+const MAX_MISSED_KEEPALIVES: usize = 3;
 
-/// From the word to end to the end of the wait.
+/// Time from the request to stop a command until its end is not awaited anymore.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// A command's channel. Dropped before its end, it is closed: else the command would go on, and count against the server's
-/// limit of sessions.
-struct Open {
+/// Channel of a command. It is closed when dropped. An open channel would keep the command running and count against
+/// the server's limit of sessions.
+struct OpenChannel {
     channel: Arc<ChannelWriteHalf<client::Msg>>,
     is_over: AtomicBool,
 }
 
-impl Drop for Open {
+impl Drop for OpenChannel {
     fn drop(&mut self) {
         let channel = Arc::clone(&self.channel);
-        // Outside a runtime the connection ends too.
+        // Outside of a runtime, the connection ends as well.
         if !self.is_over.load(Ordering::Relaxed)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -40,15 +40,15 @@ impl Drop for Open {
     }
 }
 
-/// Looks at the host key.
-struct Gate {
+/// Verifies the host key.
+struct HostKeyVerifier {
     machine: String,
     hosts: KnownHosts,
-    /// Found and known, where they differ.
+    /// Found and known fingerprint, if they differ.
     refused: Arc<Mutex<Option<(String, String)>>>,
 }
 
-impl client::Handler for Gate {
+impl client::Handler for HostKeyVerifier {
     type Error = russh::Error;
 
     async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
@@ -58,7 +58,7 @@ impl client::Handler for Gate {
                 russh::keys::PublicKey::from(certificate.public_key().clone()).fingerprint(HashAlg::Sha256).to_string()
             }
         };
-        match self.hosts.differs(&self.machine, &found) {
+        match self.hosts.mismatched_keys(&self.machine, &found) {
             None => Ok(true),
             Some(known) => {
                 *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, known));
@@ -68,12 +68,12 @@ impl client::Handler for Gate {
     }
 }
 
-/// A connection by SSH.
+/// An SSH session.
 pub struct SshSession {
-    handle: Handle<Gate>,
+    handle: Handle<HostKeyVerifier>,
 }
 
-/// Connects and logs in.
+/// Connects and authenticates.
 ///
 /// # Errors
 /// [`DialError`].
@@ -81,7 +81,7 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, 
     connect_by(None, target, hosts).await
 }
 
-/// Connects and logs in, from the machine of another session.
+/// Connects and authenticates through the session of another machine.
 ///
 /// # Errors
 /// [`DialError`].
@@ -94,7 +94,7 @@ async fn connect_by(via: Option<&dyn Session>, target: &Target, hosts: &KnownHos
     let key = private_key(&target.key).map_err(|cause| DialError::Key { cause })?;
     let config = Arc::new(client::Config {
         keepalive_interval: Some(target.keepalive),
-        keepalive_max: SILENT_MAX,
+        keepalive_max: MAX_MISSED_KEEPALIVES,
         nodelay: true,
         ..client::Config::default()
     });
@@ -108,8 +108,8 @@ async fn try_once(
     key: Option<Key>,
     hosts: &KnownHosts,
     config: Arc<client::Config>,
-) -> Result<SshSession, Failed> {
-    let for_now = |error: &dyn std::error::Error| Failed::ForNow(error.to_string());
+) -> Result<SshSession, AttemptError> {
+    let for_now = |error: &dyn std::error::Error| AttemptError::Transient(error.to_string());
     let stream: Box<dyn Stream> = match via {
         Some(session) => session.dial("tcp", address).await.map_err(|error| for_now(&error))?,
         None => {
@@ -119,21 +119,21 @@ async fn try_once(
         }
     };
     let refused = Arc::new(Mutex::new(None));
-    let gate = Gate { machine: target.machine.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
+    let gate = HostKeyVerifier { machine: target.machine.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
     let mut handle = match client::connect_stream(config, stream, gate).await {
         Ok(handle) => handle,
         Err(error) => {
             let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
             return Err(match refused {
                 Some((found, known)) => {
-                    Failed::ForGood(DialError::HostKey { address: address.to_owned(), found, known })
+                    AttemptError::Permanent(DialError::HostKey { address: address.to_owned(), found, known })
                 }
                 None => for_now(&error),
             });
         }
     };
     let (method, answer) = match key {
-        // A key is the only thing that is offered: the plugin put it there (C3).
+        // If there is a key, only the key is offered: the plugin installed it on the machine (C3).
         Some(Key { private, certificate: Some(certificate) }) => {
             let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
@@ -150,32 +150,34 @@ async fn try_once(
     };
     match answer {
         Ok(AuthResult::Success) => Ok(SshSession { handle }),
-        Ok(AuthResult::Failure { .. }) => {
-            Err(Failed::ForGood(DialError::Auth { user: target.username.clone(), address: address.to_owned(), method }))
-        }
+        Ok(AuthResult::Failure { .. }) => Err(AttemptError::Permanent(DialError::Auth {
+            user: target.username.clone(),
+            address: address.to_owned(),
+            method,
+        })),
         Err(error) => Err(for_now(&error)),
     }
 }
 
-/// What is offered instead of a password.
+/// Private key with its certificate.
 #[derive(Clone)]
 struct Key {
     private: Arc<PrivateKey>,
     certificate: Option<Certificate>,
 }
 
-/// A private key, and after it, on a line of its own, its certificate (`ssh-ed25519-cert-v01@openssh.com AAAA...`), where it
-/// has one: the protocol has one field for both.
+/// Parses a private key that may be followed by its certificate on a separate line (`ssh-ed25519-cert-v01@openssh.com
+/// AAAA...`). The protocol has one field for both.
 fn private_key(bytes: &[u8]) -> Result<Option<Key>, String> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_owned())?;
     let is_certificate =
         |line: &&str| line.split(' ').next().is_some_and(|word| word.ends_with("-cert-v01@openssh.com"));
     let line = text.lines().find(is_certificate);
-    let certificate =
-        line.map(|line| Certificate::from_openssh(line.trim()).map_err(|error| format!("its certificate: {error}")));
+    let certificate = line
+        .map(|line| Certificate::from_openssh(line.trim()).map_err(|error| format!("invalid certificate: {error}")));
     let pem = line.and_then(|line| text.split(line).next()).unwrap_or(text);
     let private = decode_secret_key(pem, None).map_err(|error| error.to_string())?;
     Ok(Some(Key { private: Arc::new(private), certificate: certificate.transpose()? }))
@@ -190,7 +192,7 @@ impl SshSession {
         self.handle.channel_open_session().await.map_err(|error| match error {
             russh::Error::ChannelOpenFailure(why) => RunError::Refused {
                 what: "another session on the connection".to_owned(),
-                cause: format!("{why:?}; is MaxSessions of sshd too small?"),
+                cause: format!("{why:?}; check MaxSessions of sshd"),
             },
             other => lost(other),
         })
@@ -199,12 +201,12 @@ impl SshSession {
 
 #[async_trait]
 impl Session for SshSession {
-    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
-        let Run { command, stdin, mut stdout, mut stderr, stop } = run;
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
+        let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = run;
         let channel = self.channel().await?;
         channel.exec(true, command).await.map_err(lost)?;
         let (mut read, write) = channel.split();
-        let open = Open { channel: Arc::new(write), is_over: AtomicBool::new(false) };
+        let open = OpenChannel { channel: Arc::new(write), is_over: AtomicBool::new(false) };
         let write = Arc::clone(&open.channel);
         let feed = async {
             if let Some(stdin) = stdin {
@@ -226,18 +228,18 @@ impl Session for SshSession {
                     let _ = open.channel.signal(Sig::TERM).await;
                     continue;
                 }
-                // Some servers ignore signals, and some commands this one.
+                // Some servers ignore signals, and some commands ignore this one.
                 () = sleep_until(end_by.unwrap_or_else(Instant::now)), if end_by.is_some() => {
                     let _ = open.channel.signal(Sig::KILL).await;
                     let seconds = STOP_GRACE.as_secs();
-                    return Err(lost(format!("the command did not end within {seconds} s of being told to, and was left")));
+                    return Err(lost(format!("the command did not end within {seconds} s after it was canceled")));
                 }
             };
             match message {
-                Some(ChannelMsg::Data { data }) => put(&mut stdout, &data, "stdout cannot be written").await?,
+                Some(ChannelMsg::Data { data }) => put(&mut stdout, &data, "failed to write stdout").await?,
                 Some(ChannelMsg::ExtendedData { data, ext: 1 }) => match &mut stderr {
                     None => tail.push(&data),
-                    stderr => put(stderr, &data, "stderr cannot be written").await?,
+                    stderr => put(stderr, &data, "failed to write stderr").await?,
                 },
                 Some(ChannelMsg::Failure) => {
                     return Err(RunError::Refused {
@@ -254,8 +256,8 @@ impl Session for SshSession {
                 Some(_) => {}
             }
         }
-        // C6: a channel that ends without a status says nothing of the command.
-        exit.map(|exit| Outcome { exit, stderr: tail })
+        // C6: without a status, it is unknown how the command ended.
+        exit.map(|exit| CommandResult { exit, stderr: tail })
             .ok_or_else(|| lost("the channel was closed without an exit status"))
     }
 
@@ -271,7 +273,7 @@ impl Session for SshSession {
             "tcp" => {
                 let bad = || RunError::Refused {
                     what: format!("the address {address:?}"),
-                    cause: "it is not host:port".to_owned(),
+                    cause: "expected host:port".to_owned(),
                 };
                 let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
                 let port: u16 = port.parse().map_err(|_| bad())?;
@@ -280,13 +282,13 @@ impl Session for SshSession {
             }
             other => {
                 let what = format!("a connection to {other} {address}");
-                return Err(RunError::Refused { what, cause: "only tcp and unix are possible".to_owned() });
+                return Err(RunError::Refused { what, cause: "unsupported network; use tcp or unix".to_owned() });
             }
         };
         Ok(Box::new(opened.map_err(refused)?.into_stream()))
     }
 
-    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+    async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
         let channel = self.channel().await?;
         channel.exec(false, command).await.map_err(lost)?;
         Ok(Box::new(channel.into_stream()))

@@ -1,38 +1,38 @@
-//! A machine to connect to: its address, and the credentials.
+//! Machines to connect to.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-/// A machine to connect to.
+/// Address and credentials of a machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Target {
     /// Name of the machine, for logs and for its host key.
     pub machine: String,
-    /// Host name or IP address. A port in it wins over `port`.
+    /// Host name or IP address. A port in it takes precedence over `port`.
     pub address: String,
     /// `ssh`, `winrm` or `winrm+https`. Empty means `ssh`.
     pub protocol: String,
-    /// Port of the machine. 0 means the protocol's own port.
+    /// Port of the machine. 0 means the default port of the protocol.
     pub port: u16,
     /// User name.
     pub username: String,
     /// Password. Empty means none.
     pub password: String,
-    /// Content of a private key file, with its certificate if there is one. Empty means none. If set, no password is sent.
+    /// Content of a private key file, optionally with its certificate. Empty means none. If set, no password is sent.
     pub key: Vec<u8>,
-    /// Time between two signs of life on a connection.
+    /// Interval between keepalives.
     pub keepalive: Duration,
-    /// Maximum time until the connection is made.
+    /// Timeout for establishing the connection.
     pub timeout: Duration,
     /// Seconds since 1970 after which the credentials have expired. `None` means that they do not expire.
     pub expires: Option<i64>,
-    /// Allows protocols that send the password in clear text.
+    /// Whether protocols that send the password in clear text are allowed.
     pub allow_unencrypted: bool,
 }
 
 impl Target {
-    /// `host:port` to connect to: the address with its own port, else the target's, else the protocol's.
+    /// Returns the `host:port` to connect to. The port is that of the address, of the target or of the protocol.
     #[must_use]
     pub fn host_and_port(&self) -> String {
         let address = self.address.as_str();
@@ -55,7 +55,7 @@ impl Target {
 }
 
 impl Default for Target {
-    /// No machine, and the times of GitLab's protocol of plugins.
+    /// Returns an empty target with the timeouts of GitLab's fleeting protocol.
     fn default() -> Self {
         Self {
             machine: String::new(),
@@ -74,7 +74,7 @@ impl Default for Target {
 }
 
 impl fmt::Debug for Target {
-    /// Without the secrets.
+    /// Omits the secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Target")
             .field("machine", &self.machine)
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn c2_the_addresss_own_port_wins() {
+    fn c2_port_in_address_takes_precedence() {
         assert_eq!(at("10.0.0.5:2222", 22, ""), "10.0.0.5:2222");
         assert_eq!(at("10.0.0.5", 2022, ""), "10.0.0.5:2022");
         for (host, wanted) in
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_shown() {
+    fn debug_output_omits_secrets() {
         let (password, key) = ("hunter2".to_owned(), b"KEY".to_vec());
         let shown = format!("{:?}", Target { password, key, ..Target::default() });
         assert!(!shown.contains("hunter2") && !shown.contains("75"), "{shown}");

@@ -1,11 +1,12 @@
-//! GitLab's runner API: wire types, one client ([`client`]), one set of server routes ([`routes`]).
+//! GitLab's runner API: wire types, a client ([`client`]), and server routes ([`routes`]).
 //!
-//! The types decode what GitLab 17-19 sends and encode what gitlab-runner 16-19 accepts (spec: runner-api).
-//! Unknown keys are ignored; what Muster adds sits in [`payload::Extension`], which a peer that lacks it never sees.
+//! The types decode what GitLab 17 to 19 sends, and encode what gitlab-runner 16 to 19 accepts
+//! (docs/spec/runner-api.md). Unknown keys are ignored. Muster's additions are in [`payload::MusterExtension`], which
+//! GitLab and gitlab-runner never see.
 //!
-//! This is the only door between manager and coordinator, in `muster ci` too.
+//! All communication between managers and coordinators uses this crate, also in `muster ci`.
 //!
-//! Invariants: every call is safe to repeat; a token never stands in an error or a log; nothing here keeps state of jobs.
+//! Invariants: every call is safe to retry. Tokens never appear in errors or logs. The crate keeps no state of jobs.
 
 pub mod client;
 pub mod payload;

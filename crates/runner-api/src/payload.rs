@@ -1,144 +1,147 @@
-//! The job payload: the 201 body of `POST /jobs/request` (runner-api 2.5).
+//! The job payload: the body of a 201 response to `POST /jobs/request` (docs/spec/runner-api.md, section 2.5).
 
 use std::collections::BTreeMap;
 
 use muster_job::{JobId, Variable};
 use serde::{Deserialize, Serialize};
 
-mod least;
+mod partial;
 mod parts;
 #[cfg(test)]
 mod tests;
 
-use least::{Least, Owner};
+use partial::{JobOwner, PartialPayload};
 pub use parts::{
     Artifact, ArtifactsFile, Cache, Credentials, Dependency, Features, GitInfo, Hook, Image, JobInfo, JobInput,
     JobInputValue, OtelEndpoint, PolicyOptions, RunnerInfo, Step, SuspendOptions, Tracing,
 };
 use parts::{null_default, null_items};
 
-/// One job, as it is handed to a manager.
+/// A job as the coordinator sends it to a manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobPayload {
-    /// The job's id; also in the trace and artifact URLs.
+    /// ID of the job, which is also part of the URLs for traces and artifacts.
     pub id: JobId,
-    /// Authenticates trace, update and artifact calls of this job.
+    /// Token for the trace, update and artifact calls of this job.
     pub token: String,
-    /// True: the default git strategy is `fetch`, else `clone`.
+    /// Whether the default git strategy is `fetch` instead of `clone`.
     #[serde(default, deserialize_with = "null_default")]
     pub allow_git_fetch: bool,
-    /// Names and ids around the job.
+    /// Names and IDs of the job, its project and its pipeline.
     #[serde(default, deserialize_with = "null_default")]
     pub job_info: JobInfo,
-    /// What to check out.
+    /// Repository and commit to check out.
     #[serde(default, deserialize_with = "null_default")]
     pub git_info: GitInfo,
     /// Limits that the server sets.
     #[serde(default, deserialize_with = "null_default")]
     pub runner_info: RunnerInfo,
-    /// The job's variables; of equal names the last counts.
+    /// Variables of the job. If a name occurs more than once, the last one wins.
     #[serde(default, deserialize_with = "null_items")]
     pub variables: Vec<Variable>,
-    /// Scripts: `script`, perhaps `release`, perhaps `after_script`.
+    /// Scripts: `script`, and optionally `release` and `after_script`.
     #[serde(default, deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
-    /// The job's image.
+    /// Image of the job.
     #[serde(default)]
     pub image: Option<Image>,
-    /// The job's services.
+    /// Services of the job.
     #[serde(default, deserialize_with = "null_items")]
     pub services: Vec<Image>,
-    /// What to upload at the end.
+    /// Artifacts to upload at the end.
     #[serde(default, deserialize_with = "null_items")]
     pub artifacts: Vec<Artifact>,
-    /// What to restore at the start and save at the end.
+    /// Caches to restore at the start and to save at the end.
     #[serde(default, deserialize_with = "null_items")]
     pub cache: Vec<Cache>,
-    /// Registry credentials.
+    /// Credentials for registries.
     #[serde(default, deserialize_with = "null_items")]
     pub credentials: Vec<Credentials>,
-    /// Jobs whose artifacts to download.
+    /// Jobs whose artifacts are downloaded.
     #[serde(default, deserialize_with = "null_items")]
     pub dependencies: Vec<Dependency>,
-    /// What the server can do.
+    /// Features of the server.
     #[serde(default, deserialize_with = "null_default")]
     pub features: Features,
-    /// Hooks around the checkout.
+    /// Hooks that run before and after the checkout.
     #[serde(default, deserialize_with = "null_items")]
     pub hooks: Vec<Hook>,
-    /// The `run:` keyword: a JSON array of steps, as text. Absent, never null (runner-api 11.1).
+    /// The `run` keyword: a JSON array of steps, as text. Absent, but never null (docs/spec/runner-api.md, section
+    /// 11.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// Values for `${{ job.inputs.name }}`.
     #[serde(default, deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<JobInput>,
-    /// Secrets that the runner has to fetch, by the variable that is to hold them.
+    /// Secrets that the runner has to fetch, by the name of the variable.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, serde_json::Value>,
-    /// Whether a policy of the server put the job into its pipeline.
+    /// Set if a policy of the server added the job to its pipeline.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "PolicyOptions::is_default")]
     pub policy_options: PolicyOptions,
-    /// Whether the job leaves its environment for a later one, or goes on in that of an earlier one.
+    /// Whether to suspend the environment for a later job, or to resume that of an earlier one.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "SuspendOptions::is_default")]
     pub suspend_options: SuspendOptions,
-    /// Muster's own additions; absent from GitLab.
+    /// Muster's extension. GitLab does not send it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub muster: Option<Extension>,
+    pub muster: Option<MusterExtension>,
 }
 
-/// What a Muster coordinator tells a Muster manager beyond GitLab's payload.
+/// What a Muster coordinator sends to a Muster manager in addition to GitLab's payload.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Extension {
-    /// A bare repository on this machine that holds the commit: checkout needs no transport.
+pub struct MusterExtension {
+    /// Path of a bare repository on this machine that contains the commit, so that the checkout needs no network.
     pub local_repository: Option<String>,
-    /// The least time between two trace uploads, in milliseconds. A quiet job gives a sign of life, with which it hears of
-    /// a cancel, after ten times that, but at least a second.
+    /// Minimum interval between trace uploads in milliseconds. A job without output sends an update, which also returns
+    /// a cancel request, after ten times the interval, but at least after a second.
     pub trace_interval_ms: Option<u64>,
-    /// The coordinator takes the result tree in the final update.
+    /// Whether the coordinator accepts the result tree in the final update.
     pub result_tree: bool,
-    /// The manager's own note: why it cannot read the payload. The job is then only reported.
+    /// Set by the manager: reason why the payload cannot be decoded. Such a job is only reported as failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub unreadable: Option<String>,
+    pub decode_error: Option<String>,
 }
 
 impl JobPayload {
-    /// Reads a payload. One that is not what the protocol has, and whose id and token can be read all the same, becomes a
-    /// job that says so ([`Self::unreadable`]): the coordinator has handed it out, and only a report ends it.
+    /// Decodes a payload.
+    ///
+    /// If the payload is invalid but its ID and token can be read, returns a job with the reason
+    /// ([`Self::decode_error`]). The coordinator has assigned it, so it must be reported.
     ///
     /// # Errors
-    /// Where in the text it fails; never a value of the payload, since it may be a secret.
+    /// Returns the position of the error, but never a value of the payload, because it may be a secret.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let mut reader = serde_json::Deserializer::from_slice(body);
         let why = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
-            Ok(payload) => return Owner::of(payload.id, &payload.token).map(|_| payload),
+            Ok(payload) => return JobOwner::of(payload.id, &payload.token).map(|_| payload),
             Err(error) if error.inner().to_string().contains(parts::TOO_MANY) => {
                 format!("the member `{}` has {}", error.path(), parts::TOO_MANY)
             }
             Err(error) if error.inner().is_data() => {
-                format!("the member `{}` is not of the kind it is to be", error.path())
+                format!("the member `{}` has the wrong type", error.path())
             }
-            Err(error) => format!("no JSON at line {}, column {}", error.inner().line(), error.inner().column()),
+            Err(error) => format!("invalid JSON at line {}, column {}", error.inner().line(), error.inner().column()),
         };
-        Self::read_part(body, &why).ok_or(why)
+        Self::recover_partial(body, &why).ok_or(why)
     }
 
-    /// A job that says that its description cannot be read, and `why`, if the part that is here says whose it is.
+    /// Returns a job that reports `why`, if its ID and token can be read from an incomplete payload.
     #[must_use]
-    pub fn read_part(part: &[u8], why: &str) -> Option<Self> {
-        let least = Least::read(part);
-        let Owner { id, token } = Owner::of(least.id?, &least.token?).ok()?;
-        let note = format!("the coordinator's description of the job cannot be read: {why}");
+    pub fn recover_partial(part: &[u8], why: &str) -> Option<Self> {
+        let partial = PartialPayload::read(part);
+        let JobOwner { id, token } = JobOwner::of(partial.id?, &partial.token?).ok()?;
+        let note = format!("failed to decode the job payload: {why}");
         let mut payload: Self = serde_json::from_value(serde_json::json!({ "id": id, "token": token })).ok()?;
-        payload.job_info = serde_json::from_value(least.job_info).unwrap_or_default();
-        payload.features = serde_json::from_value(least.features).unwrap_or_default();
-        payload.muster = Some(Extension { unreadable: Some(note), ..Extension::default() });
+        payload.job_info = serde_json::from_value(partial.job_info).unwrap_or_default();
+        payload.features = serde_json::from_value(partial.features).unwrap_or_default();
+        payload.muster = Some(MusterExtension { decode_error: Some(note), ..MusterExtension::default() });
         Some(payload)
     }
 
-    /// Why the job can only be reported, where its payload could not be read.
+    /// Returns the reason why the payload could not be decoded. Such a job can only be reported.
     #[must_use]
-    pub fn unreadable(&self) -> Option<&str> {
-        self.muster.as_ref()?.unreadable.as_deref()
+    pub fn decode_error(&self) -> Option<&str> {
+        self.muster.as_ref()?.decode_error.as_deref()
     }
 }

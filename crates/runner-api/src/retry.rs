@@ -1,7 +1,7 @@
-//! When to repeat a call that failed, and how long to wait before: the one retry policy of the runner API's callers.
+//! Retry policy for calls of the runner API: which errors to retry, and how long to wait.
 //!
-//! Waits double from a first to a cap, with jitter in the upper half, so that many callers do not come back at once.
-//! `Retry-After` of the server is obeyed as a least wait. Time is tokio's (a test can pause it), chance is a seed.
+//! Waits double up to a maximum. Jitter in the upper half prevents many callers from retrying at the same time.
+//! `Retry-After` of the server is a minimum. Uses tokio's clock, which tests can pause, and a seeded random generator.
 
 use std::time::Duration;
 
@@ -10,29 +10,30 @@ use rand::{Rng, SeedableRng};
 
 use crate::client::ClientError;
 
-/// The longest `Retry-After` that is obeyed; what a server asks beyond it is taken as this.
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(15 * 60);
+/// Maximum `Retry-After` to honor. Longer values are reduced to this.
+pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// How often and how long.
+/// Number of attempts, and time between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// The wait after the first failure, before jitter.
+    /// Wait after the first failure, before jitter.
     pub first: Duration,
-    /// The longest wait, before jitter.
+    /// Maximum wait, before jitter.
     pub cap: Duration,
-    /// Calls in all; none means that only the caller's cancel ends it.
+    /// Maximum number of calls. `None` means no limit.
     pub attempts: Option<u32>,
 }
 
 impl Policy {
-    /// A handful of tries within about a minute: calls that someone waits for.
+    /// A few attempts within about a minute, for calls that someone waits for.
     pub const SHORT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(20), attempts: Some(8) };
-    /// For ever, up to a minute apart: reports that must not get lost (life-of-a-job R5).
+    /// Unlimited attempts, up to a minute apart, for reports that must not be lost (docs/spec/life-of-a-job.md, rule
+    /// R5).
     pub const UNTIL_ACKNOWLEDGED: Self =
         Self { first: Duration::from_millis(200), cap: Duration::from_secs(60), attempts: None };
 }
 
-/// The waits of one sequence of failures.
+/// Computes the waits for a sequence of failures.
 #[derive(Debug)]
 pub struct Backoff {
     policy: Policy,
@@ -41,35 +42,35 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// A sequence at its start, with chance from the system.
+    /// Starts a sequence with a random seed.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self { policy, failures: 0, rng: SmallRng::from_rng(&mut rand::rng()) }
     }
 
-    /// A sequence at its start that always gives the same waits.
+    /// Starts a sequence with a fixed seed.
     #[must_use]
     pub fn seeded(policy: Policy, seed: u64) -> Self {
         Self { policy, failures: 0, rng: SmallRng::seed_from_u64(seed) }
     }
 
-    /// Failures since the last success.
+    /// Returns the number of failures since the last success.
     #[must_use]
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// From now on no wait is longer than `cap`, before jitter.
+    /// Sets the maximum wait, before jitter.
     pub fn set_cap(&mut self, cap: Duration) {
         self.policy.cap = cap;
     }
 
-    /// Something worked: the next failure is a first one.
+    /// Resets the sequence after a success.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Counts one failure; the wait before the next try, or none where the tries are used up.
+    /// Records a failure. Returns the wait before the next attempt, or `None` if there are no attempts left.
     pub fn next_wait(&mut self, retry_after: Option<Duration>) -> Option<Duration> {
         self.failures = self.failures.saturating_add(1);
         if self.policy.attempts.is_some_and(|attempts| self.failures >= attempts) {
@@ -78,14 +79,15 @@ impl Backoff {
         let doublings = (self.failures - 1).min(20);
         let full = self.policy.first.saturating_mul(1 << doublings).min(self.policy.cap);
         let wait = full.mul_f64(self.rng.random_range(0.5..=1.0));
-        Some(wait.max(retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)))
+        Some(wait.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)))
     }
 }
 
-/// Calls until it works, the error is one that no repetition mends, or the tries are used up. Cancel-safe between calls.
+/// Retries a call until it succeeds, fails with an error that is not transient, or exhausts the attempts. Cancel-safe
+/// between calls.
 ///
 /// # Errors
-/// The last error of `call`.
+/// Returns the last error of `call`.
 pub async fn retry<T, F>(mut backoff: Backoff, name: &str, mut call: F) -> Result<T, ClientError>
 where
     F: AsyncFnMut() -> Result<T, ClientError>,
@@ -98,7 +100,7 @@ where
         let Some(retry_after) = error.transient() else { return Err(error) };
         let Some(wait) = backoff.next_wait(retry_after) else { return Err(error) };
         let (failures, wait_ms) = (backoff.failures(), wait.as_millis());
-        tracing::warn!(call = name, failures, wait_ms, %error, "runner API call failed, will be repeated");
+        tracing::warn!(call = name, failures, wait_ms, %error, "runner API call failed, retrying");
         tokio::time::sleep(wait).await;
     }
 }
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_to_the_cap_and_keep_half_as_the_least() {
+    fn waits_double_up_to_the_cap_with_jitter() {
         let policy = Policy { first: Duration::from_secs(1), cap: Duration::from_secs(4), attempts: Some(6) };
         let mut backoff = Backoff::seeded(policy, 7);
         for full in [1.0, 2.0, 4.0, 4.0, 4.0] {
@@ -119,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn the_server_may_ask_for_more_up_to_a_limit() {
+    fn honors_retry_after_up_to_the_maximum() {
         let mut backoff = Backoff::seeded(Policy::UNTIL_ACKNOWLEDGED, 1);
         assert_eq!(backoff.next_wait(Some(Duration::from_secs(60))), Some(Duration::from_secs(60)));
-        assert_eq!(backoff.next_wait(Some(Duration::from_secs(86_400))), Some(RETRY_AFTER_MAX));
+        assert_eq!(backoff.next_wait(Some(Duration::from_secs(86_400))), Some(MAX_RETRY_AFTER));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_can_heal_is_repeated() {
+    async fn retries_only_transient_errors() {
         let mut calls = 0;
         let done = retry(Backoff::seeded(Policy::SHORT, 1), "test", async || {
             calls += 1;

@@ -1,6 +1,6 @@
-//! The port behind the server routes: what a coordinator must be able to do.
+//! The port behind the server routes: what a coordinator implements.
 //!
-//! `routes` turns HTTP into these calls and their answers into status codes; it holds no state of its own.
+//! `routes` converts HTTP requests to these calls, and their results to status codes.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use muster_job::{JobId, JobStatus};
 use crate::payload::JobPayload;
 use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
 
-/// Why the coordinator refuses a call.
+/// Reason why the coordinator rejects a call.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// 403: unknown token, or a token that does not fit the job (runner-api 9.2: never 401, never 404 for jobs).
-    /// `status` becomes `Job-Status` where the job is known, so that old and new runners stop.
+    /// 403: the token is unknown or does not belong to the job (docs/spec/runner-api.md, section 9.2: never 401, and
+    /// never 404 for jobs). `status` becomes `Job-Status` if the job is known, so that old and new runners stop it.
     #[error("the token is not valid for this call")]
     Forbidden {
-        /// The job's state, where the caller may know it.
+        /// Status of the job, if the caller may know it.
         status: Option<JobStatus>,
     },
     /// 404.
@@ -28,16 +28,16 @@ pub enum ServiceError {
     /// 400.
     #[error("{0}")]
     BadRequest(String),
-    /// 409: try again.
+    /// 409: the caller should retry.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// 410: what was asked for is not offered here any more.
+    /// 410: the requested feature is not available anymore.
     #[error("gone: {0}")]
     Gone(String),
     /// 413.
     #[error("too large: {0}")]
     TooLarge(String),
-    /// 507: the disk is full; the caller may repeat the call later.
+    /// 507: the disk is full. The caller may retry later.
     #[error("no space left: {0}")]
     StorageFull(String),
     /// 500.
@@ -45,38 +45,38 @@ pub enum ServiceError {
     Internal(String),
 }
 
-/// Answer to a job request.
+/// Result of a job request.
 #[derive(Debug)]
-pub struct Assignment {
+pub struct JobRequestAnswer {
     /// The job, if there is one.
     pub job: Option<Box<JobPayload>>,
-    /// `X-GitLab-Last-Update`, read before the queue was looked at.
+    /// `X-GitLab-Last-Update`, read before the queue was searched.
     pub last_update: String,
 }
 
-/// Answer to `PATCH /jobs/:id/trace`.
+/// Result of `PATCH /jobs/:id/trace`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceAnswer {
-    /// False: the start did not fit (416); the caller goes on from `size`.
+    /// False if the start did not match (416). The caller must continue from `size`.
     pub accepted: bool,
-    /// The trace's size in bytes after the call.
+    /// Size of the trace in bytes after the call.
     pub size: u64,
-    /// `Job-Status`.
+    /// Value of the header `Job-Status`.
     pub status: JobStatus,
-    /// `X-GitLab-Trace-Update-Interval`, whole seconds.
+    /// `X-GitLab-Trace-Update-Interval` in whole seconds.
     pub update_interval: Duration,
 }
 
-/// Answer to `PUT /jobs/:id`.
+/// Result of `PUT /jobs/:id`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpdateAnswer {
-    /// `Job-Status`, after the update.
+    /// Value of the header `Job-Status` after the update.
     pub status: JobStatus,
-    /// `X-GitLab-Trace-Update-Interval`, whole seconds.
+    /// `X-GitLab-Trace-Update-Interval` in whole seconds.
     pub update_interval: Duration,
 }
 
-/// The query of an artifact upload.
+/// Query parameters of an artifact upload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -86,20 +86,20 @@ pub struct ArtifactQuery {
     pub expire_in: Option<String>,
 }
 
-/// A stream of bytes that may fail on the way.
+/// A stream of bytes that may fail.
 pub type ByteStream = BoxStream<'static, std::io::Result<Bytes>>;
 
-/// An archive on its way to a job.
+/// An archive to send to a job.
 pub struct ArtifactDownload {
-    /// Its file name.
+    /// Name of the file.
     pub filename: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its content.
+    /// Content.
     pub body: ByteStream,
 }
 
-/// What a coordinator does for managers. Every call is safe to repeat.
+/// Calls that a coordinator implements for managers. Every call is safe to retry.
 #[async_trait]
 pub trait RunnerService: Send + Sync + 'static {
     /// `POST /runners`.
@@ -108,24 +108,25 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError>;
     /// `POST /runners/reset_authentication_token`.
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError>;
-    /// `POST /runners/:id/reset_authentication_token`, with a personal access token. A coordinator without people has none.
+    /// `POST /runners/:id/reset_authentication_token`, with a personal access token. A coordinator without users does
+    /// not support it.
     async fn reset_token_with_pat(&self, _runner: i64, _pat: String) -> Result<RunnerCredentials, ServiceError> {
         Err(ServiceError::Forbidden { status: None })
     }
-    /// `DELETE /runners`: the runner with all its managers.
+    /// `DELETE /runners`: deletes the runner with all its managers.
     async fn unregister(&self, token: String) -> Result<(), ServiceError>;
-    /// `DELETE /runners/managers`: only the manager with this system id.
+    /// `DELETE /runners/managers`: deletes the manager with this system ID.
     async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError>;
-    /// `POST /jobs/request`. Holds the call until there is a job or the long-poll time is over.
-    async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError>;
-    /// Whether a request with the same idempotency key gets the same job again, so that an answer that is not read loses
-    /// no job. It is announced with each answer to a job request.
+    /// `POST /jobs/request`. Holds the call until there is a job or the long poll ends.
+    async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError>;
+    /// Returns true if a request with the same idempotency key gets the same job again, so that no job is lost if a
+    /// response is. Each response to a job request announces it.
     fn repeats_assignments(&self) -> bool {
         false
     }
     /// `PUT /jobs/:id`.
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError>;
-    /// `PATCH /jobs/:id/trace`: `start` comes from `Content-Range`.
+    /// `PATCH /jobs/:id/trace`. `start` comes from `Content-Range`.
     async fn append_trace(
         &self,
         job: JobId,
@@ -133,7 +134,7 @@ pub trait RunnerService: Send + Sync + 'static {
         start: u64,
         bytes: Bytes,
     ) -> Result<TraceAnswer, ServiceError>;
-    /// `POST /jobs/:id/artifacts`: one file.
+    /// `POST /jobs/:id/artifacts`: uploads a file.
     async fn upload_artifact(
         &self,
         job: JobId,
@@ -142,6 +143,6 @@ pub trait RunnerService: Send + Sync + 'static {
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError>;
-    /// `GET /jobs/:id/artifacts`: the archive of `job`, asked for with the token of a job that depends on it.
+    /// `GET /jobs/:id/artifacts`: returns the archive of `job`. The token is that of a job that depends on it.
     async fn download_artifacts(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ServiceError>;
 }

@@ -1,12 +1,12 @@
-//! Requests and small answers of the runner API (runner-api 1, 2.1, 2.2, 4.1).
+//! Requests and small responses of the runner API (docs/spec/runner-api.md, sections 1, 2.1, 2.2 and 4.1).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Muster's addition to the answers to job requests: whether [`JobRequest::idempotency_key`] has an effect.
+/// Muster's addition to responses to job requests: whether [`JobRequest::idempotency_key`] has an effect.
 pub const IDEMPOTENCY_HEADER: &str = "x-muster-idempotency-key";
-/// Value of [`IDEMPOTENCY_HEADER`] of a coordinator that gives the same job again to the same key.
+/// Value of [`IDEMPOTENCY_HEADER`] if the coordinator returns the same job again for the same key.
 pub const IDEMPOTENCY_HONORED: &str = "honored";
 
 /// `POST /runners`: registration with a registration token.
@@ -15,28 +15,28 @@ pub const IDEMPOTENCY_HONORED: &str = "honored";
 #[expect(missing_docs, reason = "the field names are GitLab's")]
 pub struct RegisterRequest {
     pub token: String,
-    pub info: Info,
+    pub info: VersionInfo,
     pub description: Option<String>,
     pub maintenance_note: Option<String>,
-    /// Comma separated.
+    /// Tags, separated by commas.
     pub tag_list: Option<String>,
     pub run_untagged: bool,
     pub locked: bool,
     pub access_level: Option<String>,
-    /// Seconds.
+    /// Timeout in seconds.
     pub maximum_timeout: Option<i64>,
     pub paused: bool,
 }
 
-/// Answer to register, verify and reset.
+/// Response to register, verify and reset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunnerCredentials {
-    /// The runner's id, more than 0.
+    /// ID of the runner, greater than 0.
     pub id: i64,
-    /// Its authentication token.
+    /// Authentication token of the runner.
     pub token: String,
-    /// RFC 3339, or none.
+    /// Expiry of the token in RFC 3339. `None` if it does not expire.
     pub token_expires_at: Option<String>,
 }
 
@@ -48,31 +48,31 @@ pub struct TokenRequest {
     pub token: String,
     pub system_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub info: Option<Info>,
+    pub info: Option<VersionInfo>,
 }
 
 /// `POST /jobs/request`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobRequest {
-    /// What the runner is and can do.
-    pub info: Info,
-    /// The runner's authentication token.
+    /// Version and features of the runner.
+    pub info: VersionInfo,
+    /// Authentication token of the runner.
     pub token: String,
-    /// Which manager of the runner asks.
+    /// ID of the manager that requests a job.
     pub system_id: String,
-    /// The newest `X-GitLab-Last-Update` that the manager has seen.
+    /// The latest `X-GitLab-Last-Update` that the manager has received.
     pub last_update: String,
-    /// Muster's addition: the same key gets the same job again (rule R1).
+    /// Muster's addition: requests with the same key get the same job (docs/spec/life-of-a-job.md, rule R1).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
 }
 
-/// What a runner is and can do.
+/// Version and features of a runner.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
-pub struct Info {
+pub struct VersionInfo {
     pub name: String,
     pub version: String,
     pub revision: String,
@@ -86,8 +86,8 @@ pub struct Info {
     pub labels: BTreeMap<String, String>,
 }
 
-impl Info {
-    /// Whether the runner declares `feature`.
+impl VersionInfo {
+    /// Returns true if the runner supports `feature`.
     #[must_use]
     pub fn has(&self, feature: &str) -> bool {
         self.features.get(feature).copied().unwrap_or(false)
@@ -98,22 +98,22 @@ impl Info {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UpdateRequest {
-    /// The job's token.
+    /// Token of the job.
     pub token: String,
     /// `running`, `success` or `failed`.
     pub state: String,
-    /// GitLab's name of the reason; only with `failed`.
+    /// GitLab's name of the failure reason. Only with `failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// What the trace should be.
+    /// Length and checksum of the trace.
     pub output: Output,
-    /// Absent for 0.
+    /// Exit code of the script. Absent if it is 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,
-    /// By it a later job goes on in this job's environment. Since GitLab 19.4.
+    /// Key by which a later job resumes the environment of this job. Since GitLab 19.4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_environment_key: Option<String>,
-    /// Muster's addition, sent only where the payload asked for it: the job's result tree as JSON.
+    /// Muster's addition, sent only if the payload requests it: the result tree of the job as JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result_tree: Option<serde_json::Value>,
 }
@@ -122,10 +122,10 @@ pub struct UpdateRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Output {
-    /// `crc32:` and eight lower-case hexadecimal digits.
+    /// Checksum: `crc32:` and eight lower-case hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checksum: Option<String>,
-    /// Bytes.
+    /// Length in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytesize: Option<u64>,
 }

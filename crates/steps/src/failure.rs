@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_files::FileError;
-use muster_job::{EndCause, FailureReason};
+use muster_job::{FailureReason, TerminationCause};
 
 use crate::process::RunError;
 
@@ -20,7 +20,7 @@ pub enum Failure {
     Signal(i32),
     /// The step was asked to end.
     #[error("{}", stopped(*.0))]
-    Stopped(EndCause),
+    Stopped(TerminationCause),
     /// A step ran into its own limit; the text says which.
     #[error("{0}")]
     StepTimeout(String),
@@ -46,14 +46,14 @@ pub enum Failure {
     System(String),
 }
 
-fn stopped(cause: EndCause) -> &'static str {
+fn stopped(cause: TerminationCause) -> &'static str {
     match cause {
-        EndCause::CanceledByUser => "canceled",
-        EndCause::TimedOut => "timed out",
-        EndCause::EnvironmentLost => "the environment was lost",
-        EndCause::ResourceExhausted => "no space left for the job's log",
-        EndCause::PolicyRefused => "refused by policy",
-        EndCause::ManagerDraining => "aborted: the runner is shutting down",
+        TerminationCause::CanceledByUser => "canceled",
+        TerminationCause::TimedOut => "timed out",
+        TerminationCause::EnvironmentLost => "the environment was lost",
+        TerminationCause::ResourceExhausted => "no space left for the job's log",
+        TerminationCause::PolicyRefused => "refused by policy",
+        TerminationCause::ManagerShutdown => "aborted: the runner is shutting down",
     }
 }
 
@@ -91,7 +91,7 @@ impl Failure {
         let Outcome::Failed { reason, exit_code, cause } = &result.outcome else { return None };
         let message = result.message.clone();
         Some(match (cause, reason) {
-            (Some(EndCause::TimedOut), _) => Self::StepTimeout(message),
+            (Some(TerminationCause::TimedOut), _) => Self::StepTimeout(message),
             (Some(cause), _) => Self::Stopped(*cause),
             (None, FailureReason::RunnerConfigurationError) => Self::Configuration(message),
             (None, FailureReason::RunnerSystemFailure) => Self::System(message),
@@ -131,10 +131,10 @@ impl Failure {
 
     /// What ended the job early.
     #[must_use]
-    pub fn cause(&self) -> Option<EndCause> {
+    pub fn cause(&self) -> Option<TerminationCause> {
         match self {
             Self::Stopped(cause) => Some(*cause),
-            Self::StepTimeout(_) | Self::JobTimeout(_) => Some(EndCause::TimedOut),
+            Self::StepTimeout(_) | Self::JobTimeout(_) => Some(TerminationCause::TimedOut),
             _ => None,
         }
     }

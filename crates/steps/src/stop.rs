@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     token: CancellationToken,
-    cause: Arc<OnceLock<EndCause>>,
+    cause: Arc<OnceLock<TerminationCause>>,
     parent: Option<Box<Stop>>,
 }
 
@@ -30,7 +30,7 @@ impl Stop {
     }
 
     /// Asks for the end. The first cause stays.
-    pub fn stop(&self, cause: EndCause) {
+    pub fn stop(&self, cause: TerminationCause) {
         // The cause first: whoever sees the token cancelled must find it.
         let _ = self.cause.set(cause);
         self.token.cancel();
@@ -38,7 +38,7 @@ impl Stop {
 
     /// Why the end was asked for; none while it was not.
     #[must_use]
-    pub fn cause(&self) -> Option<EndCause> {
+    pub fn cause(&self) -> Option<TerminationCause> {
         self.parent.as_ref().and_then(|parent| parent.cause()).or_else(|| self.cause.get().copied())
     }
 
@@ -46,7 +46,7 @@ impl Stop {
     pub async fn ended_by<T>(
         &self,
         event: impl Future<Output = ()>,
-        cause: EndCause,
+        cause: TerminationCause,
         work: impl Future<Output = T>,
     ) -> T {
         let mut work = pin!(work);
@@ -59,9 +59,9 @@ impl Stop {
     }
 
     /// Waits until the end is asked for. Cancel-safe.
-    pub async fn stopped(&self) -> EndCause {
+    pub async fn stopped(&self) -> TerminationCause {
         self.token.cancelled().await;
-        self.cause().unwrap_or(EndCause::CanceledByUser)
+        self.cause().unwrap_or(TerminationCause::CanceledByUser)
     }
 }
 
@@ -82,11 +82,11 @@ mod tests {
         let parent = Stop::new();
         let alone = parent.child();
         let with = parent.child();
-        alone.stop(EndCause::TimedOut);
-        assert_eq!(alone.stopped().await, EndCause::TimedOut);
+        alone.stop(TerminationCause::TimedOut);
+        assert_eq!(alone.stopped().await, TerminationCause::TimedOut);
         assert_eq!(parent.cause(), None);
-        parent.stop(EndCause::CanceledByUser);
-        parent.stop(EndCause::TimedOut);
-        assert_eq!(with.stopped().await, EndCause::CanceledByUser);
+        parent.stop(TerminationCause::CanceledByUser);
+        parent.stop(TerminationCause::TimedOut);
+        assert_eq!(with.stopped().await, TerminationCause::CanceledByUser);
     }
 }

@@ -1,4 +1,4 @@
-//! The settings: an old `[runners.machine]` table as it is, and the plugin's own keys beside it.
+//! Configuration: an existing `[runners.machine]` table, and keys of the plugin.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,73 +7,74 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Removals, where MaxRemovalAttempts does not say.
+/// Attempts to remove a machine if MaxRemovalAttempts is not set.
 const REMOVALS: u32 = 30;
 
 /// Settings of the plugin.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct Config {
-    /// Driver of docker-machine: `amazonec2`, `google`, ... Required.
+    /// Driver of docker-machine, such as `amazonec2` or `google`. Required.
     #[serde(rename = "MachineDriver")]
     pub(crate) driver: String,
-    /// Name of machines; its one `%s` becomes `<seconds since 1970>-<8 hexadecimal digits>`.
+    /// Name of the machines. It contains one `%s`, which becomes `<seconds since 1970>-<8 hexadecimal digits>`.
     #[serde(rename = "MachineName")]
     pub(crate) machine_name: String,
-    /// Options of `docker-machine create`, each `name=value` without the dashes.
+    /// Options of `docker-machine create`, each as `name=value` without dashes.
     #[serde(rename = "MachineOptions")]
     pub(crate) options: Vec<String>,
-    /// More of them, whose `%s` is the machine's name.
+    /// Further options, in which `%s` is replaced by the name of the machine.
     #[serde(rename = "MachineOptionsWithName")]
     pub(crate) options_with_name: Vec<String>,
-    /// Machines in creation at the same time; 0: no limit.
+    /// Maximum number of machines in creation at the same time. 0 means no limit.
     #[serde(rename = "MaxGrowthRate")]
     pub(crate) max_growth_rate: u32,
-    /// Tries to remove a machine; after the last one its local state is removed by force.
+    /// Maximum number of attempts to remove a machine. After the last one, its local state is removed with force.
     #[serde(rename = "MaxRemovalAttempts")]
     pub(crate) max_removal_attempts: i32,
-    /// Text before each machine's name; gitlab-runner put `runner-<short token>-` there. Must be this group's own.
+    /// Prefix of the machine names; gitlab-runner used `runner-<short token>-`. It must be unique to this group.
     pub(crate) prefix: String,
-    /// The most instances (`limit` of the runner).
+    /// Maximum number of instances (`limit` of the runner).
     pub(crate) max_size: u32,
-    /// The program.
+    /// Path of docker-machine.
     pub(crate) executable: PathBuf,
-    /// docker-machine's directory; empty: `MACHINE_STORAGE_PATH`, or `~/.docker/machine`.
+    /// Directory of docker-machine. Empty means `MACHINE_STORAGE_PATH` or `~/.docker/machine`.
     pub(crate) storage_path: PathBuf,
-    /// Seconds that a creation may take.
-    pub(crate) create_limit_s: u64,
-    /// Seconds that any other command may take.
-    pub(crate) command_limit_s: u64,
-    /// Seconds between two tries to remove a machine.
+    /// Timeout for creating a machine, in seconds.
+    pub(crate) create_timeout_s: u64,
+    /// Timeout for any other command, in seconds.
+    pub(crate) command_timeout_s: u64,
+    /// Interval between attempts to remove a machine, in seconds.
     pub(crate) removal_interval_s: u64,
-    /// Not used: `idle_count` of `[[runners.autoscaler.policy]]` (job slots, not machines).
+    /// Ignored: use `idle_count` of `[[runners.autoscaler.policy]]`, which counts job slots instead of machines.
     #[serde(rename = "IdleCount")]
     pub(crate) idle_count: Option<Value>,
-    /// Not used: `scale_factor` of `[[runners.autoscaler.policy]]`.
+    /// Ignored: use `scale_factor` of `[[runners.autoscaler.policy]]`.
     #[serde(rename = "IdleScaleFactor")]
     pub(crate) idle_scale_factor: Option<Value>,
-    /// Not used: `idle_count` of `[[runners.autoscaler.policy]]`, which is the floor under `scale_factor`.
+    /// Ignored: use `idle_count` of `[[runners.autoscaler.policy]]`, which is the minimum for `scale_factor`.
     #[serde(rename = "IdleCountMin")]
     pub(crate) idle_count_min: Option<Value>,
-    /// Not used: `idle_time` of `[[runners.autoscaler.policy]]`.
+    /// Ignored: use `idle_time` of `[[runners.autoscaler.policy]]`.
     #[serde(rename = "IdleTime")]
     pub(crate) idle_time: Option<Value>,
-    /// Not used: `max_use_count` of `[runners.autoscaler]`.
+    /// Ignored: use `max_use_count` of `[runners.autoscaler]`.
     #[serde(rename = "MaxBuilds")]
     pub(crate) max_builds: Option<Value>,
-    /// Not used: `[[runners.autoscaler.policy]]` with `periods` (five fields, without seconds and year) and `timezone`.
+    /// Ignored: use `[[runners.autoscaler.policy]]` with `periods` (five fields, without seconds and year) and
+    /// `timezone`.
     #[serde(rename = "autoscaling")]
     pub(crate) autoscaling: Option<Value>,
-    /// Not used since GitLab 14.0: `[[runners.autoscaler.policy]]` with `periods`.
+    /// Ignored since GitLab 14.0: use `[[runners.autoscaler.policy]]` with `periods`.
     #[serde(rename = "OffPeakPeriods")]
     pub(crate) off_peak_periods: Option<Value>,
-    /// Not used since GitLab 14.0: `timezone` of `[[runners.autoscaler.policy]]`.
+    /// Ignored since GitLab 14.0: use `timezone` of `[[runners.autoscaler.policy]]`.
     #[serde(rename = "OffPeakTimezone")]
     pub(crate) off_peak_timezone: Option<Value>,
-    /// Not used since GitLab 14.0: `idle_count` of `[[runners.autoscaler.policy]]`.
+    /// Ignored since GitLab 14.0: use `idle_count` of `[[runners.autoscaler.policy]]`.
     #[serde(rename = "OffPeakIdleCount")]
     pub(crate) off_peak_idle_count: Option<Value>,
-    /// Not used since GitLab 14.0: `idle_time` of `[[runners.autoscaler.policy]]`.
+    /// Ignored since GitLab 14.0: use `idle_time` of `[[runners.autoscaler.policy]]`.
     #[serde(rename = "OffPeakIdleTime")]
     pub(crate) off_peak_idle_time: Option<Value>,
 }
@@ -91,8 +92,8 @@ impl Default for Config {
             max_size: 100,
             executable: PathBuf::from("docker-machine"),
             storage_path: PathBuf::new(),
-            create_limit_s: 3600,
-            command_limit_s: 100,
+            create_timeout_s: 3600,
+            command_timeout_s: 100,
             removal_interval_s: 30,
             idle_count: None,
             idle_scale_factor: None,
@@ -109,38 +110,36 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What is wrong with the values.
+    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.driver.is_empty() {
-            return Err("MachineDriver is not set: copy the keys of [runners.machine] into \
-                        [runners.autoscaler.plugin_config], MachineDriver, MachineName and MachineOptions at least"
+            return Err("missing MachineDriver: copy the keys of [runners.machine] to \
+                        [runners.autoscaler.plugin_config], at least MachineDriver, MachineName and MachineOptions"
                 .to_owned());
         }
         if self.machine_name.matches("%s").count() != 1 {
             return Err(format!(
-                "MachineName = {:?} needs one %s, which makes each machine's name its own",
+                "MachineName = {:?} must contain exactly one %s, which makes the names unique",
                 self.machine_name
             ));
         }
         let name = self.names().make(0, 0);
         if !name.chars().all(|letter| letter.is_ascii_alphanumeric() || ".-_".contains(letter)) || name.starts_with('-')
         {
-            return Err(format!(
-                "MachineName with prefix makes {name:?}; docker-machine takes letters, digits, `.`, `-`, `_`"
-            ));
+            return Err(format!("prefix and MachineName result in {name:?}; use only letters, digits, `.`, `-`, `_`"));
         }
         if let Some(option) = self.options_with_name.iter().find(|option| !option.contains("%s")) {
             return Err(format!(
-                "MachineOptionsWithName: {option:?} has no %s for the name; put it into MachineOptions"
+                "MachineOptionsWithName: {option:?} contains no %s for the name; move it to MachineOptions"
             ));
         }
-        if self.max_size == 0 || self.create_limit_s == 0 || self.command_limit_s == 0 {
-            return Err("max_size, create_limit_s and command_limit_s must be at least 1".to_owned());
+        if self.max_size == 0 || self.create_timeout_s == 0 || self.command_timeout_s == 0 {
+            return Err("max_size, create_timeout_s and command_timeout_s must be at least 1".to_owned());
         }
         Ok(())
     }
 
-    /// Says what an old table had that is written elsewhere now (R026).
+    /// Warns about keys of an old table that have replacements elsewhere (R026).
     pub(crate) fn warn_of_old_keys(&self) {
         let policy = "[[runners.autoscaler.policy]]";
         for (key, value, instead) in [
@@ -155,15 +154,18 @@ impl Config {
             ("OffPeakIdleTime", &self.off_peak_idle_time, "idle_time"),
         ] {
             if value.is_some() {
-                tracing::warn!(key, "scaling is the manager's, not the plugin's: set {instead} in {policy} instead");
+                tracing::warn!(
+                    key,
+                    "scaling is configured for the manager, not the plugin: set {instead} in {policy} instead"
+                );
             }
         }
         if self.max_builds.is_some() {
             tracing::warn!(key = "MaxBuilds", "set max_use_count in [runners.autoscaler] instead");
         }
         tracing::warn!(
-            "Docker Machine is deprecated since GitLab 17.5 and planned to go with GitLab 20.0: this plugin is for the \
-             time in between; a plugin of the cloud's own group, or `static`, takes its place"
+            "Docker Machine has been deprecated since GitLab 17.5 and will be removed in GitLab 20.0. Use this plugin for \
+             the transition, and migrate to the plugin of your cloud, or to `static`"
         );
     }
 
@@ -172,12 +174,12 @@ impl Config {
         Names { before: format!("{}{before}", self.prefix), after: after.to_owned() }
     }
 
-    pub(crate) fn create_limit(&self) -> Duration {
-        Duration::from_secs(self.create_limit_s)
+    pub(crate) fn create_timeout(&self) -> Duration {
+        Duration::from_secs(self.create_timeout_s)
     }
 
-    pub(crate) fn command_limit(&self) -> Duration {
-        Duration::from_secs(self.command_limit_s)
+    pub(crate) fn command_timeout(&self) -> Duration {
+        Duration::from_secs(self.command_timeout_s)
     }
 
     pub(crate) fn removals(&self) -> u32 {
@@ -191,11 +193,11 @@ impl Config {
         let set = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
         set("MACHINE_STORAGE_PATH")
             .or_else(|| set("HOME").map(|home| home.join(".docker/machine")))
-            .ok_or_else(|| "there is no HOME: set storage_path, docker-machine's directory".to_owned())
+            .ok_or_else(|| "HOME is not set: set storage_path to the directory of docker-machine".to_owned())
     }
 }
 
-/// The names of this group's machines.
+/// Names of the machines of this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Names {
     before: String,
@@ -203,12 +205,12 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// A name; `random` makes it its own.
+    /// Creates a name. `random` makes it unique.
     pub(crate) fn make(&self, seconds: u64, random: u32) -> String {
         format!("{}{seconds}-{random:08x}{}", self.before, self.after)
     }
 
-    /// Whether it may be one of this group's machines.
+    /// Returns true if a machine with this name may belong to this group.
     pub(crate) fn is_ours(&self, name: &str) -> bool {
         let middle = name.strip_prefix(&self.before).and_then(|rest| rest.strip_suffix(&self.after));
         middle.and_then(|middle| middle.split_once('-')).is_some_and(|(seconds, random)| {
@@ -229,18 +231,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_told_with_its_remedy() {
+    fn invalid_values_are_rejected_with_hint() {
         assert!(config("{}").check().unwrap_err().contains("MachineDriver is not set: copy the keys"));
         assert!(config(r#"{"MachineDriver":"none","MachineName":"m"}"#).check().unwrap_err().contains("needs one %s"));
         assert!(
-            config(r#"{"MachineDriver":"none","MachineName":"a b %s"}"#).check().unwrap_err().contains("takes letters")
+            config(r#"{"MachineDriver":"none","MachineName":"a b %s"}"#)
+                .check()
+                .unwrap_err()
+                .contains("use only letters")
         );
         let named = config(r#"{"MachineDriver":"none","MachineName":"m-%s","MachineOptionsWithName":["tag=x"]}"#);
         assert!(named.check().unwrap_err().contains("has no %s"));
     }
 
     #[test]
-    fn names_are_the_groups_own() {
+    fn names_belong_to_the_group() {
         let names = config(r#"{"MachineDriver":"none","MachineName":"auto-%s-vm","prefix":"runner-abc-"}"#).names();
         let name = names.make(1_700_000_000, 0xbeef);
         assert_eq!(name, "runner-abc-auto-1700000000-0000beef-vm");
@@ -253,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_are_thirty_where_nothing_is_said() {
+    fn thirty_removal_attempts_by_default() {
         assert_eq!(config("{}").removals(), 30);
         assert_eq!(config(r#"{"MaxRemovalAttempts":-1}"#).removals(), 30);
         assert_eq!(config(r#"{"MaxRemovalAttempts":3}"#).removals(), 3);

@@ -1,26 +1,27 @@
-//! Which machine is in which state. Pure: docker-machine's list comes in, states and what is to be removed go out.
+//! State of each machine. No I/O: takes lists of docker-machine, and returns states and machines to remove.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_fleeting::sdk::{InstanceId, InstanceState};
 use tokio_util::sync::CancellationToken;
 
-/// Looks in a row that found a machine in error, or without an answer, until it is given up: a cloud's API fails at times.
-const STRIKES_MAX: u32 = 3;
+/// Number of consecutive lists in which a machine is in error or does not respond, after which it is removed. Cloud
+/// APIs fail at times.
+const MAX_FAILED_POLLS: u32 = 3;
 
-/// The machines, by name.
+/// The machines by name.
 #[derive(Debug, Default)]
 pub(crate) struct Machines {
-    known: BTreeMap<String, Phase>,
-    /// Those that were removed while a list may have been on its way that still has them.
+    known: BTreeMap<String, MachineState>,
+    /// Names that were removed. A list that is still in progress may contain them.
     removed: BTreeSet<String>,
 }
 
 #[derive(Debug)]
-enum Phase {
-    /// It is being made; cancelled, it is made no further.
+enum MachineState {
+    /// The machine is being created. Cancel the token to stop waiting machines from being created.
     Creating(CancellationToken),
-    /// `listed`: docker-machine has listed it since it was made.
+    /// The machine was created. `listed` means that docker-machine has listed it since then.
     Ready {
         strikes: u32,
         listed: bool,
@@ -28,23 +29,23 @@ enum Phase {
     Removing,
 }
 
-/// What an answer of docker-machine says of a machine.
+/// State of a machine as reported by docker-machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum ObservedState {
     Running,
     Starting,
-    /// It does not run, and nobody here will start it.
+    /// The machine is stopped, and this plugin does not start machines.
     Off,
     Unclear,
 }
 
-impl Seen {
+impl ObservedState {
     fn of(state: &str) -> Self {
         match state {
             "Running" => Self::Running,
             "Starting" => Self::Starting,
             "Stopped" | "Stopping" | "Paused" | "Saved" => Self::Off,
-            // Error, Timeout, and what there is no word for.
+            // Error, Timeout, and unknown states.
             _ => Self::Unclear,
         }
     }
@@ -55,40 +56,41 @@ impl Machines {
         self.known.len()
     }
 
-    /// A machine is to be made.
+    /// Registers a machine that will be created.
     pub(crate) fn create(&mut self, name: String) -> CancellationToken {
         let stop = CancellationToken::new();
-        self.known.insert(name, Phase::Creating(stop.clone()));
+        self.known.insert(name, MachineState::Creating(stop.clone()));
         stop
     }
 
-    /// It was made. Whether it still is wanted.
+    /// Records that a machine was created. Returns false if it is not needed anymore.
     pub(crate) fn created(&mut self, name: &str) -> bool {
         match self.known.get_mut(name) {
-            Some(phase @ Phase::Creating(_)) => {
-                *phase = Phase::Ready { strikes: 0, listed: false };
+            Some(phase @ MachineState::Creating(_)) => {
+                *phase = MachineState::Ready { strikes: 0, listed: false };
                 true
             }
             _ => false,
         }
     }
 
-    /// It is to be removed. Whether somebody has to begin with that: of one in creation, who creates it.
+    /// Records that a machine must be removed. Returns true if the caller must remove it: a machine in creation is
+    /// removed by the task that creates it.
     pub(crate) fn remove(&mut self, name: &str) -> bool {
         let Some(phase) = self.known.get_mut(name) else { return false };
-        match std::mem::replace(phase, Phase::Removing) {
-            Phase::Creating(stop) => {
+        match std::mem::replace(phase, MachineState::Removing) {
+            MachineState::Creating(stop) => {
                 stop.cancel();
                 false
             }
-            Phase::Ready { .. } => true,
-            Phase::Removing => false,
+            MachineState::Ready { .. } => true,
+            MachineState::Removing => false,
         }
     }
 
-    /// One that was left half made, or that could not be made: it is being removed.
+    /// Records that a machine is being removed because its creation failed or was interrupted.
     pub(crate) fn removing(&mut self, name: String) {
-        self.known.insert(name, Phase::Removing);
+        self.known.insert(name, MachineState::Removing);
     }
 
     pub(crate) fn gone(&mut self, name: &str) {
@@ -101,39 +103,39 @@ impl Machines {
         self.known.contains_key(name)
     }
 
-    /// What docker-machine lists of this group's machines. Gives the instances, and those that are to be removed now.
+    /// Processes docker-machine's list of this group's machines. Returns the instances, and the machines to remove.
     pub(crate) fn look(
         &mut self,
         listed: &BTreeMap<String, String>,
     ) -> (Vec<(InstanceId, InstanceState)>, Vec<String>) {
-        // A name never comes back: what was removed is in the list of a moment ago, or in none.
+        // Names are never reused: a removed machine appears at most in a list that was in progress.
         self.removed.retain(|name| listed.contains_key(name));
         self.known.retain(|name, phase| {
-            let stays = listed.contains_key(name) || !matches!(phase, Phase::Ready { listed: true, .. });
+            let stays = listed.contains_key(name) || !matches!(phase, MachineState::Ready { listed: true, .. });
             if !stays {
-                tracing::warn!(machine = name, "machine is gone: somebody else removed it");
+                tracing::warn!(machine = name, "machine was removed by another process");
             }
             stays
         });
         for name in listed.keys().filter(|name| !self.removed.contains(*name)) {
-            self.known.entry(name.clone()).or_insert(Phase::Ready { strikes: 0, listed: true });
+            self.known.entry(name.clone()).or_insert(MachineState::Ready { strikes: 0, listed: true });
         }
         let (mut instances, mut remove) = (Vec::new(), Vec::new());
         for (name, phase) in &mut self.known {
             let state = match phase {
-                Phase::Creating(_) => InstanceState::Creating,
-                Phase::Removing => InstanceState::Deleting,
-                Phase::Ready { strikes, listed: was_listed } => {
+                MachineState::Creating(_) => InstanceState::Creating,
+                MachineState::Removing => InstanceState::Deleting,
+                MachineState::Ready { strikes, listed: was_listed } => {
                     let word = listed.get(name).map(String::as_str).unwrap_or_default();
                     *was_listed |= listed.contains_key(name);
-                    let seen = Seen::of(word);
-                    *strikes = if seen == Seen::Unclear { *strikes + 1 } else { 0 };
-                    if seen == Seen::Off || *strikes >= STRIKES_MAX {
-                        tracing::warn!(machine = name, state = word, "machine is removed: it does not run");
+                    let seen = ObservedState::of(word);
+                    *strikes = if seen == ObservedState::Unclear { *strikes + 1 } else { 0 };
+                    if seen == ObservedState::Off || *strikes >= MAX_FAILED_POLLS {
+                        tracing::warn!(machine = name, state = word, "removing machine that is not running");
                         remove.push(name.clone());
-                        *phase = Phase::Removing;
+                        *phase = MachineState::Removing;
                         InstanceState::Deleting
-                    } else if seen == Seen::Starting {
+                    } else if seen == ObservedState::Starting {
                         InstanceState::Creating
                     } else {
                         InstanceState::Running
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_in_creation_is_not_usable_whatever_docker_machine_says() {
+    fn machine_in_creation_is_not_running() {
         let mut machines = Machines::default();
         machines.create("m".to_owned());
         for listed in [&[][..], &[("m", "")], &[("m", "Running")], &[("m", "Error")]] {
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_given_back_while_it_was_made_is_not_ready_later() {
+    fn machine_removed_during_creation_never_becomes_ready() {
         let mut machines = Machines::default();
         let stop = machines.create("m".to_owned());
         assert!(!machines.remove("m"), "who creates it removes it");
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_states_have_three_looks_and_stopped_machines_none() {
+    fn failing_machine_is_removed_after_three_lists() {
         let mut machines = Machines::default();
         for state in ["Running", "Timeout", "Error", "Running", "", "Weird"] {
             assert_eq!(look(&mut machines, &[("m", state)]), (vec![InstanceState::Running], vec![]), "{state}");
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_removed_is_gone() {
+    fn machine_removed_by_others_is_deleted() {
         let mut machines = Machines::default();
         look(&mut machines, &[("a", "Running"), ("b", "Running")]);
         assert_eq!(look(&mut machines, &[("b", "Running")]).0.len(), 1);
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_a_moment_ago_brings_nothing_back_and_loses_nothing() {
+    fn outdated_list_neither_restores_nor_loses_machines() {
         let mut machines = Machines::default();
         look(&mut machines, &[("a", "Running")]);
         machines.remove("a");

@@ -1,14 +1,15 @@
-//! `fleeting-plugin-docker-machine`: machines by the docker-machine command line, from an old `[runners.machine]` table.
+//! `fleeting-plugin-docker-machine`: machines from the docker-machine command line, configured by a `[runners.machine]`
+//! table.
 //!
 //! ```text
 //! asked for --> creating --created--> ready --given back, stopped, or in error for long--> removing --> gone
 //!                   |                                                                        ^
 //!                   +--failed, given back, or the plugin died meanwhile----------------------+
 //! ```
-//! - `config`: the keys of `[runners.machine]` and of the plugin, checked; names of machines.
-//! - `machine`: the command line: what is run, what its answers mean.
-//! - `group`: which machine is in which state; pure.
-//! - `provider`: the calls of the protocol, and the work between them.
+//! - `config`: keys of `[runners.machine]` and of the plugin; names of machines.
+//! - `machine`: commands of docker-machine, and their output.
+//! - `group`: the state of each machine; no I/O.
+//! - `provider`: calls of the protocol, and background tasks.
 
 mod config;
 mod group;
@@ -17,7 +18,7 @@ mod provider;
 
 use std::process::ExitCode;
 
-/// The whole plugin. `arguments` are those of the command line, without the program's name.
+/// Runs the plugin. `arguments` are those of the command line without the program's name.
 #[must_use]
 pub fn main(arguments: &[String]) -> ExitCode {
     muster_fleeting::sdk::main_with::<provider::DockerMachine>(arguments)

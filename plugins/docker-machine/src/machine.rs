@@ -1,4 +1,4 @@
-//! The command line of docker-machine: what is run, and what its answers mean.
+//! Runs docker-machine, and interprets its output.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,25 @@ use tokio::process::Command;
 
 use crate::config::Config;
 
-/// For what answers a call of the host about one machine, and for the list that comes before the group is ready: the host
-/// gives up after 60 s.
-const ANSWER_LIMIT: Duration = Duration::from_secs(50);
-/// For how a machine is reached, two commands: the host gives up after 120 s.
-const REACH_LIMIT: Duration = Duration::from_secs(100);
-/// Its default user and port.
+/// Timeout for commands during a call about one machine, and for the first list during `Init`. The host's timeout is 60
+/// s.
+const CALL_TIMEOUT: Duration = Duration::from_secs(50);
+/// Timeout for the two commands that return the connection details. The host's timeout is 120 s.
+const CONNECT_INFO_TIMEOUT: Duration = Duration::from_secs(100);
+/// Default user and port of docker-machine.
 const USER: &str = "root";
 const PORT: u16 = 22;
-/// Seconds that one machine may keep a list waiting: docker-machine's own default.
+/// Seconds that one machine can delay a list: the default of docker-machine.
 const LIST_TIMEOUT_S: &str = "10";
 
-/// The program, with its settings.
+/// docker-machine with the plugin's settings.
 #[derive(Debug)]
 pub(crate) struct DockerMachine {
     config: Config,
     storage: PathBuf,
 }
 
-/// How to reach a machine.
+/// Connection details of a machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
     pub(crate) address: String,
@@ -51,18 +51,18 @@ impl DockerMachine {
 
     async fn ask(&self, arguments: &[&str], limit: Duration) -> Result<String, ProgramError> {
         let name = format!("docker-machine {}", arguments.first().unwrap_or(&""));
-        let limit = limit.min(self.config.command_limit());
+        let limit = limit.min(self.config.command_timeout());
         Ok(self.run(arguments, limit).await?.success(&name)?.stdout)
     }
 
-    /// All machines with their states, also others' than this group's, in the time that the host gives for a snapshot.
+    /// Lists all machines with their states, including those of other groups, within the host's timeout for a list.
     pub(crate) async fn list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
-        self.list_within(REACH_LIMIT).await
+        self.list_within(CONNECT_INFO_TIMEOUT).await
     }
 
-    /// The first list, in the time that the host gives for `Init`.
+    /// Lists the machines for the first time, within the host's timeout for `Init`.
     pub(crate) async fn first_list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
-        self.list_within(ANSWER_LIMIT).await
+        self.list_within(CALL_TIMEOUT).await
     }
 
     async fn list_within(&self, limit: Duration) -> Result<BTreeMap<String, String>, ProgramError> {
@@ -75,8 +75,9 @@ impl DockerMachine {
         Ok(text.lines().filter_map(line).collect())
     }
 
-    /// Makes a machine; minutes. It is not ended half way, also when this plugin ends: docker-machine knows a machine's id at
-    /// its provider only when the machine is made. What it prints goes to the file `output`.
+    /// Creates a machine, which takes minutes. The command is never interrupted, not even when the plugin exits,
+    /// because docker-machine learns the provider's ID of the machine only at the end. Writes the output to the file
+    /// `output`.
     pub(crate) async fn create(&self, name: &str, output: &Path) -> Result<(), ProgramError> {
         let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
         arguments.extend(self.config.options.iter().map(|option| format!("--{option}")));
@@ -86,19 +87,20 @@ impl DockerMachine {
         let mut command = Command::new(&self.config.executable);
         command.args(arguments).env("MACHINE_STORAGE_PATH", &self.storage);
         const NAME: &str = "docker-machine create";
-        program::run_detached(command, NAME, output, self.config.create_limit()).await?.success(NAME).map(drop)
+        program::run_detached(command, NAME, output, self.config.create_timeout()).await?.success(NAME).map(drop)
     }
 
-    /// How long a creation may take.
-    pub(crate) fn create_limit(&self) -> Duration {
-        self.config.create_limit()
+    /// Returns the timeout for creating a machine.
+    pub(crate) fn create_timeout(&self) -> Duration {
+        self.config.create_timeout()
     }
 
-    /// Removes a machine; one that is unknown is gone. By force, its local state goes even where the machine stays.
+    /// Removes a machine. An unknown machine counts as removed. `by_force` removes the local state even if the machine
+    /// remains.
     pub(crate) async fn remove(&self, name: &str, by_force: bool) -> Result<(), ProgramError> {
         let arguments: &[&str] = if by_force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
-        let finished = self.run(arguments, self.config.command_limit()).await?;
-        // Of this machine: what its driver does not find at the provider may be something else of it.
+        let finished = self.run(arguments, self.config.command_timeout()).await?;
+        // Check the name: the driver may report other missing resources.
         let unknown = format!("machine \"{name}\" does not exist");
         if !finished.status.success() && (finished.said.contains(&unknown) || finished.stdout.contains(&unknown)) {
             return Ok(());
@@ -106,17 +108,17 @@ impl DockerMachine {
         finished.success("docker-machine rm").map(drop)
     }
 
-    /// The word for a machine's state.
+    /// Returns the state of a machine as docker-machine prints it.
     pub(crate) async fn status(&self, name: &str) -> Result<String, ProgramError> {
-        Ok(self.ask(&["status", name], ANSWER_LIMIT).await?.trim().to_owned())
+        Ok(self.ask(&["status", name], CALL_TIMEOUT).await?.trim().to_owned())
     }
 
-    /// How to reach a machine.
+    /// Returns the connection details of a machine.
     pub(crate) async fn reach(&self, name: &str) -> Result<Reach, String> {
-        let text = self.ask(&["inspect", name], REACH_LIMIT / 2).await.map_err(|error| error.to_string())?;
+        let text = self.ask(&["inspect", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
         let mut reach = parse(&text, &self.storage, name)?;
         if reach.address.is_empty() {
-            let address = self.ask(&["ip", name], REACH_LIMIT / 2).await.map_err(|error| error.to_string())?;
+            let address = self.ask(&["ip", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
             address.trim().clone_into(&mut reach.address);
         }
         if reach.address.is_empty() {
@@ -128,7 +130,7 @@ impl DockerMachine {
 
 fn parse(text: &str, storage: &Path, name: &str) -> Result<Reach, String> {
     let value: Value = serde_json::from_str(text)
-        .map_err(|error| format!("docker-machine inspect {name} did not print JSON: {error}"))?;
+        .map_err(|error| format!("invalid output of docker-machine inspect {name}: {error}"))?;
     let driver = |key: &str| value.pointer(&format!("/Driver/{key}"));
     let text = |key: &str| driver(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let or = |text: String, default: &str| if text.is_empty() { default.to_owned() } else { text };
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_inspect_leaves_out_is_docker_machines_default() {
+    fn missing_values_of_inspect_have_defaults() {
         let storage = Path::new("/s");
         let whole = r#"{"Driver":{"IPAddress":"10.0.0.1","SSHUser":"core","SSHPort":2222,"SSHKeyPath":"/k"}}"#;
         let wanted =
@@ -166,13 +168,13 @@ mod tests {
         assert!(parse("Host does not exist", storage, "m").unwrap_err().contains("did not print JSON"));
     }
 
-    /// A plugin that answers later than its host waits is ended, with all that is under way.
+    /// The host ends a plugin that exceeds its timeout, together with all work in progress.
     #[test]
-    fn answers_come_before_the_host_gives_up() {
+    fn command_timeouts_are_below_those_of_the_host() {
         let host = muster_fleeting::host::Limits::default();
-        // A command that is over its limit takes a while to end.
+        // A command that exceeds its timeout takes a while to end.
         let end = Duration::from_secs(10);
-        assert!(ANSWER_LIMIT + end <= host.heartbeat.min(host.init));
-        assert!(REACH_LIMIT + end <= host.connect_info.min(host.update));
+        assert!(CALL_TIMEOUT + end <= host.heartbeat.min(host.init));
+        assert!(CONNECT_INFO_TIMEOUT + end <= host.connect_info.min(host.update));
     }
 }

@@ -1,4 +1,4 @@
-//! The calls of the protocol, and the work between them.
+//! Calls of the protocol, and background tasks.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,14 +15,15 @@ use crate::config::{Config, Names};
 use crate::group::Machines;
 use crate::machine;
 
-/// Removals at the same time: each is a process that talks to the cloud.
-const REMOVALS_AT_ONCE: usize = 16;
+/// Maximum number of concurrent removals. Each is a process that talks to the cloud.
+const MAX_CONCURRENT_REMOVALS: usize = 16;
 
-/// Between two looks at a creation that nobody waits for.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Interval for checking a creation by an earlier process.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Maximum pause between attempts to remove a machine with force.
 /// Between two tries to remove by force, at least and at most.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(600);
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// A group of machines.
 pub(crate) struct DockerMachine {
@@ -39,8 +40,9 @@ struct Inner {
     machines: Mutex<Machines>,
     creations: Semaphore,
     removing: Semaphore,
-    /// One file for each machine in creation, with what docker-machine says: what is still there after a crash is half made.
-    marks: PathBuf,
+    /// Directory with a file for each machine in creation, which contains the output of docker-machine. A file that
+    /// exists at startup belongs to an interrupted creation.
+    creation_markers: PathBuf,
 }
 
 impl Inner {
@@ -48,31 +50,31 @@ impl Inner {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The life of a machine until it is ready. One that is not wanted any more while it waits for its turn is not made; one
-    /// that is being made is made to its end, and removed then: half made, its provider would have it for ever.
+    /// Creates a machine. If it is not needed anymore while it waits, it is not created. A creation in progress is
+    /// completed before the machine is removed, because an interrupted one would leave the machine at its provider.
     async fn create(self: Arc<Self>, name: String, stop: tokio_util::sync::CancellationToken) {
         let turn = tokio::select! {
             turn = self.creations.acquire() => turn,
             () = stop.cancelled() => return self.removed(&name),
         };
-        tracing::info!(machine = name, "machine is being created");
-        let made = self.docker_machine.create(&name, &self.marks.join(&name)).await;
+        tracing::info!(machine = name, "creating machine");
+        let made = self.docker_machine.create(&name, &self.creation_markers.join(&name)).await;
         drop(turn);
         match made.map_err(|error| error.to_string()) {
             Ok(()) if self.machines().created(&name) => {
-                unmark(&self.marks, &name);
-                tracing::info!(machine = name, "machine was created");
+                remove_marker(&self.creation_markers, &name);
+                tracing::info!(machine = name, "machine created");
             }
             Ok(()) => self.remove(name).await,
             Err(cause) => {
-                tracing::error!(machine = name, cause, "machine was not created; what there is of it is removed");
+                tracing::error!(machine = name, cause, "failed to create machine, removing its remains");
                 self.machines().removing(name.clone());
                 self.remove(name).await;
             }
         }
     }
 
-    /// Until it is gone: a machine that is forgotten costs money.
+    /// Removes a machine. Retries until it succeeds, because a forgotten machine costs money.
     async fn remove(self: Arc<Self>, name: String) {
         let mut pause = self.removal_pause;
         for attempt in 1_u32.. {
@@ -81,7 +83,7 @@ impl Inner {
                 tracing::error!(
                     machine = name,
                     attempts = self.removals,
-                    "machine could not be removed and may still run at its provider: remove it there; docker-machine forgets it now"
+                    "failed to remove machine; it may still run at its provider: remove it there. Its local state is deleted"
                 );
             }
             let removed = {
@@ -90,36 +92,36 @@ impl Inner {
             };
             match removed {
                 Ok(()) => return self.removed(&name),
-                Err(error) => tracing::warn!(machine = name, attempt, by_force, %error, "machine could not be removed"),
+                Err(error) => tracing::warn!(machine = name, attempt, by_force, %error, "failed to remove machine"),
             }
             tokio::time::sleep(pause).await;
             if by_force {
-                pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                pause = (pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
             }
         }
     }
 
-    /// Waits for the docker-machine of a plugin that was killed, which goes on by itself; then what it made is removed.
+    /// Waits for a docker-machine process that a killed plugin started, then removes its machine.
     async fn remove_orphan(self: Arc<Self>, name: String) {
-        let limit = self.docker_machine.create_limit();
+        let limit = self.docker_machine.create_timeout();
         let ended = async {
-            while creator(&name).is_some() {
-                tokio::time::sleep(LOOK_EVERY).await;
+            while creating_process(&name).is_some() {
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         if tokio::time::timeout(limit, ended).await.is_err()
-            && let Some(pid) = creator(&name)
+            && let Some(pid) = creating_process(&name)
         {
-            tracing::error!(machine = name, "its creation takes longer than create_limit_s and is ended");
+            tracing::error!(machine = name, "creation exceeded create_timeout_s, stopping it");
             let _ = kill_process(pid, Signal::KILL);
         }
         self.remove(name).await;
     }
 
     fn removed(&self, name: &str) {
-        unmark(&self.marks, name);
+        remove_marker(&self.creation_markers, name);
         self.machines().gone(name);
-        tracing::info!(machine = name, "machine was removed");
+        tracing::info!(machine = name, "machine removed");
     }
 
     fn begin_removal(self: &Arc<Self>, name: String) {
@@ -127,16 +129,16 @@ impl Inner {
     }
 }
 
-fn unmark(marks: &Path, name: &str) {
-    if let Err(error) = std::fs::remove_file(marks.join(name))
+fn remove_marker(creation_markers: &Path, name: &str) {
+    if let Err(error) = std::fs::remove_file(creation_markers.join(name))
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::error!(machine = name, %error, "the mark of a machine in creation is left: it is removed at the next start");
+        tracing::error!(machine = name, %error, "failed to remove a creation marker; the next start removes it");
     }
 }
 
-/// The process that creates a machine: nobody else has the machine's name in its arguments.
-fn creator(name: &str) -> Option<Pid> {
+/// Returns the process that creates a machine, found by the machine's name in its arguments.
+fn creating_process(name: &str) -> Option<Pid> {
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let mut pids = processes.filter_map(|process| {
         let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
@@ -157,8 +159,9 @@ impl Provider for DockerMachine {
         config.check()?;
         config.warn_of_old_keys();
         let storage = config.storage()?;
-        let marks = storage.join("muster-creating");
-        std::fs::create_dir_all(&marks).map_err(|error| format!("storage_path: {}: {error}", marks.display()))?;
+        let creation_markers = storage.join("muster-creating");
+        std::fs::create_dir_all(&creation_markers)
+            .map_err(|error| format!("storage_path: {}: {error}", creation_markers.display()))?;
         let names = config.names();
         let init = Init {
             id: format!("docker-machine/{}/{}{}", config.driver, config.prefix, config.machine_name),
@@ -177,23 +180,23 @@ impl Provider for DockerMachine {
             removal_pause: Duration::from_secs(config.removal_interval_s),
             machines: Mutex::default(),
             creations: Semaphore::new(growth),
-            removing: Semaphore::new(REMOVALS_AT_ONCE),
-            marks,
+            removing: Semaphore::new(MAX_CONCURRENT_REMOVALS),
+            creation_markers,
             docker_machine: machine::DockerMachine::new(config, storage),
         });
-        // Also says at once whether docker-machine can be run.
+        // Also checks that docker-machine can be run.
         let all = inner.docker_machine.first_list().await?;
         let (ours, others): (Vec<&String>, Vec<&String>) = all.keys().partition(|name| inner.names.is_ours(name));
         tracing::info!(
             group = init.id,
             machines = ours.len(),
             of_others = others.len(),
-            "ready; others' machines are left alone"
+            "ready; machines of other groups are ignored"
         );
-        for mark in std::fs::read_dir(&inner.marks)?.flatten() {
+        for mark in std::fs::read_dir(&inner.creation_markers)?.flatten() {
             let name = mark.file_name().to_string_lossy().into_owned();
             if inner.names.is_ours(&name) {
-                tracing::warn!(machine = name, "machine is removed: it was half made when the plugin ended");
+                tracing::warn!(machine = name, "removing machine whose creation was interrupted");
                 inner.machines().removing(name.clone());
                 tokio::spawn(Arc::clone(&inner).remove_orphan(name));
             }
@@ -213,15 +216,15 @@ impl Provider for DockerMachine {
         for done in 0..n {
             let mut machines = self.inner.machines();
             if machines.len() >= self.inner.max_size {
-                let error = format!("the group is full: max_size = {}", self.inner.max_size);
+                let error = format!("the group has reached max_size = {}", self.inner.max_size);
                 return Err(Partial { succeeded: done, error: error.into() });
             }
             let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let name = self.inner.names.make(seconds, rand::random());
-            // Before anything is created: a crash from here on leaves no machine that nobody knows.
-            let mark = std::fs::File::create(self.inner.marks.join(&name)).and_then(|file| file.sync_all());
+            // Created before the machine, so that a crash leaves no unknown machine.
+            let mark = std::fs::File::create(self.inner.creation_markers.join(&name)).and_then(|file| file.sync_all());
             if let Err(error) = mark {
-                let error = format!("{}: {error}", self.inner.marks.display());
+                let error = format!("{}: {error}", self.inner.creation_markers.display());
                 return Err(Partial { succeeded: done, error: error.into() });
             }
             let stop = machines.create(name.clone());
@@ -241,15 +244,15 @@ impl Provider for DockerMachine {
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
         if !self.inner.machines().has(id.as_str()) {
-            return Err(format!("there is no instance {id}").into());
+            return Err(format!("unknown instance {id}").into());
         }
         let reach = self.inner.docker_machine.reach(id.as_str()).await?;
         let set = &self.inner.settings.connector;
         let or = |set: &str, own: &str| if set.is_empty() { own.to_owned() } else { set.to_owned() };
         let key = if set.key.is_empty() && set.password.is_empty() {
-            tokio::fs::read(&reach.key_path)
-                .await
-                .map_err(|error| format!("machine {id}: its SSH key {}: {error}", reach.key_path.display()))?
+            tokio::fs::read(&reach.key_path).await.map_err(|error| {
+                format!("machine {id}: failed to read its SSH key {}: {error}", reach.key_path.display())
+            })?
         } else {
             set.key.clone()
         };
@@ -262,7 +265,7 @@ impl Provider for DockerMachine {
                 key,
                 ..set.clone()
             },
-            // docker-machine knows one address, by which it reaches the machine itself.
+            // docker-machine knows only the address by which it reaches the machine itself.
             external_addr: reach.address.clone(),
             internal_addr: reach.address,
             expires: None,
@@ -272,7 +275,7 @@ impl Provider for DockerMachine {
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
         match self.inner.docker_machine.status(id.as_str()).await?.as_str() {
             "Running" => Ok(()),
-            state => Err(format!("machine {id} is {state:?} for docker-machine").into()),
+            state => Err(format!("machine {id} has the state {state:?} in docker-machine").into()),
         }
     }
 }

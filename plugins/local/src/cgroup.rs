@@ -1,4 +1,4 @@
-//! Limits of an instance by cgroups, version 1 and 2, where this process may make them.
+//! Resource limits of instances by cgroups, version 1 or 2, if this process can create them.
 //!
 //! ```text
 //! <own cgroup>/muster-local-<process>/<instance>     one for each controller (v1), or one (v2)
@@ -7,17 +7,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where systems mount them.
+/// Usual mount point.
 const MOUNT: &str = "/sys/fs/cgroup";
-/// Of the name of a plugin's own group; its process follows.
+/// Prefix of the name of a plugin's cgroup. The process ID of the plugin follows.
 const PREFIX: &str = "muster-local-";
-/// Of the quota of processors.
+/// Period of the CPU quota.
 const PERIOD_US: u64 = 100_000;
-/// Until the last process of an instance has left its group.
+/// Number of attempts to remove a cgroup, until the last process of the instance has left it.
 const REMOVE_TRIES: u32 = 40;
 const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 
-/// What an instance may use; 0: no limit.
+/// Resource limits of an instance. 0 means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Limits {
     pub(crate) memory_bytes: u64,
@@ -30,7 +30,7 @@ impl Limits {
         *self == Self::default()
     }
 
-    /// Controllers with files and values, in the words of each version.
+    /// Returns the controllers with their files and values, for a version of cgroups.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be positive and small")]
     fn settings(&self, version: Version) -> Vec<(&'static str, &'static str, String)> {
         let mut settings = Vec::new();
@@ -67,24 +67,24 @@ enum Version {
     V2,
 }
 
-/// Where this plugin's instances have their groups.
+/// Parent cgroups of this plugin's instances.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     version: Version,
     limits: Limits,
-    /// By controller; with version 2 one for all.
+    /// Paths by controller. Version 2 has one path for all.
     bases: Vec<(&'static str, PathBuf)>,
 }
 
-/// The groups of one instance.
+/// The cgroups of one instance.
 #[derive(Debug)]
-pub(crate) struct Group(Vec<PathBuf>);
+pub(crate) struct InstanceCgroup(Vec<PathBuf>);
 
 impl Cgroups {
-    /// Makes the plugin's own groups.
+    /// Creates the cgroups of the plugin.
     ///
     /// # Errors
-    /// Why limits cannot be set here, and what would permit them.
+    /// Returns the reason why limits cannot be set, and how to allow it.
     pub(crate) fn new(limits: Limits) -> Result<Self, String> {
         let own =
             std::fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("/proc/self/cgroup: {error}"))?;
@@ -121,9 +121,9 @@ impl Cgroups {
         Ok(Self { version, limits, bases })
     }
 
-    /// The groups of an instance, with its limits.
-    pub(crate) fn group(&self, instance: &str) -> Result<Group, String> {
-        let group = Group(self.bases.iter().map(|(_, base)| base.join(instance)).collect());
+    /// Creates the cgroups of an instance, and sets its limits.
+    pub(crate) fn group(&self, instance: &str) -> Result<InstanceCgroup, String> {
+        let group = InstanceCgroup(self.bases.iter().map(|(_, base)| base.join(instance)).collect());
         for path in &group.0 {
             make(path)?;
         }
@@ -138,7 +138,7 @@ impl Cgroups {
 }
 
 impl Cgroups {
-    /// Removes the plugin's own groups; no instance is left.
+    /// Removes the cgroups of the plugin. There must be no instances.
     pub(crate) fn remove(&self) {
         for (_, base) in &self.bases {
             let _ = std::fs::remove_dir(base);
@@ -152,8 +152,8 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes the groups of plugins that were killed: those of a process that is not there, or that is this one. A group with
-/// a process in it cannot be removed.
+/// Removes cgroups of killed plugins: those whose process does not exist, or that have the ID of this process. Cgroups
+/// that contain processes cannot be removed.
 fn clear(home: &Path) {
     for entry in home.read_dir().into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -168,19 +168,19 @@ fn clear(home: &Path) {
     }
 }
 
-impl Group {
-    /// Moves a process, and its children that are there already, into the groups.
+impl InstanceCgroup {
+    /// Moves a process and its existing children into the cgroups.
     pub(crate) fn join(&self, pid: u32) -> Result<(), String> {
         let all = |pid: u32| self.0.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()));
         all(pid)?;
-        // What it starts from now on is in the groups by itself.
+        // Future children inherit the cgroups.
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         // A child that has ended meanwhile needs no limit.
         children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| drop(all(child)));
         Ok(())
     }
 
-    /// Removes the groups, once the last process is gone.
+    /// Removes the cgroups once the last process has ended.
     pub(crate) async fn remove(self) {
         for path in self.0 {
             for attempt in 1..=REMOVE_TRIES {
@@ -189,7 +189,7 @@ impl Group {
                         tokio::time::sleep(REMOVE_PAUSE).await;
                     }
                     Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        tracing::warn!(path = %path.display(), %error, "a cgroup of an instance is left");
+                        tracing::warn!(path = %path.display(), %error, "failed to remove cgroup of an instance");
                     }
                     _ => break,
                 }
@@ -198,7 +198,7 @@ impl Group {
     }
 }
 
-/// The path of a controller in `/proc/self/cgroup`; the empty one is version 2's.
+/// Returns the path of a controller in `/proc/self/cgroup`. Version 2 has the controller "".
 fn path_of<'a>(own: &'a str, controller: &str) -> &'a str {
     let path = own.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -207,7 +207,7 @@ fn path_of<'a>(own: &'a str, controller: &str) -> &'a str {
     path.unwrap_or("/")
 }
 
-/// In a container, the path may be the host's: then the mount is what is there.
+/// In a container, the path may be that of the host. Then only the mount point exists.
 fn existing(mount: &Path, path: &str) -> PathBuf {
     let whole = mount.join(path.trim_start_matches('/'));
     if whole.is_dir() { whole } else { mount.to_owned() }
@@ -216,7 +216,7 @@ fn existing(mount: &Path, path: &str) -> PathBuf {
 fn enable(group: &Path, controllers: &[&str]) -> Result<(), String> {
     let words: Vec<String> = controllers.iter().map(|controller| format!("+{controller}")).collect();
     write(&group.join("cgroup.subtree_control"), &words.join(" ")).map_err(|error| {
-        format!("{error}; run the manager in a cgroup of its own that is delegated to it (systemd: Delegate=yes and DelegateSubgroup=manager)")
+        format!("{error}; run the manager in a separate cgroup that is delegated to it (systemd: Delegate=yes and DelegateSubgroup=manager)")
     })
 }
 
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_has_one_group_for_all() {
+    fn version_2_has_one_cgroup() {
         let mount = tempfile::tempdir().unwrap();
         std::fs::write(mount.path().join("cgroup.controllers"), "cpu memory pids").unwrap();
         std::fs::create_dir_all(mount.path().join("system.slice/manager")).unwrap();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_one_for_each_controller() {
+    fn version_1_has_one_cgroup_per_controller() {
         let mount = tempfile::tempdir().unwrap();
         for directory in ["memory/ci", "cpu", "pids"] {
             std::fs::create_dir_all(mount.path().join(directory)).unwrap();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn where_groups_cannot_be_made_the_reason_and_the_remedy_are_told() {
+    fn error_has_reason_and_hint_if_cgroups_cannot_be_created() {
         let mount = tempfile::tempdir().unwrap();
         let error = Cgroups::below(mount.path(), "", LIMITS).unwrap_err();
         assert!(error.contains("memory"), "{error}");

@@ -1,4 +1,4 @@
-//! The settings.
+//! Configuration of the plugin.
 
 use std::path::PathBuf;
 
@@ -7,64 +7,66 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Limits;
 
-/// Settings of the plugin; all have defaults.
+/// Settings of the plugin. All have defaults.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct Config {
     /// Name of the group.
     pub(crate) name: String,
-    /// The most instances.
+    /// Maximum number of instances.
     pub(crate) max_size: u32,
-    /// Directory below which each instance has its own; empty: a temporary one.
+    /// Parent of the directories of instances. Empty means a temporary directory.
     pub(crate) directory: PathBuf,
-    /// Instances go on when the plugin ends, as those of a cloud do, and the next one finds them in `directory`; needs
-    /// namespaces, and no limits by cgroup.
-    pub(crate) outlive_plugin: bool,
-    /// Instances can be suspended: all that runs in them is stopped, and goes on.
+    /// Whether instances continue when the plugin ends, as in a cloud. The next plugin finds them in `directory`.
+    /// Requires namespaces, and excludes limits by cgroup.
+    pub(crate) persistent_instances: bool,
+    /// Whether instances can be suspended: their processes are stopped and continued later.
     pub(crate) suspendable: bool,
-    /// `auto`: namespaces where the system permits them; `namespaces`: an error where not; `none`.
+    /// `auto` uses namespaces if the system allows it, `namespaces` requires them, `none` disables them.
     pub(crate) isolation: Isolation,
-    /// Milliseconds from the request of an instance until it boots.
+    /// Time in milliseconds from the request for an instance until it boots.
     pub(crate) boot_delay_ms: u64,
-    /// Part by which the boot delay varies, 0 to 1.
+    /// Random variation of the boot delay, as a fraction from 0 to 1.
     pub(crate) boot_jitter: f64,
-    /// Creations per second that the cloud grants; 0: no limit. What is above is not granted.
+    /// Maximum number of instances that the cloud creates per second. 0 means no limit. Requests beyond it are not
+    /// accepted.
     pub(crate) creations_per_second: u32,
-    /// The most instances that one request is granted; 0: no limit.
-    pub(crate) grant_max: u32,
-    /// Part of each request that is granted, above 0 and up to 1; at least one instance is.
-    pub(crate) grant_part: f64,
-    /// Milliseconds that a request of instances takes.
+    /// Maximum number of instances that are accepted per request. 0 means no limit.
+    pub(crate) max_instances_per_request: u32,
+    /// Fraction of each request that is accepted, above 0 and up to 1. At least one instance is accepted.
+    pub(crate) acceptance_rate: f64,
+    /// Duration of a request for instances in milliseconds.
     pub(crate) request_delay_ms: u64,
-    /// Requests that fail after the start, before any is granted.
+    /// Number of requests that fail after the start of the plugin.
     pub(crate) request_failures: u32,
-    /// Part of requests that fail, 0 to 1.
+    /// Fraction of requests that fail, from 0 to 1.
     pub(crate) request_failure_rate: f64,
-    /// Part of heartbeats of running instances that fail, 0 to 1.
+    /// Fraction of heartbeats of running instances that fail, from 0 to 1.
     pub(crate) heartbeat_failure_rate: f64,
-    /// Part of instances that never come up, 0 to 1.
+    /// Fraction of instances that never start, from 0 to 1.
     pub(crate) boot_failure_rate: f64,
-    /// Running instances lost in a minute, on average, of each one.
-    pub(crate) losses_per_minute: f64,
-    /// Seconds from the notice of a loss to the loss; 0: lost without notice.
-    pub(crate) notice_s: f64,
-    /// Instances that the cloud has at the same time; 0: no limit but `max_size`. A request beyond is out of stock.
-    pub(crate) stock: u32,
-    /// Price of an instance, in millionths of `currency` for an hour; 0: not told.
+    /// Average number of preemptions per minute of each running instance.
+    pub(crate) preemptions_per_minute: f64,
+    /// Time in seconds between the notice of a preemption and the preemption. 0 means no notice.
+    pub(crate) preemption_notice_s: f64,
+    /// Maximum number of instances that the cloud has at the same time. 0 means no limit except `max_size`. Further
+    /// requests are out of stock.
+    pub(crate) capacity: u32,
+    /// Price of an instance in millionths of `currency` per hour. 0 means that no price is reported.
     pub(crate) price_micros_per_hour: u64,
-    /// Currency of the price, ISO 4217.
+    /// Currency of the price (ISO 4217).
     pub(crate) currency: String,
-    /// Memory that an instance may use, in MiB, by cgroup; 0: no limit.
-    pub(crate) memory_max_mib: u64,
-    /// Processors that an instance may use, by cgroup; 0: no limit.
-    pub(crate) cpus_max: f64,
-    /// Processes that an instance may have, by cgroup; 0: no limit.
-    pub(crate) processes_max: u32,
-    /// Program on this host before each job, with its first arguments; the instance and the job follow.
+    /// Memory limit of an instance in MiB, by cgroup. 0 means no limit.
+    pub(crate) max_memory_mib: u64,
+    /// Limit for processors of an instance, by cgroup. 0 means no limit.
+    pub(crate) max_cpus: f64,
+    /// Limit for the number of processes of an instance, by cgroup. 0 means no limit.
+    pub(crate) max_processes: u32,
+    /// Program to run on this host before each job, with its first arguments. The instance and the job follow.
     pub(crate) prepare_command: Vec<String>,
-    /// Program on this host after each job, likewise.
+    /// Program to run on this host after each job. The arguments are those of `prepare_command`.
     pub(crate) finish_command: Vec<String>,
-    /// Seed of all that is left to chance; 0: another one each time.
+    /// Seed of the random generator. 0 means a different one for each start.
     pub(crate) seed: u64,
 }
 
@@ -74,27 +76,27 @@ impl Default for Config {
             name: "local".to_owned(),
             max_size: 10,
             directory: PathBuf::new(),
-            outlive_plugin: false,
+            persistent_instances: false,
             suspendable: false,
             isolation: Isolation::Auto,
             boot_delay_ms: 0,
             boot_jitter: 0.0,
             creations_per_second: 0,
-            grant_max: 0,
-            grant_part: 1.0,
+            max_instances_per_request: 0,
+            acceptance_rate: 1.0,
             request_delay_ms: 0,
             request_failures: 0,
             request_failure_rate: 0.0,
             heartbeat_failure_rate: 0.0,
             boot_failure_rate: 0.0,
-            losses_per_minute: 0.0,
-            notice_s: 0.0,
-            stock: 0,
+            preemptions_per_minute: 0.0,
+            preemption_notice_s: 0.0,
+            capacity: 0,
             price_micros_per_hour: 0,
             currency: "USD".to_owned(),
-            memory_max_mib: 0,
-            cpus_max: 0.0,
-            processes_max: 0,
+            max_memory_mib: 0,
+            max_cpus: 0.0,
+            max_processes: 0,
             prepare_command: Vec::new(),
             finish_command: Vec::new(),
             seed: 0,
@@ -102,38 +104,41 @@ impl Default for Config {
     }
 }
 
-/// How instances are kept apart.
+/// Isolation between instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Isolation {
-    /// Namespaces where the system permits them.
+    /// Namespaces if the system allows it.
     Auto,
-    /// Namespaces, or nothing works.
+    /// Namespaces are required.
     Namespaces,
-    /// Process groups.
+    /// Process groups only.
     None,
 }
 
 impl Config {
-    /// What is wrong with the values.
+    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.max_size == 0 {
             return Err("max_size must be at least 1".to_owned());
         }
-        if self.outlive_plugin {
+        if self.persistent_instances {
             let missing = [
-                (self.directory.as_os_str().is_empty(), "needs a directory: the next plugin finds its instances there"),
+                (
+                    self.directory.as_os_str().is_empty(),
+                    "needs directory, in which the next plugin finds its instances",
+                ),
                 (
                     self.isolation == Isolation::None,
-                    "needs namespaces: without them nothing could end what runs in an instance",
+                    "needs namespaces, because the processes of an instance could not be stopped otherwise",
                 ),
                 (
                     !self.limits().is_none(),
-                    "cannot have memory_max_mib, cpus_max or processes_max: their cgroups end with the plugin",
+                    "excludes max_memory_mib, max_cpus and max_processes, because cgroups are removed with the plugin",
                 ),
             ];
             if let Some((_, why)) = missing.iter().find(|(is_so, _)| *is_so) {
-                return Err(format!("outlive_plugin = true {why}"));
+                return Err(format!("persistent_instances = true {why}"));
             }
         }
         let rates = [
@@ -144,26 +149,26 @@ impl Config {
         ];
         for (key, rate) in rates {
             if !(0.0..=1.0).contains(&rate) {
-                return Err(format!("{key} = {rate} is no part of a whole; use 0 to 1"));
+                return Err(format!("{key} = {rate} must be from 0 to 1"));
             }
         }
-        if !(self.grant_part > 0.0 && self.grant_part <= 1.0) {
-            return Err(format!("grant_part = {} must be above 0, and 1 at most", self.grant_part));
+        if !(self.acceptance_rate > 0.0 && self.acceptance_rate <= 1.0) {
+            return Err(format!("acceptance_rate = {} must be above 0 and at most 1", self.acceptance_rate));
         }
-        if !self.losses_per_minute.is_finite() || self.losses_per_minute < 0.0 {
-            return Err(format!("losses_per_minute = {} must be 0 or more", self.losses_per_minute));
+        if !self.preemptions_per_minute.is_finite() || self.preemptions_per_minute < 0.0 {
+            return Err(format!("preemptions_per_minute = {} must be 0 or more", self.preemptions_per_minute));
         }
-        if !(0.0..=86_400.0).contains(&self.notice_s) {
-            return Err(format!("notice_s = {} must be 0 to 86400", self.notice_s));
+        if !(0.0..=86_400.0).contains(&self.preemption_notice_s) {
+            return Err(format!("preemption_notice_s = {} must be from 0 to 86400", self.preemption_notice_s));
         }
-        if !(0.0..=65_536.0).contains(&self.cpus_max) {
-            return Err(format!("cpus_max = {} must be 0 to 65536", self.cpus_max));
+        if !(0.0..=65_536.0).contains(&self.max_cpus) {
+            return Err(format!("max_cpus = {} must be from 0 to 65536", self.max_cpus));
         }
         Ok(())
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        let memory_bytes = self.memory_max_mib.saturating_mul(1024 * 1024);
-        Limits { memory_bytes, cpus: self.cpus_max, processes: self.processes_max }
+        let memory_bytes = self.max_memory_mib.saturating_mul(1024 * 1024);
+        Limits { memory_bytes, cpus: self.max_cpus, processes: self.max_processes }
     }
 }

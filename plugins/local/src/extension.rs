@@ -1,4 +1,4 @@
-//! What this cloud offers beside the protocol: a price, stock, notices, resource use, host keys, hooks.
+//! Muster's protocol extension: price, stock, notices, resource usage, host keys, hooks.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use tokio_stream::wrappers::BroadcastStream;
 use crate::provider::{Local, OFFER};
 use crate::usage;
 
-/// For a hook.
-const HOOK_LIMIT: Duration = Duration::from_secs(60);
+/// Timeout of a hook.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn hook(command: &[String], key: &str, id: &InstanceId, job: &str) -> Result<(), Error> {
     let Some((executable, arguments)) = command.split_first() else { return Ok(()) };
     let mut command = Command::new(executable);
     command.args(arguments).args([id.as_str(), job]);
-    program::run(command, key, b"", HOOK_LIMIT).await?.success(key)?;
+    program::run(command, key, b"", HOOK_TIMEOUT).await?.success(key)?;
     Ok(())
 }
 
@@ -40,7 +40,7 @@ impl Extension for Local {
         Ok(vec![Offer {
             name: OFFER.to_owned(),
             zone: "localhost".to_owned(),
-            interruptible: config.losses_per_minute > 0.0,
+            interruptible: config.preemptions_per_minute > 0.0,
             available: Some(self.available()),
             price: (config.price_micros_per_hour > 0).then_some(price),
             cpus: std::thread::available_parallelism().ok().and_then(|n| u32::try_from(n.get()).ok()).unwrap_or(0),
@@ -49,8 +49,8 @@ impl Extension for Local {
     }
 
     fn notices(&self) -> Notices {
-        // A host that is too slow misses some, and hears of the next ones.
-        Box::pin(BroadcastStream::new(self.heard()).filter_map(|notice| std::future::ready(notice.ok())))
+        // A slow host misses notices, and continues with the next ones.
+        Box::pin(BroadcastStream::new(self.subscribe()).filter_map(|notice| std::future::ready(notice.ok())))
     }
 
     async fn resources(&self, ids: Vec<InstanceId>) -> Result<Vec<Resources>, Error> {
@@ -69,7 +69,7 @@ impl Extension for Local {
     }
 
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
-        Ok(vec![self.host_key(&id).ok_or_else(|| format!("there is no instance {id} that can be reached"))?])
+        Ok(vec![self.host_key(&id).ok_or_else(|| format!("instance {id} does not exist or cannot be reached"))?])
     }
 
     async fn prepare(&self, id: InstanceId, job: String) -> Result<(), Error> {

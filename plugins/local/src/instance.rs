@@ -1,10 +1,10 @@
-//! An instance, as the plugin has it: this executable, started again with [`WORD`].
+//! Instances from the point of view of the plugin: this executable, started again with [`INSTANCE_ARG`].
 //!
 //! ```text
 //! plugin --spawns--> [unshare: namespaces] --> instance (pid 1 of its namespace) --> commands
 //! ```
-//! The end of `unshare` is the end of all processes of the namespace. Without namespaces the server ends what it started, and
-//! what left its session: it is the parent of those whose own parents have ended.
+//! When `unshare` ends, all processes of the namespace end. Without namespaces, the server kills the processes that it
+//! started and their orphaned descendants, whose parent it becomes.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -16,69 +16,69 @@ use russh::keys::ssh_key::LineEnding;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-use crate::cgroup::Group;
-use crate::outlive::{Free, Record};
+use crate::cgroup::InstanceCgroup;
+use crate::persistent::{DetachedProcess, InstanceRecord};
 
-/// The argument that makes the executable an instance.
-pub(crate) const WORD: &str = "instance";
-/// The next argument, of an instance that outlives the plugin.
-pub(crate) const ALONE: &str = "alone";
-/// What makes this executable the plugin.
+/// First argument of the executable as an instance.
+pub(crate) const INSTANCE_ARG: &str = "instance";
+/// Second argument, for an instance that persists when the plugin ends.
+pub(crate) const PERSISTENT_ARG: &str = "persistent";
+/// Arguments that make this executable the plugin.
 static OWN_ARGUMENTS: OnceLock<&'static [&'static str]> = OnceLock::new();
 
-/// Says which arguments make this executable the plugin. Only the first word counts.
+/// Sets the arguments that make this executable the plugin. Only the first call has an effect.
 pub(crate) fn set_own_arguments(own: &'static [&'static str]) {
     let _ = OWN_ARGUMENTS.set(own);
 }
 
-/// For an instance to end, with all that runs in it.
-const END_LIMIT: Duration = Duration::from_secs(10);
-/// For an instance to say where it listens.
-const START_LIMIT: Duration = Duration::from_secs(30);
+/// Timeout for stopping an instance with all its processes.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout until an instance reports its port.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What makes the namespaces: util-linux, which every Debian has. The instance is killed with it.
+/// Command that creates the namespaces: util-linux, which is part of every Debian. The instance is killed when it ends.
 const UNSHARE: [&str; 7] =
     ["unshare", "--user", "--map-current-user", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"];
 
-/// An instance that runs, as the plugin has it. Dropped, it ends, or goes on where it outlives the plugin.
+/// A running instance. If this is dropped, the instance ends, unless it is persistent.
 pub(crate) struct Running {
-    life: Life,
+    life: Lifetime,
     pub(crate) reach: Reach,
 }
 
-/// How an instance is reached.
+/// Connection details of an instance.
 #[derive(Debug, Clone)]
 pub(crate) struct Reach {
-    /// Where it listens.
+    /// Port on which it listens.
     pub(crate) port: u16,
-    /// The private key that lets in.
+    /// Private key for the login.
     pub(crate) key: Vec<u8>,
     /// Fingerprint of its host key.
     pub(crate) host_key: String,
-    /// Its process.
+    /// Process ID.
     pub(crate) pid: u32,
 }
 
-enum Life {
-    /// As long as its standard input is open.
-    Held { child: Child, alive: ChildStdin },
-    /// Its own.
-    Free(Free),
+enum Lifetime {
+    /// The instance runs while its standard input is open.
+    Attached { child: Child, alive: ChildStdin },
+    /// The instance runs independently of the plugin.
+    Detached(DetachedProcess),
 }
 
-/// What to start.
+/// Parameters for starting an instance.
 pub(crate) struct Start<'a> {
-    /// Its home.
+    /// Home directory.
     pub(crate) directory: &'a Path,
-    /// What lets in.
+    /// Key for the login.
     pub(crate) key: &'a PrivateKey,
     pub(crate) namespaces: bool,
-    pub(crate) cgroup: Option<&'a Group>,
-    /// It outlives the plugin, and this is where it is recorded.
+    pub(crate) cgroup: Option<&'a InstanceCgroup>,
+    /// Path of the record of a persistent instance.
     pub(crate) record: Option<&'a Path>,
 }
 
-/// Whether namespaces can be made here.
+/// Returns true if namespaces can be created.
 pub(crate) async fn namespaces_work() -> bool {
     let [program, arguments @ ..] = UNSHARE;
     let tried = Command::new(program).args(arguments).arg("true").stdin(Stdio::null()).stderr(Stdio::null()).status();
@@ -89,13 +89,13 @@ impl Running {
     /// Starts an instance.
     ///
     /// # Errors
-    /// What went wrong, as text.
+    /// Returns a description of the failure.
     pub(crate) async fn start(start: Start<'_>) -> Result<Self, String> {
-        let mut child = command(&start)?.spawn().map_err(|error| format!("cannot start an instance: {error}"))?;
+        let mut child = command(&start)?.spawn().map_err(|error| format!("failed to start an instance: {error}"))?;
         match begin(&start, &mut child).await {
-            Ok((None, alive, reach)) => Ok(Self { life: Life::Held { child, alive }, reach }),
+            Ok((None, alive, reach)) => Ok(Self { life: Lifetime::Attached { child, alive }, reach }),
             // The runtime reaps the child when it ends.
-            Ok((Some(free), _, reach)) => Ok(Self { life: Life::Free(free), reach }),
+            Ok((Some(free), _, reach)) => Ok(Self { life: Lifetime::Detached(free), reach }),
             Err(error) => {
                 let _ = child.kill().await;
                 Err(error)
@@ -103,85 +103,86 @@ impl Running {
         }
     }
 
-    /// An instance of an earlier start of the plugin.
-    pub(crate) fn found(free: Free, reach: Reach) -> Self {
-        Self { life: Life::Free(free), reach }
+    /// Attaches to an instance of an earlier plugin process.
+    pub(crate) fn attach(free: DetachedProcess, reach: Reach) -> Self {
+        Self { life: Lifetime::Detached(free), reach }
     }
 
-    /// Waits until it has ended by itself. Cancel-safe.
+    /// Waits until the instance has ended. Cancel-safe.
     pub(crate) async fn ended(&mut self) {
         match &mut self.life {
-            Life::Held { child, .. } => drop(child.wait().await),
-            Life::Free(free) => free.ended().await,
+            Lifetime::Attached { child, .. } => drop(child.wait().await),
+            Lifetime::Detached(free) => free.ended().await,
         }
     }
 
-    /// Ends it and all that runs in it.
+    /// Stops the instance and all its processes.
     pub(crate) async fn end(self) {
         match self.life {
-            Life::Held { mut child, alive } => {
-                // Without namespaces the server ends all that runs in it when its stdin closes; then it is gone.
+            Lifetime::Attached { mut child, alive } => {
+                // Without namespaces, the server kills all processes when its stdin is closed, and exits.
                 drop(alive);
-                if tokio::time::timeout(END_LIMIT, child.wait()).await.is_err() {
+                if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
                     let _ = child.kill().await;
                 }
             }
-            Life::Free(free) => free.end().await,
+            Lifetime::Detached(free) => free.end().await,
         }
     }
 }
 
-/// Watches one that outlives the plugin, before it gets its key: with that it goes on, whatever becomes of the plugin.
-async fn begin(start: &Start<'_>, child: &mut Child) -> Result<(Option<Free>, ChildStdin, Reach), String> {
+/// Watches a persistent instance before it gets its key. With the key, it continues without the plugin.
+async fn begin(start: &Start<'_>, child: &mut Child) -> Result<(Option<DetachedProcess>, ChildStdin, Reach), String> {
     let free = match child.id().filter(|_| start.record.is_some()) {
         Some(pid) => {
-            let free = Free::of(pid).map_err(|error| format!("cannot watch an instance: {error}"))?;
-            Some(free.ok_or("the instance ended at once")?)
+            let free = DetachedProcess::of(pid).map_err(|error| format!("failed to watch an instance: {error}"))?;
+            Some(free.ok_or("the instance exited immediately")?)
         }
         None => None,
     };
-    let (stdin, reach) = come_up(start, child).await?;
+    let (stdin, reach) = wait_listening(start, child).await?;
     Ok((free, stdin, reach))
 }
 
-/// Gives it its key, and hears where it is reached.
-async fn come_up(start: &Start<'_>, child: &mut Child) -> Result<(ChildStdin, Reach), String> {
+/// Sends the key to the instance, and waits for its address.
+async fn wait_listening(start: &Start<'_>, child: &mut Child) -> Result<(ChildStdin, Reach), String> {
     let (Some(mut stdin), Some(stdout), Some(pid)) = (child.stdin.take(), child.stdout.take(), child.id()) else {
-        return Err("an instance without pipes".to_owned());
+        return Err("missing pipes of the instance".to_owned());
     };
-    // It starts nothing before it has its key: all that runs in it is under its limits, and it has its record.
+    // The instance starts no processes before it gets its key, so all of them are limited, and the record exists.
     if let Some(cgroup) = start.cgroup {
         cgroup.join(pid)?;
     }
     let private = start.key.to_openssh(LineEnding::LF).map_err(|error| error.to_string())?;
     let mut record = None;
     if let Some(path) = start.record {
-        let unwritten = |error| format!("cannot write {}: {error}", path.display());
-        let first = Record::of(pid, private.to_string()).map_err(unwritten)?;
+        let unwritten = |error| format!("failed to write {}: {error}", path.display());
+        let first = InstanceRecord::of(pid, private.to_string()).map_err(unwritten)?;
         first.write(path).map_err(unwritten)?;
         record = Some((path, first));
     }
     let line = start.key.public_key().to_openssh().map_err(|error| error.to_string())?;
-    stdin.write_all(format!("{line}\n").as_bytes()).await.map_err(|error| format!("the instance ended: {error}"))?;
+    stdin.write_all(format!("{line}\n").as_bytes()).await.map_err(|error| format!("the instance exited: {error}"))?;
     let mut said = String::new();
     let mut stdout = BufReader::new(stdout).take(128);
-    match tokio::time::timeout(START_LIMIT, stdout.read_line(&mut said)).await {
-        Err(_) => return Err(format!("the instance did not come up within {} s", START_LIMIT.as_secs())),
-        Ok(Err(error)) => return Err(format!("the instance cannot be heard: {error}")),
+    match tokio::time::timeout(START_TIMEOUT, stdout.read_line(&mut said)).await {
+        Err(_) => return Err(format!("the instance did not start within {} s", START_TIMEOUT.as_secs())),
+        Ok(Err(error)) => return Err(format!("failed to read from the instance: {error}")),
         Ok(Ok(_)) => {}
     }
     let (port, host_key) = said.trim().split_once(' ').unwrap_or((said.trim(), ""));
-    let port = port.parse().map_err(|_| format!("the instance said {said:?} instead of its port"))?;
+    let port =
+        port.parse().map_err(|_| format!("invalid output of the instance: expected its port, attach {said:?}"))?;
     let reach = Reach { port, key: private.as_bytes().to_vec(), host_key: host_key.to_owned(), pid };
     if let Some((path, mut record)) = record {
         record.listens = Some((port, reach.host_key.clone()));
-        record.write(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        record.write(path).map_err(|error| format!("failed to write {}: {error}", path.display()))?;
     }
     Ok((stdin, reach))
 }
 
 fn command(start: &Start<'_>) -> Result<Command, String> {
-    let own = std::env::current_exe().map_err(|error| format!("cannot find the plugin's executable: {error}"))?;
+    let own = std::env::current_exe().map_err(|error| format!("failed to find the plugin's executable: {error}"))?;
     let mut command = if start.namespaces {
         let [program, arguments @ ..] = UNSHARE;
         let mut command = Command::new(program);
@@ -193,8 +194,8 @@ fn command(start: &Start<'_>) -> Result<Command, String> {
     let outlives = start.record.is_some();
     command
         .args(own_arguments())
-        .arg(WORD)
-        .args(outlives.then_some(ALONE))
+        .arg(INSTANCE_ARG)
+        .args(outlives.then_some(PERSISTENT_ARG))
         .current_dir(start.directory)
         .env_clear()
         .env("HOME", start.directory)
@@ -211,12 +212,12 @@ fn command(start: &Start<'_>) -> Result<Command, String> {
     Ok(command)
 }
 
-/// What starts this executable as another part of an instance.
+/// Returns the arguments that make this executable the plugin.
 pub(crate) fn own_arguments() -> &'static [&'static str] {
     OWN_ARGUMENTS.get().copied().unwrap_or_default()
 }
 
-/// Who runs this, for a login.
+/// Returns the name of the current user.
 pub(crate) fn user() -> String {
     std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned())
 }

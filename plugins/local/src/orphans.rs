@@ -1,4 +1,4 @@
-//! Processes whose parent has ended: they become children of the instance (an agent, a daemon that a job left), and end
+//! Processes whose parent has ended, such as an agent or a daemon. They become children of the instance, and are killed
 //! with it at the latest.
 
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use tokio::signal::unix::SignalKind;
 
 use crate::server::Commands;
 
-/// For all of them to end, once they are killed.
-const END_LIMIT: Duration = Duration::from_secs(5);
+/// Timeout until all of them have ended after they were killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const END_PAUSE: Duration = Duration::from_millis(5);
 
-/// From now on, they come to this process.
+/// Makes this process the parent of orphaned descendants.
 pub(crate) fn adopt() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Takes leave of those that end, for ever. Who started one of `own` waits for it.
+/// Reaps orphaned processes indefinitely. Commands in `own` are reaped by the tasks that started them.
 pub(crate) async fn reap(own: Commands) {
     let Ok(mut ended) = tokio::signal::unix::signal(SignalKind::child()) else { return };
     while ended.recv().await.is_some() {
@@ -27,10 +27,10 @@ pub(crate) async fn reap(own: Commands) {
     }
 }
 
-/// Ends all that descends from this process. Children of one that ends come here, so that there is an end to it. Nothing else
-/// is done meanwhile: whoever waits for a command here hears nothing more, as of a machine that is gone.
+/// Kills all descendants of this process. Children of a killed process become children of this one, so this terminates.
+/// Blocks, so that no command reports its end, as on a machine that was lost.
 pub(crate) fn end_all() {
-    let end = Instant::now() + END_LIMIT;
+    let end = Instant::now() + KILL_TIMEOUT;
     loop {
         let left = children();
         if left.is_empty() || Instant::now() >= end {
@@ -50,7 +50,7 @@ fn children() -> Vec<Pid> {
     let child = |process: std::fs::DirEntry| {
         let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
         let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
-        // `pid (name) state parent ...`; a name may hold anything.
+        // `pid (name) state parent ...`; the name may contain any characters.
         let parent: i32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
         (parent == own).then_some(pid)
     };

@@ -1,4 +1,4 @@
-//! The SSH server of an instance: one key, commands by `sh -c`, streams to sockets.
+//! SSH server of an instance: one key, commands by `sh -c`, and streams to sockets.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
@@ -14,10 +14,10 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 
-/// After a connection that could not be taken.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Pause after a connection could not be accepted.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The process groups of the commands that run.
+/// Process groups of the running commands.
 #[derive(Debug, Clone, Default)]
 pub struct Commands(Arc<Mutex<HashSet<i32>>>);
 
@@ -26,7 +26,7 @@ impl Commands {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// One runs; its process leads its group.
+    /// Registers a command. Its process leads its group.
     pub(crate) fn begin(&self, child: &Child) -> i32 {
         let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
         self.change(|groups| {
@@ -35,19 +35,19 @@ impl Commands {
         group
     }
 
-    /// One has ended, and was waited for.
+    /// Removes a command that has ended and was reaped.
     pub(crate) fn ended(&self, group: i32) {
         self.change(|groups| {
             groups.remove(&group);
         });
     }
 
-    /// Whether the process was started as a command, and was not waited for yet.
+    /// Returns true if the process was started as a command and has not been reaped.
     pub(crate) fn has(&self, pid: i32) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
     }
 
-    /// Ends what runs.
+    /// Kills all commands.
     pub fn kill_all(&self) {
         self.change(|groups| groups.iter().for_each(|group| signal(*group, Signal::KILL)));
     }
@@ -66,9 +66,9 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // A connection that was given up, or too many open files: what runs here goes on.
-                tracing::warn!(%error, "a connection could not be taken");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
+                // The client may have disconnected, or there may be too many open files. Running commands continue.
+                tracing::warn!(%error, "failed to accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -76,7 +76,7 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
         let config = Arc::clone(&config);
         let login = Login { authorized: authorized.clone(), commands: commands.clone(), channels: HashMap::new() };
         tokio::spawn(async move {
-            // A connection that breaks is that one's own matter.
+            // A broken connection affects only itself.
             if let Ok(session) = russh::server::run_stream(config, stream, login).await {
                 let _ = session.await;
             }
@@ -84,11 +84,11 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
     }
 }
 
-/// One connection.
+/// A connection.
 struct Login {
     authorized: PublicKey,
     commands: Commands,
-    /// Sessions that have no command yet.
+    /// Sessions without a command.
     channels: HashMap<ChannelId, Channel<Msg>>,
 }
 
@@ -119,7 +119,7 @@ impl Handler for Login {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         match command.spawn() {
             Ok(child) => {
-                // Known before anybody could see its end.
+                // Registered before anything can observe its end.
                 let group = self.commands.begin(&child);
                 tokio::spawn(run(child, group, channel, self.commands.clone()));
                 session.channel_success(id)
@@ -139,7 +139,7 @@ impl Handler for Login {
         _: &mut Session,
     ) -> Result<(), russh::Error> {
         let Ok(port) = u16::try_from(port) else { return Ok(()) };
-        // Dropped without a word, the reply is a refusal.
+        // Dropping the reply refuses the channel.
         if let Ok(stream) = TcpStream::connect((host, port)).await {
             reply.accept().await;
             tokio::spawn(join(channel, stream));
@@ -167,12 +167,12 @@ async fn join(channel: Channel<Msg>, mut stream: impl AsyncRead + AsyncWrite + U
     let _ = tokio::io::copy_bidirectional(&mut channel, &mut stream).await;
 }
 
-/// A command from its start to its exit status. Its process group ends with it, and with its channel.
+/// Runs a command until its exit status was sent. Its process group is killed when the command or its channel ends.
 async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Commands) {
     let (read, write) = channel.split();
     let exit = finish(&mut child, &write, group, read).await;
     signal(group, Signal::KILL);
-    // Where the client went away, it has just been killed.
+    // The client disconnected, so the command was just killed.
     let _ = child.wait().await;
     commands.ended(group);
     if let Some(code) = exit {
@@ -182,7 +182,7 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     let _ = write.close().await;
 }
 
-/// Copies what it prints, feeds what it reads, and waits for its end. `None`: the client went away.
+/// Forwards input and output of a command, and waits for its end. `None` means that the client disconnected.
 async fn finish(
     child: &mut Child,
     write: &ChannelWriteHalf<Msg>,
@@ -238,7 +238,7 @@ async fn finish(
     tokio::select! {
         status = status => {
             let status = status.ok()?;
-            // As a shell tells of a signal.
+            // Exit status for a signal, as shells report it.
             let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(255);
             u32::try_from(code).ok()
         }

@@ -1,4 +1,4 @@
-//! Waiting for the end of a process that is not this one's child.
+//! Waits for the end of processes that are not children of this one.
 #![expect(unsafe_code, reason = "AsyncFd leaves it to the caller that the descriptor stays the same")]
 
 use std::io;
@@ -8,24 +8,24 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A process, until it has ended.
+/// A process that can be waited for.
 #[derive(Debug)]
 pub(crate) struct Process(AsyncFd<OwnedFd>);
 
 impl Process {
-    /// None where there is no such process.
+    /// Returns `None` if the process does not exist.
     pub(crate) fn of(pid: Pid) -> io::Result<Option<Self>> {
         let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => fd,
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // SAFETY: the descriptor is owned, and is the same until it is dropped with the registration.
+        // SAFETY: the descriptor is owned, and stays the same until it is dropped together with the registration.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
         fd.map(|fd| Some(Self(fd))).map_err(|error| error.into_parts().1)
     }
 
-    /// Waits for its end. Cancel-safe.
+    /// Waits until the process has ended. Cancel-safe.
     pub(crate) async fn ended(&self) {
         let _ = self.0.readable().await;
     }

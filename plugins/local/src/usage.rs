@@ -1,10 +1,10 @@
-//! What a tree of processes uses, by /proc.
+//! Measures the resource usage of a tree of processes by /proc.
 
 use std::collections::HashMap;
 
-/// Of all processes below one, and itself.
+/// Resource usage of a process and its descendants.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Usage {
+pub(crate) struct ProcessUsage {
     pub(crate) cpu_seconds: f64,
     pub(crate) memory_bytes: u64,
     pub(crate) processes: u32,
@@ -16,18 +16,18 @@ struct Stat {
     pages: u64,
 }
 
-/// Fields of `/proc/PID/stat` after the name, which may hold anything: state, parent, ...
+/// Parses the fields of `/proc/PID/stat` after the name, which may contain any characters.
 fn parse(text: &str) -> Option<Stat> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
-    // utime, stime, and those of children that were waited for.
+    // utime, stime, and those of reaped children.
     let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
     Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks, pages: number(21)? })
 }
 
-/// `None`: the process is gone.
-#[expect(clippy::cast_precision_loss, reason = "ticks of years fit")]
-pub(crate) fn of(root: u32) -> Option<Usage> {
+/// Measures the usage. `None` if the process does not exist.
+#[expect(clippy::cast_precision_loss, reason = "ticks of many years fit")]
+pub(crate) fn of(root: u32) -> Option<ProcessUsage> {
     let mut all: HashMap<u32, Stat> = HashMap::new();
     for entry in std::fs::read_dir("/proc").ok()?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -40,7 +40,7 @@ pub(crate) fn of(root: u32) -> Option<Usage> {
     for (pid, stat) in &all {
         children.entry(stat.parent).or_default().push(*pid);
     }
-    let (mut usage, mut ticks, mut left) = (Usage::default(), 0, vec![root]);
+    let (mut usage, mut ticks, mut left) = (ProcessUsage::default(), 0, vec![root]);
     while let Some(pid) = left.pop() {
         if let Some(stat) = all.remove(&pid) {
             usage.processes += 1;
@@ -58,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_confuses_nobody() {
+    fn parses_name_with_parentheses() {
         let stat = parse("7 (a) b) S 3 7 7 0 -1 4 0 0 0 0 10 20 3 4 20 0 1 0 99 1000 42 18446744073709551615").unwrap();
         assert_eq!((stat.parent, stat.ticks, stat.pages), (3, 37, 42));
         assert!(parse("7 (a").is_none());
     }
 
     #[test]
-    fn this_process_uses_something_and_one_that_is_gone_does_not() {
+    fn measures_only_existing_processes() {
         let usage = of(std::process::id()).unwrap();
         assert!(usage.processes >= 1 && usage.memory_bytes > 0, "{usage:?}");
         assert_eq!(of(u32::MAX), None);

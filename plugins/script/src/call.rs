@@ -1,6 +1,6 @@
-//! The calls that a program answers.
+//! Calls that a program implements.
 
-/// The calls of the protocol, by the names that the programs have.
+/// Calls of the protocol, by the names that the programs have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Init,

@@ -1,4 +1,4 @@
-//! The settings.
+//! Configuration of the plugin.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ use crate::call::Call;
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct Config {
-    /// Name of the group, where `init` does not say.
+    /// Name of the group, unless `init` returns one.
     pub(crate) name: String,
-    /// Directory with one executable for each call, named as the call (`update`, `increase`, ...).
+    /// Directory with an executable for each call, which has the name of the call (`update`, `increase`, ...).
     pub(crate) directory: PathBuf,
-    /// Program for all calls, with its first arguments; the call's name and arguments follow. Instead of `directory`.
+    /// Program for all calls, with its first arguments. The name and the arguments of the call follow. Alternative to
+    /// `directory`.
     pub(crate) command: Vec<String>,
-    /// The most instances, where `init` does not say.
+    /// Maximum number of instances, unless `init` returns one.
     pub(crate) max_size: u32,
-    /// Seconds that a call may take; then it is killed.
-    pub(crate) limit_s: u64,
-    /// Seconds for single calls, by name: `{ increase = 300 }`.
-    pub(crate) limits_s: BTreeMap<String, u64>,
-    /// Settings of the programs themselves: any table. They get it as JSON, and its plain values as variables
-    /// `SETTING_NAME`.
+    /// Timeout for a call in seconds.
+    pub(crate) timeout_s: u64,
+    /// Timeouts in seconds for single calls by name, such as `{ increase = 300 }`.
+    pub(crate) timeouts_s: BTreeMap<String, u64>,
+    /// Settings for the programs: any table. They get it as JSON, and its plain values as variables `SETTING_NAME`.
     pub(crate) settings: Map<String, Value>,
 }
 
@@ -38,20 +38,20 @@ impl Default for Config {
             directory: PathBuf::new(),
             command: Vec::new(),
             max_size: 10,
-            limit_s: 50,
-            limits_s: BTreeMap::new(),
+            timeout_s: 50,
+            timeouts_s: BTreeMap::new(),
             settings: Map::new(),
         }
     }
 }
 
 impl Config {
-    /// What is wrong with the values.
+    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.directory.as_os_str().is_empty(), self.command.is_empty()) {
             (true, true) => {
                 return Err(
-                    "there is nothing to call: set directory (one executable for each call) or command (one program \
+                    "no program is configured: set directory (one executable for each call) or command (one program \
                             for all), see examples/plugins/shell"
                         .to_owned(),
                 );
@@ -62,26 +62,29 @@ impl Config {
         if self.max_size == 0 {
             return Err("max_size must be at least 1".to_owned());
         }
-        if self.limit_s == 0 || self.limits_s.values().any(|seconds| *seconds == 0) {
-            return Err("a limit of 0 seconds lets no call end; use at least 1".to_owned());
+        if self.timeout_s == 0 || self.timeouts_s.values().any(|seconds| *seconds == 0) {
+            return Err("timeout_s and timeouts_s must be at least 1".to_owned());
         }
         let known = Call::ALL.map(Call::name);
-        if let Some(key) = self.limits_s.keys().find(|key| !known.contains(&key.as_str())) {
-            return Err(format!("limits_s.{key}: there is no such call; use one of {}", known.join(", ")));
+        if let Some(key) = self.timeouts_s.keys().find(|key| !known.contains(&key.as_str())) {
+            return Err(format!("timeouts_s.{key}: unknown call; use one of {}", known.join(", ")));
         }
         let missing = |call: &Call| !self.directory.join(call.name()).is_file();
         if self.command.is_empty()
             && let Some(call) =
                 [Call::Update, Call::Increase, Call::Decrease, Call::ConnectInfo].iter().find(|call| missing(call))
         {
-            return Err(format!("{}: not there; a plugin needs this call", self.directory.join(call.name()).display()));
+            return Err(format!(
+                "{}: file not found; a plugin needs this call",
+                self.directory.join(call.name()).display()
+            ));
         }
         Ok(())
     }
 
-    /// How long a call may take.
-    pub(crate) fn limit(&self, call: Call) -> Duration {
-        Duration::from_secs(self.limits_s.get(call.name()).copied().unwrap_or(self.limit_s))
+    /// Returns the timeout of a call.
+    pub(crate) fn timeout(&self, call: Call) -> Duration {
+        Duration::from_secs(self.timeouts_s.get(call.name()).copied().unwrap_or(self.timeout_s))
     }
 }
 
@@ -90,20 +93,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_told_with_its_remedy() {
+    fn invalid_values_are_rejected_with_hint() {
         let refused = |text: &str| serde_json::from_str::<Config>(text).unwrap().check().unwrap_err();
         assert!(refused("{}").contains("set directory"));
         assert!(refused(r#"{"directory":"/a","command":["b"]}"#).contains("use one of them"));
-        assert!(refused(r#"{"command":["b"],"limits_s":{"create":5}}"#).contains("use one of init, update, increase"));
-        assert!(refused(r#"{"command":["b"],"limit_s":0}"#).contains("at least 1"));
+        assert!(
+            refused(r#"{"command":["b"],"timeouts_s":{"create":5}}"#).contains("use one of init, update, increase")
+        );
+        assert!(refused(r#"{"command":["b"],"timeout_s":0}"#).contains("at least 1"));
         assert!(refused(r#"{"directory":"/nowhere"}"#).contains("/nowhere/update: not there"));
     }
 
     #[test]
-    fn a_calls_own_limit_wins() {
-        let config: Config = serde_json::from_str(r#"{"command":["b"],"limits_s":{"increase":300}}"#).unwrap();
+    fn timeout_of_a_call_takes_precedence() {
+        let config: Config = serde_json::from_str(r#"{"command":["b"],"timeouts_s":{"increase":300}}"#).unwrap();
         assert_eq!(config.check(), Ok(()));
-        assert_eq!(config.limit(Call::Increase), Duration::from_secs(300));
-        assert_eq!(config.limit(Call::Update), Duration::from_secs(50));
+        assert_eq!(config.timeout(Call::Increase), Duration::from_secs(300));
+        assert_eq!(config.timeout(Call::Update), Duration::from_secs(50));
     }
 }

@@ -1,20 +1,20 @@
-//! `fleeting-plugin-script`: each call of the plugin protocol is a program of the user's, in any language. The contract
+//! `fleeting-plugin-script`: each call of the plugin protocol is a program of the user, in any language. The contract
 //! is in docs/reference/plugin-script.md.
 //!
-//! - `config`: the settings, checked.
-//! - `call`: runs one program: arguments, environment, stdin, limit.
-//! - `answer`: what a program printed, as lines or as JSON, to values; pure.
+//! - `config`: the settings.
+//! - `programs`: runs a program with arguments, environment, stdin and timeout.
+//! - `output`: parses the output of a program, as lines or as JSON; no I/O.
 //! - `provider`: the calls.
 
-mod answer;
 mod call;
 mod config;
+mod output;
 mod programs;
 mod provider;
 
 use std::process::ExitCode;
 
-/// The whole plugin. `arguments` are those of the command line, without the program's name.
+/// Runs the plugin. `arguments` are those of the command line without the program's name.
 #[must_use]
 pub fn main(arguments: &[String]) -> ExitCode {
     muster_fleeting::sdk::main_with::<provider::Script>(arguments)

@@ -1,4 +1,4 @@
-//! The executable; see the library.
+//! Executable of the plugin. See the library.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The user's programs: what one is given, and what its end means.
+//! Runs the user's programs: their input, and the meaning of their exit status.
 
 use muster_fleeting::sdk::program::{self, Finished, ProgramError};
 use muster_fleeting::sdk::{ConnectorConfig, InstanceId};
@@ -8,7 +8,7 @@ use tokio::process::Command;
 use crate::call::Call;
 use crate::config::Config;
 
-/// Exit status of a program that does not have the call: EX_USAGE.
+/// Exit status of a program that does not support the call: EX_USAGE.
 const NOT_PROVIDED: i32 = 64;
 
 /// The user's programs.
@@ -23,17 +23,17 @@ impl Programs {
         Self { config, connector }
     }
 
-    /// Whether there is an executable of its own for the call.
+    /// Returns true if the call has its own executable.
     pub(crate) fn has_executable(&self, call: Call) -> bool {
         self.config.command.is_empty() && self.config.directory.join(call.name()).is_file()
     }
 
-    /// Calls about instances.
+    /// Runs the program of a call about instances.
     pub(crate) async fn about(&self, call: Call, ids: &[InstanceId]) -> Result<Option<Finished>, ProgramError> {
         self.run(call, ids.iter().map(|id| id.as_str().to_owned()).collect()).await
     }
 
-    /// Runs the call's program to its end; `None` where the user has none for it.
+    /// Runs the program of a call. `None` if the user has none for it.
     pub(crate) async fn run(&self, call: Call, arguments: Vec<String>) -> Result<Option<Finished>, ProgramError> {
         let mut command = match self.config.command.split_first() {
             None if !self.has_executable(call) => return Ok(None),
@@ -47,15 +47,15 @@ impl Programs {
         command.args(&arguments);
         self.environment(&mut command, call);
         let input = self.input(call, &arguments);
-        let finished = program::run(command, call.name(), input.as_bytes(), self.config.limit(call)).await?;
+        let finished = program::run(command, call.name(), input.as_bytes(), self.config.timeout(call)).await?;
         if finished.status.code() == Some(NOT_PROVIDED) {
             return Ok(None);
         }
         Ok(Some(finished))
     }
 
-    /// No password and no key of the connector: other programs of the user can read it. The plain values of `settings` are
-    /// there as the user wrote them; a table in it is on stdin only.
+    /// Sets the environment. It contains no password or key of the connector, because other programs of the user can
+    /// read it. It contains the plain values of `settings`; nested tables are passed on stdin only.
     fn environment(&self, command: &mut Command, call: Call) {
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();

@@ -1,4 +1,4 @@
-//! The calls, each by a program.
+//! Implements each call of the protocol by a program.
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::program::{Finished, ProgramError};
@@ -6,32 +6,32 @@ use muster_fleeting::sdk::{
     ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings,
 };
 
-use crate::answer;
 use crate::call::Call;
 use crate::config::Config;
+use crate::output;
 use crate::programs::Programs;
 
-/// A group whose calls are programs of the user's.
+/// A group whose calls are programs of the user.
 pub(crate) struct Script {
     programs: Programs,
     connector: ConnectorConfig,
 }
 
-fn words(call: Call, error: answer::AnswerError) -> Error {
+fn words(call: Call, error: output::OutputError) -> Error {
     format!("{}: {error}", call.name()).into()
 }
 
-/// What a program that a plugin cannot do without printed.
-fn needed(call: Call, finished: Result<Option<Finished>, ProgramError>) -> Result<Finished, Error> {
-    let missing = || format!("{}: the script does not have this call (exit status 64)", call.name());
+/// Returns the output of a program that is required.
+fn required_output(call: Call, finished: Result<Option<Finished>, ProgramError>) -> Result<Finished, Error> {
+    let missing = || format!("{}: the script does not support this call (exit status 64)", call.name());
     Ok(finished?.ok_or_else(missing)?)
 }
 
 impl Script {
-    /// Calls that answer with ids. Silence and success mean all of them.
+    /// Runs a call that returns IDs. Success without output means all IDs.
     async fn on(&self, call: Call, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
-        let finished = needed(call, self.programs.about(call, &ids).await).map_err(Partial::nothing)?;
-        let said = answer::ids(&finished.stdout).map_err(|error| Partial::nothing(words(call, error)))?;
+        let finished = required_output(call, self.programs.about(call, &ids).await).map_err(Partial::nothing)?;
+        let said = output::ids(&finished.stdout).map_err(|error| Partial::nothing(words(call, error)))?;
         if finished.status.success() {
             return Ok(said.unwrap_or(ids));
         }
@@ -52,9 +52,9 @@ impl Provider for Script {
         let said = match programs.run(Call::Init, Vec::new()).await? {
             Some(finished) => {
                 let finished = finished.success(Call::Init.name())?;
-                answer::init(&finished.stdout).map_err(|error| words(Call::Init, error))?
+                output::init(&finished.stdout).map_err(|error| words(Call::Init, error))?
             }
-            None => answer::InitAnswer::default(),
+            None => output::InitOutput::default(),
         };
         let both = programs.has_executable(Call::Suspend) && programs.has_executable(Call::Resume);
         let init = Init {
@@ -67,18 +67,18 @@ impl Provider for Script {
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
-        let finished = needed(Call::Update, self.programs.run(Call::Update, Vec::new()).await)?;
-        // Half a list would be instances that are lost: it is all or nothing.
+        let finished = required_output(Call::Update, self.programs.run(Call::Update, Vec::new()).await)?;
+        // A partial list would make instances count as lost, so it is accepted only if the program succeeds.
         let finished = finished.success(Call::Update.name())?;
-        answer::snapshot(&finished.stdout).map_err(|error| words(Call::Update, error))
+        output::snapshot(&finished.stdout).map_err(|error| words(Call::Update, error))
     }
 
     async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
-        let finished = needed(Call::Increase, self.programs.run(Call::Increase, vec![n.to_string()]).await);
+        let finished = required_output(Call::Increase, self.programs.run(Call::Increase, vec![n.to_string()]).await);
         let finished = finished.map_err(Partial::nothing)?;
-        let said = answer::count(&finished.stdout).unwrap_or_else(|error| {
-            // What it did counts, not what it says of it: asked again, it would make more.
-            tracing::warn!(%error, "increase: the answer is left out");
+        let said = output::count(&finished.stdout).unwrap_or_else(|error| {
+            // The program has created instances even if its output is invalid. A retry would create more.
+            tracing::warn!(%error, "ignoring invalid output of increase");
             None
         });
         if finished.status.success() {
@@ -92,10 +92,10 @@ impl Provider for Script {
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        let finished = needed(Call::ConnectInfo, self.programs.about(Call::ConnectInfo, &[id]).await)?;
+        let finished = required_output(Call::ConnectInfo, self.programs.about(Call::ConnectInfo, &[id]).await)?;
         let finished = finished.success(Call::ConnectInfo.name())?;
         let (mut info, path) =
-            answer::connect_info(&finished.stdout, &self.connector).map_err(|error| words(Call::ConnectInfo, error))?;
+            output::connect_info(&finished.stdout, &self.connector).map_err(|error| words(Call::ConnectInfo, error))?;
         if let Some(path) = path {
             info.connector.key =
                 tokio::fs::read(&path).await.map_err(|error| format!("connect-info: key_path {path}: {error}"))?;

@@ -1,4 +1,4 @@
-//! The settings, and the machines.
+//! Configuration of the plugin, and the machines.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -13,28 +13,29 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Config {
     /// Name of the pool.
     pub(crate) name: String,
-    /// The machines: tables with `name`, `address`, and where it differs from `connector_config`: `port`, `username`,
-    /// `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint, `SHA256:...`),
-    /// `allow_unencrypted` (checks log in by `winrm`, over plain HTTP).
+    /// Machines: tables with `name` and `address`, and optionally the keys that differ from `connector_config`: `port`,
+    /// `username`, `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint,
+    /// `SHA256:...`), `allow_unencrypted` (checks log in by `winrm` over plain HTTP).
     pub(crate) machines: Vec<Machine>,
-    /// A TOML file with more `[[machines]]`; read again when it changes.
+    /// TOML file with further `[[machines]]`. Reloaded when it changes.
     pub(crate) machines_file: PathBuf,
-    /// The most instances; 0: the number of machines at the start.
+    /// Maximum number of instances. 0 means the number of machines at the start.
     pub(crate) max_size: u32,
-    /// File that keeps the leases; empty: `<state directory>/muster/plugin-static/<name>.json`.
+    /// File that stores the leases. Empty means `<state directory>/muster/plugin-static/<name>.json`.
     pub(crate) state_file: PathBuf,
-    /// How machines are checked: `command` logs in and runs `health_command`, `tcp` connects, `none`.
+    /// How machines are checked: `command` logs in and runs `health_command`, `tcp` connects, `none` disables checks.
     pub(crate) health: HealthCheck,
-    /// Command that succeeds on a machine that is well.
+    /// Command that succeeds on a healthy machine.
     pub(crate) health_command: String,
-    /// Seconds between two checks of a machine that nobody uses, and between two tries to clean one up.
+    /// Interval in seconds between checks of an unused machine, and between attempts to clean one up.
     pub(crate) health_interval_s: u64,
-    /// Seconds that a check may take, with the connection.
-    pub(crate) health_limit_s: u64,
-    /// Command that cleans a machine up after its use; a machine that it fails on stays away until it succeeds. Empty: none.
+    /// Timeout for a check in seconds, including the connection.
+    pub(crate) health_timeout_s: u64,
+    /// Command that cleans up a machine after use. If it fails, the machine is not used until it succeeds. Empty means
+    /// none.
     pub(crate) cleanup_command: String,
-    /// Seconds that a clean-up may take, with the connection.
-    pub(crate) cleanup_limit_s: u64,
+    /// Timeout for a cleanup in seconds, including the connection.
+    pub(crate) cleanup_timeout_s: u64,
 }
 
 impl Default for Config {
@@ -48,9 +49,9 @@ impl Default for Config {
             health: HealthCheck::Command,
             health_command: "exit 0".to_owned(),
             health_interval_s: 30,
-            health_limit_s: 10,
+            health_timeout_s: 10,
             cleanup_command: String::new(),
-            cleanup_limit_s: 300,
+            cleanup_timeout_s: 300,
         }
     }
 }
@@ -59,11 +60,11 @@ impl Default for Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum HealthCheck {
-    /// By a command on the machine.
+    /// By running a command on the machine.
     Command,
-    /// By a connection.
+    /// By opening a connection.
     Tcp,
-    /// Not at all.
+    /// No checks.
     None,
 }
 
@@ -87,34 +88,34 @@ pub(crate) struct Machine {
 
 impl std::fmt::Debug for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not its password.
+        // Omits the password.
         f.debug_struct("Machine").field("name", &self.name).field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 impl Config {
-    /// What is wrong with the values.
+    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.name.is_empty() || self.name.contains(['/', '\0']) {
-            return Err(format!("name = {:?} cannot name a pool: use letters, digits, `-`", self.name));
+            return Err(format!("name = {:?} is not a valid pool name; use letters, digits, `-`", self.name));
         }
         if self.machines.is_empty() && self.machines_file.as_os_str().is_empty() {
             return Err(
-                "there are no machines: add [[runners.autoscaler.plugin_config.machines]] with name and address, or \
+                "no machines are configured: add [[runners.autoscaler.plugin_config.machines]] with name and address, or set \
                         machines_file"
                     .to_owned(),
             );
         }
-        if self.health_interval_s == 0 || self.health_limit_s == 0 || self.cleanup_limit_s == 0 {
-            return Err("health_interval_s, health_limit_s and cleanup_limit_s must be at least 1".to_owned());
+        if self.health_interval_s == 0 || self.health_timeout_s == 0 || self.cleanup_timeout_s == 0 {
+            return Err("health_interval_s, health_timeout_s and cleanup_timeout_s must be at least 1".to_owned());
         }
         if self.health == HealthCheck::Tcp && !self.cleanup_command.is_empty() {
-            tracing::debug!("health = \"tcp\" does not log in; the clean-up does");
+            tracing::debug!("health = \"tcp\" does not log in, but the cleanup does");
         }
         Ok(())
     }
 
-    /// All machines, as they are written down at this moment.
+    /// Returns all machines, including those of the file.
     pub(crate) fn all_machines(&self) -> Result<Vec<Machine>, String> {
         let mut machines = self.machines.clone();
         if !self.machines_file.as_os_str().is_empty() {
@@ -124,21 +125,21 @@ impl Config {
         for machine in &machines {
             machine.check()?;
             if !names.insert(machine.name.as_str()) {
-                return Err(format!("two machines are called {:?}; each needs a name of its own", machine.name));
+                return Err(format!("duplicate machine name {:?}; use unique names", machine.name));
             }
         }
         Ok(machines)
     }
 
     pub(crate) fn health_limit(&self) -> Duration {
-        Duration::from_secs(self.health_limit_s)
+        Duration::from_secs(self.health_timeout_s)
     }
 
     pub(crate) fn cleanup_limit(&self) -> Duration {
-        Duration::from_secs(self.cleanup_limit_s)
+        Duration::from_secs(self.cleanup_timeout_s)
     }
 
-    /// Where the leases are kept.
+    /// Returns the path of the file that stores the leases.
     pub(crate) fn state_path(&self) -> Result<PathBuf, String> {
         if !self.state_file.as_os_str().is_empty() {
             return std::path::absolute(&self.state_file).map_err(|error| error.to_string());
@@ -148,7 +149,7 @@ impl Config {
             .or_else(|| set("XDG_STATE_HOME"))
             .or_else(|| rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib")))
             .or_else(|| set("HOME").map(|home| home.join(".local/state")))
-            .ok_or("there is no place for the leases: set state_file")?;
+            .ok_or("no state directory was found: set state_file")?;
         Ok(base.join("muster/plugin-static").join(format!("{}.json", self.name)))
     }
 }
@@ -156,20 +157,20 @@ impl Config {
 impl Machine {
     fn check(&self) -> Result<(), String> {
         if self.name.is_empty() || self.name.contains('/') || self.name.chars().any(char::is_control) {
-            return Err(format!("a machine's name cannot be {:?}: use a text without `/`", self.name));
+            return Err(format!("invalid machine name {:?}: it must not be empty or contain `/`", self.name));
         }
         if self.address.is_empty() && self.external_address.is_empty() {
-            return Err(format!("machine {}: it has no address", self.name));
+            return Err(format!("machine {}: missing address", self.name));
         }
         if !matches!(self.protocol.as_str(), "" | "ssh" | "winrm" | "winrm+https") {
             return Err(format!(
-                "machine {}: protocol {:?} is not ssh, winrm or winrm+https",
+                "machine {}: invalid protocol {:?}; use ssh, winrm or winrm+https",
                 self.name, self.protocol
             ));
         }
         if !self.host_key.is_empty() && !self.host_key.starts_with("SHA256:") {
             return Err(format!(
-                "machine {}: host_key is a fingerprint, `SHA256:...` (ssh-keygen -lf FILE)",
+                "machine {}: host_key must be a fingerprint such as `SHA256:...` (see ssh-keygen -lf FILE)",
                 self.name
             ));
         }
@@ -177,7 +178,7 @@ impl Machine {
     }
 }
 
-/// The list in a file.
+/// Content of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_told_with_its_remedy() {
+    fn invalid_values_are_rejected_with_hint() {
         assert!(config("{}").check().unwrap_err().contains("there are no machines: add"));
         assert!(config(r#"{"name":"a/b"}"#).check().unwrap_err().contains("cannot name a pool"));
         let twice = config(r#"{"machines":[{"name":"a","address":"1"},{"name":"a","address":"2"}]}"#);
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_in_a_file_are_added() {
+    fn machines_of_the_file_are_added() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("machines.toml");
         std::fs::write(&path, "[[machines]]\nname = \"b\"\naddress = \"10.0.0.2\"\n").unwrap();

@@ -1,4 +1,4 @@
-//! `fleeting-plugin-static`: machines that are there already, lent out one lease at a time.
+//! `fleeting-plugin-static`: existing machines, which are leased one at a time.
 //!
 //! ```text
 //! free + well --grant--> leased --release--> cleaning --cleaned and checked--> free + well
@@ -6,11 +6,11 @@
 //!   |   +--check fails--> free + ill (quarantine) --check succeeds--+
 //!   +----------------------------------------------------------------+
 //! ```
-//! - `config`: the settings and the list of machines, checked.
-//! - `pool`: which machine is in which state; pure.
-//! - `store`: the leases on disk, locked, written before they are granted.
-//! - `probe`: what is done on a machine: check, clean-up.
-//! - `provider`: the calls of the protocol, and the work between them.
+//! - `config`: the settings and the list of machines.
+//! - `pool`: the state of each machine; no I/O.
+//! - `store`: the leases on disk, which are locked, and written before they are granted.
+//! - `probe`: checks and cleanups of machines.
+//! - `provider`: calls of the protocol, and background tasks.
 
 mod config;
 mod pool;
@@ -20,7 +20,7 @@ mod store;
 
 use std::process::ExitCode;
 
-/// The whole plugin. `arguments` are those of the command line, without the program's name.
+/// Runs the plugin. `arguments` are those of the command line without the program's name.
 #[must_use]
 pub fn main(arguments: &[String]) -> ExitCode {
     muster_fleeting::sdk::main_with::<provider::Static>(arguments)

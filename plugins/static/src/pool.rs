@@ -1,4 +1,4 @@
-//! Which machine is in which state. Pure: what is to be done is returned, what was done is told.
+//! State of each machine. No I/O: returns tasks, and records their results.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::config::Machine;
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     slots: BTreeMap<String, Slot>,
-    /// The next lease's number. Numbers never come back: an instance is a lease, not a machine.
+    /// Number of the next lease. Numbers are never reused: an instance is a lease, not a machine.
     next: u64,
 }
 
@@ -19,19 +19,20 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 struct Slot {
     machine: Machine,
-    phase: Phase,
+    phase: MachineState,
     health: Health,
-    /// It is being checked or cleaned.
+    /// Whether a check or cleanup is running.
     busy: bool,
-    /// It is not in the list any more; it goes when its lease ends.
+    /// Whether the machine is no longer in the list. It is removed when its lease ends.
     leaving: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Phase {
+enum MachineState {
     Free,
     Leased(u64),
-    /// After a lease. `failed`: the clean-up did not succeed so far, so that the instance is no more, and the machine stays.
+    /// After a lease. `failed` means that the cleanup failed: the instance is deleted, but the machine is not
+    /// available.
     Cleaning {
         lease: u64,
         failed: bool,
@@ -41,36 +42,36 @@ enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Health {
     Unknown,
-    Well,
-    Ill(String),
+    Healthy,
+    Unhealthy(String),
 }
 
-/// A lease as it is stored.
+/// A lease in the form in which it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lease {
+pub(crate) struct MachineLease {
     pub(crate) machine: String,
     pub(crate) lease: u64,
-    /// The instance was given back; the machine is to be cleaned.
+    /// True if the instance was deleted, and the machine must be cleaned up.
     pub(crate) cleaning: bool,
-    /// The machine itself, for when it is in no list any more. Files of before have none.
+    /// The machine, in case it is no longer in the list. Missing in files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) details: Option<Machine>,
 }
 
-/// What a machine needs.
+/// Task for a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum MachineTask {
     Check(Machine),
     Clean(Machine),
 }
 
 impl Slot {
-    fn new(machine: Machine, phase: Phase) -> Self {
+    fn new(machine: Machine, phase: MachineState) -> Self {
         Self { machine, phase, health: Health::Unknown, busy: false, leaving: false }
     }
 
-    fn is_to_grant(&self) -> bool {
-        self.phase == Phase::Free && self.health == Health::Well && !self.leaving
+    fn is_available(&self) -> bool {
+        self.phase == MachineState::Free && self.health == Health::Healthy && !self.leaving
     }
 
     fn id(&self, lease: u64) -> InstanceId {
@@ -79,20 +80,20 @@ impl Slot {
 }
 
 impl Pool {
-    /// The pool as it was left: machines of leases that are not in the list any more are told.
-    pub(crate) fn new(machines: Vec<Machine>, next: u64, leases: Vec<Lease>) -> (Self, Vec<Lease>) {
+    /// Restores the pool from its stored leases. Also returns the leases of machines that are no longer in the list.
+    pub(crate) fn new(machines: Vec<Machine>, next: u64, leases: Vec<MachineLease>) -> (Self, Vec<MachineLease>) {
         let mut pool = Self { slots: BTreeMap::new(), next };
         pool.set_machines(machines);
         let mut unknown = Vec::new();
         for stored in leases {
             pool.next = pool.next.max(stored.lease + 1);
             let phase = match stored.cleaning {
-                true => Phase::Cleaning { lease: stored.lease, failed: false },
-                false => Phase::Leased(stored.lease),
+                true => MachineState::Cleaning { lease: stored.lease, failed: false },
+                false => MachineState::Leased(stored.lease),
             };
             match (pool.slots.get_mut(&stored.machine), &stored.details) {
                 (Some(slot), _) => slot.phase = phase,
-                // Its job goes on, and it is cleaned, as if the list had changed while the plugin ran.
+                // Its job continues, and it is cleaned up, as if the list had changed while the plugin was running.
                 (None, Some(machine)) => {
                     let slot = Slot { leaving: true, ..Slot::new(machine.clone(), phase) };
                     pool.slots.insert(stored.machine, slot);
@@ -103,53 +104,55 @@ impl Pool {
         (pool, unknown)
     }
 
-    /// The list has changed. What is leased stays until it is given back.
+    /// Replaces the list of machines. Leased machines are kept until their lease ends.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
         for slot in self.slots.values_mut() {
             slot.leaving = true;
         }
         for machine in machines {
-            let slot =
-                self.slots.entry(machine.name.clone()).or_insert_with(|| Slot::new(machine.clone(), Phase::Free));
+            let slot = self
+                .slots
+                .entry(machine.name.clone())
+                .or_insert_with(|| Slot::new(machine.clone(), MachineState::Free));
             slot.leaving = false;
             if slot.machine != machine {
                 slot.health = Health::Unknown;
                 slot.machine = machine;
             }
         }
-        self.slots.retain(|_, slot| !slot.leaving || slot.phase != Phase::Free);
+        self.slots.retain(|_, slot| !slot.leaving || slot.phase != MachineState::Free);
     }
 
-    /// Whether a machine could be leased now.
-    pub(crate) fn has_one_to_grant(&self) -> bool {
-        self.slots.values().any(Slot::is_to_grant)
+    /// Returns true if a machine is available.
+    pub(crate) fn has_available(&self) -> bool {
+        self.slots.values().any(Slot::is_available)
     }
 
-    /// Leases up to `n` machines that are free and well.
+    /// Leases up to `n` available machines.
     pub(crate) fn grant(&mut self, n: u32) -> Vec<InstanceId> {
         let mut granted = Vec::new();
-        for slot in self.slots.values_mut().filter(|slot| slot.is_to_grant()).take(n as usize) {
-            slot.phase = Phase::Leased(self.next);
+        for slot in self.slots.values_mut().filter(|slot| slot.is_available()).take(n as usize) {
+            slot.phase = MachineState::Leased(self.next);
             granted.push(slot.id(self.next));
             self.next += 1;
         }
         granted
     }
 
-    /// Ends a lease; its machine is to be cleaned. `None`: there is no such lease.
+    /// Ends a lease, whose machine must then be cleaned up. `None` if there is no such lease.
     pub(crate) fn release(&mut self, id: &InstanceId) -> Option<Machine> {
         let slot = self.slot(id)?;
-        if let Phase::Leased(lease) = slot.phase {
-            slot.phase = Phase::Cleaning { lease, failed: false };
+        if let MachineState::Leased(lease) = slot.phase {
+            slot.phase = MachineState::Cleaning { lease, failed: false };
         }
         Some(slot.machine.clone())
     }
 
-    /// Takes back what could not be stored.
-    pub(crate) fn ungrant(&mut self, granted: &[InstanceId]) {
+    /// Reverts leases that could not be stored.
+    pub(crate) fn revert_grant(&mut self, granted: &[InstanceId]) {
         for id in granted {
             if let Some(slot) = self.slot(id) {
-                slot.phase = Phase::Free;
+                slot.phase = MachineState::Free;
             }
         }
     }
@@ -159,111 +162,118 @@ impl Pool {
         let number: u64 = lease.parse().ok()?;
         let slot = self.slots.get_mut(name)?;
         let is_it = match slot.phase {
-            Phase::Leased(lease) | Phase::Cleaning { lease, .. } => lease == number,
-            Phase::Free => false,
+            MachineState::Leased(lease) | MachineState::Cleaning { lease, .. } => lease == number,
+            MachineState::Free => false,
         };
         is_it.then_some(slot)
     }
 
-    /// The machine of a lease that was not given back.
+    /// Returns the machine of an active lease.
     pub(crate) fn leased(&mut self, id: &InstanceId) -> Option<Machine> {
-        self.slot(id).filter(|slot| matches!(slot.phase, Phase::Leased(_))).map(|slot| slot.machine.clone())
+        self.slot(id).filter(|slot| matches!(slot.phase, MachineState::Leased(_))).map(|slot| slot.machine.clone())
     }
 
-    /// The instances, as the protocol sees them.
+    /// Returns the instances of the protocol.
     pub(crate) fn instances(&self) -> Vec<(InstanceId, InstanceState)> {
         let instance = |slot: &Slot| match slot.phase {
-            Phase::Leased(lease) => Some((slot.id(lease), InstanceState::Running)),
-            Phase::Cleaning { lease, failed: false } => Some((slot.id(lease), InstanceState::Deleting)),
-            Phase::Cleaning { failed: true, .. } | Phase::Free => None,
+            MachineState::Leased(lease) => Some((slot.id(lease), InstanceState::Running)),
+            MachineState::Cleaning { lease, failed: false } => Some((slot.id(lease), InstanceState::Deleting)),
+            MachineState::Cleaning { failed: true, .. } | MachineState::Free => None,
         };
         self.slots.values().filter_map(instance).collect()
     }
 
-    /// What every machine that nobody uses needs now; each is busy until it is told of.
-    pub(crate) fn due(&mut self) -> Vec<Work> {
+    /// Returns the task of each unused machine. A machine is busy until [`Self::done`] is called.
+    pub(crate) fn due(&mut self) -> Vec<MachineTask> {
         let names: Vec<String> = self.slots.keys().cloned().collect();
         names.iter().filter_map(|name| self.work(name)).collect()
     }
 
-    /// What one machine needs now.
-    pub(crate) fn work(&mut self, name: &str) -> Option<Work> {
+    /// Returns the task of one machine.
+    pub(crate) fn work(&mut self, name: &str) -> Option<MachineTask> {
         let slot = self.slots.get_mut(name).filter(|slot| !slot.busy)?;
         let work = match slot.phase {
-            Phase::Free => Work::Check(slot.machine.clone()),
-            Phase::Cleaning { .. } => Work::Clean(slot.machine.clone()),
-            Phase::Leased(_) => return None,
+            MachineState::Free => MachineTask::Check(slot.machine.clone()),
+            MachineState::Cleaning { .. } => MachineTask::Clean(slot.machine.clone()),
+            MachineState::Leased(_) => return None,
         };
         slot.busy = true;
         Some(work)
     }
 
-    /// A check or a clean-up has ended. Whether the leases have changed.
-    pub(crate) fn done(&mut self, work: &Work, result: Result<(), String>) -> bool {
-        let (Work::Check(machine) | Work::Clean(machine)) = work;
+    /// Records the result of a check or cleanup. Returns true if the leases have changed.
+    pub(crate) fn done(&mut self, work: &MachineTask, result: Result<(), String>) -> bool {
+        let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = work;
         let Some(slot) = self.slots.get_mut(&machine.name) else { return false };
         slot.busy = false;
         let health = match result {
-            Ok(()) => Health::Well,
-            Err(cause) => Health::Ill(cause),
+            Ok(()) => Health::Healthy,
+            Err(cause) => Health::Unhealthy(cause),
         };
         if slot.health != health {
             match (&slot.health, &health) {
-                (_, Health::Ill(cause)) => {
-                    tracing::warn!(machine = machine.name, cause, "machine is in quarantine until it is well again");
+                (_, Health::Unhealthy(cause)) => {
+                    tracing::warn!(machine = machine.name, cause, "machine is unhealthy, quarantined");
                 }
-                (Health::Ill(_), _) => tracing::info!(machine = machine.name, "machine is back"),
+                (Health::Unhealthy(_), _) => tracing::info!(machine = machine.name, "machine is healthy again"),
                 _ => {}
             }
         }
-        let well = health == Health::Well;
-        // It was another machine when the check began: the next one tells.
+        let well = health == Health::Healthy;
+        // The machine was replaced during the check, so the result does not apply.
         slot.health = if slot.machine == *machine { health } else { Health::Unknown };
         let changed = match (&mut slot.phase, work) {
-            (phase @ Phase::Cleaning { .. }, Work::Clean(_)) if well => {
-                *phase = Phase::Free;
+            (phase @ MachineState::Cleaning { .. }, MachineTask::Clean(_)) if well => {
+                *phase = MachineState::Free;
                 true
             }
-            (Phase::Cleaning { failed, .. }, Work::Clean(_)) => {
+            (MachineState::Cleaning { failed, .. }, MachineTask::Clean(_)) => {
                 *failed = true;
                 false
             }
             _ => false,
         };
-        self.slots.retain(|_, slot| !slot.leaving || slot.phase != Phase::Free);
+        self.slots.retain(|_, slot| !slot.leaving || slot.phase != MachineState::Free);
         changed
     }
 
-    /// Why there is no machine.
-    pub(crate) fn shortage(&self) -> String {
+    /// Returns the reason why no machine is available.
+    pub(crate) fn no_machine_reason(&self) -> String {
         let count = |test: &dyn Fn(&Slot) -> bool| self.slots.values().filter(|slot| test(slot)).count();
-        let leased = count(&|slot| matches!(slot.phase, Phase::Leased(_)));
-        let cleaning = count(&|slot| matches!(slot.phase, Phase::Cleaning { .. }));
+        let leased = count(&|slot| matches!(slot.phase, MachineState::Leased(_)));
+        let cleaning = count(&|slot| matches!(slot.phase, MachineState::Cleaning { .. }));
         let ill: Vec<String> = self
             .slots
             .values()
             .filter_map(|slot| match &slot.health {
-                Health::Ill(cause) if slot.phase == Phase::Free => Some(format!("{}: {cause}", slot.machine.name)),
+                Health::Unhealthy(cause) if slot.phase == MachineState::Free => {
+                    Some(format!("{}: {cause}", slot.machine.name))
+                }
                 _ => None,
             })
             .collect();
         let mut text =
-            format!("no machine is free: {leased} leased, {cleaning} being cleaned, {} in quarantine", ill.len());
+            format!("no machine is available: {leased} leased, {cleaning} being cleaned up, {} quarantined", ill.len());
         if let Some(first) = ill.first() {
             text = format!("{text} ({first})");
         }
         text
     }
 
-    /// What is to be stored: the next number and the leases.
-    pub(crate) fn leases(&self) -> (u64, Vec<Lease>) {
+    /// Returns the data to store: the next number and the leases.
+    pub(crate) fn leases(&self) -> (u64, Vec<MachineLease>) {
         let lease = |slot: &Slot| {
             let (lease, cleaning) = match slot.phase {
-                Phase::Leased(lease) => (lease, false),
-                Phase::Cleaning { lease, .. } => (lease, true),
-                Phase::Free => return None,
+                MachineState::Leased(lease) => (lease, false),
+                MachineState::Cleaning { lease, .. } => (lease, true),
+                MachineState::Free => return None,
             };
-            Some(Lease { machine: slot.machine.name.clone(), lease, cleaning, details: Some(slot.machine.clone()) })
+            Some(MachineLease {
+                machine: slot.machine.name.clone(),
+                lease,
+                cleaning,
+                details: Some(slot.machine.clone()),
+            })
         };
         (self.next, self.slots.values().filter_map(lease).collect())
     }
@@ -283,10 +293,10 @@ mod tests {
         pool
     }
 
-    /// All work is done; what is named fails.
+    /// Completes all tasks. Those of the named machines fail.
     fn settle(pool: &mut Pool, ill: &[&str]) {
         for work in pool.due() {
-            let (Work::Check(machine) | Work::Clean(machine)) = &work;
+            let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = &work;
             let result = if ill.contains(&machine.name.as_str()) { Err("no route".to_owned()) } else { Ok(()) };
             pool.done(&work, result);
         }
@@ -297,18 +307,21 @@ mod tests {
     }
 
     #[test]
-    fn only_machines_that_are_free_and_well_are_granted() {
+    fn only_free_and_healthy_machines_are_granted() {
         let (mut pool, _) = Pool::new(vec![machine("a"), machine("b")], 1, Vec::new());
         assert!(pool.grant(2).is_empty(), "nobody has looked yet");
         settle(&mut pool, &["b"]);
         assert_eq!(names(&mut pool, 2), ["a/1"]);
-        assert_eq!(pool.shortage(), "no machine is free: 1 leased, 0 being cleaned, 1 in quarantine (b: no route)");
+        assert_eq!(
+            pool.no_machine_reason(),
+            "no machine is free: 1 leased, 0 being cleaned, 1 in quarantine (b: no route)"
+        );
         settle(&mut pool, &[]);
         assert_eq!(names(&mut pool, 2), ["b/2"], "it comes back by itself");
     }
 
     #[test]
-    fn a_machine_is_cleaned_before_it_is_lent_again() {
+    fn machine_is_cleaned_up_before_next_lease() {
         let mut pool = pool(&["a"]);
         let id = pool.grant(1).remove(0);
         assert_eq!(pool.due(), [], "a leased machine is left alone");
@@ -325,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_found_again() {
+    fn restores_stored_leases() {
         let mut first = pool(&["a", "b", "c"]);
         let ids = first.grant(2);
         first.release(&ids[1]);
@@ -338,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_come_and_go_with_the_list() {
+    fn machines_follow_the_list() {
         let mut pool = pool(&["a", "b"]);
         let id = pool.grant(1).remove(0);
         pool.set_machines(vec![machine("c")]);
@@ -348,12 +361,12 @@ mod tests {
         pool.release(&id);
         settle(&mut pool, &[]);
         assert!(pool.grant(5).is_empty(), "a is gone with its lease");
-        let (_, lost) = Pool::new(Vec::new(), 1, vec![Lease { details: None, ..lease("x", 4, false) }]);
+        let (_, lost) = Pool::new(Vec::new(), 1, vec![MachineLease { details: None, ..lease("x", 4, false) }]);
         assert_eq!(lost.len(), 1, "a file of before does not say what it was");
     }
 
     #[test]
-    fn a_leased_machine_that_left_the_list_is_found_after_a_restart_and_cleaned() {
+    fn leased_machine_removed_from_list_is_cleaned_up_after_restart() {
         let mut first = pool(&["a", "b"]);
         let id = first.grant(1).remove(0);
         first.set_machines(vec![machine("b")]);
@@ -361,13 +374,13 @@ mod tests {
         let (mut second, lost) = Pool::new(vec![machine("b")], next, leases);
         assert_eq!((second.instances(), lost), (vec![(id.clone(), InstanceState::Running)], vec![]));
         second.release(&id);
-        assert_eq!(second.work("a"), Some(Work::Clean(machine("a"))));
-        assert!(second.done(&Work::Clean(machine("a")), Ok(())));
+        assert_eq!(second.work("a"), Some(MachineTask::Clean(machine("a"))));
+        assert!(second.done(&MachineTask::Clean(machine("a")), Ok(())));
         settle(&mut second, &[]);
         assert_eq!(names(&mut second, 5), ["b/2"], "then it is gone");
     }
 
-    fn lease(name: &str, lease: u64, cleaning: bool) -> Lease {
-        Lease { machine: name.to_owned(), lease, cleaning, details: Some(machine(name)) }
+    fn lease(name: &str, lease: u64, cleaning: bool) -> MachineLease {
+        MachineLease { machine: name.to_owned(), lease, cleaning, details: Some(machine(name)) }
     }
 }

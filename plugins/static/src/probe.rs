@@ -1,20 +1,20 @@
-//! What is done on a machine: a check, a clean-up.
+//! Runs checks and cleanups on machines.
 
 use std::time::Duration;
 
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId};
-use muster_remote::{Exit, KnownHosts, Run, Target, dial};
+use muster_remote::{Exit, KnownHosts, RemoteCommand, Target, dial};
 use tokio::net::TcpStream;
 
 use crate::config::{Config, HealthCheck, Machine};
-use crate::pool::Work;
+use crate::pool::MachineTask;
 
-/// How to reach a machine: what is written at it wins over what is written for all.
+/// Returns the connection details of a machine. Its own settings take precedence over those for all machines.
 pub(crate) async fn connect_info(machine: &Machine, set: &ConnectorConfig) -> Result<ConnectInfo, String> {
     let or = |own: &str, set: &str| if own.is_empty() { set.to_owned() } else { own.to_owned() };
     let key = if machine.key_path.as_os_str().is_empty() {
-        // A password of its own is not for the key of all.
+        // If the machine has a password, the key for all machines is not used.
         if machine.password.is_empty() { set.key.clone() } else { Vec::new() }
     } else {
         tokio::fs::read(&machine.key_path)
@@ -40,11 +40,11 @@ pub(crate) async fn connect_info(machine: &Machine, set: &ConnectorConfig) -> Re
     })
 }
 
-/// Does it, within its limit.
-pub(crate) async fn run(work: &Work, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
+/// Runs a task within its timeout.
+pub(crate) async fn run(work: &MachineTask, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
     match work {
-        Work::Check(machine) => check(machine, config, set).await,
-        Work::Clean(machine) => {
+        MachineTask::Check(machine) => check(machine, config, set).await,
+        MachineTask::Clean(machine) => {
             if !config.cleanup_command.is_empty() {
                 let (what, limit) = ("cleanup_command", config.cleanup_limit());
                 limited(what, limit, command(machine, &config.cleanup_command, what, limit, set)).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn run(work: &Work, config: &Config, set: &ConnectorConfig) -> 
     }
 }
 
-/// Whether the machine is well.
+/// Checks whether the machine is healthy.
 pub(crate) async fn check(machine: &Machine, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
     let limit = config.health_limit();
     match config.health {
@@ -70,7 +70,7 @@ pub(crate) async fn check(machine: &Machine, config: &Config, set: &ConnectorCon
 async fn limited(what: &str, limit: Duration, work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     match tokio::time::timeout(limit, work).await {
         Ok(result) => result,
-        Err(_) => Err(format!("{what} did not end within {} s", limit.as_secs())),
+        Err(_) => Err(format!("{what} did not finish within {} s", limit.as_secs())),
     }
 }
 
@@ -100,12 +100,12 @@ async fn command(
         hosts.pin(&target.machine, std::slice::from_ref(&machine.host_key));
     }
     let session = dial(&target, &hosts).await.map_err(|error| format!("machine {}: {error}", machine.name))?;
-    let outcome = session.run(Run::new(line)).await.map_err(|error| error.to_string());
+    let outcome = session.run(RemoteCommand::new(line)).await.map_err(|error| error.to_string());
     session.close().await;
     let outcome = outcome?;
     match outcome.exit {
         Exit::Code(0) => Ok(()),
         Exit::Code(code) => Err(format!("{what} failed with status {code}: {}", outcome.stderr.to_string().trim())),
-        Exit::Signal(signal) => Err(format!("{what} was ended by SIG{signal}")),
+        Exit::Signal(signal) => Err(format!("{what} was terminated by SIG{signal}")),
     }
 }

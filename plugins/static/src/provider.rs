@@ -1,4 +1,4 @@
-//! The calls of the protocol, and the work between them.
+//! Calls of the protocol, and background tasks.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,16 +11,16 @@ use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
 use tokio::task::JoinSet;
 
 use crate::config::Config;
-use crate::pool::{Pool, Work};
+use crate::pool::{MachineTask, Pool};
 use crate::probe;
 use crate::store::Store;
 
-/// Checks at the same time.
-const CHECKS_AT_ONCE: usize = 64;
-/// For the first look at all machines; the host waits a minute for `Init`.
-const FIRST_LOOK: Duration = Duration::from_secs(30);
-/// For the others, when one machine is well.
-const OTHERS: Duration = Duration::from_secs(1);
+/// Maximum number of concurrent checks.
+const MAX_CONCURRENT_CHECKS: usize = 64;
+/// Timeout for the first check of all machines. The host's timeout for `Init` is one minute.
+const INITIAL_CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time to wait for the other machines once one is healthy.
+const STRAGGLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A pool of machines.
 pub(crate) struct Static {
@@ -33,13 +33,13 @@ struct Inner {
     pool: Arc<Mutex<Pool>>,
     store: Arc<Store>,
     checks: Semaphore,
-    /// Of the file with machines, as it was read last.
+    /// Modification time of the file with machines when it was last read.
     read: Mutex<Option<SystemTime>>,
 }
 
 impl Inner {
-    /// Stores the leases, and lets go of the pool when they are on the disk: nobody hears of what may not last. What could
-    /// not be stored is undone. Off the threads that answer calls: a disk may be slow.
+    /// Stores the leases, and unlocks the pool when they are on disk, so that callers see only durable state. Reverts
+    /// the change if storing fails. Runs on another thread, because disks can be slow.
     async fn store(
         &self,
         mut pool: OwnedMutexGuard<Pool>,
@@ -60,8 +60,8 @@ impl Inner {
         Arc::clone(&self.pool).lock_owned().await
     }
 
-    /// One piece of work, to its end.
-    async fn work(self: Arc<Self>, work: Work) {
+    /// Runs a task to its end.
+    async fn work(self: Arc<Self>, work: MachineTask) {
         let result = {
             let _turn = self.checks.acquire().await;
             probe::run(&work, &self.config, &self.settings.connector).await
@@ -70,31 +70,30 @@ impl Inner {
         if pool.done(&work, result)
             && let Err(error) = self.store(pool, |_| ()).await
         {
-            // The machine would be cleaned once more after a restart, which does no harm.
-            tracing::error!(%error, "the leases could not be stored");
+            // The machine would be cleaned up again after a restart, which is harmless.
+            tracing::error!(%error, "failed to store the leases");
         }
     }
 
-    /// Begins with what machines need, each in a task of its own: none waits for another's clean-up.
-    fn begin(self: &Arc<Self>, due: Vec<Work>) -> JoinSet<()> {
+    /// Starts the tasks of machines concurrently, so that no task waits for another machine's cleanup.
+    fn begin(self: &Arc<Self>, due: Vec<MachineTask>) -> JoinSet<()> {
         due.into_iter().map(|work| Arc::clone(self).work(work)).collect()
     }
 
-    /// Until all machines have been looked at; once one of them is well, those that take longer than a moment more hold up
-    /// nobody.
-    async fn first_look(&self, mut first: JoinSet<()>) {
-        let _ = tokio::time::timeout(FIRST_LOOK, async {
-            while first.join_next().await.is_some() && !self.pool().await.has_one_to_grant() {}
+    /// Waits until all machines have been checked. Once one of them is healthy, waits only briefly for the others.
+    async fn initial_check(&self, mut first: JoinSet<()>) {
+        let _ = tokio::time::timeout(INITIAL_CHECK_TIMEOUT, async {
+            while first.join_next().await.is_some() && !self.pool().await.has_available() {}
             let others = async { while first.join_next().await.is_some() {} };
-            let _ = tokio::time::timeout(OTHERS, others).await;
+            let _ = tokio::time::timeout(STRAGGLER_TIMEOUT, others).await;
         })
         .await;
-        // What takes longer goes on.
+        // The remaining checks continue in the background.
         first.detach_all();
     }
 
-    /// Until the process ends: looks at every machine that nobody uses.
-    async fn keep_looking(self: Arc<Self>) {
+    /// Checks unused machines until the process ends.
+    async fn check_loop(self: Arc<Self>) {
         let every = Duration::from_secs(self.config.health_interval_s);
         loop {
             tokio::time::sleep(every).await;
@@ -103,7 +102,7 @@ impl Inner {
         }
     }
 
-    /// Reads the file with machines again where it has changed.
+    /// Reloads the file with machines if it has changed.
     async fn read_machines(self: &Arc<Self>) {
         if self.config.machines_file.as_os_str().is_empty() {
             return;
@@ -117,15 +116,15 @@ impl Inner {
         let inner = Arc::clone(self);
         match tokio::task::spawn_blocking(move || inner.config.all_machines()).await {
             Ok(Ok(machines)) => {
-                tracing::info!(machines = machines.len(), "the list of machines was read again");
+                tracing::info!(machines = machines.len(), "list of machines reloaded");
                 let mut pool = self.pool().await;
                 pool.set_machines(machines);
                 self.begin(pool.due()).detach_all();
             }
             Ok(Err(error)) => {
-                tracing::error!(error, "the list of machines has changed and cannot be used; the old one holds")
+                tracing::error!(error, "invalid list of machines, keeping the previous one")
             }
-            Err(error) => tracing::error!(%error, "the list of machines could not be read"),
+            Err(error) => tracing::error!(%error, "failed to read the list of machines"),
         }
     }
 }
@@ -145,11 +144,7 @@ impl Provider for Static {
         let (store, next, leases) = Store::open(config.state_path()?).await?;
         let (pool, lost) = Pool::new(machines, next, leases);
         for lease in lost {
-            tracing::warn!(
-                machine = lease.machine,
-                lease = lease.lease,
-                "a leased machine is not in the list any more"
-            );
+            tracing::warn!(machine = lease.machine, lease = lease.lease, "leased machine is no longer in the list");
         }
         let id = format!("static/{}", config.name);
         let inner = Arc::new(Inner {
@@ -157,13 +152,13 @@ impl Provider for Static {
             settings,
             pool: Arc::new(Mutex::new(pool)),
             store: Arc::new(store),
-            checks: Semaphore::new(CHECKS_AT_ONCE),
+            checks: Semaphore::new(MAX_CONCURRENT_CHECKS),
             read: Mutex::new(changed),
         });
         inner.store(inner.pool().await, |_| ()).await?;
         let first = inner.begin(inner.pool().await.due());
-        inner.first_look(first).await;
-        tokio::spawn(Arc::clone(&inner).keep_looking());
+        inner.initial_check(first).await;
+        tokio::spawn(Arc::clone(&inner).check_loop());
         tracing::info!(group = id, machines = all, "ready");
         Ok((Self { inner }, Init { id, max_size, can_suspend: false }))
     }
@@ -177,11 +172,11 @@ impl Provider for Static {
         let mut pool = self.inner.pool().await;
         let granted = pool.grant(n);
         if granted.is_empty() && n > 0 {
-            return Err(Partial::nothing(pool.shortage()));
+            return Err(Partial::nothing(pool.no_machine_reason()));
         }
         let count = u32::try_from(granted.len())?;
-        // Durable before it is granted.
-        self.inner.store(pool, move |pool| pool.ungrant(&granted)).await.map_err(Partial::nothing)?;
+        // The lease must be durable before it is granted.
+        self.inner.store(pool, move |pool| pool.revert_grant(&granted)).await.map_err(Partial::nothing)?;
         Ok(count)
     }
 
@@ -190,13 +185,13 @@ impl Provider for Static {
         let released: Vec<_> = ids.iter().filter_map(|id| pool.release(id)).collect();
         self.inner.store(pool, |_| ()).await.map_err(Partial::nothing)?;
         let mut pool = self.inner.pool().await;
-        let due: Vec<Work> = released.iter().filter_map(|machine| pool.work(&machine.name)).collect();
+        let due: Vec<MachineTask> = released.iter().filter_map(|machine| pool.work(&machine.name)).collect();
         self.inner.begin(due).detach_all();
         Ok(ids)
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(probe::connect_info(&machine, &self.inner.settings.connector).await?)
     }
 
@@ -205,7 +200,7 @@ impl Provider for Static {
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
-        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(probe::check(&machine, &self.inner.config, &self.inner.settings.connector).await?)
     }
 }
@@ -216,9 +211,9 @@ impl Extension for Static {
         Features { host_keys: true, ..Features::default() }
     }
 
-    /// That of the list, where it has one.
+    /// Returns the host key in the list, if there is one.
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
-        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(Some(machine.host_key).filter(|key| !key.is_empty()).into_iter().collect())
     }
 }

@@ -1,5 +1,5 @@
-//! The leases on disk: one JSON file, written whole and made durable before a lease is granted, and a lock beside it, so
-//! that no two plugins lend out the same machines.
+//! Leases on disk: a JSON file, which is replaced and made durable before a lease is granted, and a lock file, so that
+//! two plugins cannot lease the same machines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -10,15 +10,15 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::pool::Lease;
+use crate::pool::MachineLease;
 
-/// Of the format.
+/// Version of the format.
 const VERSION: u32 = 1;
-/// How long an earlier plugin has to end: a host starts the next one when it has killed the last one.
+/// Number of attempts to get the lock: a host starts the next plugin after it has killed the previous one.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// The file, locked as long as this is there.
+/// The file, which is locked as long as this value exists.
 #[derive(Debug)]
 pub(crate) struct Store {
     path: PathBuf,
@@ -29,23 +29,23 @@ pub(crate) struct Store {
 struct Stored {
     version: u32,
     next: u64,
-    leases: Vec<Lease>,
+    leases: Vec<MachineLease>,
 }
 
-/// Why leases cannot be kept.
+/// Reason why leases cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    #[error("the leases in {} are in the hands of another plugin (process {holder}); a pool has one manager: use another name or state_file", path.display())]
+    #[error("state file {} is locked by another plugin (PID {holder}); each manager needs its own pool: set a different `name` or `state_file`", path.display())]
     Locked { path: PathBuf, holder: String },
-    #[error("the leases cannot be kept in {}; set state_file", path.display())]
+    #[error("failed to store leases in {}; set state_file", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    #[error("{} cannot be read as leases: {cause}; move it away if its machines are free", path.display())]
+    #[error("failed to read leases from {}: {cause}; move the file away if its machines are free", path.display())]
     Format { path: PathBuf, cause: String },
 }
 
 impl Store {
-    /// Locks and reads what there is.
-    pub(crate) async fn open(path: PathBuf) -> Result<(Self, u64, Vec<Lease>), StoreError> {
+    /// Locks the file and reads the leases.
+    pub(crate) async fn open(path: PathBuf) -> Result<(Self, u64, Vec<MachineLease>), StoreError> {
         let io = |source| StoreError::Io { path: path.clone(), source };
         let directory = path.parent().unwrap_or_else(|| Path::new("/"));
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io)?;
@@ -60,8 +60,8 @@ impl Store {
         Ok((Self { path, _lock: lock }, stored.next, stored.leases))
     }
 
-    /// Writes all of it; when this returns, it survives.
-    pub(crate) fn save(&self, (next, leases): (u64, Vec<Lease>)) -> Result<(), StoreError> {
+    /// Writes all leases. They are durable when this returns.
+    pub(crate) fn save(&self, (next, leases): (u64, Vec<MachineLease>)) -> Result<(), StoreError> {
         let directory = self.path.parent().unwrap_or_else(|| Path::new("/"));
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(directory)?;
@@ -99,7 +99,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Stored, StoreError> {
     let format = |cause: String| StoreError::Format { path: path.to_owned(), cause };
     let stored: Stored = serde_json::from_slice(bytes).map_err(|error| format(error.to_string()))?;
     if stored.version != VERSION {
-        return Err(format(format!("version {} instead of {VERSION}", stored.version)));
+        return Err(format(format!("unsupported version {}, expected {VERSION}", stored.version)));
     }
     Ok(stored)
 }
@@ -109,12 +109,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn leases_are_read_back_and_have_one_holder() {
+    async fn leases_are_restored_and_locked() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/pool.json");
         let (store, next, leases) = Store::open(path.clone()).await.unwrap();
         assert_eq!((next, leases.len()), (1, 0));
-        let lease = Lease { machine: "a".to_owned(), lease: 4, cleaning: true, details: None };
+        let lease = MachineLease { machine: "a".to_owned(), lease: 4, cleaning: true, details: None };
         store.save((5, vec![lease.clone()])).unwrap();
         let error = Store::open(path.clone()).await.unwrap_err().to_string();
         assert!(error.contains(&format!("another plugin (process {})", std::process::id())), "{error}");
@@ -127,7 +127,7 @@ mod tests {
         assert!(error.contains("version 2 instead of 1"), "{error}");
     }
 
-    /// A file of version 1, as it was written when that was the newest.
+    /// A file of version 1, which is the first version.
     #[test]
     fn version_1_is_read() {
         let text = br#"{"version": 1, "next": 3, "leases": [{"machine": "a", "lease": 2, "cleaning": false}]}"#;

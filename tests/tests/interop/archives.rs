@@ -115,7 +115,7 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
     let payload = json!({ "id": 1, "token": "job-secret-1", "job_info": { "name": "test", "project_id": 1 } });
-    coordinator.push(serde_json::from_value(payload).unwrap());
+    coordinator.enqueue(serde_json::from_value(payload).unwrap());
     let request = JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() };
     assert!(Client::new(&served.url).unwrap().request_job(&request, &Progress::default()).await.unwrap().job.is_some());
     (coordinator, served)

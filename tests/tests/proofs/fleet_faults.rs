@@ -45,7 +45,7 @@ struct Tally {
 async fn a_plugin_that_fails_at_first_and_grants_half_loses_no_job_of_a_burst() {
     let autoscaler = "max_instances = 12\n    max_use_count = 1\n    update_interval = \"1s\"\n    \
         update_interval_when_expecting = \"200ms\"";
-    let plugin = "max_size = 20\n      request_failures = 3\n      grant_part = 0.5\n      boot_delay_ms = 100";
+    let plugin = "max_size = 20\n      request_failures = 3\n      acceptance_rate = 0.5\n      boot_delay_ms = 100";
     let mut bench = Bench::with_instances_at_gitlab(12, autoscaler, plugin).await;
     for id in 1..=30 {
         bench.push(id, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
@@ -56,7 +56,7 @@ async fn a_plugin_that_fails_at_first_and_grants_half_loses_no_job_of_a_burst() 
         panic!("of 30 jobs {assigned} were assigned, and {ended} ended:\n{}", bench.log());
     };
     for (id, job) in (1..=30).map(JobId).zip(ended) {
-        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
+        assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
         assert_eq!(bench.starts(id), 1);
     }
     life::check_world(&bench, 12, (1..=30).map(JobId)).await;
@@ -110,7 +110,7 @@ async fn a_job_that_comes_while_the_manager_leaves_is_run_by_the_next_one() {
     assert!(until(|| !bench.is_managed()).await, "{}", bench.log());
     bench.start_manager();
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
     assert_eq!(bench.starts(JobId(1)), 1);
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
@@ -155,7 +155,7 @@ async fn world(seeds: Range<u64>) -> Tally {
         rng.random_range(1..4),
     );
     let plugin = format!(
-        "seed = {}\n      request_failures = {}\n      request_failure_rate = {:.2}\n      grant_part = {:.2}\n      \
+        "seed = {}\n      request_failures = {}\n      request_failure_rate = {:.2}\n      acceptance_rate = {:.2}\n      \
          request_delay_ms = {}\n      boot_delay_ms = {}\n      boot_jitter = 0.9\n      boot_failure_rate = {:.2}\n      \
          heartbeat_failure_rate = {:.2}",
         rng.random_range(1..u32::MAX),
@@ -210,7 +210,7 @@ async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
     let (ended, vanished) = tokio::join!(ends, vanish);
     tally.vanished += vanished;
     for ((id, lines), job) in jobs.iter().zip(ended) {
-        assert_eq!(job.handouts, 1);
+        assert_eq!(job.assignments, 1);
         if job.status == JobStatus::Success {
             tally.passed += 1;
             life::check_success(bench, *id, &job, *lines);

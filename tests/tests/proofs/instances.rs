@@ -53,7 +53,7 @@ async fn a_manager_that_is_killed_mid_job_adopts_its_instance_and_the_job() {
     bench.start_manager();
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
-    assert_eq!(job.handouts, 1);
+    assert_eq!(job.assignments, 1);
     assert!(job.text().contains(&format!("Instance {} connected", machines[0])), "{}", job.text());
     // The next job finds the same instance: no second one was made.
     bench.push(2, &[&lines.script()], &json!({}));
@@ -118,7 +118,7 @@ async fn an_instance_lost_while_the_job_is_prepared_moves_it_and_the_next_manage
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
     life::check(&bench, JobId(2), &job).unwrap();
-    assert_eq!((bench.starts(JobId(2)), job.handouts), (1, 1));
+    assert_eq!((bench.starts(JobId(2)), job.assignments), (1, 1));
     assert_eq!(text.matches("so it was moved to another instance").count(), 1, "{text}");
     // What the first attempt said stays, and the second one's stands behind it, whole.
     assert_eq!(text.matches("Running with muster").count(), 2, "{text}");
@@ -206,7 +206,7 @@ async fn an_instance_lost_after_the_first_command_ends_the_job_at_once_with_a_re
     let how = ["was lost: instance unexpectedly removed", "was lost: nothing there answers"];
     let line = text.lines().find(|line| how.iter().any(|how| line.contains(how)));
     assert!(line.is_some_and(|line| line.contains("; run the job again, or let `retry: ")), "{text}");
-    assert_eq!((bench.starts(JOB), job.handouts), (1, 1));
+    assert_eq!((bench.starts(JOB), job.assignments), (1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -238,7 +238,7 @@ async fn a_plugin_that_dies_costs_neither_job_nor_instance() {
 async fn a_job_that_waits_for_an_instance_is_canceled() {
     let bench = Bench::with_instances(1, "max_instances = 1", "boot_delay_ms = 3600000").await;
     bench.push(1, &["echo never"], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     until("the instance is asked for", || bench.log().contains("asked for")).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;

@@ -209,7 +209,7 @@ async fn a_manager_that_is_killed_finds_its_jobs_machine_again_and_removes_those
     std::fs::write(bench.path("go"), "").unwrap();
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
-    assert_eq!(job.handouts, 1);
+    assert_eq!(job.assignments, 1);
     none_left(&bench, &nest).await;
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
     assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
@@ -269,7 +269,7 @@ async fn a_machine_lost_while_its_job_is_prepared_costs_the_job_nothing_but_a_li
         text.lines().filter(|line| line.contains("so it was moved to another virtual machine")).collect();
     assert_eq!(moved.len(), 1, "{text}");
     assert!(moved[0].contains(&machine), "{text}");
-    assert_eq!((bench.starts(NEXT), job.handouts), (1, 1));
+    assert_eq!((bench.starts(NEXT), job.assignments), (1, 1));
     none_left(&bench, &nest).await;
 }
 

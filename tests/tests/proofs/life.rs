@@ -1,6 +1,6 @@
 //! A job that counts its starts and writes a log that is known beforehand, and what must hold of it in the end.
 
-use muster_job::invariants::{self, Extent, Violation};
+use muster_job::invariants::{self, LogExtent, Violation};
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::Job;
 use muster_tests::bench::{Bench, SECRET};
@@ -48,10 +48,10 @@ pub(crate) fn check(bench: &Bench, id: JobId, job: &Job) -> Result<(), Violation
     invariants::reported_once(id, job.reports().count())?;
     invariants::started_at_most_once(id, bench.starts(id))?;
     let output = &job.reports().last().unwrap().output;
-    let trace = Extent { bytes: job.trace.len() as u64, crc32: crc32fast::hash(&job.trace) };
+    let trace = LogExtent { bytes: job.trace.len() as u64, crc32: crc32fast::hash(&job.trace) };
     let told = output.checksum.as_ref().map(|told| u32::from_str_radix(told.trim_start_matches("crc32:"), 16).unwrap());
     // A manager that has lost the agent for good knows no checksum of its log.
-    let log = Extent { bytes: output.bytesize.unwrap(), crc32: told.unwrap_or(trace.crc32) };
+    let log = LogExtent { bytes: output.bytesize.unwrap(), crc32: told.unwrap_or(trace.crc32) };
     invariants::trace_is_log(id, log, trace)?;
     invariants::no_secret(&format!("the trace of job {id}"), &job.trace, [SECRET.as_bytes()])
 }

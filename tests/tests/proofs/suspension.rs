@@ -22,7 +22,7 @@ async fn world(suspendable: bool) -> Bench {
              [runners.feature_flags]\n    FF_SUSPENDABLE_ENVIRONMENTS = true\n  \
              [runners.autoscaler]\n    plugin = {executable:?}\n    capacity_per_instance = 1\n    max_use_count = 1\n    \
              max_instances = 3\n    update_interval = \"1s\"\n    update_interval_when_expecting = \"200ms\"\n    \
-             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      outlive_plugin = true\n      \
+             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      persistent_instances = true\n      \
              suspendable = {suspendable}\n"
         )
     };

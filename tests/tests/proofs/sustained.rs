@@ -58,7 +58,7 @@ impl Work {
     async fn check(self, bench: &Bench, id: i64) {
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
         let expected = if self.fails { JobStatus::Failed } else { JobStatus::Success };
-        assert_eq!((job.status, job.handouts), (expected, 1), "{}\n{}", job.text(), bench.log());
+        assert_eq!((job.status, job.assignments), (expected, 1), "{}\n{}", job.text(), bench.log());
         life::check(bench, JobId(id), &job).unwrap();
         assert_eq!(bench.starts(JobId(id)), 1, "{}", job.text());
         assert!(job.text().contains(&format!("<{:0>1$}>\n", 0, self.zeros)), "{}", job.text());

@@ -13,11 +13,11 @@ use crate::life::{self, Lines};
 /// The row of the design's table: 30 failed log uploads and 10 failed reports over 40 jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn forty_jobs_of_forty_are_whole_after_thirty_failed_uploads_and_ten_failed_reports() {
-    use test_support::Fault::{After, Before};
+    use test_support::Fault::{FailAfter, FailBefore};
     let bench = Bench::start(8).await;
     let mut rng = StdRng::seed_from_u64(1);
-    bench.coordinator.fail(Call::AppendTrace, [Before, After, Before].repeat(10));
-    bench.coordinator.fail(Call::UpdateJob, [Before, After].repeat(5));
+    bench.coordinator.fail(Call::AppendTrace, [FailBefore, FailAfter, FailBefore].repeat(10));
+    bench.coordinator.fail(Call::UpdateJob, [FailBefore, FailAfter].repeat(5));
     let jobs: Vec<_> = (1..=40).map(|id| (JobId(id), Lines::any(&mut rng))).collect();
     for (id, lines) in &jobs {
         bench.push(id.0, &[&lines.script()], &json!({}));

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
@@ -206,7 +206,7 @@ impl AgentConnection {
     }
 
     /// Ends the job at once, for this cause. Of its steps only those that clean up run. Idempotent.
-    pub async fn stop(&self, id: &str, cause: EndCause) -> Result<(), AgentError> {
+    pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
         let cause = serde_json::to_value(cause).ok().and_then(|cause| cause.as_str().map(str::to_owned));
         let request = StopRequest { id: id.to_owned(), cause: cause.unwrap_or_default() };
         self.agent().stop(request).await?;

@@ -18,7 +18,7 @@ const JOB: JobId = JobId(7);
 
 async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::default());
-    coordinator.push(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
+    coordinator.enqueue(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
     coordinator.set_status(JOB, JobStatus::Running);
     let served = serve(coordinator.clone()).await.unwrap();
     (coordinator, served)
@@ -56,7 +56,7 @@ const MAKE: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.
 #[tokio::test]
 async fn an_archive_goes_up_and_comes_down_in_another_job() {
     let (coordinator, served) = coordinator().await;
-    coordinator.fail(Exchange::UploadArtifact, [Fault::Before]);
+    coordinator.fail(Exchange::UploadArtifact, [Fault::FailBefore]);
     let mut agent = Agent::start().await;
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload(archive())]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");

@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use muster_agent_api::builtin::Checkout;
 use muster_agent_api::plan::Call;
 use muster_agent_api::result::Outcome;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 
 use muster_agent::{Containment, Options};
 
@@ -51,7 +51,7 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
     agent.run("1-1", &plan, &[]).await;
     let result = agent.wait("1-1").await;
     let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
-    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::EnvironmentLost)));
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::EnvironmentLost)));
     let log = agent.log("1-1").await;
     assert!(log.starts_with(&seen) && log.contains("ERROR: Job failed (system failure): the agent was ended"), "{log}");
     assert_eq!(result.log_bytes, log.len() as u64);
@@ -82,7 +82,7 @@ async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start
     agent.run("1-1", &plan, &[]).await;
     let result = agent.wait("1-1").await;
     let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
-    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::EnvironmentLost)));
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::EnvironmentLost)));
     let log = agent.log("1-1").await;
     assert!(log.contains("ERROR: Job failed (system failure): the machine was restarted while the job ran"), "{log}");
     let pid = std::fs::read_to_string(pid).unwrap();
@@ -200,7 +200,7 @@ async fn a_job_that_fills_the_spool_fails_by_name_and_the_others_go_on() {
     agent.run("1-1", &plan, &[]).await;
     let result = agent.wait("1-1").await;
     let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
-    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::ResourceExhausted)));
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::ResourceExhausted)));
     let log = agent.log("1-1").await;
     let end = &log[log.len().saturating_sub(600)..];
     assert!(end.contains("may keep 100000 bytes here together") && end.contains("MUSTER_SPOOL_LIMIT"), "{end}");

@@ -6,7 +6,7 @@ use muster_agent_api::builtin::{AgentProcess, Inputs as _};
 use muster_agent_api::plan::{Call, JobPlan, Step};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_agent_api::step_runner::Variable;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -215,6 +215,6 @@ async fn an_outer_agent_that_is_killed_takes_the_second_one_with_it_when_it_is_b
     let mut agent = Agent::start_in(agent.dir).await;
     let result = agent.wait("1-1").await;
     let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
-    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::EnvironmentLost)));
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::EnvironmentLost)));
     assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
 }

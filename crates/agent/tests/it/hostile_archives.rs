@@ -63,7 +63,7 @@ fn to(served: &Served, plan: JobPlan) -> JobPlan {
 #[tokio::test]
 async fn an_artifact_with_an_entry_below_a_link_changes_nothing_outside_of_the_project() {
     let coordinator = std::sync::Arc::new(MemoryCoordinator::default());
-    coordinator.push(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
+    coordinator.enqueue(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
     coordinator.set_status(JOB, JobStatus::Running);
     let served = serve(coordinator.clone()).await.unwrap();
     let mut agent = Agent::start().await;

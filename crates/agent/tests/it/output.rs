@@ -140,7 +140,10 @@ async fn on_a_small_disk(disk: &std::path::Path) {
     let seen = agent.log_until("1-1", "1000000\n").await;
     let result = agent.wait("1-1").await;
     let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
-    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(muster_job::EndCause::ResourceExhausted)));
+    assert_eq!(
+        (reason.as_str(), *cause),
+        ("runner_system_failure", Some(muster_job::TerminationCause::ResourceExhausted))
+    );
     let log = agent.log("1-1").await;
     assert!(log.starts_with(&seen), "what was read once is still there");
     assert_eq!(log.len() as u64, result.log_bytes);

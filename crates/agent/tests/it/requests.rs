@@ -2,7 +2,7 @@
 
 use muster_agent_api::step_runner::step_result::Status;
 use muster_agent_api::step_runner::{Job, RunRequest, StatusRequest, Variable};
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 
 use crate::harness::*;
 
@@ -62,7 +62,7 @@ async fn a_step_that_fails_gives_its_status_and_one_that_is_canceled_says_so() {
     agent.cancel("2").await;
     let result = agent.wait("2").await;
     assert_eq!(failed(&result).0, "job_canceled");
-    assert_eq!(result.tree.cause, Some(EndCause::CanceledByUser));
+    assert_eq!(result.tree.cause, Some(TerminationCause::CanceledByUser));
 }
 
 #[tokio::test]

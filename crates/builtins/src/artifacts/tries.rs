@@ -50,7 +50,7 @@ impl Tries {
     pub(super) fn next_wait(&mut self, error: &ClientError) -> Option<Duration> {
         /// Tries for a transfer that the coordinator does not take, for no reason that is known to be final.
         const REFUSED: u32 = 3;
-        if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_gone() {
+        if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_gone() {
             return None;
         }
         let most = match (self.endurance, error) {

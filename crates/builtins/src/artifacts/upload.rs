@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
-use muster_runner_api::client::{ClientError, UploadLimits};
+use muster_runner_api::client::{ClientError, UploadTimeouts};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
 use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
@@ -51,12 +51,12 @@ fn rfc3339(time: OffsetDateTime) -> String {
 }
 
 /// `[runners.artifact]`, or the defaults where the plan does not say.
-fn limits(context: &Context) -> UploadLimits {
+fn limits(context: &Context) -> UploadTimeouts {
     let given = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
-    let default = UploadLimits::default();
-    UploadLimits {
-        whole: given(context.coordinator.upload_timeout_ms, default.whole),
-        answer: given(context.coordinator.response_timeout_ms, default.answer),
+    let default = UploadTimeouts::default();
+    UploadTimeouts {
+        total: given(context.coordinator.upload_timeout_ms, default.total),
+        response: given(context.coordinator.response_timeout_ms, default.response),
     }
 }
 
@@ -68,7 +68,7 @@ pub struct Upload<'a> {
     /// How hard to compress.
     pub level: Level,
     /// How long one try may take.
-    pub limits: UploadLimits,
+    pub limits: UploadTimeouts,
     /// How often to try.
     pub endurance: Endurance,
     /// A statement of where the files come from, to be made and packed with them.
@@ -170,8 +170,8 @@ impl Upload<'_> {
                 return Err(Failure::Step(format!("uploading artifacts: {word}")));
             };
             site.tell(Tone::Warning, &format!("{doing} {word} id={job}"));
-            if let ClientError::Moved { to, .. } = error {
-                door.client = door.client.at(&to);
+            if let ClientError::Redirected { to, .. } = error {
+                door.client = door.client.with_base_url(&to);
             }
             site.tell(Tone::Warning, "Retrying...");
             pause(wait, stop).await?;

@@ -52,7 +52,7 @@ pub enum RemoteError {
     Setup(String),
     /// It was stopped.
     #[error("stopped")]
-    Stopped(muster_job::EndCause),
+    Stopped(muster_job::TerminationCause),
 }
 
 impl RemoteError {

@@ -245,7 +245,7 @@ mod tests {
         tokio::time::pause();
         let work = tokio::spawn(async move { extract(&site, archive, &watch).await });
         tokio::task::yield_now().await;
-        stop.stop(muster_job::EndCause::TimedOut);
+        stop.stop(muster_job::TerminationCause::TimedOut);
         for _ in 0..60 {
             tokio::task::yield_now().await;
             tokio::time::advance(std::time::Duration::from_secs(1)).await;
@@ -253,7 +253,7 @@ mod tests {
         let has_ended = work.is_finished();
         drop(writer);
         assert!(has_ended, "a minute after the stop it still waits for the file");
-        assert_eq!(work.await.unwrap(), Err(Failure::Stopped(muster_job::EndCause::TimedOut)));
+        assert_eq!(work.await.unwrap(), Err(Failure::Stopped(muster_job::TerminationCause::TimedOut)));
         let told = told.lock().join("\n");
         assert!(told.contains("did not end within 5 s after the stop") && told.contains("file system"), "{told}");
     }

@@ -168,13 +168,13 @@ fn features() -> wire::Features {
     }
 }
 
-fn extension(input: &PayloadInput<'_>) -> wire::Extension {
+fn extension(input: &PayloadInput<'_>) -> wire::MusterExtension {
     let path = input.handout.git.repo_path.as_ref().filter(|_| input.local_repository);
-    wire::Extension {
+    wire::MusterExtension {
         local_repository: path.map(|path| path.to_string_lossy().into_owned()),
         trace_interval_ms: u64::try_from(input.trace_interval.as_millis()).ok(),
         result_tree: true,
-        unreadable: None,
+        decode_error: None,
     }
 }
 

@@ -2,11 +2,11 @@
 
 use muster_pipeline::context::PipelineSource;
 use muster_pipeline::model::{AllowFailure, Job, Work};
-use muster_runner_api::wire::Info;
+use muster_runner_api::wire::VersionInfo;
 
 /// The first feature that `job` needs and the runner does not declare; the job then fails as `runner_unsupported`.
 #[must_use]
-pub fn missing_feature(job: &Job, source: PipelineSource, info: &Info) -> Option<&'static str> {
+pub fn missing_feature(job: &Job, source: PipelineSource, info: &VersionInfo) -> Option<&'static str> {
     let Work::Script(work) = &job.work else { return None };
     let artifacts = work.artifacts.as_ref();
     let needs = [

@@ -45,7 +45,7 @@ impl Engine {
             self.child_exists(bridge, Child::Elsewhere, status);
         } else if state.status == JobStatus::Canceled {
             // Whoever canceled the bridge did not cancel the other project's pipeline; its end is no news here.
-            return Err(muster_job::IllegalMove { from: JobStatus::Canceled, event: JobEvent::Run }.into());
+            return Err(muster_job::InvalidTransition { from: JobStatus::Canceled, event: JobEvent::Run }.into());
         } else if self.strategy(bridge) != Some(Strategy::None) {
             self.show(bridge, status);
         }

@@ -158,7 +158,7 @@ impl Engine {
             return Err(Refusal::FollowsChild(job));
         }
         if !matches!(state.status, JobStatus::Manual | JobStatus::Scheduled) {
-            return Err(muster_job::IllegalMove { from: state.status, event: JobEvent::Enqueue }.into());
+            return Err(muster_job::InvalidTransition { from: state.status, event: JobEvent::Enqueue }.into());
         }
         self.change(job.pipeline, job.place, |state| state.asked = true);
         self.start(job.pipeline, job.place);
@@ -178,7 +178,7 @@ impl Engine {
     fn timer_fired(&mut self, job: JobRef) -> Result<(), Refusal> {
         let state = self.newest_state(job)?;
         let Some(at) = state.timer_at else {
-            return Err(muster_job::IllegalMove { from: state.status, event: JobEvent::Enqueue }.into());
+            return Err(muster_job::InvalidTransition { from: state.status, event: JobEvent::Enqueue }.into());
         };
         let now = self.work.now;
         if now < at {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use muster_job::{FailureReason, IllegalMove, JobStatus, PipelineId};
+use muster_job::{FailureReason, InvalidTransition, JobStatus, PipelineId};
 use serde::{Deserialize, Serialize};
 
 use super::graph::Graph;
@@ -282,7 +282,7 @@ pub enum Refusal {
     },
     /// Its state does not allow it.
     #[error(transparent)]
-    IllegalMove(#[from] IllegalMove),
+    InvalidTransition(#[from] InvalidTransition),
     /// Only a complete job that was not skipped can be retried.
     #[error("{job} is {status}; only a job that succeeded, failed or was canceled can be retried")]
     NotRetryable {

@@ -1,6 +1,6 @@
 //! What runners report, and what a failure leads to: another try, a warning, or an end.
 
-use muster_job::{FailureReason, IllegalMove, JobEvent, JobStatus, PipelineId};
+use muster_job::{FailureReason, InvalidTransition, JobEvent, JobStatus, PipelineId};
 use muster_pipeline::model::AllowFailure;
 
 use super::engine::Engine;
@@ -16,7 +16,7 @@ impl Engine {
     }
 
     pub(super) fn job_given_back(&mut self, job: JobRef) -> Result<(), Refusal> {
-        let to = self.script_status(job)?.after(JobEvent::GiveBack)?;
+        let to = self.script_status(job)?.after(JobEvent::Requeue)?;
         self.move_to(job.pipeline, job.place, to, None);
         self.work.actions.push(Action::Enqueue { job });
         Ok(())
@@ -26,7 +26,7 @@ impl Engine {
         let from = self.script_status(job)?;
         match outcome {
             Outcome::Success if !from.is_on_runner() => {
-                return Err(IllegalMove { from, event: JobEvent::Succeed }.into());
+                return Err(InvalidTransition { from, event: JobEvent::Succeed }.into());
             }
             Outcome::Success => {
                 let to = from.after(JobEvent::Succeed)?;

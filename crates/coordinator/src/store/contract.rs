@@ -103,7 +103,7 @@ pub(super) fn runner(id: i64) -> RunnerRow {
 }
 
 fn manager(runner: i64) -> ManagerRow {
-    let (system_id, info) = ("s".to_owned(), muster_runner_api::wire::Info::default());
+    let (system_id, info) = ("s".to_owned(), muster_runner_api::wire::VersionInfo::default());
     ManagerRow { runner: RunnerId(runner), system_id, contacted_at: from_millis(7), info }
 }
 

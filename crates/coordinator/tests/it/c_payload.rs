@@ -5,7 +5,7 @@ use muster_job::{FailureReason, JobId, Secret, Variable};
 use muster_pipeline::context::{PipelineSource, RefKind};
 use muster_pipeline::model::{AllowFailure, Artifacts, Bridge, BridgeTarget, Cache, Image, Strategy, Work};
 use muster_runner_api::payload::JobPayload;
-use muster_runner_api::wire::Info;
+use muster_runner_api::wire::VersionInfo;
 use proptest::prelude::*;
 use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use serde_json::{Value, json};
@@ -242,7 +242,7 @@ fn c213_raw_variables_and_features_that_a_runner_lacks() {
         let mut job = world.job.clone();
         job.work = Work::Script(Box::new(world.work.clone()));
         let features = features.iter().map(|feature| ((*feature).to_owned(), true)).collect();
-        missing_feature(&job, world.context.source, &Info { features, ..Info::default() })
+        missing_feature(&job, world.context.source, &VersionInfo { features, ..VersionInfo::default() })
     };
     assert_eq!(missing(&world, &[]), None);
     world.job.allow_failure = AllowFailure::ExitCodes(vec![42]);

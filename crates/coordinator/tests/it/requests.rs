@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_coordinator::NewRunner;
-use muster_runner_api::service::{Assignment, RunnerService};
+use muster_runner_api::service::{JobRequestAnswer, RunnerService};
 use muster_runner_api::wire::JobRequest;
 use tokio::task::JoinHandle;
 
 use crate::support::{House, Manager, SOON, job};
 
 /// A request on its way, sent before this returns.
-async fn ask(manager: &Manager) -> JoinHandle<Assignment> {
+async fn ask(manager: &Manager) -> JoinHandle<JobRequestAnswer> {
     let (coordinator, request) = (Arc::clone(&manager.coordinator), manager.request(None));
     let asking = tokio::spawn(async move { coordinator.request_job(request).await.expect("a job or 204") });
     // The test's runtime has one thread: the request is in the channel before this is asked.
@@ -22,7 +22,7 @@ async fn ask(manager: &Manager) -> JoinHandle<Assignment> {
     asking
 }
 
-async fn answer(asking: JoinHandle<Assignment>) -> Option<String> {
+async fn answer(asking: JoinHandle<JobRequestAnswer>) -> Option<String> {
     let answer = tokio::time::timeout(SOON, asking).await.expect("soon").expect("no panic");
     answer.job.map(|job| job.job_info.name)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_coordinator::NewRunner;
 use muster_coordinator::clock::SystemClock;
 use muster_coordinator::views::{Event, JobView};
-use muster_job::invariants::{Standing, Watch, at_most};
+use muster_job::invariants::{InvariantMonitor, JobSnapshot, at_most};
 use muster_job::{FailureReason, JobStatus, Variable};
 use muster_runner_api::service::{RunnerService, ServiceError};
 use muster_runner_api::wire::{Output, RegisterRequest, TokenRequest};
@@ -100,7 +100,7 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
     let manager = house.manager().await;
     let mut events = house.coordinator.subscribe();
     let watching = tokio::spawn(async move {
-        let mut watch = Watch::default();
+        let mut watch = InvariantMonitor::default();
         let mut handouts = std::collections::HashMap::new();
         while let Ok(event) = events.recv().await {
             if let Event::JobChanged(view) = event {
@@ -108,7 +108,9 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
                 if view.status.is_on_runner() {
                     *taken = 1;
                 }
-                watch.note(view.id, Standing { status: view.status, handout: *taken, alive: false }).expect("J1, J2");
+                watch
+                    .note(view.id, JobSnapshot { status: view.status, assignment: *taken, alive: false })
+                    .expect("J1, J2");
             }
         }
     });

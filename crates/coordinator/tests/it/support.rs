@@ -18,7 +18,7 @@ use muster_pipeline::model::{
 };
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::service::{ArtifactQuery, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer};
-use muster_runner_api::wire::{Info, JobRequest, UpdateRequest};
+use muster_runner_api::wire::{JobRequest, UpdateRequest, VersionInfo};
 use tempfile::TempDir;
 use time::macros::datetime;
 
@@ -232,7 +232,7 @@ fn copy(from: &Path, to: &Path) {
 pub(crate) struct Manager {
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) token: String,
-    pub(crate) info: Info,
+    pub(crate) info: VersionInfo,
 }
 
 impl Manager {
@@ -246,7 +246,7 @@ impl Manager {
             "two_phase_job_commit",
         ];
         let features = features.into_iter().map(|feature| (feature.to_owned(), true)).collect();
-        Self { coordinator, token, info: Info { name: "fake".to_owned(), features, ..Info::default() } }
+        Self { coordinator, token, info: VersionInfo { name: "fake".to_owned(), features, ..VersionInfo::default() } }
     }
 
     /// The same manager at another coordinator.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_fleeting::model::Platform;
-use muster_remote::{Exit, Run, Session, Stream};
+use muster_remote::{Exit, RemoteCommand, Session, Stream};
 use tokio::io::AsyncReadExt;
 
 use super::agents::Agents;
@@ -85,7 +85,7 @@ enum Asked {
 
 async fn ask(session: &dyn Session, command: &str) -> Result<Asked, String> {
     let asked = async {
-        let mut stream = session.dial_run(command).await.map_err(|error| error.to_string())?;
+        let mut stream = session.dial_command(command).await.map_err(|error| error.to_string())?;
         let answer = answer(&mut *stream).await?;
         if let Some(machine) = answer.strip_prefix(ABSENT) {
             return Ok(Asked::Absent(Platform::of_uname(machine)));
@@ -132,8 +132,12 @@ async fn place(session: &dyn Session, executable: &Executable, hash: &str) -> Re
     let mut packed = executable.packed();
     let (mut output, mut errors) = (Excerpt::default(), Excerpt::default());
     let command = shell::place(hash);
-    let run =
-        Run { stdin: Some(&mut packed), stdout: Some(&mut output), stderr: Some(&mut errors), ..Run::new(&command) };
+    let run = RemoteCommand {
+        stdin: Some(&mut packed),
+        stdout: Some(&mut output),
+        stderr: Some(&mut errors),
+        ..RemoteCommand::new(&command)
+    };
     let outcome = session.run(run).await;
     let why = match outcome {
         _ if output.is_over() => format!("the instance's shell prints more than 1 MiB: {output}"),

@@ -213,7 +213,7 @@ fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
 /// How it failed, with the end of what it said.
 pub(super) async fn run(dial: &dyn Dial, command: &str) -> Result<(), String> {
     let (session, _) = dial.dial().await?;
-    let outcome = session.run(remote::Run::new(command)).await;
+    let outcome = session.run(remote::RemoteCommand::new(command)).await;
     session.close().await;
     match outcome {
         Ok(outcome) if outcome.exit == remote::Exit::Code(0) => Ok(()),

@@ -13,7 +13,7 @@ use muster_agent_api::agent::{
 };
 use muster_fleeting::model::Platform;
 use muster_remote::local::LocalSession;
-use muster_remote::{Outcome, Run, RunError, Session, Stream};
+use muster_remote::{CommandResult, RemoteCommand, RunError, Session, Stream};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -68,10 +68,10 @@ impl Login {
 
 #[async_trait]
 impl Session for Login {
-    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
         let command = self.at_home(run.command);
-        let Run { stdin, stdout, stderr, stop, .. } = run;
-        let mut here = Run { stop, ..Run::new(&command) };
+        let RemoteCommand { stdin, stdout, stderr, stop, .. } = run;
+        let mut here = RemoteCommand { stop, ..RemoteCommand::new(&command) };
         if let Some(stdin) = stdin {
             here.stdin = Some(stdin);
         }
@@ -86,8 +86,8 @@ impl Session for Login {
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
         LocalSession.dial(network, address).await
     }
-    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
-        LocalSession.dial_run(&self.at_home(command)).await
+    async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+        LocalSession.dial_command(&self.at_home(command)).await
     }
     async fn close(&self) {}
 }
@@ -251,7 +251,7 @@ struct Endless {
 
 #[async_trait]
 impl Session for Endless {
-    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
         let to = if self.to_stderr { run.stderr } else { run.stdout };
         let to = to.expect("an output that nobody bounds is read without end");
         let mut written = 0;
@@ -265,8 +265,8 @@ impl Session for Endless {
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
         LocalSession.dial(network, address).await
     }
-    async fn dial_run(&self, _: &str) -> Result<Box<dyn Stream>, RunError> {
-        LocalSession.dial_run("echo muster: absent").await
+    async fn dial_command(&self, _: &str) -> Result<Box<dyn Stream>, RunError> {
+        LocalSession.dial_command("echo muster: absent").await
     }
     async fn close(&self) {}
 }

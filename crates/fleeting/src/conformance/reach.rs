@@ -241,13 +241,14 @@ async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
 
 async fn commands(session: &dyn Session) -> Result<(), String> {
     let mut stdout = Vec::new();
-    let mut command = remote::Run::new("echo muster");
+    let mut command = remote::RemoteCommand::new("echo muster");
     command.stdout = Some(&mut stdout);
     let outcome = session.run(command).await.map_err(|error| format!("echo muster: {error}"))?;
     if outcome.exit != Exit::Code(0) || String::from_utf8_lossy(&stdout).trim() != "muster" {
         let text = String::from_utf8_lossy(&stdout).into_owned();
         return Err(format!("`echo muster` printed {text:?} and ended with {:?}", outcome.exit));
     }
-    let outcome = session.run(remote::Run::new("exit 7")).await.map_err(|error| format!("exit 7: {error}"))?;
+    let outcome =
+        session.run(remote::RemoteCommand::new("exit 7")).await.map_err(|error| format!("exit 7: {error}"))?;
     if outcome.exit == Exit::Code(7) { Ok(()) } else { Err(format!("`exit 7` ended with {:?}", outcome.exit)) }
 }

@@ -1,26 +1,26 @@
-//! Escape sequences of terminals, which nobody sees: a secret with some of them inside is a secret all the same.
+//! Terminal escape sequences. They are invisible, so a secret with escape sequences inside must be masked, too.
 
-/// Bytes of escape sequences between two bytes of a secret, at most: what has to be held back is bounded by this.
-pub(super) const GAP_MAX: usize = 256;
+/// Maximum number of bytes in escape sequences between two bytes of a secret. It bounds the bytes to hold back.
+pub(super) const MAX_GAP: usize = 256;
 
-/// Whether a sequence may start with this byte.
+/// Returns true if an escape sequence may start with this byte.
 pub(super) fn is_escape(byte: u8) -> bool {
     byte == 0x1b
 }
 
-/// What starts at some place.
+/// Result of looking for an escape sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Escape {
-    /// No sequence.
+    /// There is no escape sequence.
     None,
-    /// One of this many bytes.
+    /// There is an escape sequence of this length.
     Length(usize),
-    /// More bytes are needed to tell.
+    /// More bytes are needed to decide.
     Partial,
 }
 
-/// Looks for a sequence at the start of `bytes`: a control sequence (`ESC [ ... m`, and its kin), or the choice of a
-/// character set (`ESC ( B`), which many terminals reset colours with.
+/// Looks for an escape sequence at the start of `bytes`: a control sequence such as `ESC [ ... m`, or the selection of
+/// a character set (`ESC ( B`), which many terminals use to reset colors.
 pub(super) fn escape(bytes: &[u8]) -> Escape {
     match bytes {
         [0x1b] | [0x1b, b'('] => Escape::Partial,
@@ -28,7 +28,7 @@ pub(super) fn escape(bytes: &[u8]) -> Escape {
         [0x1b, b'[', rest @ ..] => {
             let length = rest.iter().take_while(|byte| matches!(**byte, 0x20..=0x3f)).count();
             match rest.get(length) {
-                _ if length > GAP_MAX => Escape::None,
+                _ if length > MAX_GAP => Escape::None,
                 None => Escape::Partial,
                 Some(0x40..=0x7e) => Escape::Length(length + 3),
                 Some(_) => Escape::None,

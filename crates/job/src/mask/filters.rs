@@ -1,5 +1,5 @@
-//! The filters of the masking pipeline, and the one that goes by what stands before a secret. Each takes a stream in pieces of any size and gives the same bytes whatever
-//! the pieces are; each holds back no more than the longest text that it looks for, with the escape sequences inside.
+//! Filters of the masking pipeline. A filter gets a stream in pieces. Its output does not depend on how the stream is
+//! split. It holds back no more bytes than the longest text it looks for, including escape sequences inside.
 
 use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
@@ -7,16 +7,16 @@ use super::phrases::MASKED;
 
 /// A filter of a byte stream.
 pub(super) trait Filter: Send {
-    /// Takes more of the stream; appends to `out` what is decided.
+    /// Processes more of the stream, and appends output to `out`.
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
-    /// The stream ends: appends what was held back.
+    /// Ends the stream, and appends the bytes that were held back.
     fn finish(&mut self, out: &mut Vec<u8>);
 }
 
-/// Keeps a leading text, and replaces the run of bytes behind it. Escape sequences do not end the run, and are kept.
+/// Replaces the secret bytes after a prefix, which is kept. Escape sequences do not end the secret, and are kept.
 pub(super) struct Following {
     needles: Needles,
-    /// Whether a byte belongs to what is secret.
+    /// Returns true if a byte can be part of the secret.
     secret: fn(u8) -> bool,
     held: Vec<u8>,
     state: State,
@@ -24,11 +24,11 @@ pub(super) struct Following {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Looking for a leading text.
+    /// No prefix was found yet.
     Search,
-    /// Behind one; nothing secret seen yet.
+    /// After a prefix, before the first byte of the secret.
     Behind,
-    /// In the secret.
+    /// Inside the secret.
     Secret,
 }
 

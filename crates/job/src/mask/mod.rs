@@ -1,8 +1,8 @@
-//! Keeps secrets out of the log (runner-api 3.6, job-execution 1.10): masked values, tokens in URLs, and whatever
-//! follows the known prefixes of tokens.
+//! Masks secrets in logs (docs/spec/runner-api.md, section 3.6, docs/spec/job-execution.md, section 1.10): values of
+//! masked variables, tokens in URLs, and text after known token prefixes.
 //!
-//! Invariant: the output depends on the bytes only, not on how they were split into writes; so a value that is split
-//! over writes is masked like any other. Nor does it depend on colours: escape sequences inside a value do not show it.
+//! Invariant: the output depends on the bytes only, not on how they were split into writes. Escape sequences inside a
+//! value do not prevent masking.
 
 mod escape;
 mod filters;
@@ -13,11 +13,11 @@ mod trie;
 use filters::{Filter, Following};
 use phrases::Phrases;
 
-/// Query parameters whose value is a secret.
+/// Query parameters whose values are masked.
 const URL_PARAMETERS: [&str; 6] =
     ["private_token", "authenticity_token", "rss_token", "x-amz-signature", "x-amz-credential", "x-amz-security-token"];
 
-/// The prefix of personal access tokens: masked whatever a job says.
+/// Prefix of personal access tokens, which is always masked.
 const PERSONAL_PREFIX: &str = "glpat-";
 
 /// Prefixes of GitLab's tokens.
@@ -38,11 +38,11 @@ const TOKEN_PREFIXES: [&str; 14] = [
     "gltok-",
 ];
 
-/// A line of a masked value is masked by itself from this many characters on: a shorter one, like `}` or `EOF`, is in much
-/// that is no secret. GitLab asks the same length of a value.
-const LINE_MIN: usize = 8;
+/// Minimum length in characters of a line of a masked value that is masked separately. Shorter lines, such as `}` or
+/// `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
+const MIN_LINE_CHARS: usize = 8;
 
-/// What to mask in one job's log.
+/// Secrets to mask in the log of a job.
 #[derive(Clone, Default)]
 pub struct Secrets {
     phrases: Vec<Vec<u8>>,
@@ -56,16 +56,16 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// The values of masked variables, and token prefixes beside the built-in ones.
+    /// Creates the set from the values of masked variables, and from token prefixes in addition to the built-in ones.
     ///
-    /// Values are trimmed, empty ones are no secret. A value as an error quotes it, with escapes, is a secret too. Of a value
-    /// with several lines, each longer line is one: a program may print only some of them, or indent them. All prefixes are
-    /// used: GitLab drops those beyond the fifteenth, which can only show more.
+    /// Values are trimmed, and empty values are ignored. Also masks a value with escapes, as an error message would
+    /// quote it. Of a value with several lines, each longer line is masked separately, because programs may print or
+    /// indent single lines. Unlike GitLab, which ignores prefixes after the fifteenth, uses all prefixes.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
 
-    /// The same with only [`PERSONAL_PREFIX`] of the built-in prefixes (FF_MASK_ALL_DEFAULT_TOKENS off).
+    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix (FF_MASK_ALL_DEFAULT_TOKENS is off).
     pub fn with_few_prefixes<'a>(
         values: impl IntoIterator<Item = &'a str>,
         prefixes: impl IntoIterator<Item = &'a str>,
@@ -84,7 +84,7 @@ impl Secrets {
     }
 }
 
-/// A value as `{:?}` prints it between its quotes, if that is another text.
+/// Returns a value as `{:?}` prints it between quotes, if it differs from the value.
 fn quoted(value: &str) -> Option<Vec<u8>> {
     let value = value.trim();
     let quoted = format!("{value:?}");
@@ -92,15 +92,15 @@ fn quoted(value: &str) -> Option<Vec<u8>> {
     (inner != value).then(|| inner.as_bytes().to_vec())
 }
 
-/// The longer lines of a value that has several.
+/// Returns the longer lines of a value with several lines.
 fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
     let lines = value.trim().lines().map(str::trim);
     let several = value.trim().contains('\n');
-    lines.filter(move |line| several && line.chars().count() >= LINE_MIN).map(|line| line.as_bytes().to_vec())
+    lines.filter(move |line| several && line.chars().count() >= MIN_LINE_CHARS).map(|line| line.as_bytes().to_vec())
 }
 
 impl Secrets {
-    /// A text of its own, masked.
+    /// Masks a complete text.
     #[must_use]
     pub fn mask(&self, text: &str) -> String {
         if text.is_empty() {
@@ -117,7 +117,7 @@ fn clean(text: &str) -> Option<Vec<u8>> {
     Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
-/// Masks one stream.
+/// Masks a stream.
 pub struct Masker {
     filters: [Box<dyn Filter>; 3],
     buffers: [Vec<u8>; 2],
@@ -130,7 +130,7 @@ impl std::fmt::Debug for Masker {
 }
 
 impl Masker {
-    /// A masker at the start of its stream.
+    /// Creates a masker at the start of a stream.
     #[must_use]
     pub fn new(secrets: &Secrets) -> Self {
         let leads = URL_PARAMETERS.iter().flat_map(|key| ["?", "&"].map(|mark| format!("{mark}{key}=").into_bytes()));
@@ -144,12 +144,12 @@ impl Masker {
         }
     }
 
-    /// Takes more of the stream; appends what is safe to show to `out`.
+    /// Processes more of the stream, and appends masked output to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.run(bytes, false, out);
     }
 
-    /// The stream ends: appends what was held back.
+    /// Ends the stream, and appends the bytes that were held back.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         self.run(&[], true, out);
     }

@@ -1,27 +1,27 @@
-//! Finding any of a few short texts in a stream, longest first, without ever depending on where the stream was split. Escape
-//! sequences may stand between their bytes.
+//! Finds the longest of a few short texts in a stream, no matter how the stream is split. Escape sequences may occur
+//! between the bytes of a text.
 
-use super::escape::{Escape, GAP_MAX, escape};
+use super::escape::{Escape, MAX_GAP, escape};
 
 /// A set of texts to find.
 #[derive(Debug, Clone)]
 pub(super) struct Needles {
-    /// Longest first, without doubles.
+    /// Texts, longest first, without duplicates.
     texts: Vec<Vec<u8>>,
-    /// Whether a byte can start one.
+    /// Whether a text can start with each byte.
     starts: Box<[bool; 256]>,
     ignore_case: bool,
 }
 
-/// What is at some place of the stream.
+/// Result of a search.
 pub(super) enum Found {
-    /// Nothing starts in what was looked at.
+    /// No text starts in the searched bytes.
     Nothing,
-    /// From here on, more bytes are needed to decide.
+    /// More bytes are needed to decide what starts at this position.
     Undecided(usize),
-    /// A text.
+    /// A text was found.
     At {
-        /// Behind its last byte.
+        /// Position after its last byte.
         end: usize,
     },
 }
@@ -44,7 +44,8 @@ impl Needles {
         Self { texts, starts, ignore_case }
     }
 
-    /// The first text at or after `from`; of several at one place the longest. `last` says that nothing follows.
+    /// Finds the first text at or after `from`, and the longest if there are several. `last` means that the stream has
+    /// ended.
     pub(super) fn find(&self, bytes: &[u8], from: usize, last: bool) -> Found {
         let mut at = from;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
@@ -67,7 +68,7 @@ impl Needles {
         Found::Nothing
     }
 
-    /// Whether `bytes` start with `text`, when escape sequences are left out that `text` does not have.
+    /// Compares `bytes` with `text`, ignoring escape sequences that are not part of `text`.
     fn compare(&self, text: &[u8], bytes: &[u8]) -> Compared {
         let mut at = 0;
         for wanted in text {
@@ -82,7 +83,7 @@ impl Needles {
                     Escape::Partial => return Compared::Undecided,
                     Escape::None => return Compared::Different,
                 };
-                if gap > GAP_MAX {
+                if gap > MAX_GAP {
                     return Compared::Different;
                 }
             }
@@ -92,11 +93,11 @@ impl Needles {
     }
 }
 
-/// How a text compares to what is at some place.
+/// Result of comparing a text with a position of the stream.
 enum Compared {
-    /// It is there, in this many bytes.
+    /// The text was found; its length in the stream is given.
     Equal(usize),
     Different,
-    /// So far it is there, but the bytes end.
+    /// The bytes end before the comparison is complete.
     Undecided,
 }

@@ -1,55 +1,57 @@
-//! Replaces phrases as a whole, wherever they stand and whatever escape sequences are inside. Every occurrence counts, also
-//! one that begins within another: those that overlap become one, and no part of any is left.
+//! Replaces phrases in a stream, even with escape sequences inside. Every occurrence counts: overlapping occurrences
+//! are replaced as one, so that no part of a phrase remains.
 //!
-//! A stream is looked at twice: as it is, and as people see it. Bytes of an escape sequence may be those of a phrase as well.
+//! The stream is searched twice: as it is, and without escape sequences. The bytes of an escape sequence can be part of
+//! a phrase.
 
 use std::collections::VecDeque;
 
-use super::escape::{Escape, GAP_MAX, escape};
+use super::escape::{Escape, MAX_GAP, escape};
 use super::filters::Filter;
-use super::trie::{NOWHERE, Place, Trie};
+use super::trie::{START, Trie, TrieState};
 
-/// What stands for a secret.
+/// Replacement for a secret.
 pub(super) const MASKED: &[u8] = b"[MASKED]";
-/// Behind a secret that had escape sequences inside. They are dropped with it, and one may have ended a colour.
+/// Written after a secret that contained escape sequences. They are removed with it, and one of them may have reset a
+/// color.
 const RESET: &[u8] = b"\x1b[0m";
 
-/// A byte that waits for what follows it.
+/// A byte that is held back until the following bytes are known.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     byte: u8,
-    /// Part of an escape sequence.
+    /// Whether it is part of an escape sequence.
     escape: bool,
 }
 
-/// What is being left out.
+/// A range that is being replaced.
 #[derive(Debug, Clone, Copy)]
 struct Open {
-    /// Behind its last byte, as far as is known.
+    /// Position after its last known byte.
     end: u64,
-    /// It had an escape sequence inside.
+    /// Whether it contains an escape sequence.
     escapes: bool,
 }
 
-/// Positions are counted from the start of the stream.
+/// State of the replacement. Positions count from the start of the stream.
 pub(super) struct Phrases {
     trie: Trie,
-    /// In what people see.
-    place: Place,
-    /// In the stream as it is.
-    plain: Place,
-    /// From the first byte of what may be a phrase on.
+    /// State of the search in the visible text.
+    visible_state: TrieState,
+    /// State of the search in the raw stream.
+    raw_state: TrieState,
+    /// Bytes held back, from the first byte of a possible phrase.
     held: VecDeque<Held>,
-    /// Where the first held byte stands.
+    /// Position of the first held byte.
     held_at: u64,
-    /// Where the last bytes stand that are no escape sequence, as many as the place is deep.
+    /// Positions of the last visible bytes, one for each byte that the search has matched.
     seen: VecDeque<u64>,
-    /// Bytes of escape sequences since the last of them.
+    /// Number of bytes in escape sequences since the last visible byte.
     gap: usize,
-    /// What was found among the held bytes: start and end, in order, none touches another's bytes.
+    /// Start and end of the phrases found in the held bytes, in order, without overlaps.
     found: VecDeque<(u64, u64)>,
     open: Option<Open>,
-    /// The start of what may be an escape sequence, at the end of a piece.
+    /// Start of a possible escape sequence at the end of a piece.
     partial: Vec<u8>,
 }
 
@@ -58,8 +60,8 @@ impl Phrases {
         let phrases: Vec<Vec<u8>> = phrases.into_iter().flat_map(|phrase| [visible(&phrase), phrase]).collect();
         Self {
             trie: Trie::new(phrases.iter().map(Vec::as_slice)),
-            place: NOWHERE,
-            plain: NOWHERE,
+            visible_state: START,
+            raw_state: START,
             held: VecDeque::new(),
             held_at: 0,
             seen: VecDeque::new(),
@@ -74,8 +76,8 @@ impl Phrases {
         let mut rest = bytes;
         while let Some(byte) = rest.first() {
             let mut length = 1;
-            if self.place == NOWHERE {
-                let idle = if self.plain == NOWHERE { self.trie.idle(rest) } else { 0 };
+            if self.visible_state == START {
+                let idle = if self.raw_state == START { self.trie.idle(rest) } else { 0 };
                 if idle > 0 {
                     self.pass(rest.get(..idle).unwrap_or_default(), out);
                     rest = rest.get(idle..).unwrap_or_default();
@@ -99,73 +101,73 @@ impl Phrases {
         }
     }
 
-    /// Bytes that belong to no phrase, while nothing is held.
+    /// Passes on bytes that belong to no phrase, while nothing is held back.
     fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.close(out);
         out.extend_from_slice(bytes);
         self.held_at += bytes.len() as u64;
     }
 
-    /// One more byte that is seen.
+    /// Processes a visible byte.
     fn take(&mut self, byte: u8, out: &mut Vec<u8>) {
-        // Both are one as long as there is no escape sequence.
-        let same = self.place == self.plain;
+        // Both states are equal as long as there is no escape sequence.
+        let same = self.visible_state == self.raw_state;
         let at = self.hold(byte, false);
         self.seen.push_back(at);
         self.gap = 0;
-        self.place = if same { self.plain } else { self.trie.next(self.place, byte) };
-        let depth = self.trie.depth(self.place);
+        self.visible_state = if same { self.raw_state } else { self.trie.next(self.visible_state, byte) };
+        let depth = self.trie.depth(self.visible_state);
         while self.seen.len() > depth {
             self.seen.pop_front();
         }
-        let first = self.trie.longest(self.place).and_then(|length| self.seen.get(depth.checked_sub(length)?));
+        let first = self.trie.longest(self.visible_state).and_then(|length| self.seen.get(depth.checked_sub(length)?));
         if let Some(start) = first.copied() {
             self.find(start, at + 1);
         }
         self.release_decided(out);
     }
 
-    /// An escape sequence inside what may be a phrase. More than some of them, and it is none.
+    /// Processes an escape sequence inside a possible phrase. Too many of them end the search for a visible phrase.
     fn skip(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
         for byte in sequence {
             self.hold(*byte, true);
         }
         self.gap += sequence.len();
-        if self.gap > GAP_MAX {
-            self.place = NOWHERE;
+        if self.gap > MAX_GAP {
+            self.visible_state = START;
             self.seen.clear();
             self.gap = 0;
             self.release_decided(out);
         }
     }
 
-    /// One more byte of the stream as it is; where it stands.
+    /// Holds back a byte of the stream, and returns its position.
     fn hold(&mut self, byte: u8, escape: bool) -> u64 {
         let at = self.held_at + self.held.len() as u64;
         self.held.push_back(Held { byte, escape });
-        self.plain = self.trie.next(self.plain, byte);
-        if let Some(length) = self.trie.longest(self.plain) {
+        self.raw_state = self.trie.next(self.raw_state, byte);
+        if let Some(length) = self.trie.longest(self.raw_state) {
             self.find((at + 1).saturating_sub(length as u64), at + 1);
         }
         at
     }
 
-    /// Lets go of what no phrase can begin in any more.
+    /// Releases the bytes that cannot be part of a phrase.
     fn release_decided(&mut self, out: &mut Vec<u8>) {
         let end = self.held_at + self.held.len() as u64;
-        let plain = end.saturating_sub(self.trie.depth(self.plain) as u64);
-        self.release(self.seen.front().map_or(plain, |seen| plain.min(*seen)), out);
+        let first = end.saturating_sub(self.trie.depth(self.raw_state) as u64);
+        self.release(self.seen.front().map_or(first, |seen| first.min(*seen)), out);
     }
 
-    /// What is held will not become a phrase.
+    /// Releases all held bytes, because they are not part of a phrase.
     fn forget(&mut self, out: &mut Vec<u8>) {
-        (self.place, self.plain) = (NOWHERE, NOWHERE);
+        (self.visible_state, self.raw_state) = (START, START);
         self.seen.clear();
         self.gap = 0;
         self.release(self.held_at + self.held.len() as u64, out);
     }
 
-    /// A phrase stands there.
+    /// Records a phrase at this range.
     fn find(&mut self, mut start: u64, end: u64) {
         if let Some(open) = self.open.as_mut().filter(|open| start < open.end) {
             open.end = end;
@@ -179,7 +181,7 @@ impl Phrases {
         self.found.push_back((start, end));
     }
 
-    /// Lets go of what stands before `end`.
+    /// Releases the bytes before `end`.
     fn release(&mut self, end: u64, out: &mut Vec<u8>) {
         while self.held_at < end {
             let Some(Held { byte, escape }) = self.held.pop_front() else { return };
@@ -199,7 +201,7 @@ impl Phrases {
         }
     }
 
-    /// What was left out is over.
+    /// Ends the current replacement.
     fn close(&mut self, out: &mut Vec<u8>) {
         if self.open.take().is_some_and(|open| open.escapes) {
             out.extend_from_slice(RESET);
@@ -228,7 +230,7 @@ impl Filter for Phrases {
     }
 }
 
-/// What people see of a text.
+/// Returns a text without its escape sequences.
 fn visible(text: &[u8]) -> Vec<u8> {
     let mut rest = text;
     let mut seen = Vec::with_capacity(text.len());

@@ -1,4 +1,4 @@
-//! Examples and properties of masking.
+//! Examples and property tests of masking.
 
 use proptest::prelude::*;
 
@@ -24,28 +24,29 @@ fn c164_a_masked_value_in_the_log_is_replaced() {
 }
 
 #[test]
-fn a_value_split_over_writes_is_replaced() {
+fn masks_value_split_over_writes() {
     let secrets = Secrets::new(["hunter22"], []);
     assert_eq!(mask(&secrets, &[b"x hunt", b"er", b"22 y"]), "x [MASKED] y");
     assert_eq!(mask(&secrets, &[b"x hunt", b"er 22"]), "x hunter 22");
 }
 
 #[test]
-fn the_longest_value_wins_and_values_are_trimmed() {
+fn longest_value_wins_and_values_are_trimmed() {
     assert_eq!(whole(&["abc", " abcdef\n", "", "  "], "abcdef abcde"), "[MASKED] [MASKED]de");
 }
 
 #[test]
-fn values_that_overlap_are_replaced_as_one() {
+fn overlapping_values_are_replaced_as_one() {
     assert_eq!(whole(&["abcd", "cdef"], "xabcdefx abcdabcd"), "x[MASKED]x [MASKED][MASKED]");
     assert_eq!(whole(&["abab"], "cabababc"), "c[MASKED]c");
     assert_eq!(whole(&["abcde", "cdx", "bc"], "abcdx bcabcde"), "a[MASKED] [MASKED][MASKED]");
     assert_eq!(whole(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
 }
 
-/// Each of these took a step for every pair of a byte of the log and a byte of a value: hours for a log of some megabytes.
+/// Regression test for quadratic time: each of these took a step for every pair of a byte of the log and a byte of a
+/// value.
 #[test]
-fn values_that_have_much_in_common_with_a_log_cost_no_more_than_others() {
+fn masking_time_is_linear_for_repetitive_values() {
     let log = vec![b'a'; 512 * 1024];
     let lines: Vec<String> = (0..1500).map(|number| format!("{}{number}", "a".repeat(60))).collect();
     let long = format!("{}b", "a".repeat(5000));
@@ -57,12 +58,12 @@ fn values_that_have_much_in_common_with_a_log_cost_no_more_than_others() {
 }
 
 #[test]
-fn a_value_over_lines_is_replaced() {
+fn masks_value_with_line_breaks() {
     assert_eq!(whole(&["line1\nline2"], "> line1\nline2 <"), "> [MASKED] <");
 }
 
 #[test]
-fn the_longer_lines_of_a_value_are_replaced_by_themselves() {
+fn masks_longer_lines_of_a_value_separately() {
     let key = "-----BEGIN KEY-----\r\n  c2VjcmV0 \nshort77\nschlüssel\n";
     assert_eq!(whole(&[key], "1: c2VjcmV0\n2: short77\n3:schlüssel"), "1: [MASKED]\n2: short77\n3:[MASKED]");
     assert_eq!(whole(&[key], key), "[MASKED]\n");
@@ -70,7 +71,7 @@ fn the_longer_lines_of_a_value_are_replaced_by_themselves() {
 }
 
 #[test]
-fn parameters_of_urls_are_replaced() {
+fn masks_url_parameters() {
     assert_eq!(
         whole(&[], "GET /a?Private_Token=abc&x=1&X-Amz-Signature=de%20f HTTP"),
         "GET /a?Private_Token=[MASKED]&x=1&X-Amz-Signature=[MASKED] HTTP"
@@ -78,14 +79,14 @@ fn parameters_of_urls_are_replaced() {
 }
 
 #[test]
-fn tokens_are_known_by_their_prefix() {
+fn masks_tokens_by_prefix() {
     assert_eq!(whole(&[], "glpat-aB.9_-=x, glpat- y glrtr-1"), "glpat-[MASKED], glpat- y glrtr-[MASKED]");
     let secrets = Secrets::new([], ["acme-"]);
     assert_eq!(mask(&secrets, &[b"ac", b"me", b"-1", b"2 3"]), "acme-[MASKED] 3");
 }
 
 #[test]
-fn colours_inside_a_value_do_not_show_it() {
+fn masks_value_with_colors_inside() {
     let grep = "\x1b[01;31m\x1b[Ks3cr3t-\x1b[m\x1b[Kvalue\n";
     assert_eq!(whole(&["s3cr3t-value"], grep), "\x1b[01;31m\x1b[K[MASKED]\x1b[0m\n");
     assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b(B\x1b[mvalue\x1b[m"), "[MASKED]\x1b[0m\x1b[m");
@@ -99,14 +100,14 @@ fn colours_inside_a_value_do_not_show_it() {
 }
 
 #[test]
-fn a_value_that_begins_within_an_escape_sequence_is_replaced_too() {
+fn masks_value_that_begins_in_an_escape_sequence() {
     assert_eq!(whole(&["aa"], "aa\x1b[aa"), "[MASKED]\x1b[0m");
     assert_eq!(whole(&["maab", "xy"], "x\x1b[1maab"), "x\x1b[1[MASKED]\x1b[0m");
     assert_eq!(whole(&["a\x1b["], "a\x1b[1m"), "[MASKED]\x1b[0m1m");
 }
 
 #[test]
-fn what_is_held_for_escapes_is_bounded() {
+fn held_back_escape_bytes_are_bounded() {
     let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
     let (mut out, mut given) = (Vec::new(), 0);
     for piece in [b"hunter2".as_slice()].into_iter().chain([b"\x1b[1m".as_slice(); 100]).chain([b"\x1b[".as_slice()]) {
@@ -121,7 +122,7 @@ fn what_is_held_for_escapes_is_bounded() {
 }
 
 #[test]
-fn ten_megabytes_pass_in_bounded_memory() {
+fn masking_ten_megabytes_takes_bounded_memory() {
     let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
     let block = b"hunter2 hunter2 hunter2 hunter21".repeat(2048);
     let mut out = Vec::new();
@@ -132,7 +133,7 @@ fn ten_megabytes_pass_in_bounded_memory() {
     }
 }
 
-/// What is left of a text without its escape sequences. A lone ESC is none, and stays.
+/// Returns a text without its escape sequences. A lone ESC is not one and is kept.
 fn seen(text: &str) -> String {
     let mut rest = text;
     let mut seen = String::new();
@@ -150,7 +151,7 @@ fn seen(text: &str) -> String {
 }
 
 fn text() -> impl Strategy<Value = Vec<u8>> {
-    // Few letters, so that values, prefixes and parameters happen often.
+    // Few letters, so that values, prefixes and parameters occur often.
     let word = prop_oneof![
         4 => "[ab]{1,4}",
         1 => Just("glpat-".to_owned()),
@@ -168,7 +169,7 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn a_value_is_masked_as_an_error_quotes_it() {
+fn masks_value_with_escapes_as_errors_quote_it() {
     let value = "a \"quoted\" value\\";
     let secrets = Secrets::new([value], []);
     assert_eq!(secrets.mask(&format!("no file {value:?} or {value} here")), "no file \"[MASKED]\" or [MASKED] here");
@@ -177,7 +178,7 @@ fn a_value_is_masked_as_an_error_quotes_it() {
 
 proptest! {
     #[test]
-    fn splits_do_not_matter(
+    fn output_does_not_depend_on_splits(
         text in text(),
         values in prop::collection::vec("[ab]{2,6}", 0..4),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
@@ -194,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn no_masked_value_survives(text in text(), values in prop::collection::vec("[ab]{2,6}", 1..4)) {
+    fn output_contains_no_masked_value(text in text(), values in prop::collection::vec("[ab]{2,6}", 1..4)) {
         let secrets = Secrets::new(values.iter().map(String::as_str), []);
         let shown = mask(&secrets, &[&text]);
         for value in &values {
@@ -204,7 +205,8 @@ proptest! {
     }
 }
 
-/// The first line of an input is the values, separated by `|`, the second the lengths of the pieces in which the rest comes.
+/// The first line of an input contains the values, separated by `|`. The second line contains the lengths of the pieces
+/// for the rest.
 #[test]
 fn fuzz_masker() {
     let samples: [&[u8]; 4] = [

@@ -1,33 +1,33 @@
-//! All texts to find as one automaton (Aho and Corasick): each byte of a stream is one move, however many the texts are
-//! and however much they have in common.
+//! Aho-Corasick automaton for all texts: each byte of the stream is one transition, no matter how many texts there are
+//! or how similar they are.
 //!
-//! The well-known crate for it tells what it found, but not how much of a text it may be in the middle of; a stream that
-//! people watch needs that, so that nothing is held back without cause.
+//! The `aho-corasick` crate reports matches, but not the length of a partial match at the end of the stream. Live logs
+//! need it, so that no more bytes than necessary are held back.
 
 use std::collections::VecDeque;
 
 use super::escape::is_escape;
 
-/// What has been seen: the longest end of the stream that some text starts with.
+/// State of the automaton: the longest suffix of the stream that is a prefix of some text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(u32);
+pub(super) struct TrieState(u32);
 
-/// No text has begun.
-pub(super) const NOWHERE: Place = Place(0);
+/// State before the first byte of any text.
+pub(super) const START: TrieState = TrieState(0);
 
 #[derive(Debug, Clone, Default)]
 struct Node {
-    /// The byte that leads here.
+    /// Byte that leads to this node.
     byte: u8,
-    /// The first node behind this one; 0 is none.
+    /// First child. 0 means none.
     first: u32,
-    /// The next node behind the one before this; 0 is none.
+    /// Next child of the same parent. 0 means none.
     sibling: u32,
-    /// Where to go on with a byte that leads nowhere from here: the longest proper end of this one's text.
+    /// Node to continue from if no child matches: that of the longest proper suffix that is a prefix of a text.
     fallback: u32,
-    /// Bytes from the root.
+    /// Length of the path from the root.
     depth: u32,
-    /// Bytes of the longest text that ends here; 0 is none.
+    /// Length of the longest text that ends here. 0 means none.
     longest: u32,
 }
 
@@ -35,7 +35,7 @@ struct Node {
 #[derive(Debug, Clone)]
 pub(super) struct Trie {
     nodes: Vec<Node>,
-    /// The node behind the root for each byte; 0 where no text starts with it. Most bytes of a log are looked up here.
+    /// Child of the root for each byte. 0 means that no text starts with it. Most bytes of a log need only this lookup.
     starts: Box<[u32; 256]>,
 }
 
@@ -53,13 +53,13 @@ impl Trie {
         self.nodes.len() == 1
     }
 
-    /// Bytes at the start of `bytes` with which no text starts, as far as the byte behind each tells.
+    /// Returns the number of bytes at the start of `bytes` that no text can start with, as far as the next byte shows.
     pub(super) fn idle(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|byte| self.start(*byte) != 0)) {
             at += skip;
             let start = bytes.get(at).map_or(0, |byte| self.start(*byte));
-            // An escape sequence may stand between two bytes of a text.
+            // An escape sequence may occur between two bytes of a text.
             let ends_here = |next: &u8| !is_escape(*next) && self.child(start, *next).is_none();
             if self.node(start).longest > 0 || !bytes.get(at + 1).is_some_and(ends_here) {
                 return at;
@@ -69,25 +69,25 @@ impl Trie {
         bytes.len()
     }
 
-    /// The move with one more byte. The whole stream takes no more steps back than it takes forward.
-    pub(super) fn next(&self, Place(mut at): Place, byte: u8) -> Place {
+    /// Returns the state after another byte. Over the whole stream, there are at most as many fallbacks as bytes.
+    pub(super) fn next(&self, TrieState(mut at): TrieState, byte: u8) -> TrieState {
         loop {
             match self.child(at, byte) {
-                Some(next) => return Place(next),
-                None if at == 0 => return NOWHERE,
+                Some(next) => return TrieState(next),
+                None if at == 0 => return START,
                 None => at = self.node(at).fallback,
             }
         }
     }
 
-    /// Bytes up to here that a text may start with.
-    pub(super) fn depth(&self, place: Place) -> usize {
-        self.node(place.0).depth as usize
+    /// Returns the length of the longest suffix that is a prefix of a text.
+    pub(super) fn depth(&self, state: TrieState) -> usize {
+        self.node(state.0).depth as usize
     }
 
-    /// Bytes up to here that are a text: the longest one.
-    pub(super) fn longest(&self, place: Place) -> Option<usize> {
-        Some(self.node(place.0).longest as usize).filter(|length| *length > 0)
+    /// Returns the length of the longest text that ends here.
+    pub(super) fn longest(&self, state: TrieState) -> Option<usize> {
+        Some(self.node(state.0).longest as usize).filter(|length| *length > 0)
     }
 
     fn node(&self, index: u32) -> &Node {
@@ -99,7 +99,7 @@ impl Trie {
         self.nodes.get_mut(index as usize)
     }
 
-    /// The node behind the root for a byte; 0 is none.
+    /// Returns the child of the root for a byte. 0 means none.
     fn start(&self, byte: u8) -> u32 {
         self.starts.get(usize::from(byte)).copied().unwrap_or_default()
     }
@@ -119,7 +119,7 @@ impl Trie {
         None
     }
 
-    /// Adds a text. Texts beyond 4 GiB in all are left out: there is no memory for them either.
+    /// Adds a text. Texts are ignored once their total length exceeds 4 GiB.
     fn add(&mut self, text: &[u8]) {
         let mut at = 0;
         for (depth, byte) in (1..).zip(text) {
@@ -147,14 +147,14 @@ impl Trie {
         }
     }
 
-    /// Fills in where to go on, shorter texts first.
+    /// Computes the fallbacks, shorter texts first.
     fn link(&mut self) {
         let mut waiting = VecDeque::from([0]);
         while let Some(at) = waiting.pop_front() {
             let mut child = self.node(at).first;
             while child != 0 {
                 let Node { byte, sibling, longest, .. } = *self.node(child);
-                let fallback = if at == 0 { NOWHERE } else { self.next(Place(self.node(at).fallback), byte) };
+                let fallback = if at == 0 { START } else { self.next(TrieState(self.node(at).fallback), byte) };
                 let inherited = self.node(fallback.0).longest;
                 if let Some(node) = self.node_mut(child) {
                     node.fallback = fallback.0;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_executor::REQUEST_HELD_AFTER;
-use muster_runner_api::retry::{Backoff, Policy, RETRY_AFTER_MAX};
+use muster_runner_api::retry::{Backoff, MAX_RETRY_AFTER, Policy};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::Instant;
@@ -221,7 +221,7 @@ impl Entry {
                 if overloaded {
                     self.adaptive = (self.adaptive / 2).max(1);
                 }
-                let most = if rate_limited { RETRY_AFTER_MAX } else { RETRY_AFTER_MAX_ERRORS };
+                let most = if rate_limited { MAX_RETRY_AFTER } else { RETRY_AFTER_MAX_ERRORS };
                 return self.failed(started, now, retry_after.map(|wait| wait.min(most)));
             }
             Outcome::Refused => return self.refused(started, now),

@@ -316,7 +316,7 @@ impl Actor {
     /// Does what comes next in the job's life.
     async fn advance(&mut self) -> Result<Next, JobError> {
         match &self.state {
-            JobState::Taken { .. } => match self.payload.unreadable().map(str::to_owned) {
+            JobState::Taken { .. } => match self.payload.decode_error().map(str::to_owned) {
                 Some(why) => self.system_failure(&why).await,
                 None => self.lease().await,
             },

@@ -287,13 +287,13 @@ impl Uploader {
 
     /// Counts a refusal; whether there were enough of them.
     fn rejected(&mut self, error: &ClientError) -> bool {
-        self.rejections += u32::from(error.transient().is_none() && !error.is_gone());
+        self.rejections += u32::from(error.transient().is_none() && !error.is_job_gone());
         self.rejections >= self.rejections_max
     }
 
     /// Sorts a failed call: gone, or to be repeated after a while.
     fn failed(&mut self, error: &ClientError) -> Verdict {
-        if error.is_gone() {
+        if error.is_job_gone() {
             tracing::info!(%error, "the coordinator has no use for the job any more");
             return Verdict::Gone;
         }

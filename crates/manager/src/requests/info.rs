@@ -1,7 +1,7 @@
 //! What a runner is and can do, as it is told with each job request, and when it is registered or verified (runner-api
 //! 1.4, 2.2).
 
-use muster_runner_api::wire::Info;
+use muster_runner_api::wire::VersionInfo;
 
 use muster_config::settings::RunnerSettings;
 
@@ -30,8 +30,8 @@ const FEATURES: &[&str] = &[
 
 /// What the runner of these settings is and can do.
 #[must_use]
-pub fn info(runner: &RunnerSettings) -> Info {
-    Info {
+pub fn info(runner: &RunnerSettings) -> VersionInfo {
+    VersionInfo {
         name: "muster".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         platform: std::env::consts::OS.to_owned(),
@@ -45,6 +45,6 @@ pub fn info(runner: &RunnerSettings) -> Info {
         features: FEATURES.iter().map(|feature| ((*feature).to_owned(), true)).collect(),
         config: [("gpus".to_owned(), String::new())].into(),
         labels: runner.labels.clone(),
-        ..Info::default()
+        ..VersionInfo::default()
     }
 }

@@ -324,7 +324,7 @@ impl Request {
     /// An answer that has begun is read to its end, since it may bring a job.
     async fn can_be_dropped(&self) {
         self.cut.cancelled().await;
-        if self.progress.take_back() {
+        if self.progress.cancel_unsent() {
             return;
         }
         // A redirect sends it once more.

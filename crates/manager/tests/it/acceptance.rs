@@ -38,18 +38,18 @@ async fn a_job_is_accepted_before_it_is_started() {
 #[tokio::test]
 async fn an_acceptance_whose_answer_is_lost_is_said_again() {
     let bench = offering().await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::After, Fault::Before, Fault::After]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailAfter, Fault::FailBefore, Fault::FailAfter]);
     let _manager = bench.manager().await;
     ends_after_one_start(&bench).await;
-    assert_eq!(bench.coordinator.job(JOB).unwrap().handouts, 1);
+    assert_eq!(bench.coordinator.job(JOB).unwrap().assignments, 1);
 }
 
 #[tokio::test]
 async fn a_job_that_was_taken_back_before_it_was_accepted_is_never_started() {
     let bench = offering().await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let manager = bench.manager().await;
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     bench.coordinator.take_back(JOB);
     manager.drain().await;
     manager.ended().await.unwrap();
@@ -61,27 +61,27 @@ async fn a_job_that_was_taken_back_before_it_was_accepted_is_never_started() {
     bench.coordinator.offer_again(JOB);
     let _manager = bench.manager().await;
     ends_after_one_start(&bench).await;
-    assert_eq!(bench.coordinator.job(JOB).unwrap().handouts, 2);
+    assert_eq!(bench.coordinator.job(JOB).unwrap().assignments, 2);
 }
 
 #[tokio::test]
 async fn a_manager_that_is_killed_before_it_could_accept_accepts_after_its_restart() {
     let bench = offering().await;
-    bench.coordinator.fail(Call::UpdateJob, vec![Fault::Before; 3]);
+    bench.coordinator.fail(Call::UpdateJob, vec![Fault::FailBefore; 3]);
     let manager = bench.manager().await;
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     manager.kill().await;
     let _manager = bench.manager().await;
     ends_after_one_start(&bench).await;
-    assert_eq!(bench.coordinator.job(JOB).unwrap().handouts, 1);
+    assert_eq!(bench.coordinator.job(JOB).unwrap().assignments, 1);
 }
 
 #[tokio::test]
 async fn a_job_that_is_canceled_before_it_is_accepted_is_reported_and_not_started() {
     let bench = offering().await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let _manager = bench.manager().await;
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for_end(JOB).await;
     let last = job.updates.last().unwrap();

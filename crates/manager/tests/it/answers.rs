@@ -31,7 +31,7 @@ async fn a_404_on_a_trace_ends_no_job() {
 #[tokio::test]
 async fn a_job_runs_also_where_its_acceptance_is_taken_for_wrong() {
     let bench = Bench::start().await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Refused]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected]);
     bench.push(&json!({}));
     let _manager = bench.manager_of(bench.settings(|runner| runner.final_update_retry_limit = 1)).await;
     started(&bench, 1).await;
@@ -41,7 +41,7 @@ async fn a_job_runs_also_where_its_acceptance_is_taken_for_wrong() {
 
 #[tokio::test]
 async fn refusals_of_a_trace_end_no_job_and_do_not_stand_in_the_way_of_its_report() {
-    for refusal in [Fault::Refused, Fault::Missing] {
+    for refusal in [Fault::Rejected, Fault::Missing] {
         let bench = Bench::start().await;
         bench.push(&json!({}));
         let _manager = bench.manager_of(bench.settings(|runner| runner.final_update_retry_limit = 2)).await;
@@ -88,7 +88,7 @@ async fn a_coordinator_that_wants_the_same_again_and_again_is_asked_ever_less_of
     let _manager = bench.manager().await;
     started(&bench, 1).await;
     let began = Instant::now();
-    bench.coordinator.fail(Call::AppendTrace, [Fault::Emptied; 6]);
+    bench.coordinator.fail(Call::AppendTrace, [Fault::TraceReset; 6]);
     bench.agent.write(RUN, "log\n");
     bench.agent.finish(RUN, Outcome::Success);
     assert_eq!(bench.coordinator.wait_for_end(JOB).await.text(), "log\n");
@@ -112,7 +112,7 @@ async fn a_slot_stays_that_of_its_job_while_the_jobs_state_cannot_be_stored() {
     manager.state_limit.store(limit, Ordering::Relaxed);
     // This one would get the slot, and the first job's next try would not find it any more.
     let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
-    bench.coordinator.push(serde_json::from_value(next).unwrap());
+    bench.coordinator.enqueue(serde_json::from_value(next).unwrap());
     started(&bench, 2).await;
     bench.agent.finish("8-1", Outcome::Success);
     manager.drain().await;

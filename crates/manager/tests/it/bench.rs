@@ -132,7 +132,7 @@ impl Bench {
         for (key, value) in more.as_object().unwrap() {
             payload[key] = value.clone();
         }
-        self.coordinator.push(serde_json::from_value(payload).unwrap());
+        self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
     /// The slots that were given to jobs so far, in order.

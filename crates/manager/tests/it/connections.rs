@@ -98,8 +98,8 @@ async fn a_job_whose_description_is_lost_on_its_way_is_reported_and_does_not_han
     half(&mut halves).await.breaks_off();
     let job = bench.coordinator.wait_for_end(JOB).await;
     let report = job.reports().last().unwrap();
-    assert_eq!((job.handouts, report.failure_reason.as_deref()), (1, Some("runner_system_failure")));
-    assert!(job.text().contains("the answer was lost before its end"), "{}", job.text());
+    assert_eq!((job.assignments, report.failure_reason.as_deref()), (1, Some("runner_system_failure")));
+    assert!(job.text().contains("the response was incomplete"), "{}", job.text());
     assert!(bench.agent.spool().started.is_empty());
     // The next one is run.
     bench.push(&json!({ "id": 8, "token": "other" }));
@@ -129,7 +129,7 @@ async fn an_answer_that_has_begun_is_read_to_its_end_however_long_that_takes() {
     bench.agent.wait_for(|spool| spool.started == [RUN]).await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
     manager.ended().await.unwrap();
 }
 
@@ -215,7 +215,7 @@ async fn the_time_that_a_connection_takes_is_not_time_at_the_server() {
     bench.agent.wait_for(|spool| spool.started == [RUN]).await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
     manager.ended().await.unwrap();
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
 use muster_config::settings::Settings;
-use muster_job::{EndCause, FailureReason, JobStatus};
+use muster_job::{FailureReason, JobStatus, TerminationCause};
 use muster_manager::{ManagerError, Order};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
@@ -14,7 +14,7 @@ use crate::bench::{Bench, JOB, RUN, Running};
 
 /// The outcome of a canceled job, as an agent gives it.
 fn canceled() -> Outcome {
-    let cause = Some(EndCause::CanceledByUser);
+    let cause = Some(TerminationCause::CanceledByUser);
     Outcome::Failed { reason: FailureReason::JobCanceled, exit_code: None, cause }
 }
 
@@ -34,9 +34,9 @@ async fn under_way() -> (Bench, Running) {
 #[tokio::test]
 async fn lost_answers_and_refused_pieces_double_nothing() {
     let bench = Bench::start().await;
-    use Fault::{After, Before};
-    bench.coordinator.fail(Call::AppendTrace, [Before, After, Before, After]);
-    bench.coordinator.fail(Call::UpdateJob, [After]);
+    use Fault::{FailAfter, FailBefore};
+    bench.coordinator.fail(Call::AppendTrace, [FailBefore, FailAfter, FailBefore, FailAfter]);
+    bench.coordinator.fail(Call::UpdateJob, [FailAfter]);
     bench.push(&json!({}));
     let manager = bench.manager().await;
     started(&bench).await;
@@ -88,7 +88,7 @@ async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once()
     started(&bench).await;
     bench.agent.write(RUN, "before\n");
     bench.trace_has("before").await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     bench.agent.kill();
     bench.trace_has("environment was lost").await;
     manager.kill().await;
@@ -135,7 +135,7 @@ async fn a_cancel_is_heard_while_no_agent_answers() {
     bench.agent.kill();
     bench.push(&json!({}));
     let manager = bench.manager_with(Duration::from_secs(600)).await;
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
@@ -162,7 +162,7 @@ async fn a_job_goes_on_once_its_state_can_be_stored_again() {
     let bench = Bench::start().await;
     let manager = bench.manager().await;
     // The first try to accept the job fails, so that it is stored, and goes no further, when the disk is full.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     bench.push(&json!({}));
     bench.wait_for_state("\"job\":").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
@@ -192,7 +192,7 @@ async fn a_state_that_cannot_be_stored_for_too_long_ends_the_manager_and_the_nex
     assert!(matches!(error, ManagerError::Store(_)), "{error}");
     assert!(limit > 0);
     let next = bench.manager().await;
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.handouts, 1);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.assignments, 1);
     next.drain().await;
     next.ended().await.unwrap();
     assert_eq!(bench.agent.spool().started, [RUN]);
@@ -283,5 +283,5 @@ async fn no_more_jobs_are_asked_for_than_there_are_slots() {
     bench.agent.wait_for(|spool| spool.started.len() == 3).await;
     let running = |spool: &crate::agent::Spool| spool.jobs.values().filter(|job| job.result.is_none()).count();
     assert_eq!(running(&bench.agent.spool()), 2);
-    assert!(bench.coordinator.waiting_max() <= 2);
+    assert!(bench.coordinator.max_waiting() <= 2);
 }

@@ -55,7 +55,7 @@ async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
         started(bench, id).await;
         bench.agent.finish(&format!("{id}-1"), Outcome::Success);
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
-        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+        assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
     }
 }
 
@@ -235,11 +235,11 @@ async fn a_job_that_is_canceled_while_it_waits_for_its_slot_is_not_counted_as_wa
     let waiting = JobId(3 - first);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 1.0).await;
     // Its trace, which comes before its end, is not taken for a while.
-    bench.coordinator.fail(Call::AppendTrace, [Fault::Before; 1000]);
+    bench.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
     bench.coordinator.set_status(waiting, JobStatus::Canceling);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;
     assert_eq!(bench.coordinator.job(waiting).unwrap().status, JobStatus::Canceling, "its end is not reported");
-    bench.coordinator.heal();
+    bench.coordinator.clear_faults();
     assert_eq!(bench.coordinator.wait_for_end(waiting).await.status, JobStatus::Canceled);
     finish(&bench, [first]).await;
 }

@@ -49,8 +49,8 @@ async fn a_report_that_is_refused_is_repeated_as_often_as_configured_and_then_gi
     let manager = bench.manager_of(settings).await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     // A failure of the server does not count, however often.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before, Fault::Before]);
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Refused, Fault::Refused]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected, Fault::Rejected]);
     bench.agent.finish(RUN, Outcome::Success);
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;

@@ -36,7 +36,7 @@ impl Place {
             "id": id, "token": format!("secret-{id}"), "steps": [{ "name": "script", "script": ["true"] }],
             "features": { "failure_reasons": ["runner_interrupted"] }, "muster": { "trace_interval_ms": 5 }
         });
-        self.coordinator.push(serde_json::from_value(payload).unwrap());
+        self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 }
 
@@ -57,7 +57,7 @@ async fn started(bench: &Bench, id: i64) {
 async fn finish(bench: &Bench, place: &Place, id: i64) {
     bench.agent.finish(&format!("{id}-1"), Outcome::Success);
     let job = place.coordinator.wait_for_end(JobId(id)).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
 }
 
 async fn end(bench: &Bench, manager: Running) {
@@ -124,7 +124,7 @@ async fn two_coordinators_may_give_a_job_the_same_number() {
 async fn a_coordinator_that_fails_or_refuses_does_not_disturb_another_one() {
     let bench = Bench::start().await;
     let places = [Place::start(HELD).await, Place::start(HELD).await, Place::start(HELD).await];
-    places[0].coordinator.fail(Call::RequestJob, [Fault::Before; 3]);
+    places[0].coordinator.fail(Call::RequestJob, [Fault::FailBefore; 3]);
     places[1].coordinator.refuse_runners();
     let manager = bench.manager_of(settings(3, places.iter().map(|place| place.runner("r")).collect())).await;
     places[2].push(1);

@@ -76,7 +76,7 @@ impl World {
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
             "features": { "failure_reasons": ["job_canceled", "runner_system_failure"] }, "muster": extension
         });
-        self.coordinator.push(serde_json::from_value(payload).unwrap());
+        self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
     /// The time until the job has ended at the coordinator, which is as long as the manager makes it.
@@ -210,13 +210,13 @@ async fn a_coordinator_that_is_back_has_log_and_result_within_one_update_interva
         world.agent.wait_for(|spool| spool.started == [RUN]).await;
         world.agent.write(RUN, "it began\n");
         world.coordinator.wait_for(JOB, |job| job.text().contains("it began")).await;
-        world.coordinator.fail(Call::AppendTrace, [Fault::Before; 1000]);
-        world.coordinator.fail(Call::UpdateJob, [Fault::Before; 1000]);
+        world.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
+        world.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
         world.agent.write(RUN, "all of it\n");
         world.agent.finish(RUN, Outcome::Success);
         // In real time, since the agent is another process in all but name.
         world.coordinator.faults_left(Call::AppendTrace, 1000 - failures).await;
-        world.coordinator.heal();
+        world.coordinator.clear_faults();
         let took = world.until_ended().await;
         let job = world.coordinator.job(JOB).unwrap();
         assert_eq!((job.status, job.text().as_str()), (JobStatus::Success, "it began\nall of it\n"));

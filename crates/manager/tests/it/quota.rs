@@ -38,7 +38,7 @@ async fn a_job_of_an_earlier_start_counts() {
     let manager = bench.manager_with_quota(bench.settings(|_| {}), Quota { jobs: Some(1), idle: None }).await;
     bench.agent.finish(RUN, Outcome::Success);
     manager.ended().await.unwrap();
-    assert_eq!(bench.coordinator.job(JobId(JOB.0 + 1)).unwrap().handouts, 0);
+    assert_eq!(bench.coordinator.job(JobId(JOB.0 + 1)).unwrap().assignments, 0);
 }
 
 #[tokio::test]
@@ -82,5 +82,5 @@ async fn the_last_job_of_a_quota_does_not_keep_a_manager_that_leaves() {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
 }

@@ -10,7 +10,7 @@ use crate::bench::{Bench, JOB, RUN};
 /// The log's length and checksum arrived, the script was started once, and nothing is left anywhere.
 async fn check_success(bench: &Bench, log: &str) {
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!((job.status, job.text().as_str(), job.handouts), (JobStatus::Success, log, 1));
+    assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, log, 1));
     let output = &job.updates.last().unwrap().output;
     assert_eq!(output.checksum, Some(format!("crc32:{:08x}", crc32fast::hash(log.as_bytes()))));
     let spool = bench.agent.wait_for(|spool| spool.jobs.is_empty()).await;
@@ -20,10 +20,10 @@ async fn check_success(bench: &Bench, log: &str) {
 #[tokio::test]
 async fn killed_before_the_answer_of_its_request_it_gets_the_same_job_again() {
     let bench = Bench::start().await;
-    bench.coordinator.fail(Call::RequestJob, [Fault::After]);
+    bench.coordinator.fail(Call::RequestJob, [Fault::FailAfter]);
     bench.push(&json!({}));
     let manager = bench.manager().await;
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     manager.kill().await;
     let _manager = bench.manager().await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
@@ -53,7 +53,7 @@ async fn killed_while_the_agent_is_away_it_hands_the_job_over_later() {
     bench.agent.kill();
     bench.push(&json!({}));
     let manager = bench.manager().await;
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     manager.kill().await;
     let _manager = bench.manager().await;
     bench.agent.restart();
@@ -93,7 +93,7 @@ async fn killed_while_the_end_is_not_acknowledged_it_reports_again() {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.write(RUN, "log\n");
     bench.trace_has("log").await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before, Fault::Before]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
     bench.agent.finish(RUN, Outcome::Success);
     manager.kill().await;
     let _manager = bench.manager().await;
@@ -107,7 +107,7 @@ async fn killed_after_the_end_was_acknowledged_it_only_cleans_up() {
     let manager = bench.manager().await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     // The answer to the end is lost, and the manager with it.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::After]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailAfter]);
     bench.agent.write(RUN, "log\n");
     bench.agent.finish(RUN, Outcome::Success);
     bench.coordinator.wait_for_end(JOB).await;

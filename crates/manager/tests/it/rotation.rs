@@ -118,7 +118,7 @@ async fn a_token_is_renewed_at_three_quarters_of_its_life_and_saved_with_all_els
 #[tokio::test]
 async fn a_reset_that_fails_is_tried_again_and_the_old_token_stays() {
     let mut world = World::start(CONFIG).await;
-    world.coordinator.fail(Call::ResetToken, [Fault::Before; 3]);
+    world.coordinator.fail(Call::ResetToken, [Fault::FailBefore; 3]);
     assert_eq!(world.go_on().await, at(75));
     let mut before = at(75);
     for _ in 0..3 {

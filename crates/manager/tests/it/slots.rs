@@ -22,7 +22,7 @@ async fn started(bench: &Bench, id: i64) {
 async fn finish(bench: &Bench, id: i64) {
     bench.agent.finish(&format!("{id}-1"), Outcome::Success);
     let job = bench.coordinator.wait_for_end(JobId(id)).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn a_job_keeps_its_slot_while_its_state_cannot_be_stored() {
     let manager = bench.manager_of(bench.settings(|_| {})).await;
     bench.wait_for_slots(1).await;
     // The second job is stored, and not accepted yet.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before; 1000]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
     push(&bench, 2);
     bench.coordinator.faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
@@ -59,7 +59,7 @@ async fn a_job_keeps_its_slot_while_its_state_cannot_be_stored() {
         tokio::task::yield_now().await;
     }
     manager.state_limit.store(limit, Ordering::Relaxed);
-    bench.coordinator.heal();
+    bench.coordinator.clear_faults();
     started(&bench, 2).await;
     finish(&bench, 1).await;
     finish(&bench, 2).await;

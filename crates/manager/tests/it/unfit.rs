@@ -26,8 +26,8 @@ async fn ended(more: &Value) -> Job {
 
 #[tokio::test]
 async fn a_job_whose_description_cannot_be_read_is_reported_as_a_system_failure() {
-    let why = "the member `variables[0].value` is not of the kind it is to be";
-    let job = ended(&json!({ "muster": { "trace_interval_ms": 5, "unreadable": why } })).await;
+    let why = "the member `variables[0].value` has the wrong type";
+    let job = ended(&json!({ "muster": { "trace_interval_ms": 5, "decode_error": why } })).await;
     assert!(job.text().contains(&format!("ERROR: Job failed (system failure): {why}")), "{}", job.text());
     assert_eq!(job.reports().next().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
 }
@@ -63,7 +63,7 @@ async fn a_job_that_cannot_be_stored_at_first_is_kept_until_it_can() {
     let bench = Bench::start().await;
     let (manager, limit) = full(&bench).await;
     bench.push(&json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     // Longer than the first try takes.
     let started = bench.agent.wait_for(|spool| !spool.started.is_empty());
     assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
@@ -72,7 +72,7 @@ async fn a_job_that_cannot_be_stored_at_first_is_kept_until_it_can() {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
     manager.drain().await;
     manager.ended().await.unwrap();
     bench.check_forgotten().await;

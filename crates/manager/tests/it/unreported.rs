@@ -11,7 +11,7 @@ use crate::bench::{Bench, Running};
 /// A manager with one slot, at a coordinator that takes no logs.
 async fn world(unreported_max: usize) -> (Bench, Running) {
     let bench = Bench::start().await;
-    bench.coordinator.fail(Call::AppendTrace, [Fault::Before; 10_000]);
+    bench.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 10_000]);
     let settings = Settings { concurrent: 1, unreported_max, ..bench.settings(|_| {}) };
     let manager = bench.manager_of(settings).await;
     (bench, manager)
@@ -35,7 +35,7 @@ async fn run(bench: &Bench, id: i64) {
 
 async fn reported(bench: &Bench, id: i64) {
     let job = bench.coordinator.wait_for_end(JobId(id)).await;
-    assert_eq!((job.status, job.text().as_str(), job.handouts), (JobStatus::Success, "hello\n", 1));
+    assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, "hello\n", 1));
     bench.agent.wait_for(|spool| spool.closed.contains(&format!("{id}-1"))).await;
 }
 
@@ -53,7 +53,7 @@ async fn an_ended_job_that_cannot_be_reported_gives_its_slot_to_another_one() {
     push(&bench, 3);
     started(&bench, 3).await;
     manager.wait_for(|figures| figures.jobs == 1).await;
-    bench.coordinator.heal();
+    bench.coordinator.clear_faults();
     reported(&bench, 1).await;
     reported(&bench, 2).await;
     bench.agent.finish("3-1", Outcome::Success);
@@ -68,7 +68,7 @@ async fn a_job_whose_report_is_refused_gives_its_slot_back_too() {
     let manager = bench.manager_of(settings).await;
     push(&bench, 1);
     started(&bench, 1).await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Before; 3]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 3]);
     bench.agent.finish("1-1", Outcome::Success);
     manager.wait_for(|figures| figures.jobs == 0).await;
     bench.coordinator.wait_for_end(JobId(1)).await;
@@ -84,7 +84,7 @@ async fn no_more_of_them_wait_than_allowed() {
     // The second job is tried again and again, and keeps the slot.
     bench.coordinator.faults_left(Call::AppendTrace, 10_000 - 8).await;
     assert_eq!(bench.agent.spool().started, ["1-1", "2-1"]);
-    bench.coordinator.heal();
+    bench.coordinator.clear_faults();
     reported(&bench, 1).await;
     reported(&bench, 2).await;
     started(&bench, 3).await;
@@ -102,7 +102,7 @@ async fn a_manager_that_is_killed_meanwhile_leaves_them_to_the_next_one_without_
     manager.kill().await;
     let manager = bench.manager_of(Settings { concurrent: 1, ..bench.settings(|_| {}) }).await;
     manager.wait_for(|figures| figures.jobs == 1).await;
-    bench.coordinator.heal();
+    bench.coordinator.clear_faults();
     reported(&bench, 1).await;
     bench.agent.finish("2-1", Outcome::Success);
     bench.coordinator.wait_for_end(JobId(2)).await;

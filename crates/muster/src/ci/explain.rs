@@ -134,7 +134,7 @@ fn decisions(text: &mut String, decisions: &[Decision]) {
 fn decision_line(decision: &Decision) -> String {
     let style = match decision.kind {
         DecisionKind::RuleMatched => ui::GOOD,
-        DecisionKind::RulePassed => ui::DIM,
+        DecisionKind::RuleNotMatched => ui::DIM,
         _ => anstyle::Style::new(),
     };
     let place = decision.location.as_ref().map(|found| format!("  {}", ui::paint(ui::DIM, &place(found))));

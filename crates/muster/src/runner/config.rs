@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use muster_config::{self as config, Config, Facts, Runner, Severity, Surroundings, system_id};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
-use muster_runner_api::wire::{Info, TokenRequest};
+use muster_runner_api::wire::{TokenRequest, VersionInfo};
 use url::Url;
 
 use super::{flags, paths};
@@ -75,12 +75,12 @@ pub(super) fn client_of(runner: &Runner) -> Result<Client, ClientError> {
 }
 
 /// What a call about a runner says of its sender.
-pub(super) fn token_request(token: &str, system_id: &str, info: Info) -> TokenRequest {
+pub(super) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> TokenRequest {
     TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
 /// Who speaks, and what it can do: the same that it says with each job request (runner-api 1.4, 2.2).
-pub(super) fn info(config: &Config, runner: &Runner) -> Info {
+pub(super) fn info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &Surroundings::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }

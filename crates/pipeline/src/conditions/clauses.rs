@@ -1,6 +1,6 @@
-//! The clauses of rules: `if`, `changes`, `exists` (pipeline-yaml 3.2 to 3.4).
+//! Evaluates the clauses of rules: `if`, `changes`, `exists` (docs/spec/pipeline-yaml.md, sections 3.2 to 3.4).
 //!
-//! Answers are kept, since thousands of jobs may share a clause.
+//! Results are cached, because thousands of jobs may share a clause.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -17,17 +17,17 @@ use crate::expression::Value;
 use crate::glob::Glob;
 use crate::node::Span;
 
-/// Most comparisons of a path with a pattern; where a clause would need more, it is taken as true.
+/// Maximum number of comparisons of a path with a pattern. A clause that needs more counts as true, as on GitLab.
 const MAX_COMPARISONS: usize = 50_000;
 
-/// What differs from a ref; `None`: there is no such ref.
+/// Paths that differ from a ref. `None` means that the ref does not exist.
 type Compared = Option<Rc<context::Changes>>;
 
-/// Evaluates clauses for one event.
+/// Evaluates clauses for an event and caches the results.
 pub(crate) struct Clauses<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
-    /// Where the rules are written: `exists` looks there.
+    /// Tree that contains the rules. `exists` looks for paths in it.
     origin: &'a Origin,
     globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
     compared: RefCell<HashMap<String, Compared>>,
@@ -36,7 +36,7 @@ pub(crate) struct Clauses<'a> {
 }
 
 impl<'a> Clauses<'a> {
-    /// For an event, and rules that are written in a file of `origin`.
+    /// Creates an evaluator for an event and for rules in a file of `origin`.
     pub(crate) fn new(context: &'a Context, sources: &'a dyn Sources, origin: &'a Origin) -> Self {
         Self {
             context,
@@ -49,32 +49,32 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// The event.
+    /// Returns the event.
     pub(crate) fn context(&self) -> &'a Context {
         self.context
     }
 
-    /// Whether all clauses of a rule hold.
+    /// Returns true if all clauses of a rule hold.
     pub(crate) fn hold(&self, rule: &Rule, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         rule.condition.as_ref().is_none_or(|condition| self.condition(condition, scope, problems))
             && rule.changes.as_ref().is_none_or(|changes| self.changes(changes, scope, problems))
             && rule.exists.as_ref().is_none_or(|exists| self.exists(exists, scope, problems))
     }
 
-    /// `if`. A value that should be a pattern and is none makes it false, as on GitLab, but not silently.
+    /// Evaluates `if`. An invalid pattern in a variable makes it false, as on GitLab, and adds a warning.
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         match condition.expression.evaluate_within(&|name| scope.stored(name), &|_| Value::Null, &mut problems.patterns)
         {
             Ok(holds) => holds,
             Err(error) => {
-                let message = format!("`{}` is taken as false: {error}", condition.text);
+                let message = format!("`{}` evaluates to false: {error}", condition.text);
                 problems.push(Diagnostic::warning(condition.span, message).inside(&condition.text, error.range()));
                 false
             }
         }
     }
 
-    /// `changes`: true where the event has nothing to compare with.
+    /// Evaluates `changes`. It is true if the event has no commit to compare with.
     pub(crate) fn changes(&self, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let compare_to = changes.compare_to.as_ref().map(|(text, span)| (scope.expand(text, Unknown::Empty), *span));
         let compared;
@@ -105,7 +105,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// What differs from a ref.
+    /// Returns the paths that differ from a ref.
     pub(crate) fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
         let known = self.compared.borrow().get(git_ref).cloned();
         let compared = known.unwrap_or_else(|| {
@@ -120,7 +120,7 @@ impl<'a> Clauses<'a> {
         compared
     }
 
-    /// `exists`: any of the patterns describes a tracked path, or a directory with one.
+    /// Evaluates `exists`. It is true if any pattern matches a tracked path or a directory that contains one.
     pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let origin = match &exists.project {
             None => self.origin.clone(),
@@ -143,7 +143,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// `own`: it is the project's own tree, for which answers are kept.
+    /// Evaluates `exists` for a tree. `own` means that it is the tree of the project, for which results are cached.
     fn exists_in(&self, test: &PathTest, tracked: &Arc<BTreeSet<String>>, scope: &Scope<'_>, own: bool) -> bool {
         let patterns = match test {
             PathTest::Regexp(regexp) => return tracked.iter().any(|path| regexp.is_match(path)),
@@ -170,7 +170,7 @@ impl<'a> Clauses<'a> {
         })
     }
 
-    /// A pattern that is too large matches nothing.
+    /// Returns the compiled pattern. `None` if it is too large; it then matches nothing.
     fn glob(&self, pattern: &str) -> Option<Rc<Glob>> {
         if let Some(known) = self.globs.borrow().get(pattern) {
             return known.clone();
@@ -180,7 +180,7 @@ impl<'a> Clauses<'a> {
         glob
     }
 
-    /// The tracked paths that a pattern describes; an exact path is answered whether it is tracked or not.
+    /// Returns the tracked paths that a pattern matches. Returns a path without wildcards even if it is not tracked.
     pub(crate) fn tracked(&self, pattern: &str) -> Vec<String> {
         match self.glob(pattern) {
             Some(glob) if !glob.is_exact() => {
@@ -190,7 +190,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// The port to files.
+    /// Returns the port to files.
     pub(crate) fn sources(&self) -> &'a dyn Sources {
         self.sources
     }

@@ -1,4 +1,5 @@
-//! The variables that rules and server-side expansion see (pipeline-yaml 3.2, 4.1, 4.2).
+//! Variables that are visible to rules and to the server's expansion of texts (docs/spec/pipeline-yaml.md, sections
+//! 3.2, 4.1 and 4.2).
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,21 +9,21 @@ use crate::context::Context;
 use crate::expand::{Unknown, expand_all, expand_text};
 use crate::layers::{self, JobFacts, USER_PREFIX};
 
-/// The variables that are the same for all jobs, by name.
+/// Variables that all jobs share, by name.
 #[derive(Debug)]
 pub(crate) struct Base<'a> {
     context: &'a Context,
     predefined: HashMap<&'a str, &'a Variable>,
     user: HashMap<&'a str, &'a Variable>,
-    /// Instance, group and project variables of a job without environment.
+    /// Instance, group and project variables of a job without an environment.
     project: Vec<Variable>,
     pipeline: HashMap<&'a str, &'a Variable>,
-    /// Some project variable is for certain environments only.
+    /// True if the visibility of a project variable depends on the environment.
     scoped: bool,
 }
 
 impl<'a> Base<'a> {
-    /// Sorts the variables of an event.
+    /// Creates the layers of variables for an event.
     pub(crate) fn new(context: &'a Context) -> Self {
         let index = |variable: &'a Variable| (variable.key.as_str(), variable);
         let (user, predefined): (HashMap<_, _>, HashMap<_, _>) =
@@ -37,7 +38,8 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// The project variables of a job with an environment, where they differ from those of one without.
+    /// Returns the project variables of a job with this environment. `None` if they are the same as without
+    /// environment.
     fn project_of(&self, environment: Option<&str>) -> Option<Vec<Variable>> {
         let environment = environment.filter(|_| self.scoped)?;
         let context = self.context;
@@ -45,19 +47,19 @@ impl<'a> Base<'a> {
     }
 }
 
-/// The variables of one job, or of the pipeline where `job` is `None`.
+/// Variables of a job, or of the pipeline if it was created without a job.
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
     base: &'a Base<'a>,
-    /// YAML variables, of equal names only the winner.
+    /// YAML variables. If a name occurs more than once, the last variable wins.
     yaml: HashMap<&'a str, &'a Variable>,
-    /// Project variables for the job's environment.
+    /// Project variables for the environment of the job.
     project: Option<Vec<Variable>>,
     job: Vec<Variable>,
 }
 
 impl<'a> Scope<'a> {
-    /// The scope of `workflow`, or of a job before its environment is known.
+    /// Creates the scope of `workflow`, or of a job whose environment is not known yet.
     pub(crate) fn new(base: &'a Base<'a>, yaml: &'a [Variable], job: Option<JobFacts<'_>>) -> Self {
         Self {
             base,
@@ -67,7 +69,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// With the project variables that an environment of this name sees.
+    /// Adds the project variables that are visible to an environment of this name.
     pub(crate) fn in_environment(mut self, environment: Option<&str>) -> Self {
         self.project = self.base.project_of(environment);
         self
@@ -86,17 +88,17 @@ impl<'a> Scope<'a> {
             .or_else(|| self.job.iter().rev().find(|variable| variable.key == name))
     }
 
-    /// The value of a variable as it is stored: what `rules:if` compares.
+    /// Returns the unexpanded value of a variable, which `rules:if` compares.
     pub(crate) fn stored(&self, name: &str) -> Option<String> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// As [`Scope::stored`], for people: no secret.
+    /// Same as [`Scope::stored`], with masked values replaced.
     pub(crate) fn shown(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 
-    /// A text with its references replaced by values, which are expanded in each other before.
+    /// Replaces the references in a text by expanded values.
     pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
         if !text.contains(['$', '%']) {
             return text.to_owned();
@@ -108,7 +110,7 @@ impl<'a> Scope<'a> {
         expand_text(text, &|name| values.get(name).map(|value| (*value).to_owned()), unknown)
     }
 
-    /// The variables that a text refers to, also through the values of others.
+    /// Returns the variables that a text refers to, directly or through other variables.
     fn referenced(&self, text: &str) -> Vec<Variable> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
@@ -130,7 +132,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// The names that a text refers to.
+/// Returns the names that a text refers to.
 fn names(text: &str) -> Vec<String> {
     let names = std::cell::RefCell::new(Vec::new());
     let _ = expand_text(

@@ -5,7 +5,7 @@ use crate::config::parsing::{Fields, Path, Problems, boolean, duration_or_never,
 use crate::model::Artifacts;
 use crate::node::Node;
 
-/// `artifacts`: what is kept of a job's files.
+/// Parses `artifacts`.
 pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Artifacts> {
     let fields = Fields::parse(node, at, keywords::ARTIFACTS, problems)?;
     let paths = fields.texts("paths", problems);
@@ -32,7 +32,7 @@ pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
 fn access(fields: &Fields<'_>, problems: &mut Problems) -> String {
     let at = fields.at();
     if fields.get("public").is_some() && fields.get("access").is_some() {
-        problems.wrong(fields.span(), at, "config uses both `public` and `access`, which exclude each other");
+        problems.wrong(fields.span(), at, "config uses both `public` and `access`, which are mutually exclusive");
     }
     let access = fields.choice("access", &["all", "developer", "maintainer", "none"], problems);
     let public = fields.get("public").and_then(|node| boolean(node, at.key("public"), problems));
@@ -56,7 +56,7 @@ fn exposed(fields: &Fields<'_>, node: &Node, paths: &[String], problems: &mut Pr
     }
 }
 
-/// `artifacts:reports` by the type that the runner is told.
+/// Parses `artifacts:reports` into pairs of a report type of the payload and its paths.
 fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, Vec<String>)> {
     let Some(fields) = Fields::parse(node, at, keywords::REPORTS, problems) else { return Vec::new() };
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! When and how often a job runs, and where: `when`, `start_in`, `allow_failure`, `retry`, `tags`, `coverage`.
+//! Keywords for when and how often a job runs: `when`, `start_in`, `allow_failure`, `retry`, `tags`, `coverage`.
 
 use std::time::Duration;
 
@@ -9,17 +9,18 @@ use crate::config::parsing::{Fields, Path, Problems, choice, duration, integer, 
 use crate::model::{AllowFailure, Retry, When};
 use crate::node::{Node, Value};
 
-/// Longest `start_in`.
+/// Maximum `start_in`.
 const MAX_START_IN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// A job has fewer tags than this.
-const TAGS_LIMIT: usize = 50;
+/// Exclusive upper limit for the number of tags of a job.
+const MAX_TAGS: usize = 50;
 
-/// `when` of a job.
+/// Parses `when` of a job.
 pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     own_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
 }
 
-/// `when` of a job that starts or mirrors a pipeline: it has no `start_in`, so only a rule can delay it.
+/// Parses `when` of a job that starts or mirrors a pipeline. It cannot be `delayed`, because bridges have no
+/// `start_in`.
 pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     own_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
 }
@@ -29,13 +30,13 @@ fn own_when(node: &Node, at: Path<'_>, words: &[&str], problems: &mut Problems) 
         && !words.contains(&word)
     {
         let what = format!("should be one of: {}", words.join(", "));
-        problems.wrong_help(node.span, at, what, format!("`{word}` belongs into `rules`"));
+        problems.wrong_help(node.span, at, what, format!("use `{word}` in `rules`"));
         return None;
     }
     choice(node, at, words, problems).and_then(|word| when_of(&word))
 }
 
-/// The `when` of a word; `None` for `never`.
+/// Returns the value of `when` for a word. `None` for `never`.
 pub(crate) fn when_of(word: &str) -> Option<When> {
     match word {
         "on_success" => Some(When::OnSuccess),
@@ -47,13 +48,13 @@ pub(crate) fn when_of(word: &str) -> Option<When> {
     }
 }
 
-/// `start_in` of a job or rule, which belongs to `when: delayed` and only to it.
+/// Parses `start_in` of a job or rule. It requires `when: delayed`.
 pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Problems) -> Option<Duration> {
     let at = fields.at();
     match (fields.get("start_in"), delayed) {
         (None, false) => None,
         (None, true) => {
-            let what = "start in should be a duration, since `when` is `delayed`";
+            let what = "start in should be a duration, because `when` is `delayed`";
             problems.wrong_help(fields.span(), at, what, "add `start_in`, for example `start_in: 5 minutes`");
             None
         }
@@ -72,7 +73,7 @@ pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Proble
     }
 }
 
-/// `allow_failure`: a boolean, or exit codes.
+/// Parses `allow_failure`: a boolean, or exit codes.
 pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<AllowFailure> {
     match &node.value {
         Value::Bool(true) => Some(AllowFailure::Yes),
@@ -93,7 +94,7 @@ pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) 
     }
 }
 
-/// Exit codes: one, or a non-empty list without repeats.
+/// Parses exit codes: an integer, or a non-empty list of unique integers.
 fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<i32>> {
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
@@ -115,7 +116,7 @@ fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<
     good.then_some(codes)
 }
 
-/// `retry`: a number, or `{max, when, exit_codes}`.
+/// Parses `retry`: a number, or `{max, when, exit_codes}`.
 pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Retry> {
     if node.as_map().is_none() {
         return Some(Retry { max: max(node, at, problems)?, always: true, ..Retry::default() });
@@ -125,7 +126,8 @@ pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     let words = fields.get("when").map(|node| retry_words(node, at.key("when"), problems)).unwrap_or_default();
     let codes = fields.get("exit_codes");
     let exit_codes = codes.and_then(|node| exit_codes(node, at.key("exit_codes"), problems)).unwrap_or_default();
-    // `{max: 1}` alone means any reason (pipeline-yaml 9, open point 4, decided so).
+    // `{max: 1}` without other keys retries after any failure (open question 4 of docs/spec/pipeline-yaml.md, section
+    // 9).
     let unconditional = fields.get("when").is_none() && codes.is_none();
     Some(Retry {
         max: max?,
@@ -145,18 +147,18 @@ fn retry_words(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<String
     items.iter().filter_map(|item| choice(item, at, keywords::RETRY_WHEN, problems)).collect()
 }
 
-/// `tags`: a list of texts, fewer than 50.
+/// Parses `tags`: a list of fewer than 50 strings.
 pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let tags = text_list(node, at, problems)?;
-    if tags.len() >= TAGS_LIMIT {
-        let what = format!("config must be less than the limit of {TAGS_LIMIT} tags, but it has {}", tags.len());
+    if tags.len() >= MAX_TAGS {
+        let what = format!("config must be less than the limit of {MAX_TAGS} tags, but it has {}", tags.len());
         problems.wrong(node.span, at, what);
         return None;
     }
     Some(tags)
 }
 
-/// `coverage`: a pattern between slashes, answered without them.
+/// Parses `coverage`: a pattern between slashes. Returns it without the slashes.
 pub(crate) fn coverage(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/')).filter(|inner| !inner.is_empty());

@@ -4,14 +4,14 @@ use crate::config::keywords;
 use crate::config::parsing::{Fields, Path, Problems, flat_list, text, text_list};
 use crate::node::{Node, Span, Value};
 
-/// Most caches of one job.
+/// Maximum number of caches of a job.
 const MAX_CACHES: usize = 4;
-/// Most paths of `key:files` and `key:files_commits`.
+/// Maximum number of paths in `key:files` and `key:files_commits`.
 const MAX_KEY_FILES: usize = 2;
-/// Most `fallback_keys`.
+/// Maximum number of `fallback_keys`.
 const MAX_FALLBACK_KEYS: usize = 5;
 
-/// One cache as written; the digest of a file key comes later ([`crate::seed`]).
+/// A cache as written. The digest of a key from files is computed later ([`crate::seed`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheEntry {
     pub(crate) key: CacheKey,
@@ -26,13 +26,15 @@ pub(crate) struct CacheEntry {
 /// `cache:key`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CacheKey {
-    /// As written.
+    /// The key as written.
     Text(String),
-    /// From the ids of files.
+    /// A key derived from the blob or commit IDs of files.
     Files { files: Vec<String>, commits: bool, prefix: Option<String> },
 }
 
-/// `cache`: a map or a list of at most four, in which lists are flattened and nulls dropped. A cache without `paths` and `untracked` caches nothing and is left out.
+/// Parses `cache`: a map, or a list of at most four maps, in which lists are flattened and nulls are ignored.
+///
+/// A cache without `paths` and `untracked` has no effect and is ignored.
 pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
     let entries: Vec<CacheEntry> = match &node.value {
         Value::List(_) => {
@@ -41,7 +43,7 @@ pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
                 problems.wrong(
                     node.span,
                     at,
-                    format_args!("caches config is too long (maximum is {MAX_CACHES}, here are {})", list.len()),
+                    format_args!("caches config is too long (maximum is {MAX_CACHES}, but it has {})", list.len()),
                 );
             }
             list.into_iter().filter_map(|item| one(item, at, problems)).collect()
@@ -93,7 +95,7 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
         (Some(files), None) => ("files", files, false),
         (None, Some(files)) => ("files_commits", files, true),
         (Some(_), Some(_)) => {
-            let what = "config uses both `files` and `files_commits`, which exclude each other";
+            let what = "config uses both `files` and `files_commits`, which are mutually exclusive";
             problems.wrong(node.span, at, what);
             return None;
         }
@@ -116,7 +118,7 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
     Some(CacheKey::Files { files, commits, prefix })
 }
 
-/// A key becomes a path, so it may neither climb nor descend.
+/// Checks that a key, which becomes part of a path, contains no directory separators.
 fn check_key(key: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> bool {
     let upper = key.to_ascii_uppercase();
     if key.contains('/') || upper.contains("%2F") {

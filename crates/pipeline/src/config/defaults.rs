@@ -1,7 +1,8 @@
-//! `default`, its deprecated global forms, and `inherit` (pipeline-yaml 2.6).
+//! `default`, the deprecated global keywords with the same meaning, and `inherit` (docs/spec/pipeline-yaml.md, section
+//! 2.6).
 //!
-//! A default is a node that is put whole into each job that lacks the key; nothing is merged. It is checked once here;
-//! one that is wrong is not handed on.
+//! A default is used for each job that does not set the keyword; values are not merged. Defaults are checked once here.
+//! An invalid default is not used.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,37 +12,37 @@ use crate::config::parsing::{Fields, Path, Problems, choice};
 use crate::config::{artifacts, behavior, cache, extras, image, parsing, scripts, size_budget};
 use crate::node::{Entry, Map, Node, Span, Value};
 
-/// The default values by keyword.
+/// Default values by keyword.
 #[derive(Debug, Default)]
 pub(crate) struct Defaults {
     values: Map,
-    /// What each of them weighs.
+    /// Size of each default in bytes.
     bytes: HashMap<Arc<str>, usize>,
 }
 
 /// `inherit` of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inherit {
-    /// Which defaults it takes.
+    /// Defaults that the job inherits.
     pub(crate) default: Filter,
-    /// Which global variables it takes.
+    /// Global variables that the job inherits.
     pub(crate) variables: Filter,
 }
 
-/// Which of several named things are taken.
+/// Selection by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Filter {
-    /// All.
+    /// Selects all names.
     #[default]
     All,
-    /// None.
+    /// Selects no name.
     None,
-    /// These.
+    /// Selects these names.
     Only(Vec<String>),
 }
 
 impl Filter {
-    /// Whether `name` is taken.
+    /// Returns true if `name` is selected.
     pub(crate) fn takes(&self, name: &str) -> bool {
         match self {
             Self::All => true,
@@ -52,7 +53,7 @@ impl Filter {
 }
 
 impl Defaults {
-    /// Reads `default` and the deprecated global keys.
+    /// Parses `default` and the deprecated global keywords.
     pub(crate) fn read(root: &Map, problems: &mut Problems) -> Self {
         let mut values = Map::default();
         let path = Path::root("default");
@@ -72,7 +73,7 @@ impl Defaults {
                 .as_map()
                 .is_some_and(|map| ["script", "trigger", "run"].iter().any(|work| map.get(work).is_some()))
             {
-                let message = format!("`{key}` is a keyword of the top level, so no job can have that name");
+                let message = format!("jobs cannot be named `{key}`, because it is a keyword of the top level");
                 problems.push(crate::diagnostic::Diagnostic::error(entry.key_span, message).help("rename the job"));
                 continue;
             }
@@ -90,12 +91,13 @@ impl Defaults {
         Self { values, bytes }
     }
 
-    /// What the defaults weigh that a job took.
+    /// Returns the size in bytes of the defaults that a job inherited.
     pub(crate) fn bytes(&self, taken: &[(String, Span)]) -> usize {
         taken.iter().filter_map(|(key, _)| self.bytes.get(key.as_str())).sum()
     }
 
-    /// A job's map with the defaults that it takes, and which those are. `bridge`: the job runs on no runner.
+    /// Returns the job's map with the inherited defaults, and which they are. `bridge` means that the job starts or
+    /// mirrors a pipeline.
     pub(crate) fn apply(&self, job: &Map, bridge: bool, inherit: &Inherit) -> (Option<Map>, Vec<(String, Span)>) {
         let is_set = |key: &str| job.get(key).is_some_and(|node| !node.is_null());
         let mut taken = Vec::new();
@@ -104,7 +106,7 @@ impl Defaults {
             let legal = if bridge {
                 keywords::DEFAULT_OF_TRIGGER_JOBS.contains(&&**key)
             } else {
-                // A script beside `run` would be an error of the job; the default is meant for script jobs.
+                // A script together with `run` would be an error. Default scripts are for jobs with `script` only.
                 !(is_set("run") && matches!(&**key, "before_script" | "after_script"))
             };
             if !legal || is_set(key) || !inherit.default.takes(key) {
@@ -125,7 +127,7 @@ fn is_valid(fields: &Fields<'_>, key: &str, entry: &Entry, at: Path<'_>, problem
     value_is_valid(key, &entry.node, at.key(key), problems)
 }
 
-/// Checks a default by reading it as a job would.
+/// Checks a default by parsing it like the keyword of a job.
 fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems) -> bool {
     let before = problems.errors();
     match key {
@@ -145,7 +147,7 @@ fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems)
     problems.errors() == before
 }
 
-/// `inherit` of a job.
+/// Parses `inherit` of a job.
 pub(crate) fn inherit(node: &Node, at: Path<'_>, problems: &mut Problems) -> Inherit {
     let Some(fields) = Fields::parse(node, at, &["default", "variables"], problems) else { return Inherit::default() };
     let default = fields.get("default").map(|node| filter(node, at.key("default"), problems)).unwrap_or_default();

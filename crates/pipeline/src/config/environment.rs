@@ -8,16 +8,16 @@ use crate::node::{Node, Span};
 const ACTIONS: &[&str] = &["start", "prepare", "stop", "verify", "access"];
 const TIERS: &[&str] = &["production", "staging", "testing", "development", "other"];
 
-/// An environment as written, with the places that later checks point at.
+/// An environment as written, with the positions that later errors refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EnvironmentEntry {
-    /// Its name is not expanded yet.
+    /// The environment. Variables in its name are not expanded yet.
     pub(crate) environment: Environment,
     pub(crate) span: Span,
     pub(crate) on_stop_span: Span,
 }
 
-/// `environment`: a name, or a map.
+/// Parses `environment`: a name, or a map.
 pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<EnvironmentEntry> {
     if let Some(name) = node.as_str() {
         check_name(name, node.span, at, problems)?;
@@ -36,7 +36,7 @@ pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) ->
     let action = fields.choice("action", ACTIONS, problems).unwrap_or_else(|| "start".to_owned());
     let url = fields.text("url", problems);
     if let Some(url) = url.as_deref().filter(|url| !is_url(url)) {
-        let what = format!("should be an http or https address or hold a variable, but it is `{url}`");
+        let what = format!("should be an HTTP or HTTPS URL, or contain a variable, but it is `{url}`");
         problems.wrong(fields.key_span("url"), at.key("url"), what);
     }
     let auto_stop_in = fields.get("auto_stop_in").and_then(|node| auto_stop_in(node, &action, &fields, problems));
@@ -56,7 +56,7 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
     if action == "stop" {
         problems.wrong(node.span, at, "can't be used with `action: stop`");
     }
-    // A variable is expanded when the job ends.
+    // A variable is expanded when the job ends, so it cannot be checked here.
     if node.as_str().is_some_and(|text| text.contains('$')) {
         return text(node, at, problems);
     }
@@ -82,7 +82,7 @@ fn is_url(url: &str) -> bool {
     url.contains('$') || url.starts_with("http://") || url.starts_with("https://")
 }
 
-/// `resource_group`
+/// Parses `resource_group`.
 pub(crate) fn resource_group(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let name = text(node, at, problems)?;
     let legal = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));

@@ -1,4 +1,4 @@
-//! `id_tokens`, `secrets`, `release`, `pages`, job `inputs`, and keys that only a server can serve.
+//! `id_tokens`, `secrets`, `release`, `pages`, `inputs` of jobs, and keywords that only a server can implement.
 
 use serde_json::Value as Json;
 
@@ -6,10 +6,10 @@ use crate::config::keywords;
 use crate::config::parsing::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, texts};
 use crate::node::{Map, Node, Span, Value};
 
-/// Most job `inputs`.
+/// Maximum number of `inputs` of a job.
 const MAX_INPUTS: usize = 50;
 
-/// `id_tokens`: names with their audiences.
+/// Parses `id_tokens`: names with their audiences.
 pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Vec<String>)>> {
     let map = open_map(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
@@ -31,7 +31,7 @@ pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     Some(all)
 }
 
-/// `secrets`: names with one provider each.
+/// Parses `secrets`: names with one provider each.
 pub(crate) fn secrets(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
     let map = open_map(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
@@ -67,7 +67,7 @@ fn secret(node: &Node, at: Path<'_>, problems: &mut Problems) {
                 problems.wrong_help(
                     node.span,
                     at,
-                    "needs the key `token` beside it",
+                    "also needs the key `token`",
                     "declare the token with `id_tokens` and name it: `token: $NAME`",
                 );
             }
@@ -103,7 +103,7 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// `release`, as it goes to the runner.
+/// Parses `release`. Returns the JSON that the runner gets.
 pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Json> {
     let fields = Fields::parse(node, at, keywords::RELEASE, problems)?;
     let before = problems.errors();
@@ -129,16 +129,16 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     (problems.errors() == before).then(|| json(node))
 }
 
-/// What a job says about pages.
+/// `pages` of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PagesEntry {
     /// `pages: false`
     No,
-    /// It publishes this directory; `None`: the default one.
+    /// The job publishes this directory. `None` means the default directory.
     Publish(Option<String>),
 }
 
-/// `pages`: a boolean, or a map.
+/// Parses `pages`: a boolean, or a map.
 pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<PagesEntry> {
     match node.value {
         Value::Bool(true) => Some(PagesEntry::Publish(None)),
@@ -154,7 +154,7 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// Job `inputs`: names with their declarations, each of which has a default.
+/// Parses `inputs` of a job: names with their declarations, each of which needs a default.
 pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
     let map = open_map(node, at, problems)?;
     if map.len() > MAX_INPUTS {
@@ -178,7 +178,7 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
     let kind = kind.as_deref().unwrap_or("string");
     let _ = fields.text("description", problems);
     let Some(default) = fields.get("default") else {
-        problems.wrong(node.span, at, "config should have the key `default`: inputs of a job are never asked for");
+        problems.wrong(node.span, at, "config should have the key `default`: there is no prompt for inputs of a job");
         return;
     };
     let fits = match &default.value {
@@ -209,7 +209,7 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// `identity` and `dast_configuration`: checked, and without meaning outside of a server.
+/// Checks `identity` and `dast_configuration`, which have no effect without a GitLab server.
 pub(crate) fn server_only(fields: &Fields<'_>, problems: &mut Problems) {
     let at = fields.at();
     if let Some(node) = fields.get("identity") {
@@ -220,7 +220,7 @@ pub(crate) fn server_only(fields: &Fields<'_>, problems: &mut Problems) {
     }
 }
 
-/// The deprecated `publish` of a job: the directory and its place.
+/// Parses the deprecated `publish` of a job. Returns the directory and its position.
 pub(crate) fn publish(fields: &Fields<'_>, problems: &mut Problems) -> Option<(String, Span)> {
     let node = fields.get("publish")?;
     let at = fields.at();

@@ -7,15 +7,15 @@ use crate::model::Image;
 use crate::node::{Node, Value};
 
 const PULL_POLICIES: &[&str] = &["always", "if-not-present", "never"];
-/// Longest user name in `docker:user` and `kubernetes:user`, in characters.
+/// Maximum length of the user name in `docker:user` and `kubernetes:user`, in characters.
 const MAX_USER: usize = 255;
 
-/// `image`: a name, or a map.
+/// Parses `image`: a name, or a map.
 pub(crate) fn image(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Image> {
     one(node, at, keywords::IMAGE, problems)
 }
 
-/// `services`: a list of images with an alias and a command.
+/// Parses `services`: a list of images with an alias and a command.
 pub(crate) fn services(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Image>> {
     let items = flat_list(node, at, problems)?;
     Some(
@@ -77,7 +77,7 @@ fn pull_policy(fields: &Fields<'_>, problems: &mut Problems) -> Vec<String> {
 fn user(fields: &Fields<'_>, problems: &mut Problems) -> Option<String> {
     let node = fields.get("user")?;
     let at = fields.at();
-    // A numeric user id is commonly written without quotes.
+    // Numeric user IDs are often written without quotes.
     let user = match node.value {
         Value::Int(_) => node.scalar_text(),
         _ => fields.text("user", problems),

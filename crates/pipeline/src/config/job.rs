@@ -1,4 +1,4 @@
-//! One job: all its keywords together, and what they demand of each other (pipeline-yaml 1.2, 1.9).
+//! Parses a job: all its keywords and the dependencies between them (docs/spec/pipeline-yaml.md, sections 1.2 and 1.9).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +24,12 @@ use crate::gaps::Gaps;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
 use crate::node::{Entry, Map, Node, Span, Value};
 
-/// The stage of a job that names none.
+/// Stage of a job that sets none.
 const DEFAULT_STAGE: &str = "test";
-/// The directory of pages where a job names none.
+/// Pages directory of a job that sets none.
 const DEFAULT_PAGES: &str = "public";
 
-/// A job as written, with the defaults that it takes.
+/// A job as written, with the defaults that it inherits.
 #[derive(Debug, Clone)]
 pub(crate) struct JobEntry {
     pub(crate) name: Arc<str>,
@@ -54,26 +54,26 @@ pub(crate) struct JobEntry {
     pub(crate) environment: Option<EnvironmentEntry>,
     pub(crate) resource_group: Option<String>,
     pub(crate) manual_confirmation: Option<String>,
-    /// The defaults that it took: keyword and place.
+    /// Keywords that were inherited from `default`, with their position.
     pub(crate) defaults: Vec<(String, Span)>,
-    /// Something is wrong with it, which has been told: more of it may be missing.
+    /// True if the job has errors, which have been reported. Other parts of it may be missing as a result.
     pub(crate) is_broken: bool,
-    /// Parts of it come from includes that were left out.
+    /// True if parts of the job are missing because their include was skipped.
     pub(crate) lacks_parts: bool,
-    /// What it weighs with them, in bytes ([`super::size_budget`]).
+    /// Size of the job including its defaults, in bytes ([`super::size_budget`]).
     pub(crate) bytes: usize,
 }
 
 /// What a job does, as written.
 #[derive(Debug, Clone)]
 pub(crate) enum WorkEntry {
-    /// Runs on a runner; the caches wait for their keys.
+    /// The job runs on a runner. The keys of the caches are computed later.
     Script { work: Box<ScriptWork>, caches: Vec<CacheEntry> },
-    /// Starts or mirrors another pipeline.
+    /// The job starts or mirrors another pipeline.
     Bridge(Box<BridgeEntry>),
 }
 
-/// Which of the three kinds of job it is.
+/// Type of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Script,
@@ -81,19 +81,19 @@ enum Kind {
     Mirror,
 }
 
-/// What is the same for all jobs that are read.
+/// Input that all jobs share.
 #[derive(Debug)]
 pub(crate) struct Shared<'a> {
     pub(crate) defaults: Defaults,
-    /// See [`super::config`].
+    /// True if the configuration was loaded without errors ([`super::config`]).
     pub(crate) complete: bool,
-    /// What is missing.
+    /// Parts of the configuration that are missing.
     pub(crate) gaps: &'a Gaps,
     pub(crate) expressions: Expressions,
     pub(crate) size_budget: SizeBudget,
 }
 
-/// Reads one job. Answers the entry, as far as it could be read, and the node with its defaults.
+/// Parses a job. Returns the entry, as far as it could be parsed, and the node including defaults.
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
@@ -113,7 +113,7 @@ pub(crate) fn job(
     let kind = match written {
         Some(kind) => kind,
         None if shared.gaps.is_stub => Kind::Script,
-        // Its script may be in what could not be read.
+        // The script may be in a file that could not be loaded.
         None if !shared.complete => return None,
         None => {
             no_work(own, &entry.node, at, problems);
@@ -148,10 +148,10 @@ pub(crate) fn job(
     Some((job, node))
 }
 
-/// What to do about a key that ordinary jobs have and bridges have not.
+/// Returns help for a key that is valid for ordinary jobs but not for bridges.
 fn key_of_a_bridge(key: &str) -> Option<String> {
     let is_of_jobs = keywords::JOB.contains(&key);
-    is_of_jobs.then(|| format!("a job that starts or mirrors a pipeline runs on no runner: remove `{key}`"))
+    is_of_jobs.then(|| format!("remove `{key}`: a job that starts or mirrors a pipeline does not run on a runner"))
 }
 
 fn kind(map: &Map) -> Option<Kind> {
@@ -165,7 +165,7 @@ fn kind(map: &Map) -> Option<Kind> {
     map.get("needs").is_some_and(trigger::is_mirror).then_some(Kind::Mirror)
 }
 
-/// Tells that a job does nothing, and what it may have meant.
+/// Reports a job without `script`, `run` and `trigger`, with a suggestion.
 fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
     let mut diagnostic =
         Diagnostic::error(node.span, format!("{at} config should implement a script:, run:, or trigger: keyword"));
@@ -174,14 +174,14 @@ fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
         known.then(|| parsing::suggest(key, &["script", "run", "trigger"]).map(|near| (key, near))).flatten()
     });
     diagnostic.help = Some(match near {
-        Some((key, near)) => format!("did you mean `{near}` where it says `{key}`?"),
-        None => "add `script`; if it is a template for other jobs, let its name begin with `.`".to_owned(),
+        Some((key, near)) => format!("did you mean `{near}` instead of `{key}`?"),
+        None => "add `script`; if it is a template for other jobs, start its name with `.`".to_owned(),
     });
     problems.push(diagnostic);
     unknown_keys(map, at, problems);
 }
 
-/// Tells of keys that no job has.
+/// Reports keys that no type of job has.
 fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
     let is_known = |key: &str| keywords::JOB.contains(&key) || keywords::TRIGGER_JOB.contains(&key);
     for (key, entry) in map.iter().filter(|(key, _)| !is_known(key)) {
@@ -189,7 +189,7 @@ fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Keys that exclude each other.
+/// Reports keys that are mutually exclusive.
 fn check_exclusions(fields: &Fields<'_>, kind: Kind, problems: &mut Problems) {
     let at = fields.at();
     if fields.get("rules").is_some() {
@@ -201,17 +201,17 @@ fn check_exclusions(fields: &Fields<'_>, kind: Kind, problems: &mut Problems) {
     }
     if fields.get("run").is_some() {
         for key in ["script", "before_script", "after_script"].into_iter().filter(|key| fields.get(key).is_some()) {
-            let what = format!("config uses both `run` and `{key}`, which exclude each other");
+            let what = format!("config uses both `run` and `{key}`, which are mutually exclusive");
             problems.wrong_help(fields.key_span(key), at, what, "make it a step of `run`");
         }
     }
     if kind == Kind::Trigger && fields.get("needs").is_some_and(trigger::is_mirror) {
-        let what = "config uses both `trigger` and `needs:pipeline`, which exclude each other";
+        let what = "config uses both `trigger` and `needs:pipeline`, which are mutually exclusive";
         problems.wrong(fields.key_span("needs"), at, what);
     }
 }
 
-/// Reads the keywords of one job.
+/// Parses the keywords of a job.
 struct Reader<'a, 'c> {
     name: &'a Arc<str>,
     span: Span,
@@ -222,7 +222,7 @@ struct Reader<'a, 'c> {
 }
 
 impl Reader<'_, '_> {
-    /// Reads a keyword with its parser.
+    /// Parses a keyword with its parser.
     fn read<T>(&mut self, key: &str, parser: fn(&Node, Path<'_>, &mut Problems) -> Option<T>) -> Option<T> {
         let at = self.fields.at();
         self.fields.get(key).and_then(|node| parser(node, at.key(key), self.problems))
@@ -233,7 +233,7 @@ impl Reader<'_, '_> {
         let needs = self.needs();
         let work = self.work(needs.as_ref());
         let when = self.read("when", if self.kind == Kind::Script { behavior::when } else { behavior::bridge_when });
-        // Beside `rules` it has been refused already.
+        // `start_in` together with `rules` has already been reported.
         let refused = self.fields.get("rules").is_some() && self.fields.get("start_in").is_some();
         let delayed = when == Some(When::Delayed);
         let start_in = if refused { None } else { behavior::start_in(&self.fields, delayed, self.problems) };
@@ -279,7 +279,8 @@ impl Reader<'_, '_> {
         let Some(node) = self.fields.get("stage") else {
             return Named { name: DEFAULT_STAGE.to_owned(), span: self.span };
         };
-        // Of a wrong one no more is to be told: there always is a last stage, and no need comes after it.
+        // An invalid stage must not cause further errors. The last stage always exists, and no need can be in a later
+        // stage.
         let name = self.read("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
         Named { name, span: node.span }
     }
@@ -346,7 +347,7 @@ impl Reader<'_, '_> {
         work
     }
 
-    /// The directory that the job publishes, if it is a pages job: one named `pages`, or one with `pages`.
+    /// Returns the directory to publish if this is a pages job: a job named `pages`, or with `pages`.
     fn pages(&mut self) -> Option<String> {
         let pages = self.read("pages", extras::pages);
         let publish = extras::publish(&self.fields, self.problems);
@@ -369,7 +370,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// The needs on jobs; what is mirrored is the bridge's target.
+/// Removes the needs on other pipelines' status, which are the target of the bridge.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

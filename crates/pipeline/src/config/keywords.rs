@@ -1,7 +1,8 @@
-//! The keys that each part of the configuration may have: the one list of each, for checks and for suggestions.
+//! Keys of each part of the configuration, for checks and for suggestions.
 //!
-//! Source: pipeline-yaml 1.1, 1.2, 1.5, 1.9, which restate GitLab's entry classes and its editor schema. Keys that only a
-//! server can serve (`identity`, `dast_configuration`) are accepted, so that the same file works here and there.
+//! Source: docs/spec/pipeline-yaml.md, sections 1.1, 1.2, 1.5 and 1.9, which restate GitLab's entry classes and its
+//! editor schema. Keys that only a GitLab server can implement (`identity`, `dast_configuration`) are accepted, so that
+//! the same file is valid for both.
 
 /// Keys of the top level that are not jobs.
 pub(crate) const TOP_LEVEL: &[&str] = &[
@@ -17,13 +18,13 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
     "after_script",
 ];
 
-/// Deprecated keys of the top level that act as the same key of `default`.
+/// Deprecated keys of the top level with the meaning of the same key of `default`.
 pub(crate) const GLOBAL_DEFAULTS: &[&str] = &["image", "services", "cache", "before_script", "after_script"];
 
-/// Names that no job may have besides the keys of the top level.
+/// Names that are reserved in addition to the keys of the top level.
 pub(crate) const FORBIDDEN_JOB_NAMES: &[&str] = &["true", "false", "nil", "pages:deploy"];
 
-/// Keys of `default`, which are also the words of `inherit:default`.
+/// Keys of `default`. Also the values of `inherit:default`.
 pub(crate) const DEFAULT: &[&str] = &[
     "after_script",
     "artifacts",
@@ -40,7 +41,7 @@ pub(crate) const DEFAULT: &[&str] = &[
     "timeout",
 ];
 
-/// Keys of `default` that trigger jobs take over.
+/// Keys of `default` that trigger jobs inherit.
 pub(crate) const DEFAULT_OF_TRIGGER_JOBS: &[&str] = &["interruptible"];
 
 /// Keys of an ordinary job.
@@ -85,7 +86,7 @@ pub(crate) const JOB: &[&str] = &[
     "when",
 ];
 
-/// Keys of a trigger job. Without `start_in` it is delayed only by a rule.
+/// Keys of a trigger job. It has no `start_in`: only a rule can delay it.
 pub(crate) const TRIGGER_JOB: &[&str] = &[
     "allow_failure",
     "environment",
@@ -104,15 +105,15 @@ pub(crate) const TRIGGER_JOB: &[&str] = &[
     "when",
 ];
 
-/// Keys of one entry of a job's `rules`.
+/// Keys of an entry of a job's `rules`.
 pub(crate) const JOB_RULE: &[&str] =
     &["if", "changes", "exists", "when", "start_in", "allow_failure", "variables", "needs", "interruptible"];
 
-/// Keys of one entry of `workflow:rules`; `start_in`, `allow_failure` and `needs` are accepted and ignored.
+/// Keys of an entry of `workflow:rules`. `start_in`, `allow_failure` and `needs` are accepted and ignored.
 pub(crate) const WORKFLOW_RULE: &[&str] =
     &["if", "changes", "exists", "when", "variables", "auto_cancel", "start_in", "allow_failure", "needs"];
 
-/// Keys of one entry of `include:rules`.
+/// Keys of an entry of `include:rules`.
 pub(crate) const INCLUDE_RULE: &[&str] = &["if", "changes", "exists", "when"];
 
 /// Keys of `workflow`.
@@ -122,7 +123,7 @@ pub(crate) const WORKFLOW: &[&str] = &["name", "rules", "auto_cancel"];
 pub(crate) const ARTIFACTS: &[&str] =
     &["paths", "exclude", "name", "untracked", "when", "expire_in", "expose_as", "public", "access", "reports"];
 
-/// Keys of `artifacts:reports` (pipeline-yaml 1.3).
+/// Keys of `artifacts:reports` (docs/spec/pipeline-yaml.md, section 1.3).
 pub(crate) const REPORTS: &[&str] = &[
     "accessibility",
     "annotations",
@@ -150,13 +151,13 @@ pub(crate) const REPORTS: &[&str] = &[
     "terraform",
 ];
 
-/// Keys of one cache.
+/// Keys of an entry of `cache`.
 pub(crate) const CACHE: &[&str] = &["key", "paths", "untracked", "when", "policy", "unprotect", "fallback_keys"];
 
 /// Keys of `image`.
 pub(crate) const IMAGE: &[&str] = &["name", "entrypoint", "pull_policy", "docker", "kubernetes"];
 
-/// Keys of one service.
+/// Keys of an entry of `services`.
 pub(crate) const SERVICE: &[&str] =
     &["name", "alias", "entrypoint", "command", "variables", "pull_policy", "docker", "kubernetes"];
 
@@ -167,7 +168,7 @@ pub(crate) const ENVIRONMENT: &[&str] =
 /// Keys of `trigger`.
 pub(crate) const TRIGGER: &[&str] = &["project", "branch", "strategy", "forward", "inputs", "include"];
 
-/// Keys of one entry of `trigger:include`.
+/// Keys of an entry of `trigger:include`.
 pub(crate) const TRIGGER_INCLUDE: &[&str] =
     &["local", "project", "file", "ref", "template", "component", "remote", "artifact", "job", "inputs"];
 
@@ -175,7 +176,7 @@ pub(crate) const TRIGGER_INCLUDE: &[&str] =
 pub(crate) const RELEASE: &[&str] =
     &["tag_name", "description", "name", "tag_message", "ref", "milestones", "released_at", "assets"];
 
-/// Keys of one secret.
+/// Keys of an entry of `secrets`.
 pub(crate) const SECRET: &[&str] = &[
     "vault",
     "gcp_secret_manager",
@@ -186,11 +187,11 @@ pub(crate) const SECRET: &[&str] = &[
     "token",
 ];
 
-/// The providers among [`SECRET`].
+/// The providers in [`SECRET`].
 pub(crate) const SECRET_PROVIDERS: &[&str] =
     &["vault", "gcp_secret_manager", "azure_key_vault", "aws_secrets_manager", "gitlab_secrets_manager"];
 
-/// The words of `retry:when` (pipeline-yaml 5.6).
+/// Values of `retry:when` (docs/spec/pipeline-yaml.md, section 5.6).
 pub(crate) const RETRY_WHEN: &[&str] = &[
     "always",
     "unknown_failure",

@@ -4,63 +4,63 @@ use crate::config::parallel::{self, MatrixEntry};
 use crate::config::parsing::{Fields, Path, Problems, text, text_list};
 use crate::node::{Node, Span, Value};
 
-/// Most entries of `needs`.
+/// Maximum number of entries in `needs`.
 const MAX_NEEDS: usize = 50;
-/// Most `needs:project` entries.
+/// Maximum number of `needs:project` entries.
 const MAX_PROJECT_NEEDS: usize = 5;
 
-/// One entry of `needs`.
+/// An entry of `needs`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NeedEntry {
-    /// Where it is written.
+    /// Position of the entry.
     pub(crate) span: Span,
-    /// What is needed.
+    /// What the entry refers to.
     pub(crate) target: NeedTarget,
-    /// Download its artifacts.
+    /// Whether to download the artifacts of the job.
     pub(crate) artifacts: bool,
 }
 
-/// What an entry of `needs` names.
+/// What an entry of `needs` refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NeedTarget {
-    /// A job of this pipeline.
+    /// A job of the same pipeline.
     Job { name: String, optional: bool, matrix: Option<Vec<MatrixEntry>> },
     /// A job of another project.
     Project { project: String, job: String, git_ref: String },
-    /// A job of another pipeline in the hierarchy.
+    /// A job of another pipeline in the same hierarchy.
     Pipeline { pipeline: String, job: String },
-    /// The status of another project's latest pipeline.
+    /// The status of the latest pipeline of another project.
     Mirror { project: String },
 }
 
-/// The entries of `needs` and the place of the list.
+/// The entries of `needs`, and the position of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Needs {
     pub(crate) span: Span,
     pub(crate) entries: Vec<NeedEntry>,
 }
 
-/// One job that is named somewhere, with the place.
+/// The name of a job, with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) name: String,
     pub(crate) span: Span,
 }
 
-/// Which `needs` it is: what an entry may be depends on it.
+/// The keyword's parent, which determines the entries that are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NeedsOf {
     /// An ordinary job.
     Job,
-    /// A trigger job: nothing to download, so jobs of this pipeline only.
+    /// A trigger job. It cannot download artifacts, so only jobs of the same pipeline are allowed.
     Trigger,
-    /// A job that does nothing but mirror the pipeline of another project.
+    /// A job that only mirrors the pipeline of another project.
     Mirror,
-    /// A rule: jobs of this pipeline only.
+    /// A rule. Only jobs of the same pipeline are allowed.
     Rule,
 }
 
-/// `needs`: a list, in which lists are flattened and nulls dropped, or one map.
+/// Parses `needs`: a map, or a list, in which lists are flattened and nulls are ignored.
 pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::parsing::flat_list(node, at, problems)?,
@@ -74,7 +74,7 @@ pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Probl
     let items: Vec<&Node> = items.into_iter().filter(|item| !item.is_null()).collect();
     if items.len() > MAX_NEEDS {
         let what = format!("can have at most {MAX_NEEDS} entries, but it has {}", items.len());
-        problems.wrong_help(node.span, at, what, "let a job of an earlier stage collect some of them");
+        problems.wrong_help(node.span, at, what, "combine some of them in a job of an earlier stage");
         return None;
     }
     let entries: Vec<NeedEntry> = items.into_iter().filter_map(|item| entry(item, at, of, problems)).collect();
@@ -137,14 +137,14 @@ fn project(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<NeedEnt
 
 fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
     let fields = Fields::parse(node, at, &["pipeline", "job", "artifacts"], problems)?;
-    // An id is commonly written without quotes.
+    // IDs are often written without quotes.
     let pipeline = fields.get("pipeline").and_then(|node| match node.value {
         Value::Int(_) => node.scalar_text(),
         _ => text(node, at.key("pipeline"), problems),
     })?;
     if fields.get("job").is_none() {
         if of == NeedsOf::Job {
-            let what = "config has `pipeline` without `job`, which mirrors a pipeline and leaves nothing to run";
+            let what = "config has `pipeline` without `job`, which mirrors a pipeline, so the job cannot have a script";
             let help = "add the `job` whose artifacts are needed, or remove the script of this job";
             problems.wrong_help(node.span, at, what, help);
         }
@@ -159,7 +159,7 @@ fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> 
     Some(NeedEntry { span: node.span, target, artifacts })
 }
 
-/// `dependencies`: a list of names.
+/// Parses `dependencies`: a list of names.
 pub(crate) fn dependencies(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Named>> {
     let names = text_list(node, at, problems)?;
     let spans = node.as_list().unwrap_or_default().iter().map(|item| item.span);

@@ -1,4 +1,4 @@
-//! `only` and `except` (deprecated in GitLab, still common).
+//! `only` and `except`, which GitLab has deprecated but many configurations still use.
 
 use crate::config::parsing::{Fields, Path, Problems, flat_text_list};
 use crate::config::rules::{self, Changes, Condition, Expressions, PathTest};
@@ -9,9 +9,9 @@ use crate::ref_match::RefPattern;
 #[derive(Debug, Clone)]
 pub(crate) struct RefPolicy {
     pub(crate) span: Option<Span>,
-    /// `refs`: keywords, names, `/patterns/`.
+    /// `refs`: keywords, names, and patterns such as `/^v/`.
     pub(crate) refs: Option<Vec<RefPattern>>,
-    /// `variables`: any of these holds.
+    /// `variables`: the policy holds if any of these expressions does.
     pub(crate) variables: Option<Vec<Condition>>,
     /// `changes`
     pub(crate) changes: Option<Changes>,
@@ -19,16 +19,16 @@ pub(crate) struct RefPolicy {
     pub(crate) kubernetes: bool,
 }
 
-/// What `only` is where neither it nor any rules exist, and what its `refs` are where it has none.
+/// Value of `only` for a job without `only`, `except` and `rules`, and default of its `refs`.
 const DEFAULT_ONLY: [&str; 2] = ["branches", "tags"];
 
-/// The implicit `only: [branches, tags]`.
+/// Returns the implicit `only: [branches, tags]`.
 pub(crate) fn default_only() -> RefPolicy {
     let refs = DEFAULT_ONLY.iter().filter_map(|word| RefPattern::parse(word).ok()).collect();
     RefPolicy { span: None, refs: Some(refs), variables: None, changes: None, kubernetes: false }
 }
 
-/// `only`: a list of refs, or a map.
+/// Parses `only`: a list of refs, or a map.
 pub(crate) fn only(
     node: &Node,
     at: Path<'_>,
@@ -40,7 +40,7 @@ pub(crate) fn only(
     Some(policy)
 }
 
-/// `except`: a list of refs, or a map.
+/// Parses `except`: a list of refs, or a map.
 pub(crate) fn except(
     node: &Node,
     at: Path<'_>,
@@ -78,7 +78,7 @@ pub(crate) fn except(
 
 fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPattern>> {
     if node.as_list().is_none() {
-        let what = format!("has to be either an array of conditions or a hash, but it is {}", node.kind());
+        let what = format!("should be an array of conditions or a hash, but it is {}", node.kind());
         problems.wrong(node.span, at, what);
         return None;
     }

@@ -4,25 +4,25 @@ use crate::config::parsing::{Fields, Path, Problems, integer};
 use crate::config::variables::is_name;
 use crate::node::{Node, Value};
 
-/// Most instances of one job.
+/// Maximum number of instances of a job.
 pub(crate) const MAX_INSTANCES: usize = 200;
 
 /// `parallel`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Parallel {
-    /// So many equal instances.
+    /// This number of equal instances.
     Count(u32),
-    /// One instance for each cell, in order.
+    /// One instance for each cell of the matrix, in order.
     Matrix(Vec<MatrixEntry>),
 }
 
-/// One map of a matrix: identifiers with their values, in written order.
+/// A map of a matrix: identifiers with their values, in written order.
 pub(crate) type MatrixEntry = Vec<(String, Vec<String>)>;
 
-/// One cell: identifiers with one value each.
+/// A cell of a matrix: identifiers with one value each.
 pub(crate) type Cell = Vec<(String, String)>;
 
-/// `parallel`: a number, or `{matrix: [..]}`.
+/// Parses `parallel`: a number, or `{matrix: [..]}`.
 pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Parallel> {
     if let Value::Int(_) = node.value {
         let count = integer(node, at, 1..=200, problems)?;
@@ -41,7 +41,7 @@ pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     matrix(list, at.key("matrix"), problems).map(Parallel::Matrix)
 }
 
-/// The maps of a matrix, also of one in `needs:parallel`.
+/// Parses the maps of a matrix, also for `needs:parallel`.
 pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
     let Some(list) = node.as_list().filter(|list| list.iter().all(|item| item.as_map().is_some())) else {
         problems.wrong(node.span, at, "config should be an array of hashes");
@@ -63,7 +63,7 @@ pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
             at,
             match total {
                 usize::MAX => format!("config generates too many jobs (maximum is {MAX_INSTANCES})"),
-                _ => format!("config generates too many jobs (maximum is {MAX_INSTANCES}, here are {total})"),
+                _ => format!("config generates too many jobs (maximum is {MAX_INSTANCES}, but it has {total})"),
             },
         );
         return None;
@@ -83,7 +83,7 @@ fn entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> MatrixEntry {
     }
     for (name, value) in map.iter() {
         if !is_name(name) {
-            let what = format!("config has the identifier `{name}`, but one is made of letters, digits, `_` and `-`");
+            let what = format!("config has the invalid identifier `{name}`; use letters, digits, `_` and `-`");
             problems.wrong(value.key_span, at, what);
         }
         let values: Option<Vec<String>> = match &value.node.value {
@@ -102,7 +102,7 @@ fn entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> MatrixEntry {
     all
 }
 
-/// All cells of a matrix: each map's product with its first key varying slowest, one map after another.
+/// Returns all cells of a matrix: the Cartesian product of each map, with the first key varying slowest.
 pub(crate) fn cells(entries: &[MatrixEntry]) -> Vec<Cell> {
     entries.iter().flat_map(product).collect()
 }

@@ -1,6 +1,6 @@
-//! What all keyword parsers share: the path for messages, the collector of problems, and typed readers of nodes.
+//! Shared by all keyword parsers: the path for messages, the collector of problems, and typed readers of nodes.
 //!
-//! A reader returns `None` where the node is wrong, after it has told the collector why; a parser then goes on with the
+//! A reader that finds an invalid node reports it to the collector and returns `None`. The parser continues with the
 //! next keyword, so that all problems of a file are reported at once.
 
 use std::collections::HashSet;
@@ -12,16 +12,16 @@ use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
 use crate::suggest::closest;
 
-/// How deep lists inside `script`, `rules`, `stages` and `tags` may be nested (pipeline-yaml 1.0).
+/// Maximum depth of nested lists in `script`, `rules`, `stages` and `tags` (docs/spec/pipeline-yaml.md, section 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
 
-/// Most diagnostics that are kept; nobody reads more.
+/// Maximum number of diagnostics to keep.
 const MAX_DIAGNOSTICS: usize = 1000;
-/// How many errors come with a suggestion.
+/// Maximum number of errors that get a suggestion.
 const MAX_SUGGESTIONS: usize = 20;
 
-/// Where in the configuration a value stands, for messages: `jobs:test:cache:key`. Made without allocation, since it is
-/// only shown where something is wrong.
+/// Path of a value in the configuration for messages, such as `jobs:test:cache:key`. Does not allocate, because it is
+/// shown only in errors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -29,12 +29,12 @@ pub(crate) struct Path<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// A path of one part.
+    /// Creates a path of one component.
     pub(crate) fn root(name: &'a str) -> Self {
         Self { parent: None, name }
     }
 
-    /// The path of a key below this one.
+    /// Returns the path of a key of this value.
     pub(crate) fn key(&'a self, name: &'a str) -> Self {
         Self { parent: Some(self), name }
     }
@@ -49,21 +49,21 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// The collector of diagnostics. The same message at the same place is kept once: `default` values are read again in
-/// every job that takes them.
+/// Collects diagnostics. A repeated message at the same position is kept once, because `default` values are parsed
+/// again for every job that inherits them.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Diagnostic>,
     errors: usize,
     seen: HashSet<(Option<Span>, String)>,
-    /// Places where something could not be loaded: whatever is missing there has been told.
+    /// Positions of nodes that could not be loaded. Missing values there have already been reported.
     unloaded: HashSet<Span>,
-    /// The regular expressions so far.
+    /// Cache of regular expressions.
     pub(crate) patterns: Patterns,
 }
 
 impl Problems {
-    /// A collector that begins with what was found while the configuration was loaded.
+    /// Creates a collector that contains the diagnostics of loading the configuration.
     pub(crate) fn after_load(diagnostics: &[Diagnostic]) -> Self {
         let mut problems = Self::default();
         for diagnostic in diagnostics {
@@ -74,7 +74,7 @@ impl Problems {
         problems
     }
 
-    /// Tells that the regular expressions take too much together, if they do.
+    /// Reports an error if the regular expressions exceed their budget.
     pub(crate) fn check_patterns(&mut self, span: Span) {
         if let Some(problem) = self.patterns.problem(span) {
             self.push(problem);
@@ -83,7 +83,7 @@ impl Problems {
 
     /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
-        // Counted also where it is a repeat: whoever compares counts has to learn that its value is wrong.
+        // Count repeated errors, too: callers compare counts to learn whether their value is invalid.
         self.errors += usize::from(diagnostic.severity == Severity::Error);
         if diagnostic.span.is_some_and(|span| self.unloaded.contains(&span)) {
             return;
@@ -93,34 +93,34 @@ impl Problems {
         }
     }
 
-    /// Adds an error in GitLab's style: the path, then what is wrong with it.
+    /// Adds an error in GitLab's style: the path, then what is wrong.
     pub(crate) fn wrong(&mut self, span: Span, at: Path<'_>, what: impl fmt::Display) {
         self.push(Diagnostic::error(span, format!("{at} {what}")));
     }
 
-    /// As [`Problems::wrong`], with what to do.
+    /// Same as [`Problems::wrong`], with a hint how to fix it.
     pub(crate) fn wrong_help(&mut self, span: Span, at: Path<'_>, what: impl fmt::Display, help: impl Into<String>) {
         self.push(Diagnostic::error(span, format!("{at} {what}")).help(help));
     }
 
-    /// Where the list stands, for [`Problems::roll_back`].
+    /// Returns the current state for [`Problems::roll_back`].
     pub(crate) fn mark(&self) -> (usize, usize) {
         (self.list.len(), self.errors)
     }
 
-    /// Forgets what was found since a mark.
+    /// Removes the diagnostics that were added after a mark.
     pub(crate) fn roll_back(&mut self, (found, errors): (usize, usize)) {
         self.list.truncate(found);
         self.errors = errors;
     }
 
-    /// How many errors there were so far.
+    /// Returns the number of errors so far.
     pub(crate) fn errors(&self) -> usize {
         self.errors
     }
 
-    /// All of them: what could not be loaded, as the cause of what follows, then in the order of the places they point at;
-    /// those without a place come first.
+    /// Returns all diagnostics: errors of loading first, since they can cause the others, then ordered by position.
+    /// Diagnostics without a position come first.
     pub(crate) fn into_list(self) -> Vec<Diagnostic> {
         let mut list = self.list;
         let is_cause = |found: &Diagnostic| {
@@ -130,14 +130,13 @@ impl Problems {
         list
     }
 
-    /// Whether there are few enough errors for suggestions, which cost a look at all known names each.
+    /// Returns true while there are few errors. A suggestion compares a name with all known names, which takes time.
     pub(crate) fn may_suggest(&self) -> bool {
         self.errors < MAX_SUGGESTIONS
     }
 }
 
-/// A map whose keys have been checked against the allowed ones. A key whose value is null counts as absent, as in
-/// GitLab.
+/// A map whose keys have been checked. As on GitLab, a key with the value null counts as missing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fields<'a> {
     map: &'a Map,
@@ -146,12 +145,12 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Opens a map; tells about each unknown key, with the nearest known one.
+    /// Checks that a node is a map. Reports each unknown key with a suggestion.
     pub(crate) fn parse(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
         Self::parse_with(node, at, allowed, problems, |_| None)
     }
 
-    /// As [`Fields::parse`]; `help` may know better what to do about an unknown key than to take the nearest one.
+    /// Same as [`Fields::parse`]. `help` can return a better hint for an unknown key than the closest known one.
     pub(crate) fn parse_with(
         node: &'a Node,
         at: Path<'a>,
@@ -176,32 +175,32 @@ impl<'a> Fields<'a> {
         Some(fields)
     }
 
-    /// The value of a key, unless it is null.
+    /// Returns the value of a key, unless it is null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Node> {
         self.map.get(key).filter(|node| !node.is_null())
     }
 
-    /// The place of the whole map.
+    /// Returns the position of the map.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// The place of a key.
+    /// Returns the position of a key.
     pub(crate) fn key_span(&self, key: &str) -> Span {
         self.map.entry(key).map_or(self.span, |entry| entry.key_span)
     }
 
-    /// The path of the map.
+    /// Returns the path of the map.
     pub(crate) fn at(&self) -> Path<'a> {
         self.at
     }
 
-    /// The text of a key, if it is there.
+    /// Returns the string value of an optional key.
     pub(crate) fn text(&self, key: &str, problems: &mut Problems) -> Option<String> {
         self.get(key).and_then(|node| text(node, self.at.key(key), problems))
     }
 
-    /// The text of a key that must be there.
+    /// Returns the string value of a required key.
     pub(crate) fn required_text(&self, key: &str, problems: &mut Problems) -> Option<String> {
         if self.get(key).is_none() {
             problems.wrong(self.span, self.at, format_args!("config should have the key `{key}`"));
@@ -209,23 +208,23 @@ impl<'a> Fields<'a> {
         self.text(key, problems)
     }
 
-    /// The boolean of a key, or `default`.
+    /// Returns the boolean value of a key, or `default`.
     pub(crate) fn flag(&self, key: &str, default: bool, problems: &mut Problems) -> bool {
         self.get(key).and_then(|node| boolean(node, self.at.key(key), problems)).unwrap_or(default)
     }
 
-    /// The list of texts of a key; empty where it is absent. One text alone is no list, as on GitLab.
+    /// Returns the list of strings of an optional key. As on GitLab, a single string is not accepted.
     pub(crate) fn texts(&self, key: &str, problems: &mut Problems) -> Vec<String> {
         self.get(key).and_then(|node| text_list(node, self.at.key(key), problems)).unwrap_or_default()
     }
 
-    /// The text of a key that must be one of `allowed`.
+    /// Returns the string value of a key, which must be one of `allowed`.
     pub(crate) fn choice(&self, key: &str, allowed: &[&str], problems: &mut Problems) -> Option<String> {
         self.get(key).and_then(|node| choice(node, self.at.key(key), allowed, problems))
     }
 }
 
-/// An unknown key, as the end of a message.
+/// End of the message for an unknown key.
 struct Unknown<'a>(&'a str);
 
 impl fmt::Display for Unknown<'_> {
@@ -234,21 +233,21 @@ impl fmt::Display for Unknown<'_> {
     }
 }
 
-/// Tells about an unknown key.
+/// Reports an unknown key.
 pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str], problems: &mut Problems) {
     let help = match problems.may_suggest().then(|| suggest(key, allowed)).flatten() {
         Some(known) => format!("did you mean `{known}`?"),
-        None => format!("known keys here: {}", allowed.join(", ")),
+        None => format!("valid keys are: {}", allowed.join(", ")),
     };
     problems.wrong_help(span, at, Unknown(key), help);
 }
 
-/// The known word that is nearest to a mistyped one.
+/// Returns the known word that is closest to an unknown one.
 pub(crate) fn suggest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     closest(word, known.iter().copied())
 }
 
-/// A text.
+/// Reads a string.
 pub(crate) fn text(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     if let Some(text) = node.as_str() {
         return Some(text.to_owned());
@@ -257,7 +256,7 @@ pub(crate) fn text(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     None
 }
 
-/// A boolean.
+/// Reads a boolean.
 pub(crate) fn boolean(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<bool> {
     if let Value::Bool(value) = node.value {
         return Some(value);
@@ -266,7 +265,7 @@ pub(crate) fn boolean(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     None
 }
 
-/// A whole number in a range.
+/// Reads an integer in a range.
 pub(crate) fn integer(
     node: &Node,
     at: Path<'_>,
@@ -291,7 +290,7 @@ pub(crate) fn integer(
     }
 }
 
-/// A list of texts, or one text that stands for a list of one.
+/// Reads a list of strings, or one string as a list of one.
 pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(text) => Some(vec![text.to_string()]),
@@ -304,7 +303,7 @@ pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// Reads a list of texts. Lists inside it are errors, as for most keywords of GitLab.
+/// Reads a list of strings. As in most keywords of GitLab, nested lists are errors.
 pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items: Vec<&Node> = match node.as_list() {
         Some(list) => list.iter().collect(),
@@ -313,7 +312,7 @@ pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     only_texts(items, at, problems)
 }
 
-/// Reads a list of texts in which lists (from `!reference` and anchors) are flattened.
+/// Reads a list of strings. Nested lists, which result from `!reference` and anchors, are flattened.
 pub(crate) fn flat_text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items = flat_list(node, at, problems)?;
     only_texts(items, at, problems)
@@ -326,7 +325,7 @@ fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Optio
         if let Some(text) = item.as_str() {
             all.push(text.to_owned());
         } else {
-            let what = format!("config should be an array of strings, but it holds {}", item.kind());
+            let what = format!("config should be an array of strings, but it contains {}", item.kind());
             problems.wrong(item.span, at, what);
             good = false;
         }
@@ -334,7 +333,7 @@ fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Optio
     good.then_some(all)
 }
 
-/// The items of a list, with lists inside it flattened to [`MAX_LIST_NESTING`].
+/// Returns the items of a list. Lists nested up to [`MAX_LIST_NESTING`] are flattened.
 pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<&'a Node>> {
     let Some(list) = node.as_list() else {
         problems.wrong(node.span, at, format_args!("config should be an array, but it is {}", node.kind()));
@@ -349,7 +348,7 @@ pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problem
     Some(all)
 }
 
-/// Flattens; answers the place of the first list that is nested too deep.
+/// Flattens a list. Returns the position of the first list that is nested too deep.
 fn flatten<'a>(list: &'a [Node], level: usize, all: &mut Vec<&'a Node>) -> Option<Span> {
     for item in list {
         match item.as_list() {
@@ -365,7 +364,7 @@ fn flatten<'a>(list: &'a [Node], level: usize, all: &mut Vec<&'a Node>) -> Optio
     None
 }
 
-/// A text that must be one of a few.
+/// Reads a string that must be one of `allowed`.
 pub(crate) fn choice(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> Option<String> {
     if let Some(text) = node.as_str().filter(|text| allowed.contains(text)) {
         return Some(text.to_owned());
@@ -378,18 +377,18 @@ pub(crate) fn choice(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut
     None
 }
 
-/// A duration in words (`3h 30m`, `1 week`), or a number of seconds.
+/// Reads a duration such as `3h 30m`.
 pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Duration> {
     let words = match &node.value {
         Value::String(text) => &**text,
-        // GitLab takes text only.
+        // GitLab accepts strings only.
         Value::Int(number) => {
-            let what = format!("config should be a duration: a number is none, write `{number} seconds`");
+            let what = format!("config should be a duration, not a number: write `{number} seconds`");
             problems.wrong(node.span, at, what);
             return None;
         }
         _ => {
-            let what = format!("config should be a duration, such as `3h 30m`, but it is {}", node.kind());
+            let what = format!("config should be a duration such as `3h 30m`, but it is {}", node.kind());
             problems.wrong(node.span, at, what);
             return None;
         }
@@ -403,7 +402,7 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     }
 }
 
-/// A duration or `never`, kept as it is written.
+/// Reads a duration or `never`. Returns it as written.
 pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     if let Err(error) = crate::duration::parse_or_never(&text) {
@@ -413,7 +412,7 @@ pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Proble
     Some(text)
 }
 
-/// Any value as JSON, for the parts of a job that go to the runner as they are.
+/// Converts a value to JSON, for the parts of a job that the runner gets unchanged.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     use serde_json::Value as Json;
     match &node.value {

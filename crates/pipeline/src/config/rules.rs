@@ -1,4 +1,4 @@
-//! `rules` of jobs and of `workflow`: one list of clauses and effects each.
+//! `rules` of jobs, of `workflow` and of `include`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::config::variables;
 use crate::config::workflow::{self, AutoCancelEntry};
 use crate::diagnostic::Diagnostic;
 use crate::expression::{self, Expression};
-use crate::limits::RULE_PATHS;
+use crate::limits::MAX_RULE_PATHS;
 use crate::model::When;
 use crate::node::{Node, Span, Value};
 
-/// Longest `regexp`, in characters.
+/// Maximum length of `regexp`, in characters.
 const MAX_REGEXP: usize = 255;
 
-/// One rule as written.
+/// A rule as written.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rule {
-    /// Where it is written.
+    /// Position of the rule.
     pub(crate) span: Option<Span>,
     /// `if`
     pub(crate) condition: Option<Condition>,
@@ -45,12 +45,12 @@ pub(crate) struct Rule {
     pub(crate) needs: Option<Needs>,
     /// `interruptible`
     pub(crate) interruptible: Option<bool>,
-    /// `auto_cancel`, in `workflow:rules`.
+    /// `auto_cancel` of an entry of `workflow:rules`.
     pub(crate) auto_cancel: AutoCancelEntry,
 }
 
 impl Rule {
-    /// Whether it says nothing but `when`.
+    /// Returns true if the rule contains only `when`.
     pub(crate) fn is_bare(&self) -> bool {
         let clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
         let effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
@@ -82,35 +82,35 @@ pub(crate) struct Exists {
     pub(crate) span: Span,
 }
 
-/// How paths are told.
+/// How a clause selects paths.
 #[derive(Debug, Clone)]
 pub(crate) enum PathTest {
-    /// Any of these patterns.
+    /// Paths that match any of these patterns.
     Globs(Vec<String>),
-    /// This expression.
+    /// Paths that match this regular expression.
     Regexp(Regex),
 }
 
 /// `when` of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleWhen {
-    /// The job is in, and runs so.
+    /// The job is part of the pipeline, with this `when`.
     Run(When),
-    /// The job is out.
+    /// The job is not part of the pipeline.
     Never,
 }
 
-/// Compiled expressions by text, so that a rule that thousands of jobs share is compiled once.
+/// Cache of parsed expressions by text. Thousands of jobs may share a rule.
 #[derive(Debug, Default)]
 pub(crate) struct Expressions {
     known: HashMap<Arc<str>, Arc<Expression>>,
 }
 
 impl Expressions {
-    /// The expression of a node; tells what is wrong with it.
+    /// Parses the expression of a node. Reports it if it is invalid.
     pub(crate) fn read(&mut self, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Condition> {
         let Value::String(text) = &node.value else {
-            problems.wrong(node.span, at, "invalid expression syntax: an expression is a text");
+            problems.wrong(node.span, at, "invalid expression syntax: an expression is a string");
             return None;
         };
         if let Some(expression) = self.known.get(text) {
@@ -134,7 +134,7 @@ impl Expressions {
     }
 }
 
-/// Whose rules they are.
+/// The keyword that contains the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RulesOf {
     /// A job.
@@ -145,7 +145,7 @@ pub(crate) enum RulesOf {
     Include,
 }
 
-/// `rules`: a list of maps; lists inside it (from `!reference`) are flattened.
+/// Parses `rules`: a list of maps. Nested lists, which result from `!reference`, are flattened.
 pub(crate) fn rules(
     node: &Node,
     at: Path<'_>,
@@ -206,7 +206,7 @@ fn rule(
         rule.needs = fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), NeedsOf::Rule, problems));
         rule.start_in = behavior::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
     }
-    // A rule that lost a clause would match more than its author wrote.
+    // Ignore the rule if a clause is invalid: without the clause it would match too much.
     (problems.errors() == before).then_some(rule)
 }
 
@@ -219,7 +219,7 @@ fn when(node: &Node, at: Path<'_>, of: RulesOf, problems: &mut Problems) -> Opti
     Some(behavior::when_of(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
-/// `changes` of a rule, also of `only` and `except` (which have the list form only).
+/// Parses `changes` of a rule, or of `only` and `except`, where it is always a list.
 pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Changes> {
     if node.as_map().is_none() {
         let paths = PathTest::Globs(patterns(node, at, problems)?);
@@ -248,8 +248,8 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
     Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
 
-/// `paths` or `regexp`. `before` is the number of errors before the keys were checked: where one is unknown, it is likely
-/// the missing one, mistyped.
+/// Parses `paths` or `regexp`. `before` is the number of errors before the keys were checked: if one of them is
+/// unknown, it is probably a misspelling of the missing key.
 fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {
     let at = fields.at();
     match (fields.get("paths"), fields.get("regexp")) {
@@ -265,8 +265,8 @@ fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Opt
 
 fn patterns(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let patterns = flat_text_list(node, at, problems)?;
-    if patterns.len() > RULE_PATHS {
-        problems.wrong(node.span, at, format_args!("is too long (maximum is {RULE_PATHS})"));
+    if patterns.len() > MAX_RULE_PATHS {
+        problems.wrong(node.span, at, format_args!("is too long (maximum is {MAX_RULE_PATHS})"));
         return None;
     }
     Some(patterns)

@@ -3,8 +3,8 @@
 use crate::config::parsing::{Fields, Path, Problems, flat_list, text};
 use crate::node::{Node, Value};
 
-/// A script: a text, or a list of texts in which lists are flattened. Numbers and booleans count as the text they were
-/// written as nowhere in GitLab, so they are refused.
+/// Parses a script: a string, or a list of strings. Nested lists are flattened. As on GitLab, numbers and booleans are
+/// errors.
 pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(line) => Some(vec![line.to_string()]),
@@ -30,20 +30,25 @@ fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Strin
         }
         good = false;
         let what = format!(
-            "config should be a string or a nested array of strings up to 10 levels deep, but it holds {}",
+            "config should be a string or a nested array of strings up to 10 levels deep, but it contains {}",
             item.kind()
         );
         match item.value {
             Value::Map(_) => {
-                problems.wrong_help(item.span, at, what, "a line with `: ` in it reads as a map: put it in quotes");
+                problems.wrong_help(
+                    item.span,
+                    at,
+                    what,
+                    "a line that contains `: ` is a map in YAML; put it into quotes",
+                );
             }
-            _ => problems.wrong_help(item.span, at, what, "put the line in quotes"),
+            _ => problems.wrong_help(item.span, at, what, "put the line into quotes"),
         }
     }
     good.then_some(all)
 }
 
-/// The `script` of a job, which may not be blank.
+/// Parses `script` of a job, which cannot be blank.
 pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let lines = script(node, at, problems)?;
     if lines.iter().all(|line| line.trim().is_empty()) {
@@ -53,14 +58,14 @@ pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) ->
     Some(lines)
 }
 
-/// `hooks`: the script before the sources are fetched.
+/// Parses `hooks`: the script that runs before the sources are fetched.
 pub(crate) fn hooks(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let fields = Fields::parse(node, at, &["pre_get_sources_script"], problems)?;
     let hook = fields.get("pre_get_sources_script")?;
     script(hook, at.key("pre_get_sources_script"), problems)
 }
 
-/// `run`: the steps, each with a name and exactly one of `script`, `step`, `func`.
+/// Parses `run`: the steps, each with a name and exactly one of `script`, `step` and `func`.
 pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<serde_json::Value> {
     const WORK: &[&str] = &["script", "step", "func"];
     let Some(steps) = node.as_list() else {
@@ -78,7 +83,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
             continue;
         };
         if let Some(name) = fields.required_text("name", problems).filter(|name| !is_step_name(name)) {
-            let what = format!("name `{name}` should be letters, digits and `_`, and not start with a digit");
+            let what = format!("name `{name}` should consist of letters, digits and `_`, and not start with a digit");
             problems.wrong(fields.key_span("name"), at, what);
         }
         let kinds: Vec<&str> = WORK.iter().copied().filter(|kind| fields.get(kind).is_some()).collect();
@@ -108,7 +113,7 @@ fn is_step_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// A step elsewhere: a text, or a map with `git` or `oci`.
+/// Parses a reference to a step definition: a string, or a map with `git` or `oci`.
 fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
     if node.as_str().is_some() {
         return;

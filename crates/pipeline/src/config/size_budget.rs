@@ -1,17 +1,18 @@
-//! What the values of a configuration weigh once each job has them for itself.
+//! Limits the size of all jobs together.
 //!
-//! Nodes are shared: by aliases, `extends`, `!reference`, `default` and `parallel`. Jobs own their texts. A small file can
-//! therefore stand for more than fits into memory, and has to be weighed before its jobs are made.
+//! Nodes are shared by aliases, `extends`, `!reference`, `default` and `parallel`, but each job owns copies of its
+//! texts. A small file can therefore expand to more than fits into memory, so the size is checked before jobs are
+//! created.
 
 use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
-use crate::limits::JOBS_BYTES;
+use crate::limits::MAX_JOBS_BYTES;
 use crate::node::{Node, Span, Value};
 
-/// What a value takes beside its text, in bytes.
+/// Size of a value in addition to its text, in bytes.
 pub(crate) const VALUE_BYTES: usize = 32;
 
-/// The bytes that a value takes, with all that is in it.
+/// Returns the size of a value including its contents, in bytes.
 pub(crate) fn bytes(node: &Node) -> usize {
     let inner = match &node.value {
         Value::String(text) => text.len(),
@@ -22,20 +23,21 @@ pub(crate) fn bytes(node: &Node) -> usize {
     inner.saturating_add(VALUE_BYTES)
 }
 
-/// What all jobs weigh so far.
+/// Size of all jobs so far.
 #[derive(Debug, Default)]
 pub(crate) struct SizeBudget {
     bytes: usize,
 }
 
 impl SizeBudget {
-    /// Adds a weight that is written at `span`. Answers whether all is within the limit; tells where it is passed.
+    /// Adds the size of a value at `span`. Returns true while the total is within the limit. Reports an error when it
+    /// is exceeded.
     pub(crate) fn add(&mut self, bytes: usize, span: Span, problems: &mut Problems) -> bool {
-        let was_within = self.bytes <= JOBS_BYTES;
+        let was_within = self.bytes <= MAX_JOBS_BYTES;
         self.bytes = self.bytes.saturating_add(bytes);
-        let is_within = self.bytes <= JOBS_BYTES;
+        let is_within = self.bytes <= MAX_JOBS_BYTES;
         if was_within && !is_within {
-            let message = format!("all jobs written out come to more than {} MiB", JOBS_BYTES / 1024 / 1024);
+            let message = format!("all jobs together exceed {} MiB", MAX_JOBS_BYTES / 1024 / 1024);
             let help = "use less `default` and fewer global variables, fewer jobs, or files instead of long scripts";
             problems.push(Diagnostic::error(span, message).help(help));
         }

@@ -1,4 +1,4 @@
-//! The top level: which keys are jobs, which are not, and all jobs read (pipeline-yaml 1.1).
+//! The top level: distinguishes jobs from other keys, and parses all of them (docs/spec/pipeline-yaml.md, section 1.1).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::node::{Entry, Map, Node, Span, Value};
 
-/// Longest name of a job and of a stage, in characters.
+/// Maximum length of the name of a job or stage, in characters.
 const MAX_NAME: usize = 255;
-/// The stages of a configuration without `stages`.
+/// Stages of a configuration without `stages`.
 const DEFAULT_STAGES: [&str; 3] = ["build", "test", "deploy"];
-/// The stage before all others.
+/// Stage that runs before all others.
 pub(crate) const FIRST_STAGE: &str = ".pre";
-/// The stage after all others.
+/// Stage that runs after all others.
 pub(crate) const LAST_STAGE: &str = ".post";
 
 /// A checked configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// In order, `.pre` first and `.post` last, each once.
+    /// Stages in order, from `.pre` to `.post`, without duplicates.
     pub(crate) stages: Vec<String>,
-    /// `stages` is wrong, which has been told: there may be more of them.
+    /// True if `stages` has errors, which have been reported. Some stages may be missing.
     pub(crate) lacks_stages: bool,
     /// Global variables.
     pub(crate) variables: Vec<GlobalVariable>,
@@ -37,17 +37,17 @@ pub(crate) struct Config {
     pub(crate) workflow: Workflow,
     /// The visible jobs, as written.
     pub(crate) jobs: Vec<JobEntry>,
-    /// The names of visible jobs that could not be read, or not all of them: others may name them, but what is missing in
-    /// them is not to be told.
+    /// Names of visible jobs that could not be parsed completely. Other jobs may refer to them, but errors that only
+    /// result from missing parts must not be reported.
     pub(crate) broken: HashSet<Arc<str>>,
-    /// Includes were left out, so that jobs may name what is not there.
+    /// True if includes were skipped, so that jobs may refer to unknown names.
     pub(crate) is_stub: bool,
 }
 
-/// Reads the merged tree. Answers what could be read, and the tree with defaults and without hidden keys.
+/// Parses the merged tree. Returns what could be parsed, and the tree with defaults and without hidden keys.
 ///
-/// `complete`: nothing went wrong while it was loaded. Where something did, parts may be missing, and what is only wrong
-/// because of that is not told. `gaps` says which parts.
+/// `complete` means that the configuration was loaded without errors. Otherwise parts may be missing, and errors that
+/// only result from that are not reported. `gaps` describes the missing parts.
 pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Problems) -> (Config, Node) {
     let empty = Map::default();
     let map = root.as_map().unwrap_or(&empty);
@@ -91,7 +91,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
         preview.insert(name.clone(), entry.key_span, node);
     }
     if visible == 0 && complete && !gaps.is_stub {
-        let help = "a job is a key of the top level with a `script`, whose name does not begin with `.`";
+        let help = "add a job: a key of the top level with a `script`, whose name does not begin with `.`";
         let message = "jobs config should contain at least one visible job";
         problems.push(Diagnostic::error(root.span, message).help(help));
     }
@@ -104,7 +104,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
     (config, Node::new(Value::Map(Arc::new(preview)), root.span))
 }
 
-/// Adds the stages that jobs name: where includes are left out, the list of stages may be in one of them.
+/// Adds the stages that jobs use. If includes were skipped, `stages` may be in one of them.
 fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
     let last = stages.pop();
     for job in jobs {
@@ -116,7 +116,7 @@ fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
     stages.extend(last);
 }
 
-/// Whether a key of the top level can be a job; tells why not.
+/// Returns true if a key of the top level can be a job. Otherwise reports the reason.
 fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
     let wrong = |message: String, help: &str, problems: &mut Problems| {
         problems.push(Diagnostic::error(entry.key_span, message).help(help));
@@ -125,8 +125,8 @@ fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
     match &**name {
         "types" => return wrong("`types` is not supported".to_owned(), "write `stages`", problems),
         "spec" => {
-            let help = "write it into the header: before the jobs, followed by a line `---`";
-            return wrong("`spec` is not part of the configuration proper".to_owned(), help, problems);
+            let help = "move it to the header: before the jobs, followed by a line `---`";
+            return wrong("`spec` is only allowed in the header of a file".to_owned(), help, problems);
         }
         _ => {}
     }
@@ -134,11 +134,11 @@ fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
         return wrong("jobs name can't be blank".to_owned(), "give the job a name", problems);
     }
     if keywords::FORBIDDEN_JOB_NAMES.contains(&&**name) {
-        return wrong(format!("jobs:{name} is not a name that a job may have"), "give it another name", problems);
+        return wrong(format!("jobs:{name} is a reserved name"), "give it another name", problems);
     }
     let length = name.chars().count();
     if length > MAX_NAME {
-        let message = format!("jobs:{name} name is too long (maximum is {MAX_NAME} characters, here are {length})");
+        let message = format!("jobs:{name} name is too long (maximum is {MAX_NAME} characters, but it has {length})");
         return wrong(message, "give it a shorter name", problems);
     }
     if entry.node.as_map().is_some() {
@@ -162,7 +162,7 @@ fn default_hint(name: &str) -> &'static str {
     if keywords::DEFAULT.contains(&name) { " or under `default`" } else { "" }
 }
 
-/// `stages`: nested lists flattened, repeats collapsed, `.pre` and `.post` at their places.
+/// Parses `stages`. Nested lists are flattened, duplicates are removed, and `.pre` and `.post` are added.
 fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
     let at = Path::root("stages");
     let mut names: Vec<String> = Vec::new();
@@ -179,7 +179,7 @@ fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
                     None => problems.wrong(
                         item.span,
                         at,
-                        format_args!("config should be an array of strings, but it holds {}", item.kind()),
+                        format_args!("config should be an array of strings, but it contains {}", item.kind()),
                     ),
                 }
             }

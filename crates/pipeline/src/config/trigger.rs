@@ -1,23 +1,23 @@
-//! `trigger`
+//! `trigger`.
 
 use crate::config::keywords;
 use crate::config::needs::Named;
 use crate::config::parsing::{Fields, Path, Problems, json, text};
-use crate::limits::CHILD_INCLUDES;
+use crate::limits::MAX_CHILD_INCLUDES;
 use crate::model::{Bridge, BridgeTarget, ChildInclude, Strategy};
 use crate::node::{Node, Span, Value};
 
-/// The keys of which an include entry has exactly one.
+/// Keys of which an include entry needs exactly one.
 const ACCESSORS: &[&str] = &["local", "project", "template", "component", "remote", "artifact"];
 
-/// A bridge as written, with the jobs whose artifacts its child is made of.
+/// A bridge as written, with the jobs that produce the files of the child pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct BridgeEntry {
     pub(crate) bridge: Bridge,
     pub(crate) producers: Vec<Named>,
 }
 
-/// `trigger`: `group/project`, or a map for another project or a child.
+/// Parses `trigger`: `group/project`, or a map for another project or a child pipeline.
 pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<BridgeEntry> {
     if let Some(project) = node.as_str() {
         if project.trim().is_empty() {
@@ -41,14 +41,14 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
         },
         (None, Some(include)) => {
             for key in ["branch", "inputs"].into_iter().filter(|key| fields.get(key).is_some()) {
-                let help = if key == "inputs" { "write `inputs` beside the entry of `include`" } else { "remove it" };
+                let help = if key == "inputs" { "move `inputs` to the entry of `include`" } else { "remove it" };
                 let what = format!("config has `{key}`, which belongs to `project`, not to `include`");
                 problems.wrong_help(fields.key_span(key), at, what, help);
             }
             BridgeTarget::Child(includes(include, at.key("include"), &mut producers, problems))
         }
         (Some(_), Some(_)) => {
-            problems.wrong(node.span, at, "config uses both `project` and `include`, which exclude each other");
+            problems.wrong(node.span, at, "config uses both `project` and `include`, which are mutually exclusive");
             return None;
         }
         (None, None) => {
@@ -73,7 +73,8 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     Some(BridgeEntry { bridge, producers })
 }
 
-/// The bridge that mirrors another project's pipeline (`needs: {pipeline: group/project}` without `trigger`).
+/// Creates the bridge that mirrors a pipeline of another project (`needs: {pipeline: group/project}` without
+/// `trigger`).
 pub(crate) fn mirror(project: String) -> BridgeEntry {
     plain(BridgeTarget::Mirror { project })
 }
@@ -100,8 +101,8 @@ fn includes(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mu
     if items.is_empty() {
         problems.wrong(node.span, at, "config can't be blank");
     }
-    if items.len() > CHILD_INCLUDES {
-        let what = format!("config is too long (maximum is {CHILD_INCLUDES}, here are {})", items.len());
+    if items.len() > MAX_CHILD_INCLUDES {
+        let what = format!("config is too long (maximum is {MAX_CHILD_INCLUDES}, but it has {})", items.len());
         problems.wrong(node.span, at, what);
     }
     items.iter().filter_map(|item| include(item, at, producers, problems)).collect()
@@ -151,7 +152,7 @@ fn artifact(
     Some(ChildInclude::Artifact { path: path?, job, inputs: inputs(fields, problems) })
 }
 
-/// Whether a job without `trigger` is a bridge all the same: its `needs` is one map with `pipeline` and without `job`.
+/// Returns true if a job without `trigger` is a bridge, because its `needs` is a map with `pipeline` but without `job`.
 pub(crate) fn is_mirror(needs: &Node) -> bool {
     let entry = match &needs.value {
         Value::List(list) if list.len() == 1 => list.first(),

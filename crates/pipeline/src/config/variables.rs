@@ -1,18 +1,18 @@
-//! `variables`, at the top level, in jobs and in rules.
+//! `variables` of the top level, of jobs and of rules.
 
 use muster_job::Variable;
 
 use crate::config::parsing::{Fields, Path, Problems, boolean, text};
 use crate::node::{Node, Span};
 
-/// A global variable: a variable, and the place where it is written.
+/// A global variable with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GlobalVariable {
     pub(crate) variable: Variable,
     pub(crate) span: Span,
 }
 
-/// What a map-form variable may hold at a place.
+/// Keys that a variable in the form of a map may have.
 #[derive(Clone, Copy)]
 enum Form {
     Global,
@@ -20,17 +20,17 @@ enum Form {
     Rule,
 }
 
-/// Global `variables`.
+/// Parses global `variables`.
 pub(crate) fn global(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<GlobalVariable> {
     read(node, at, Form::Global, problems)
 }
 
-/// `variables` of a job or service: values, also `{value, expand}`.
+/// Parses `variables` of a job or service: values, or `{value, expand}`.
 pub(crate) fn of_job(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
     read(node, at, Form::Job, problems).into_iter().map(|global| global.variable).collect()
 }
 
-/// `variables` of a rule: plain values only.
+/// Parses `variables` of a rule: plain values only.
 pub(crate) fn of_rule(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
     read(node, at, Form::Rule, problems).into_iter().map(|global| global.variable).collect()
 }
@@ -43,7 +43,7 @@ fn read(node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Vec<G
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
         if !is_name(name) {
-            let what = format!("config has the name `{name}`, but a name is made of letters, digits, `_` and `-`");
+            let what = format!("config has the invalid name `{name}`; use letters, digits, `_` and `-`");
             problems.wrong(entry.key_span, at, what);
             continue;
         }
@@ -54,7 +54,7 @@ fn read(node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Vec<G
     all
 }
 
-/// Whether it can be the name of a variable or of a key of a matrix.
+/// Returns true if the text can be the name of a variable or of a key of a matrix.
 pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }

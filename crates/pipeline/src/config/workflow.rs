@@ -1,4 +1,4 @@
-//! `workflow`
+//! `workflow`.
 
 use crate::config::keywords;
 use crate::config::parsing::{Fields, Path, Problems};
@@ -6,21 +6,21 @@ use crate::config::rules::{self, Expressions, Rule, RulesOf};
 use crate::model::{AutoCancel, OnNewCommit};
 use crate::node::Node;
 
-/// Longest `workflow:name`, in characters.
+/// Maximum length of `workflow:name`, in characters.
 const MAX_NAME: usize = 255;
 
 /// `workflow` as written.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Workflow {
-    /// `name`, not expanded.
+    /// `name`. Its variables are not expanded yet.
     pub(crate) name: Option<String>,
-    /// `rules`; `None`: not there, every event makes a pipeline.
+    /// `rules`. `None` if there are none; every event then creates a pipeline.
     pub(crate) rules: Option<Vec<Rule>>,
     /// `auto_cancel`
     pub(crate) auto_cancel: AutoCancelEntry,
 }
 
-/// `auto_cancel` as written; a rule's beats that of `workflow`, part by part.
+/// `auto_cancel` as written. The keys of a rule override those of `workflow`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AutoCancelEntry {
     on_new_commit: Option<OnNewCommit>,
@@ -28,7 +28,7 @@ pub(crate) struct AutoCancelEntry {
 }
 
 impl AutoCancelEntry {
-    /// What holds when `self` is the matched rule's and `base` that of `workflow`.
+    /// Combines the values of the matched rule (`self`) with those of `workflow` (`base`).
     pub(crate) fn over(self, base: Self) -> AutoCancel {
         AutoCancel {
             on_new_commit: self.on_new_commit.or(base.on_new_commit).unwrap_or_default(),
@@ -37,7 +37,7 @@ impl AutoCancelEntry {
     }
 }
 
-/// `workflow`: a map.
+/// Parses `workflow`.
 pub(crate) fn workflow(
     node: &Node,
     at: Path<'_>,
@@ -60,7 +60,7 @@ pub(crate) fn workflow(
     Some(Workflow { name, rules, auto_cancel })
 }
 
-/// `auto_cancel`, also of a rule.
+/// Parses `auto_cancel` of `workflow` or of a rule.
 pub(crate) fn auto_cancel(node: &Node, at: Path<'_>, problems: &mut Problems) -> AutoCancelEntry {
     let Some(fields) = Fields::parse(node, at, &["on_new_commit", "on_job_failure"], problems) else {
         return AutoCancelEntry::default();

@@ -1,4 +1,4 @@
-//! What can be wrong with an expression.
+//! Errors of expressions.
 
 use std::ops::Range;
 
@@ -6,45 +6,46 @@ use crate::regexp::RegexpError;
 
 use super::MAX_TOKENS;
 
-/// An expression that cannot be parsed or evaluated.
+/// Reason why an expression cannot be parsed or evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}")]
 pub struct ExpressionError {
-    /// What is wrong.
+    /// What is wrong with the expression.
     pub kind: ExpressionErrorKind,
-    /// Where it is: a byte offset into the expression's text.
+    /// Position of the error: a byte offset into the text of the expression.
     pub offset: usize,
-    /// What to write instead, for the usual slips.
+    /// How to fix common mistakes.
     pub help: Option<String>,
 }
 
-/// What is wrong.
+/// What is wrong with an expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionErrorKind {
-    /// Nothing that the language knows begins here.
+    /// The text at the position does not start a token.
     #[error("invalid expression syntax: unknown lexeme `{0}`")]
     UnknownLexeme(String),
-    /// More than [`MAX_TOKENS`].
+    /// The expression has more than [`MAX_TOKENS`] tokens.
     #[error("invalid expression syntax: more than {MAX_TOKENS} tokens")]
     TooManyTokens,
-    /// There is nothing.
+    /// The expression is empty.
     #[error("invalid expression syntax: the expression is empty")]
     Empty,
-    /// A known token where it cannot be.
+    /// A token occurs where it is not allowed.
     #[error("invalid expression syntax: unexpected `{0}`")]
     Unexpected(String),
-    /// The text ends where a value has to follow.
-    #[error("invalid expression syntax: a value is missing at the end")]
+    /// The expression ends where a value is required.
+    #[error("invalid expression syntax: missing value at the end")]
     MissingValue,
-    /// A parenthesis without its partner.
-    #[error("invalid expression syntax: `(` is never closed")]
+    /// A parenthesis is not closed.
+    #[error("invalid expression syntax: unclosed `(`")]
     Unclosed,
-    /// A pattern literal that is not RE2.
+    /// A pattern literal is not valid in RE2.
     #[error("invalid expression syntax: {0}")]
     Regexp(RegexpError),
-    /// The value of a variable looks like `/pattern/` and is not RE2; seen when evaluating.
-    #[error("the value compared with is no pattern: {0}")]
-    ValueIsNoRegexp(RegexpError),
+    /// The value of a variable has the form `/pattern/`, but the pattern is not valid in RE2. Detected during
+    /// evaluation.
+    #[error("the value on the right side is not a valid pattern: {0}")]
+    InvalidPatternValue(RegexpError),
 }
 
 impl ExpressionError {
@@ -59,7 +60,7 @@ impl ExpressionError {
             ExpressionErrorKind::UnknownLexeme(text) | ExpressionErrorKind::Unexpected(text) => text.len(),
             ExpressionErrorKind::Empty | ExpressionErrorKind::MissingValue | ExpressionErrorKind::TooManyTokens => 0,
             ExpressionErrorKind::Unclosed | ExpressionErrorKind::Regexp(_) => 1,
-            ExpressionErrorKind::ValueIsNoRegexp(_) => 2,
+            ExpressionErrorKind::InvalidPatternValue(_) => 2,
         };
         self.offset..self.offset + length
     }

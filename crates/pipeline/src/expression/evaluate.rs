@@ -1,4 +1,4 @@
-//! A tree and variables to a value, with GitLab's rules of truth.
+//! Evaluates parsed expressions with GitLab's rules for truth values.
 
 use std::cell::RefCell;
 
@@ -9,19 +9,19 @@ use super::parser::{Node, Operator};
 use crate::patterns::Patterns;
 use crate::regexp;
 
-/// What a part of an expression stands for.
+/// Value of a part of an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// A variable that is not defined, an input without a value, or `null`.
+    /// An undefined variable, an input without a value, or `null`.
     Null,
-    /// Any text, also the empty one.
+    /// A text, which may be empty.
     Text(String),
-    /// `true`, `false`, or the outcome of a comparison.
+    /// `true`, `false`, or the result of a comparison.
     Bool(bool),
 }
 
 impl Value {
-    /// Whether an expression of this value holds: null, false and blank text do not.
+    /// Returns true if an expression with this value holds. Null, false and blank texts do not hold.
     #[must_use]
     pub fn holds_as_condition(&self) -> bool {
         match self {
@@ -31,12 +31,13 @@ impl Value {
         }
     }
 
-    /// Whether `&&` goes on to its right side, and `||` does not: here even the empty text counts as true, as in GitLab.
+    /// Returns true if `&&` continues with its right operand and `||` does not. As on GitLab, the empty text counts as
+    /// true here.
     fn is_truthy(&self) -> bool {
         !matches!(self, Self::Null | Self::Bool(false))
     }
 
-    /// As text; null has none.
+    /// Returns the value as text. Null and booleans have no text.
     fn text(&self) -> Option<&str> {
         match self {
             Self::Null => None,
@@ -47,21 +48,21 @@ impl Value {
     }
 }
 
-/// Where names get their values.
+/// Source of the values of variables and inputs.
 pub(super) struct Lookup<'a> {
     pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
     pub(super) input: &'a dyn Fn(&str) -> Value,
-    /// Patterns that are values.
+    /// Cache for patterns in values of variables.
     pub(super) patterns: RefCell<&'a mut Patterns>,
 }
 
-/// The value of `node`. `&&` and `||` give the value of the side that decided.
+/// Evaluates `node`. The value of `&&` and `||` is that of the operand that decides.
 pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Text(text) => Ok(Value::Text(text.clone())),
-        // A pattern that stands alone is a value like any other, and not null.
+        // A pattern that is not an operand of `=~` or `!~` is a value like any other, and not null.
         Node::Pattern(regex) => Ok(Value::Text(format!("/{}/", regex.as_str()))),
         Node::Variable(name) => Ok((lookup.variable)(name).map_or(Value::Null, Value::Text)),
         Node::Input(id) => Ok((lookup.input)(id)),
@@ -80,7 +81,7 @@ pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, Expres
     }
 }
 
-/// `left =~ right`: null on the left is empty text, null on the right never matches.
+/// Evaluates `left =~ right`. Null on the left side is the empty text. Null on the right side never matches.
 fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Result<bool, ExpressionError> {
     let text = left.text().unwrap_or_default();
     if let Node::Pattern(regex) = right {
@@ -90,7 +91,7 @@ fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Re
     let Some(right) = right.text() else { return Ok(false) };
     match regexp::split_literal(right) {
         Some((pattern, flags)) => Ok(compile_value(pattern, flags, offset, lookup)?.is_match(text)),
-        // GitLab's quirk: what is no pattern is searched for the left side.
+        // GitLab searches a right side that is not a pattern for the text on the left.
         None => Ok(right.contains(text)),
     }
 }
@@ -98,6 +99,6 @@ fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Re
 fn compile_value(pattern: &str, flags: &str, offset: usize, lookup: &Lookup<'_>) -> Result<Regex, ExpressionError> {
     lookup.patterns.borrow_mut().compile(&pattern.replace("\\/", "/"), flags).map_err(|error| {
         let help = error.help.map(str::to_owned);
-        ExpressionError::new(ExpressionErrorKind::ValueIsNoRegexp(error), offset).with_help(help)
+        ExpressionError::new(ExpressionErrorKind::InvalidPatternValue(error), offset).with_help(help)
     })
 }

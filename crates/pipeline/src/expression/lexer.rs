@@ -1,4 +1,4 @@
-//! Text to tokens, in GitLab's order of trying.
+//! Splits an expression into tokens. The alternatives are tried in GitLab's order.
 
 use regex::Regex;
 
@@ -7,21 +7,21 @@ use super::error::{ExpressionError, ExpressionErrorKind};
 use crate::patterns::Patterns;
 use crate::regexp;
 
-/// Which primaries there are.
+/// Set of operands that an expression may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// `rules:if`
     Variables,
-    /// `spec:inputs:rules`: also `$[[ inputs.id ]]`.
+    /// `spec:inputs:rules`, with `$[[ inputs.id ]]` in addition.
     Inputs,
 }
 
-/// A token and where it begins.
+/// A token with its position.
 #[derive(Debug, Clone)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
     pub(super) offset: usize,
-    /// As written.
+    /// The token as written.
     pub(super) text: String,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum TokenKind {
     Or,
 }
 
-/// The longest excerpt of an unknown lexeme that an error shows, in characters.
+/// Maximum length in characters of the excerpt that an error shows.
 const EXCERPT_CHARS: usize = 20;
 
 /// Splits `text` into at most [`MAX_TOKENS`] tokens.
@@ -69,7 +69,7 @@ pub(super) fn tokens(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<
     }
 }
 
-/// The token at the start of `text` and its length in bytes.
+/// Returns the token at the start of `text` and its length in bytes.
 fn token(
     text: &str,
     mode: Mode,
@@ -107,7 +107,7 @@ fn token(
             Ok((!name.is_empty()).then_some((TokenKind::Variable(name), length)))
         }
         Some(&quote @ (b'"' | b'\'')) => Ok(text[1..].find(char::from(quote)).map(|end| {
-            // No escapes: the next same quote ends it.
+            // There are no escapes: the next quote of the same kind ends the text.
             (TokenKind::Text(text[1..=end].to_owned()), end + 2)
         })),
         Some(b'/') => pattern(text, offset, patterns),
@@ -119,7 +119,7 @@ fn is_name_char(char: char) -> bool {
     char.is_ascii_alphanumeric() || char == '_'
 }
 
-/// `$[[ inputs.id ]]`
+/// Parses `$[[ inputs.id ]]`.
 fn input(text: &str) -> Option<(TokenKind, usize)> {
     let end = text.find("]]")?;
     let id = text.get(3..end)?.trim().strip_prefix("inputs.")?;
@@ -127,7 +127,7 @@ fn input(text: &str) -> Option<(TokenKind, usize)> {
     valid.then(|| (TokenKind::Input(id.to_owned()), end + 2))
 }
 
-/// `/body/flags`, the body at least two characters long; `\/` does not end it.
+/// Parses `/body/flags`. The body has at least two characters, and `\/` does not end it.
 fn pattern(text: &str, offset: usize, patterns: &mut Patterns) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
     let Some(body) = pattern_body(text) else { return Ok(None) };
     if body.chars().nth(1).is_none() {
@@ -142,14 +142,14 @@ fn pattern(text: &str, offset: usize, patterns: &mut Patterns) -> Result<Option<
     Ok(Some((TokenKind::Pattern(Box::new(regex)), body.len() + 2 + flags.len())))
 }
 
-/// What stands between the first slash and the next one that no backslash precedes.
+/// Returns the text between the first slash and the next one without a backslash before it.
 fn pattern_body(text: &str) -> Option<&str> {
     let inner = text.strip_prefix('/')?;
     let end = inner.match_indices('/').map(|(at, _)| at).find(|at| !inner[..*at].ends_with('\\'))?;
     Some(&inner[..end])
 }
 
-/// The error for text that begins no token, with help for what people write by habit from other languages.
+/// Returns the error for text that starts no token, with help for common mistakes.
 fn unknown(text: &str, mode: Mode, offset: usize) -> ExpressionError {
     let end = text.find(|char: char| char.is_ascii_whitespace()).unwrap_or(text.len());
     let excerpt: String = text[..end].chars().take(EXCERPT_CHARS).collect();
@@ -163,13 +163,13 @@ fn help_for(text: &str, mode: Mode) -> Option<String> {
         let name: String = text.trim_start_matches(['$', '{', '%']).chars().take_while(|c| is_name_char(*c)).collect();
         format!("variables are written `${name}` in expressions, without braces or percent signs")
     } else if text.starts_with("$[[") && mode == Mode::Inputs {
-        "an input is written `$[[ inputs.name ]]`, without functions".to_owned()
+        "inputs are written `$[[ inputs.name ]]`, without functions".to_owned()
     } else if text.starts_with("$[[") {
         "inputs can be used only in files whose header declares them with `spec:inputs`".to_owned()
     } else if text.starts_with('$') {
-        "a variable's name has letters, digits and underscores; text stands in quotes".to_owned()
+        "names of variables contain letters, digits and underscores; put text into quotes".to_owned()
     } else if text.starts_with('!') {
-        "there is no `!`: write `$NAME == null` for \"not defined\", or use `!=` or `!~`".to_owned()
+        "there is no operator `!`: write `$NAME == null` for \"not defined\", or use `!=` or `!~`".to_owned()
     } else if text.starts_with('=') {
         "a comparison is written `==`".to_owned()
     } else if text.starts_with('&') {
@@ -177,7 +177,7 @@ fn help_for(text: &str, mode: Mode) -> Option<String> {
     } else if text.starts_with('|') {
         "\"or\" is written `||`".to_owned()
     } else if text.starts_with(['<', '>']) {
-        "there is no order between values: compare with `==` and `!=`, or match a pattern with `=~`".to_owned()
+        "`~values have no order: compare with `==` and `!=`, or match a pattern with `=~`~`".to_owned()
     } else if text.starts_with('/') && pattern_body(text).is_some() {
         "a pattern needs at least two characters between its slashes; `/^.$/` matches one character".to_owned()
     } else if text.starts_with('/') {
@@ -185,7 +185,7 @@ fn help_for(text: &str, mode: Mode) -> Option<String> {
     } else if text.starts_with(['"', '\'']) {
         "the closing quote is missing".to_owned()
     } else if !word.is_empty() {
-        format!("text stands in quotes: `\"{word}\"`; a variable begins with `$`")
+        format!("put text into quotes: `\"{word}\"`; variables begin with `$`")
     } else {
         return None;
     };

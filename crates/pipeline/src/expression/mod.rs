@@ -1,4 +1,4 @@
-//! The language of `rules:if`, `only:variables` and `spec:inputs:rules` (pipeline-yaml 3.1).
+//! Expressions of `rules:if`, `only:variables` and `spec:inputs:rules` (docs/spec/pipeline-yaml.md, section 3.1).
 //!
 //! ```text
 //! expr    := and { "||" and }
@@ -8,8 +8,8 @@
 //! ```
 //! An expression is parsed once ([`parse`]) and evaluated against any set of variables ([`Expression::evaluate`]).
 //!
-//! Invariants: no text makes it panic; an expression has at most [`MAX_TOKENS`] tokens, so nesting and time are bounded;
-//! values are compared as they are stored, a `$NAME` inside a value is never expanded.
+//! Invariants: no text makes this module panic. An expression has at most [`MAX_TOKENS`] tokens, which bounds depth and
+//! time. Values are compared unexpanded: a `$NAME` inside a value has no special meaning.
 
 mod error;
 mod evaluate;
@@ -26,7 +26,7 @@ use parser::Node;
 
 use crate::patterns::Patterns;
 
-/// The most tokens that an expression may have.
+/// Maximum number of tokens in an expression.
 pub const MAX_TOKENS: usize = 99;
 
 /// A parsed expression.
@@ -35,10 +35,10 @@ pub struct Expression {
     root: Node,
 }
 
-/// Parses a `rules:if`.
+/// Parses the expression of `rules:if`.
 ///
 /// # Errors
-/// [`ExpressionError`] with the place in `text` and, for the usual slips, what to write instead.
+/// Returns [`ExpressionError`] with the position in `text` and, for common mistakes, how to fix them.
 pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
     parse_within(text, &mut Patterns::default())
 }
@@ -46,17 +46,17 @@ pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
 /// Parses the `if` of `spec:inputs:rules`, which may also use `$[[ inputs.id ]]`.
 ///
 /// # Errors
-/// As [`parse`].
+/// Same as [`parse`].
 pub fn parse_input_rule(text: &str) -> Result<Expression, ExpressionError> {
     parse_input_rule_within(text, &mut Patterns::default())
 }
 
-/// As [`parse`], within a budget.
+/// Same as [`parse`], within a budget for patterns.
 pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
     parse_in(text, Mode::Variables, patterns)
 }
 
-/// As [`parse_input_rule`], within a budget.
+/// Same as [`parse_input_rule`], within a budget for patterns.
 pub(crate) fn parse_input_rule_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
     parse_in(text, Mode::Inputs, patterns)
 }
@@ -68,19 +68,21 @@ fn parse_in(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<Expressio
 }
 
 impl Expression {
-    /// Whether the expression holds. `variable` gives the stored value of a variable, `None` where it is not defined.
+    /// Evaluates the expression. `variable` returns the unexpanded value of a variable, or `None` if it is not defined.
     ///
     /// # Errors
-    /// [`ExpressionErrorKind::ValueIsNoRegexp`] where `=~` or `!~` has a value of the form `/.../` on its right that
-    /// does not compile. GitLab takes such an expression as false, without a word: do the same, and warn.
+    /// Returns [`ExpressionErrorKind::InvalidPatternValue`] if the right side of `=~` or `!~` has a value of the form
+    /// `/.../` that does not compile. GitLab silently evaluates such an expression to false. Callers should do the same
+    /// and add a warning.
     pub fn evaluate(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<bool, ExpressionError> {
         self.evaluate_with_inputs(variable, &|_| Value::Null)
     }
 
-    /// As [`Expression::evaluate`], for an expression from [`parse_input_rule`]: `input` gives the value of an input.
+    /// Same as [`Expression::evaluate`], for an expression from [`parse_input_rule`]. `input` returns the value of an
+    /// input.
     ///
     /// # Errors
-    /// As [`Expression::evaluate`].
+    /// Same as [`Expression::evaluate`].
     pub fn evaluate_with_inputs(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,
@@ -89,7 +91,7 @@ impl Expression {
         self.evaluate_within(variable, input, &mut Patterns::default())
     }
 
-    /// As [`Expression::evaluate_with_inputs`], within a budget.
+    /// Same as [`Expression::evaluate_with_inputs`], within a budget for patterns.
     pub(crate) fn evaluate_within(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,
@@ -100,7 +102,7 @@ impl Expression {
         Ok(evaluate::value_of(&self.root, &lookup)?.holds_as_condition())
     }
 
-    /// The names of the variables that the expression looks at, each once, in order of appearance.
+    /// Returns the names of the variables in the expression, each once, in order of appearance.
     #[must_use]
     pub fn variables(&self) -> Vec<&str> {
         let mut names = Vec::new();
@@ -114,7 +116,7 @@ impl Expression {
         names
     }
 
-    /// The ids of the inputs that the expression looks at, each once, in order of appearance.
+    /// Returns the names of the inputs in the expression, each once, in order of appearance.
     #[must_use]
     pub fn inputs(&self) -> Vec<&str> {
         let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! Tokens to a tree, by recursive descent. The bound on tokens bounds the depth.
+//! Parses tokens into a tree by recursive descent. The limit on tokens bounds the depth.
 
 use regex::Regex;
 
@@ -40,7 +40,7 @@ impl Operator {
         })
     }
 
-    /// Higher binds tighter.
+    /// Returns the precedence. Greater binds tighter.
     fn precedence(self) -> u8 {
         match self {
             Self::Or => 0,
@@ -51,7 +51,7 @@ impl Operator {
 }
 
 impl Node {
-    /// Shows every node to `visit`, operands from left to right.
+    /// Calls `visit` for every node, operands from left to right.
     pub(super) fn walk<'a>(&'a self, visit: &mut dyn FnMut(&'a Node)) {
         visit(self);
         if let Self::Binary { left, right, .. } = self {
@@ -61,7 +61,7 @@ impl Node {
     }
 }
 
-/// Parses all of `tokens`; `end` is the length of the text, for errors that are there.
+/// Parses all `tokens`. `end` is the length of the text, for errors at the end.
 pub(super) fn parse(tokens: &[Token], end: usize) -> Result<Node, ExpressionError> {
     if tokens.is_empty() {
         return Err(ExpressionError::new(ExpressionErrorKind::Empty, 0));
@@ -91,7 +91,7 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// Operators of at least `precedence`, grouped to the left.
+    /// Parses operators of at least `precedence`, with left associativity.
     fn binary(&mut self, precedence: u8) -> Result<Node, ExpressionError> {
         let mut left = self.primary()?;
         while let Some(token) = self.peek()

@@ -1,4 +1,4 @@
-//! Errors, their places and their help; the language itself is tested in `tests/it/c_expression.rs`.
+//! Tests errors, their position and their help. The language itself is tested in `crates/pipeline/tests/it/c_expression.rs`.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn error(text: &str) -> ExpressionError {
 }
 
 #[test]
-fn usual_slips_are_explained_at_their_place() {
+fn explains_common_mistakes_at_their_position() {
     for (text, offset, help) in [
         ("$A == ${V}", 6, "`$V`"),
         ("%V% == '1'", 0, "`$V`"),
@@ -20,12 +20,12 @@ fn usual_slips_are_explained_at_their_place() {
         ("$V = 'x'", 3, "`==`"),
         ("$V & $W", 3, "`&&`"),
         ("$V | $W", 3, "`||`"),
-        ("$V <= '1'", 3, "no order"),
+        ("$V <= '1'", 3, "have no order"),
         ("$V =~ /./", 6, "two characters"),
         ("$V =~ /abc", 6, "no closing `/`"),
         ("$V == \"x", 6, "closing quote"),
         ("$V == $[[ inputs.b ]]", 6, "spec:inputs"),
-        ("$V =~ /(?=x)/", 6, "no look-ahead"),
+        ("$V =~ /(?=x)/", 6, "not support look-ahead"),
         ("$ == 'x'", 0, "letters, digits"),
     ] {
         let error = error(text);
@@ -36,7 +36,7 @@ fn usual_slips_are_explained_at_their_place() {
 }
 
 #[test]
-fn misplaced_tokens_are_named() {
+fn error_names_misplaced_token() {
     assert_eq!(error("").kind, ExpressionErrorKind::Empty);
     assert_eq!(error("  ").kind, ExpressionErrorKind::Empty);
     assert_eq!(error("$V ==").kind, ExpressionErrorKind::MissingValue);
@@ -49,7 +49,7 @@ fn misplaced_tokens_are_named() {
 }
 
 #[test]
-fn the_names_that_are_used_are_known() {
+fn lists_names_of_variables_and_inputs() {
     let expression = parse("$A == '$X' && ($B =~ /x$Y/ || $A)").unwrap();
     assert_eq!(expression.variables(), ["A", "B"]);
     let rule = parse_input_rule("$[[ inputs.env ]] == 'p' && $[[inputs.my-size]] != null").unwrap();
@@ -57,14 +57,14 @@ fn the_names_that_are_used_are_known() {
 }
 
 #[test]
-fn a_value_that_is_no_pattern_is_an_error_of_the_evaluation() {
+fn evaluation_fails_for_invalid_pattern_value() {
     let error = parse("'x' =~ $V").unwrap().evaluate(&|_| Some("/(/".to_owned())).unwrap_err();
-    assert!(matches!(error.kind, ExpressionErrorKind::ValueIsNoRegexp(_)), "{error}");
+    assert!(matches!(error.kind, ExpressionErrorKind::InvalidPatternValue(_)), "{error}");
     assert_eq!(error.offset, 4);
 }
 
 #[test]
-fn input_rules_know_types() {
+fn input_rules_compare_types() {
     let rule = parse_input_rule("$[[ inputs.flag ]] == true && $[[ inputs.size ]] != 'big'").unwrap();
     let holds = |flag: bool, size: &str| {
         let size = size.to_owned();

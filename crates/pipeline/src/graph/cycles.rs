@@ -1,9 +1,9 @@
-//! Circles in a graph.
+//! Finds cycles in a graph.
 
 use crate::diagnostic::Diagnostic;
 use crate::node::Span;
 
-/// How far a node's links have been followed.
+/// Progress of the search for a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     New,
@@ -11,8 +11,9 @@ enum Mark {
     Done,
 }
 
-/// A circle among `count` nodes, each once and in order: every one needs the next, the last needs the first. `None`
-/// where there is no circle. Walks each link once, without recursion.
+/// Returns a cycle among `count` nodes, if there is one. Each node depends on the next, and the last one on the first.
+///
+/// Follows each link once, without recursion.
 pub(crate) fn find<I: Iterator<Item = usize>>(count: usize, links: impl Fn(usize) -> I) -> Option<Vec<usize>> {
     let mut marks = vec![Mark::New; count];
     for start in 0..count {
@@ -50,7 +51,7 @@ fn set(marks: &mut [Mark], node: usize, mark: Mark) {
     }
 }
 
-/// The error for a circle of `needs`, which spells it out.
+/// Creates the error for a cycle of `needs`.
 pub(crate) fn cycle_message(span: Option<Span>, names: &[&str]) -> Diagnostic {
     let mut circle = names.to_vec();
     circle.extend(names.first());
@@ -67,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_given_in_order() {
+    fn returns_cycle_in_order() {
         assert_eq!(circle(&[&[1], &[2], &[3, 1], &[]]), Some(vec![1, 2]));
         assert_eq!(circle(&[&[0]]), Some(vec![0]));
         assert_eq!(circle(&[&[1, 2], &[3], &[3], &[]]), None);
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_chain_does_not_use_up_the_stack() {
+    fn long_chain_does_not_overflow_the_stack() {
         let count = 200_000;
         assert_eq!(find(count, |node| (node + 1 < count).then_some(node + 1).into_iter()), None);
     }

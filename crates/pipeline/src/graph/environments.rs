@@ -1,4 +1,4 @@
-//! `environment:on_stop` (pipeline-yaml 1.8).
+//! Checks `environment:on_stop` (docs/spec/pipeline-yaml.md, section 1.8).
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::diagnostic::Diagnostic;
 
 use super::Problems;
 
-/// Checks that each `on_stop` names a job that stops the same environment.
+/// Checks that each `on_stop` refers to a job that stops the same environment.
 pub(crate) fn check(config: &Config, problems: &mut Problems) {
     let jobs: HashMap<&str, &JobEntry> = config.jobs.iter().map(|job| (&*job.name, job)).collect();
     for job in &config.jobs {

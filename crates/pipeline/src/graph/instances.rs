@@ -1,4 +1,4 @@
-//! Parallel jobs become instances with names of their own (pipeline-yaml 1.7).
+//! Expands parallel jobs into instances (docs/spec/pipeline-yaml.md, section 1.7).
 
 use std::collections::HashMap;
 
@@ -10,12 +10,12 @@ use crate::diagnostic::Diagnostic;
 
 use super::{Instance, MAX_JOBS, Problems};
 
-/// Longest name of an instance, in characters.
+/// Maximum length of the name of an instance, in characters.
 const MAX_NAME: usize = 255;
-/// Most stages that an error names.
+/// Maximum number of stages in an error message.
 const MAX_STAGES_LISTED: usize = 50;
 
-/// All instances in creation order: by stage, then as written. `None` where there are too many.
+/// Returns all instances, ordered by stage, then as written. `None` if there are too many.
 pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<Instance>> {
     let stages: HashMap<&str, usize> =
         config.stages.iter().enumerate().map(|(index, name)| (name.as_str(), index)).collect();
@@ -92,7 +92,7 @@ fn expand(job: &JobEntry, index: usize, stage: usize, all: &mut Vec<Instance>) {
                 .map(|number| instance(format!("{} {number}/{total}", job.name), Cell::new(), Some((number, *total)))),
         ),
         Some(Parallel::Matrix(entries)) => {
-            // Cells of equal values have equal names: the later one takes the place of the earlier one.
+            // Cells with equal values have equal names. The later cell replaces the earlier one.
             let cells: indexmap::IndexMap<String, Cell> =
                 parallel::cells(entries).into_iter().map(|cell| (cell_name(&job.name, &cell), cell)).collect();
             let total = u32::try_from(cells.len()).unwrap_or(u32::MAX);
@@ -102,7 +102,7 @@ fn expand(job: &JobEntry, index: usize, stage: usize, all: &mut Vec<Instance>) {
     }
 }
 
-/// The name of an instance of a matrix.
+/// Returns the name of an instance of a matrix.
 pub(super) fn cell_name(job: &str, cell: &Cell) -> String {
     let values: Vec<&str> = cell.iter().map(|(_, value)| value.as_str()).collect();
     format!("{job}: [{}]", values.join(", "))

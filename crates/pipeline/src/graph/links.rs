@@ -1,4 +1,4 @@
-//! Names in `needs`, `dependencies` and `trigger:include:job` become links (pipeline-yaml 1.4).
+//! Resolves the names in `needs`, `dependencies` and `trigger:include:job` (docs/spec/pipeline-yaml.md, section 1.4).
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::node::Span;
 use super::instances::cell_name;
 use super::{Instance, Link, MAX_LINKS, Names, Problems};
 
-/// With more errors than this, the rest is not looked at.
+/// Number of errors after which the remaining jobs are not checked.
 const MAX_ERRORS: usize = 10_000;
 
-/// Links all instances. Answers whether it came to an end; it does not where there are too many links.
+/// Resolves the links of all instances. Returns false if there are too many links.
 pub(crate) fn link(config: &Config, instances: &mut [Instance], names: &Names<'_>, problems: &mut Problems) -> bool {
     let mut total = 0_usize;
     for job in &config.jobs {
@@ -38,16 +38,16 @@ pub(crate) fn link(config: &Config, instances: &mut [Instance], names: &Names<'_
             return false;
         }
         if total > MAX_LINKS {
-            let message = format!("the `needs` and `dependencies` of all jobs come to more than {MAX_LINKS}");
+            let message = format!("the jobs have more than {MAX_LINKS} `needs` and `dependencies` in total");
             problems
-                .push(Diagnostic::error(job.span, message).help("let one job collect the results of a parallel job"));
+                .push(Diagnostic::error(job.span, message).help("combine the results of a parallel job in one job"));
             return false;
         }
     }
     true
 }
 
-/// The links of one instance.
+/// The resolved links of an instance.
 #[derive(Debug, Default, Clone)]
 struct Links {
     needs: Option<Arc<[Link]>>,
@@ -62,18 +62,18 @@ impl Links {
     }
 }
 
-/// Links one job.
+/// Resolves the links of a job.
 struct Linker<'a> {
     config: &'a Config,
     instances: &'a [Instance],
     names: &'a Names<'a>,
     job: &'a JobEntry,
-    /// Its own instances.
+    /// The instances of the job.
     group: Range<usize>,
 }
 
 impl Linker<'_> {
-    /// The links of each of the job's instances, in order.
+    /// Returns the links of each instance of the job, in order.
     fn job(&self, problems: &mut Problems) -> Vec<Links> {
         let rules = self.job.rules.as_deref().unwrap_or_default();
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
@@ -82,7 +82,7 @@ impl Linker<'_> {
         self.producers(problems);
         let own = self.instances.get(self.group.clone()).unwrap_or_default();
         if !lists.iter().flatten().any(|needs| uses_matrix(needs)) {
-            // The same for all instances.
+            // All instances have the same links.
             let links = self.links(&lists, &dependencies, own.first().map(|instance| &instance.cell), problems);
             return vec![links; own.len()];
         }
@@ -101,7 +101,7 @@ impl Linker<'_> {
         Links { needs, rule_needs: all.collect(), dependencies: dependencies.clone() }
     }
 
-    /// The links of one list of `needs`.
+    /// Resolves a list of `needs`.
     fn needs(&self, needs: &Needs, cell: Option<&Cell>, problems: &mut Problems) -> Arc<[Link]> {
         let mut links = Vec::new();
         let mut seen = HashSet::new();
@@ -123,7 +123,7 @@ impl Linker<'_> {
         links.into()
     }
 
-    /// The instances that one entry of `needs` means.
+    /// Returns the instances that an entry of `needs` refers to.
     fn need(
         &self,
         entry: &NeedEntry,
@@ -148,7 +148,7 @@ impl Linker<'_> {
             problems.push(self.too_late(message, &range, entry.span));
             return Vec::new();
         }
-        // The cells of a job whose own matrix may be wrong cannot be told.
+        // If the matrix of the needed job has errors, its cells are unknown.
         let Some(matrix) = matrix.filter(|_| !self.job.is_broken) else { return range.collect() };
         let own = cell.filter(|cell| !cell.is_empty());
         match with_own_values(matrix, own) {
@@ -160,7 +160,7 @@ impl Linker<'_> {
         }
     }
 
-    /// The instances whose cells a `needs:parallel:matrix` gives.
+    /// Returns the instances of the cells that `needs:parallel:matrix` selects.
     fn chosen(
         &self,
         entry: &NeedEntry,
@@ -192,12 +192,12 @@ impl Linker<'_> {
         let help = if order.is_empty() {
             format!("`{name}` has no `parallel:matrix`")
         } else {
-            format!("give values of `{name}` with the identifiers in its order: {}", order.join(", "))
+            format!("use the values of `{name}`, with the identifiers in this order: {}", order.join(", "))
         };
         Diagnostic::error(span, message).help(help)
     }
 
-    /// `dependencies`: existing jobs of the same or an earlier stage, which are also in `needs` if there are any.
+    /// Resolves `dependencies`: jobs of the same or an earlier stage. If the job has `needs`, they must be among them.
     fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();
@@ -224,7 +224,7 @@ impl Linker<'_> {
         Some(all.into())
     }
 
-    /// The jobs of `trigger:include:job`.
+    /// Resolves the jobs of `trigger:include:job`.
     fn producers(&self, problems: &mut Problems) {
         if let WorkEntry::Bridge(bridge) = &self.job.work {
             for producer in &bridge.producers {
@@ -251,8 +251,8 @@ impl Linker<'_> {
         Some(range)
     }
 
-    /// Whether a job is in the same or an earlier stage. Of a stage that does not exist, which has been told, nothing can
-    /// be said.
+    /// Returns true if a job is in the same or an earlier stage. Also returns true if its stage does not exist, which
+    /// has been reported.
     fn is_early_enough(&self, range: &Range<usize>) -> bool {
         let stage = |index: usize| {
             let instance = self.instances.get(index)?;
@@ -290,7 +290,7 @@ fn uses_matrix(needs: &Needs) -> bool {
     needs.entries.iter().any(|entry| matches!(&entry.target, NeedTarget::Job { matrix: Some(_), .. }))
 }
 
-/// A matrix in which `$[[ matrix.X ]]` has been replaced by the consumer's own value of X.
+/// Returns the matrix with each `$[[ matrix.X ]]` replaced by the dependent job's value of `X`.
 fn with_own_values(matrix: &[MatrixEntry], own: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
     let value = |value: &String| own_value(value, own);
     let list = |(name, values): &(String, Vec<String>)| {
@@ -299,14 +299,14 @@ fn with_own_values(matrix: &[MatrixEntry], own: Option<&Cell>) -> Result<Vec<Mat
     matrix.iter().map(|entry| entry.iter().map(list).collect()).collect()
 }
 
-/// One value, with each `$[[ matrix.X ]]` in it replaced.
+/// Returns a value with each `$[[ matrix.X ]]` replaced.
 fn own_value(text: &str, own: Option<&Cell>) -> Result<String, String> {
     let mut out = String::new();
     let mut rest = text;
     while let Some((before, block)) = rest.split_once("$[[") {
         let Some((inner, after)) = block.split_once("]]") else { break };
         let Some(identifier) = inner.trim().strip_prefix("matrix.") else {
-            return Err(format!("`$[[{inner}]]` is unknown here: only `matrix.<identifier>` can be used"));
+            return Err(format!("unknown block `$[[{inner}]]`: only `matrix.<identifier>` can be used here"));
         };
         let Some(own) = own else {
             return Err(format!("`$[[{inner}]]` can be used only in a job with `parallel:matrix`"));

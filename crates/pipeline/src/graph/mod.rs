@@ -1,7 +1,7 @@
-//! The graph of all jobs, before rules: parallel jobs become instances, names become links, and what cannot be is told
-//! (pipeline-yaml 1.4, 1.7, 2.1 steps 8 and 9).
+//! The graph of all jobs before rules are evaluated. Expands parallel jobs, resolves names, and reports invalid
+//! dependencies (docs/spec/pipeline-yaml.md, sections 1.4, 1.7 and 2.1, items 8 and 9).
 //!
-//! Everything here is linear, or n log n, in the number of instances and links; both are bounded.
+//! The time is linear, or n log n, in the number of instances and links. Both numbers are limited.
 
 mod cycles;
 mod environments;
@@ -20,18 +20,18 @@ use crate::node::Span;
 
 pub(crate) use cycles::{cycle_message, find as find_circle};
 
-/// Most jobs of a pipeline, instances counted.
+/// Maximum number of jobs of a pipeline, including instances of parallel jobs.
 const MAX_JOBS: usize = 50_000;
-/// Most links between jobs, over all jobs.
+/// Maximum number of links between jobs in a pipeline.
 const MAX_LINKS: usize = 1_000_000;
 
-/// All instances, in creation order, with their links.
+/// All instances in creation order, with their links.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     pub(crate) instances: Vec<Instance>,
 }
 
-/// One job of the pipeline-to-be: an ordinary job, or one of a parallel job's.
+/// A job that the pipeline may contain: an ordinary job, or an instance of a parallel job.
 #[derive(Debug)]
 pub(crate) struct Instance {
     /// Index in [`Config::jobs`].
@@ -40,15 +40,15 @@ pub(crate) struct Instance {
     pub(crate) stage: usize,
     /// Full name.
     pub(crate) name: String,
-    /// The values of its matrix cell.
+    /// Values of the matrix cell.
     pub(crate) cell: Cell,
-    /// Index from 1 and total, where the job is parallel.
+    /// Index, starting at 1, and total of a parallel job.
     pub(crate) node: Option<(u32, u32)>,
-    /// What `needs` of the job names; `None`: it has none.
+    /// `needs` of the job. `None` if it has none.
     pub(crate) needs: Option<Arc<[Link]>>,
-    /// What `needs` of each of its rules names.
+    /// `needs` of each rule of the job.
     pub(crate) rule_needs: Vec<Option<Arc<[Link]>>>,
-    /// What `dependencies` names.
+    /// `dependencies` of the job.
     pub(crate) dependencies: Option<Arc<[usize]>>,
 }
 
@@ -57,33 +57,33 @@ pub(crate) struct Instance {
 pub(crate) struct Link {
     /// Index in [`Graph::instances`].
     pub(crate) to: usize,
-    /// Download its artifacts.
+    /// Whether to download the artifacts.
     pub(crate) artifacts: bool,
-    /// It may be missing.
+    /// Whether the job may be missing from the pipeline.
     pub(crate) optional: bool,
-    /// Where it is named.
+    /// Position of the entry.
     pub(crate) span: Span,
 }
 
-/// Where names lead.
+/// Resolves names of jobs and stages.
 #[derive(Debug)]
 struct Names<'c> {
-    /// The instances of a job by its written name.
+    /// Instances of a job by its name as written.
     groups: HashMap<&'c str, Range<usize>>,
-    /// One instance by its full name.
+    /// Instance by its full name.
     full: HashMap<String, usize>,
-    /// The stages that exist.
+    /// Names of existing stages.
     stages: HashSet<&'c str>,
 }
 
 impl Names<'_> {
-    /// The instances that a name means: all of a job, or one by its full name.
+    /// Returns the instances that a name refers to: all instances of a job, or one by its full name.
     fn find(&self, name: &str) -> Option<Range<usize>> {
         self.groups.get(name).cloned().or_else(|| self.full.get(name).map(|&one| one..one + 1))
     }
 }
 
-/// Builds the graph; tells everything that is wrong with it.
+/// Builds the graph and reports all errors in it.
 pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     let Some(mut instances) = instances::instances(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);
@@ -93,7 +93,7 @@ pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
         environments::check(config, problems);
     }
     if config.is_stub {
-        // Names that lead nowhere may be in what was left out.
+        // Unknown names may be defined in files that were skipped.
         problems.roll_back(mark);
     }
     if !is_linked {
@@ -112,16 +112,15 @@ fn names<'c>(config: &'c Config, instances: &[Instance], problems: &mut Problems
         let group = groups.entry(&job.name).or_insert(index..index);
         group.end = index + 1;
         if full.insert(instance.name.clone(), index).is_some() {
-            let message =
-                format!("there are two jobs of the name `{}`: one is an instance of a parallel job", instance.name);
-            problems.push(crate::diagnostic::Diagnostic::error(job.span, message).help("give one another name"));
+            let message = format!("two jobs have the name `{}`: one is an instance of a parallel job", instance.name);
+            problems.push(crate::diagnostic::Diagnostic::error(job.span, message).help("rename one of them"));
         }
     }
     Names { groups, full, stages: config.stages.iter().map(String::as_str).collect() }
 }
 
 impl Graph {
-    /// Tells about a circle of `needs`, if there is one.
+    /// Reports a cycle of `needs`, if there is one.
     fn check_cycles(&self, config: &Config, problems: &mut Problems) {
         let links = |index: usize| {
             let needs = self.instances.get(index).and_then(|instance| instance.needs.as_deref());
@@ -135,7 +134,7 @@ impl Graph {
         problems.push(cycle_message(span, &names));
     }
 
-    /// The job as written of an instance.
+    /// Returns the job that an instance was created from.
     pub(crate) fn entry<'c>(&self, config: &'c Config, index: usize) -> Option<&'c JobEntry> {
         config.jobs.get(self.instances.get(index)?.job)
     }

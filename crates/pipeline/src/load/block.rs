@@ -1,14 +1,14 @@
-//! The grammar of an interpolation block, `$[[ inputs.name | function(argument) ]]` (pipeline-yaml 2.7).
+//! Parses interpolation blocks: `$[[ inputs.name | function(argument) ]]` (docs/spec/pipeline-yaml.md, section 2.7).
 
-use crate::limits::{INTERPOLATION_BLOCK_BYTES, INTERPOLATION_FUNCTIONS};
+use crate::limits::{MAX_INTERPOLATION_BLOCK_BYTES, MAX_INTERPOLATION_FUNCTIONS};
 use crate::suggest::did_you_mean;
 
-/// What starts a block.
+/// Start of a block.
 pub(super) const OPEN: &str = "$[[";
 const CLOSE: &str = "]]";
 const FUNCTIONS: &[&str] = &["expand_vars", "truncate", "posix_escape"];
 
-/// A text cut into what stays and what is replaced.
+/// A part of a text: literal text, or a block to replace.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
     Text(&'a str),
@@ -16,7 +16,7 @@ pub(super) enum Piece<'a> {
     Block(&'a str),
 }
 
-/// Cuts `text` at its blocks. A `$[[` without `]]` is text.
+/// Splits `text` at its blocks. A `$[[` without `]]` is literal text.
 pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -35,19 +35,19 @@ pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// A block that has been understood.
+/// A parsed block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block<'a> {
     pub(super) access: Access<'a>,
     pub(super) functions: Vec<Function>,
 }
 
-/// What a block stands for.
+/// The value that a block refers to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Access<'a> {
     Input(&'a str),
     Component(&'a str),
-    /// `$[[ matrix.X ]]`, which is resolved when the matrix is.
+    /// `$[[ matrix.X ]]`, which is resolved together with the matrix.
     Matrix,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Access<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Function {
     ExpandVars,
-    /// In characters.
+    /// Position and length in characters.
     Truncate {
         offset: usize,
         length: usize,
@@ -63,7 +63,7 @@ pub(super) enum Function {
     PosixEscape,
 }
 
-/// What is wrong with a block, and what to do.
+/// What is wrong with a block, and how to fix it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BlockError {
     pub(super) message: String,
@@ -76,11 +76,13 @@ impl BlockError {
     }
 }
 
-/// Reads the text between the brackets.
+/// Parses the text between the brackets.
 pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
-    if inner.len() > INTERPOLATION_BLOCK_BYTES {
-        let message =
-            format!("an interpolation block has {} bytes, more than {INTERPOLATION_BLOCK_BYTES}", inner.len());
+    if inner.len() > MAX_INTERPOLATION_BLOCK_BYTES {
+        let message = format!(
+            "interpolation block is too long: {} bytes (maximum is {MAX_INTERPOLATION_BLOCK_BYTES})",
+            inner.len()
+        );
         return Err(BlockError::new(message, None));
     }
     let mut parts = inner.split('|').map(str::trim);
@@ -95,7 +97,7 @@ pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
         }
     };
     let written: Vec<&str> = parts.collect();
-    if written.len() > INTERPOLATION_FUNCTIONS {
+    if written.len() > MAX_INTERPOLATION_FUNCTIONS {
         let message = format!("too many functions in interpolation block: {}, at most 3", written.len());
         return Err(BlockError::new(message, None));
     }
@@ -115,7 +117,7 @@ fn function(written: &str) -> Result<Function, BlockError> {
     let (name, arguments) = match written.split_once('(') {
         Some((name, rest)) => match rest.strip_suffix(')') {
             Some(arguments) => (name.trim(), Some(arguments)),
-            None => return Err(BlockError::new(format!("`{written}` lacks its closing `)`"), None)),
+            None => return Err(BlockError::new(format!("`{written}` is missing a closing `)`"), None)),
         },
         None => (written, None),
     };
@@ -128,7 +130,7 @@ fn function(written: &str) -> Result<Function, BlockError> {
             Err(BlockError::new(format!("`{name}` takes no arguments"), Some(format!("write `{name}` alone"))))
         }
         _ => Err(BlockError::new(
-            format!("no function matching `{name}`"),
+            format!("unknown function `{name}`"),
             did_you_mean(name, FUNCTIONS.iter().copied()).or_else(|| {
                 Some("the functions are `expand_vars`, `truncate(offset,length)` and `posix_escape`".to_owned())
             }),
@@ -141,8 +143,8 @@ fn truncate(arguments: &str) -> Result<Function, BlockError> {
     match numbers.as_slice() {
         &[Some(offset), Some(length)] => Ok(Function::Truncate { offset, length }),
         _ => Err(BlockError::new(
-            "`truncate` takes two whole numbers",
-            Some("write `truncate(offset,length)`, both counted in characters from 0".to_owned()),
+            "`truncate` takes two integers",
+            Some("write `truncate(offset,length)`, with offset and length in characters, starting at 0".to_owned()),
         )),
     }
 }

@@ -1,4 +1,5 @@
-//! The body of one file: its header applied with the inputs that are given (pipeline-yaml 2.1, steps 2 and 3).
+//! Applies the header of a file to its body, with the inputs of the including entry (docs/spec/pipeline-yaml.md,
+//! section 2.1, items 2 and 3).
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::node::{Map, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// The body of a file with its blocks replaced.
+    /// Returns the body of a file with its blocks replaced.
     pub(super) fn interpolated(&mut self, file: &File, given: &[Given], at: Option<Span>) -> Option<Arc<Map>> {
         let mut problems = Vec::new();
         let mut header = Header::default();
@@ -28,7 +29,7 @@ impl Loader<'_> {
             }
         }
         let given = self.with_run_inputs(&header.inputs, given, at.is_none() && file.origin == Origin::Root);
-        // Values for declarations that are wrong themselves would be judged wrongly.
+        // Do not check values against declarations that are invalid.
         let values = if is_free_of_errors(&problems) {
             inputs::resolve(&file.name, &header.inputs, &given, at, &mut self.patterns, &mut problems)
         } else {
@@ -63,8 +64,8 @@ impl Loader<'_> {
         (!interpolator.is_too_deep).then_some(body)
     }
 
-    /// The values that are given with those of the run request, which are for the root file, else for each file that declares
-    /// such an input.
+    /// Returns the given values and those of the run request. The latter apply to the root file if it declares them,
+    /// otherwise to every file that declares them.
     fn with_run_inputs(&mut self, declared: &[Declaration], given: &[Given], is_root: bool) -> Vec<Given> {
         let mut all = given.to_vec();
         for (name, value) in &self.context.inputs {
@@ -81,18 +82,19 @@ impl Loader<'_> {
         all
     }
 
-    /// GitLab leaves blocks alone in a file without header. That is hardly ever meant.
+    /// Warns about blocks in a file without a header. GitLab does not replace them, which is rarely intended.
     fn blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
             let span = || span_at(file.source, &file.text, offset, block::OPEN.len());
             if rest.starts_with("component.") {
-                let problem = Diagnostic::error(span(), "`component` is used outside of a component");
+                let problem = Diagnostic::error(span(), "`component` can only be used in a component");
                 self.diagnostics.push(problem.help("declare the fields in a header: `spec: {component: [name]}`"));
                 return;
             }
             if rest.starts_with("inputs.") {
-                let problem = Diagnostic::warning(span(), "the block stays as it is: the file declares no inputs");
+                let problem =
+                    Diagnostic::warning(span(), "the block is not replaced, because the file declares no inputs");
                 self.diagnostics
                     .push(problem.help("add a header with `spec: {inputs: ...}`, ended by a line with `---`"));
                 return;
@@ -100,7 +102,7 @@ impl Loader<'_> {
         }
     }
 
-    /// The declarations of a file that `spec:include` names.
+    /// Returns the declarations of a file that `spec:include` refers to.
     fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
         let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
         if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
@@ -114,9 +116,8 @@ impl Loader<'_> {
         for (target, place) in self.targets(entry, origin) {
             let Some(file) = self.fetch(&target, place, entry) else { continue };
             for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
-                let message = format!("`{}` may hold only `inputs`, not `{key}`", file.name);
-                problems
-                    .push(Diagnostic::error(extra.key_span, message).related(place, "included into the header here"));
+                let message = format!("`{}` can contain only `inputs`, not `{key}`", file.name);
+                problems.push(Diagnostic::error(extra.key_span, message).related(place, "included in the header here"));
             }
             if let Some(inputs) = file.body.get("inputs") {
                 let more = header::declarations(inputs, &mut self.patterns, problems);
@@ -131,7 +132,7 @@ fn is_free_of_errors(problems: &[Diagnostic]) -> bool {
     problems.iter().all(|problem| problem.severity != Severity::Error)
 }
 
-/// Adds declarations whose names are new; the others are reported.
+/// Adds declarations with new names and reports duplicates.
 fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &mut Vec<Diagnostic>) {
     for declaration in more {
         match inputs.iter().find(|known| known.name == declaration.name) {

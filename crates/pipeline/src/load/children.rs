@@ -1,10 +1,10 @@
-//! The child pipelines that a merged tree starts.
+//! Finds the child pipelines that a merged configuration starts.
 
 use crate::config::parsing::json;
 use crate::context::ChildSource;
 use crate::node::{Node, Value};
 
-/// What each bridge of a merged tree includes, but for the files that jobs make.
+/// Returns the includes of each bridge of a merged configuration, except files from artifacts.
 #[must_use]
 pub fn children(root: &Node) -> Vec<Vec<ChildSource>> {
     let jobs = root.as_map().into_iter().flat_map(|map| map.iter());

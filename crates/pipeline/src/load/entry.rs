@@ -1,4 +1,4 @@
-//! The shape of one `include` entry (pipeline-yaml 1.1): which file it asks for, with which inputs, under which rules.
+//! Parses an `include` entry (docs/spec/pipeline-yaml.md, section 1.1): the file, its inputs, and the rules.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use crate::diagnostic::Diagnostic;
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// The keys that say where a file is; an entry has exactly one.
+/// Keys for the location of a file. An entry needs exactly one.
 const ACCESSORS: &[&str] = &["local", "project", "remote", "template", "component"];
-/// The keys beside them.
+/// Other keys of an entry.
 const OTHER_KEYS: &[&str] = &["file", "ref", "integrity", "inputs", "rules", "cache"];
 
-/// An include entry, its texts as written: variables are not expanded yet.
+/// An include entry as written. Its variables are not expanded yet.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) location: Location,
-    /// The whole entry.
+    /// Position of the entry.
     pub(super) span: Span,
     /// `inputs`
     pub(super) inputs: Option<(Arc<Map>, Span)>,
@@ -23,7 +23,7 @@ pub(super) struct Entry {
     pub(super) rules: Option<Node>,
 }
 
-/// Where a file is.
+/// Location of a file.
 #[derive(Debug)]
 pub(super) enum Location {
     Local(Text),
@@ -33,14 +33,14 @@ pub(super) enum Location {
     Component(Text),
 }
 
-/// A text and its place.
+/// A string with its position.
 #[derive(Debug, Clone)]
 pub(super) struct Text {
     pub(super) text: String,
     pub(super) span: Span,
 }
 
-/// The entries of an `include` keyword; what cannot be one is reported.
+/// Parses the entries of `include`. Reports invalid ones.
 pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Entry> {
     let nodes = match &include.value {
         Value::Null => &[],
@@ -50,7 +50,7 @@ pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<
     nodes.iter().filter_map(|node| entry(node).map_err(|problem| diagnostics.push(*problem)).ok()).collect()
 }
 
-/// Reads one entry.
+/// Parses an entry.
 pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {
     let span = node.span;
     let map = match &node.value {
@@ -67,7 +67,7 @@ pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {
                 .help("files are included before references are resolved; write the entry itself")
                 .into());
         }
-        _ => return Err(error(span, &format!("an include is a path or a map, not {}", node.kind())).into()),
+        _ => return Err(error(span, &format!("`include` takes a path or a map, not {}", node.kind())).into()),
     };
     check_keys(map)?;
     let location = location(map, span)?;
@@ -101,8 +101,11 @@ fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
         ACCESSORS.iter().filter_map(|accessor| map.get(accessor).map(|value| (*accessor, value))).collect();
     let &[(accessor, value)] = named.as_slice() else {
         let named: Vec<&str> = named.iter().map(|(accessor, _)| *accessor).collect();
-        let found =
-            if named.is_empty() { "it has none".to_owned() } else { format!("it has `{}`", named.join("`, `")) };
+        let found = if named.is_empty() {
+            "it has none of them".to_owned()
+        } else {
+            format!("it has `{}`", named.join("`, `"))
+        };
         return Err(error(span, &format!("an include needs to match exactly one accessor, {found}"))
             .help("write one entry for each of `local`, `project`, `remote`, `template`, `component`")
             .into());
@@ -111,7 +114,9 @@ fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
         if let Some(entry) = map.entry(key)
             && owner != accessor
         {
-            return Err(error(entry.key_span, &format!("`{key}` belongs to `{owner}`, not to `{accessor}`")).into());
+            return Err(
+                error(entry.key_span, &format!("`{key}` can be used with `{owner}`, not with `{accessor}`")).into()
+            );
         }
     }
     let value = as_text(value, accessor)?;
@@ -126,7 +131,7 @@ fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
 
 fn files(map: &Map, span: Span) -> Result<Vec<Text>, Box<Diagnostic>> {
     let Some(node) = map.get("file") else {
-        return Err(error(span, "an include of a `project` needs to name its `file`")
+        return Err(error(span, "`include:project` needs the key `file`")
             .help("add `file: path/in/that/project.yml`")
             .into());
     };
@@ -150,7 +155,7 @@ fn as_text(node: &Node, key: &str) -> Result<Text, Box<Diagnostic>> {
 
 fn wrong_kind(node: &Node, key: &str, wanted: &str) -> Diagnostic {
     let found = match &node.value {
-        Value::String(text) if text.trim().is_empty() => "a blank one",
+        Value::String(text) if text.trim().is_empty() => "a blank string",
         Value::List(items) if items.is_empty() => "an empty list",
         _ => node.kind(),
     };

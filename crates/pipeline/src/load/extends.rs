@@ -1,28 +1,29 @@
-//! `extends` (pipeline-yaml 2.4): each job over its parents, parents first.
+//! `extends` (docs/spec/pipeline-yaml.md, section 2.4): merges each job over its parents, after the parents have been
+//! merged.
 //!
-//! The graph of parents is worked through level by level, without recursion, so its shape does not matter for the time.
+//! Processes the graph of parents level by level, without recursion.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::merge::{Budget, merge_into};
-use super::{Parent, SUGGESTIONS};
+use super::{MAX_SUGGESTIONS, Parent};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
-use crate::limits::EXTENDS_LEVELS;
+use crate::limits::MAX_EXTENDS_LEVELS;
 use crate::node::{Entry, Map, Node, Value};
 use crate::suggest::did_you_mean;
 
-/// What is left to do for one key with `extends`.
+/// State of a key with `extends`.
 struct Child {
     parents: Vec<Parent>,
-    /// Parents that have `extends` themselves and are not merged yet.
+    /// Number of parents that have `extends` themselves and have not been merged yet.
     waiting: usize,
-    /// The key itself and the longest way up.
+    /// Number of levels of inheritance, including the key itself.
     levels: usize,
 }
 
-/// The tree with every `extends` merged, and the parents of each key.
+/// Merges every `extends`. Returns the tree, and the parents of each key.
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,
@@ -48,9 +49,9 @@ pub(super) fn resolve(
         if child.parents.iter().any(|parent| gaps.has(&parent.name)) {
             gaps.add(&name);
         }
-        if child.levels <= EXTENDS_LEVELS {
+        if child.levels <= MAX_EXTENDS_LEVELS {
             extend(&mut merged, &name, &child, budget);
-        } else if child.levels == EXTENDS_LEVELS + 1 {
+        } else if child.levels == MAX_EXTENDS_LEVELS + 1 {
             diagnostics.push(too_deep(&name, &child));
         }
         for waiting in below.get(&*name).into_iter().flatten() {
@@ -64,11 +65,11 @@ pub(super) fn resolve(
         }
         parents.insert(name.to_string(), child.parents);
     }
-    report_circles(root, &children, diagnostics);
+    report_cycles(root, &children, diagnostics);
     (merged, parents)
 }
 
-/// Every key with `extends`, in written order, with the parents that exist.
+/// Returns every key with `extends`, in written order, with its existing parents.
 fn children(root: &Map, gaps: &mut Gaps, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Child)> {
     let mut found = Vec::new();
     for (name, entry) in root.iter() {
@@ -86,7 +87,7 @@ fn children(root: &Map, gaps: &mut Gaps, diagnostics: &mut Vec<Diagnostic>) -> V
             parent
         };
         let parents: Vec<Parent> = named.iter().filter_map(parent).collect();
-        // A parent that is a map without `extends` is one level.
+        // A parent without `extends` adds one level.
         let levels = 1 + usize::from(!parents.is_empty());
         found.push((Arc::clone(name), Child { parents, waiting: 0, levels }));
     }
@@ -114,15 +115,15 @@ fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut V
                 node.span,
                 format!("{child}: invalid base in `extends`: `{name}` is {}, not a map", entry.node.kind()),
             )
-            .related(entry.key_span, format!("`{name}` is written here")),
+            .related(entry.key_span, format!("`{name}` is defined here")),
         ),
-        // It may be in a file that could not be had, which has been told.
+        // The parent may be in a file that could not be read, which has been reported.
         None if gaps.lacks_a_file => {}
         None => {
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
-            let known = if diagnostics.len() < SUGGESTIONS { root.len() } else { 0 };
+            let known = if diagnostics.len() < MAX_SUGGESTIONS { root.len() } else { 0 };
             problem.help = did_you_mean(name, root.keys().take(known).map(|key| &**key).filter(|key| *key != child))
-                .or_else(|| Some("define it here or in a file named by `include`".to_owned()));
+                .or_else(|| Some("define it here or in an included file".to_owned()));
             diagnostics.push(problem);
         }
     }
@@ -136,7 +137,7 @@ fn extend(merged: &mut Map, name: &Arc<str>, child: &Child, budget: &mut Budget)
             merge_into(&mut result, map, budget);
         }
     }
-    // The names in `extends` are those that the key itself was written with.
+    // `extends` of the result is that of the key itself, not of a parent.
     result.remove("extends");
     let Some(Entry { key_span, node }) = merged.entry(name).cloned() else { return };
     if let Some(own) = node.as_map() {
@@ -148,13 +149,13 @@ fn extend(merged: &mut Map, name: &Arc<str>, child: &Child, budget: &mut Budget)
 fn too_deep(name: &str, child: &Child) -> Diagnostic {
     Diagnostic::error(
         child.parents.first().map(|parent| parent.named_at),
-        format!("{name}: nesting too deep in `extends`: more than {EXTENDS_LEVELS} levels"),
+        format!("{name}: nesting too deep in `extends`: more than {MAX_EXTENDS_LEVELS} levels"),
     )
-    .help("let it extend several parents at once instead of a chain: `extends: [.a, .b]`")
+    .help("extend several parents at once instead of a chain: `extends: [.a, .b]`")
 }
 
-/// What is left after all that could be merged hangs on a circle; each circle is reported once.
-fn report_circles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
+/// The remaining keys are part of a cycle or depend on one. Reports each cycle once.
+fn report_cycles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
     let mut seen: HashSet<&str> = HashSet::new();
     for start in root.keys() {
         let mut path: Vec<&Parent> = Vec::new();
@@ -162,7 +163,7 @@ fn report_circles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut
         let mut name: &str = start;
         while let Some(child) = left.get(name) {
             if let Some(&first) = on_path.get(name) {
-                diagnostics.push(circle(path.get(first..).unwrap_or_default()));
+                diagnostics.push(cycle(path.get(first..).unwrap_or_default()));
                 break;
             }
             if !seen.insert(name) {
@@ -176,8 +177,8 @@ fn report_circles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut
     }
 }
 
-/// The error of a circle, given by the mentions along it; the last one names the key that the first belongs to.
-fn circle(path: &[&Parent]) -> Diagnostic {
+/// Creates the error for a cycle. `path` contains the `extends` entries along it.
+fn cycle(path: &[&Parent]) -> Diagnostic {
     let closing = path.last().map_or("", |parent| parent.name.as_str());
     let mut names: Vec<&str> = vec![closing];
     names.extend(path.iter().map(|parent| parent.name.as_str()));

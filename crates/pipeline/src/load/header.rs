@@ -1,4 +1,5 @@
-//! The header document: `spec:inputs`, `spec:component`, `spec:include` (pipeline-yaml 1.1).
+//! Parses the header of a file: `spec:inputs`, `spec:component`, `spec:include` (docs/spec/pipeline-yaml.md, section
+//! 1.1).
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::entry::{self, Entry};
 use super::interpolate::push_json;
 use crate::diagnostic::Diagnostic;
 use crate::expression::{self, Expression};
-use crate::limits::{INPUT_OPTIONS, INTERPOLATED_TEXT_BYTES};
+use crate::limits::{MAX_INPUT_OPTIONS, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
 use crate::suggest::did_you_mean;
@@ -16,34 +17,34 @@ use crate::suggest::did_you_mean;
 const SPEC_KEYS: &[&str] = &["inputs", "include", "component"];
 const INPUT_KEYS: &[&str] = &["type", "default", "description", "options", "regex", "rules"];
 const RULE_KEYS: &[&str] = &["if", "options", "default"];
-/// The fields of `$[[ component.* ]]`.
+/// Fields of `$[[ component.* ]]`.
 pub(super) const COMPONENT_FIELDS: &[&str] = &["name", "sha", "version", "reference"];
 
-/// What a file declares about itself.
+/// The header of a file.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     pub(super) inputs: Vec<Declaration>,
-    /// The fields that `spec:component` asks for.
+    /// Fields that `spec:component` declares.
     pub(super) component: Vec<String>,
-    /// Files with more inputs.
+    /// Files with further declarations of inputs.
     pub(super) includes: Vec<Entry>,
 }
 
-/// One input.
+/// Declaration of an input.
 #[derive(Debug)]
 pub(super) struct Declaration {
     pub(super) name: Arc<str>,
-    /// Its key.
+    /// Position of the name.
     pub(super) span: Span,
     pub(super) kind: Kind,
-    /// None: a value has to be given.
+    /// Default value. `None` if a value is required.
     pub(super) default: Option<Node>,
     pub(super) options: Option<Vec<Node>>,
     pub(super) regex: Option<Regex>,
     pub(super) rules: Vec<Rule>,
 }
 
-/// The type of an input.
+/// Type of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     String,
@@ -52,10 +53,10 @@ pub(super) enum Kind {
     Array,
 }
 
-/// One entry of `spec:inputs:<name>:rules`.
+/// An entry of `spec:inputs:<name>:rules`.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// None: always.
+    /// Condition of the rule. `None` if it always applies.
     pub(super) condition: Option<Expression>,
     pub(super) span: Span,
     pub(super) options: Option<Vec<Node>>,
@@ -70,7 +71,8 @@ impl Kind {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("string", |(_, name)| name)
     }
 
-    /// Converts a scalar to this type where GitLab does: numbers and booleans to text, `"true"` and `"false"` to booleans.
+    /// Converts a scalar to this type if GitLab does so: numbers and booleans to text, `"true"` and `"false"` to
+    /// booleans.
     pub(super) fn converted(self, node: Node) -> Node {
         let value = match (self, &node.value) {
             (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {
@@ -85,7 +87,7 @@ impl Kind {
         }
     }
 
-    /// Converts a default. `default: null` of a text is the empty text.
+    /// Converts a default. `default: null` of a string is the empty string.
     fn default(self, node: &Node) -> Node {
         match (self, &node.value) {
             (Self::String, Value::Null) => Node::new(Value::String("".into()), node.span),
@@ -93,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// Whether a value is of this type.
+    /// Returns true if a value has this type.
     pub(super) fn fits(self, value: &Node) -> bool {
         matches!(
             (self, &value.value),
@@ -105,7 +107,7 @@ impl Kind {
     }
 }
 
-/// Reads the first document of a file that has `spec`.
+/// Parses the first document of a file with `spec`.
 pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Header {
     for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
         diagnostics.push(
@@ -129,7 +131,7 @@ pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<
     header
 }
 
-/// Reads the map of `inputs`.
+/// Parses the map of `inputs`.
 pub(super) fn declarations(
     inputs: &Node,
     patterns: &mut Patterns,
@@ -178,10 +180,10 @@ fn declaration(
 }
 
 impl Declaration {
-    /// Whether a value may be used: its type, the options, the pattern.
+    /// Checks the type of a value, the options and the pattern.
     ///
     /// # Errors
-    /// What is wrong, as the rest of a sentence that starts with the value.
+    /// Returns what is wrong as the end of a sentence that starts with the value.
     pub(super) fn accepts(&self, value: &Node, options: Option<&[Node]>) -> Result<(), String> {
         if !self.kind.fits(value) {
             let article = if self.kind == Kind::Array { "an" } else { "a" };
@@ -220,9 +222,11 @@ fn options(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>)
     let node = map.get("options").filter(|node| !node.is_null())?;
     let problem = match node.as_list() {
         Some(_) if kind == Kind::Boolean => "`options` cannot be used with a boolean".to_owned(),
-        Some(options) if options.len() > INPUT_OPTIONS => format!("there are more than {INPUT_OPTIONS} options"),
+        Some(options) if options.len() > MAX_INPUT_OPTIONS => {
+            format!("there are more than {MAX_INPUT_OPTIONS} options")
+        }
         Some(options) => return Some(options.iter().map(|option| kind.converted(option.clone())).collect()),
-        None => format!("`options` is a list of values, not {}", node.kind()),
+        None => format!("`options` should be a list of values, not {}", node.kind()),
     };
     diagnostics.push(Diagnostic::error(node.span, format!("`{name}` input: {problem}")));
     None
@@ -237,7 +241,7 @@ fn regex(
 ) -> Option<Regex> {
     let problem = match node.as_str() {
         Some(_) if kind != Kind::String => {
-            Diagnostic::error(node.span, format!("`{name}` input: `regex` is for text only"))
+            Diagnostic::error(node.span, format!("`{name}` input: `regex` can only be used with strings"))
         }
         Some(pattern) => match patterns.compile(pattern, "") {
             Ok(regex) => return Some(regex),
@@ -246,7 +250,9 @@ fn regex(
                 error.help.map_or(problem.clone(), |help| problem.help(help))
             }
         },
-        None => Diagnostic::error(node.span, format!("`{name}` input: `regex` is a pattern, not {}", node.kind())),
+        None => {
+            Diagnostic::error(node.span, format!("`{name}` input: `regex` should be a pattern, not {}", node.kind()))
+        }
     };
     diagnostics.push(problem);
     None
@@ -255,8 +261,10 @@ fn regex(
 fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Vec<Rule> {
     let Some(node) = map.get("rules").filter(|node| !node.is_null()) else { return Vec::new() };
     let Some(items) = node.as_list() else {
-        diagnostics
-            .push(Diagnostic::error(node.span, format!("`{name}` input: `rules` is a list, not {}", node.kind())));
+        diagnostics.push(Diagnostic::error(
+            node.span,
+            format!("`{name}` input: `rules` should be a list, not {}", node.kind()),
+        ));
         return Vec::new();
     };
     let mut rules = Vec::new();
@@ -264,7 +272,10 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
         let Some(map) = item.as_map() else {
             diagnostics.push(Diagnostic::error(
                 item.span,
-                format!("`{name}` input: a rule is a map with `if`, `options` or `default`, not {}", item.kind()),
+                format!(
+                    "`{name}` input: a rule should be a map with `if`, `options` or `default`, not {}",
+                    item.kind()
+                ),
             ));
             continue;
         };
@@ -282,7 +293,7 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
     rules
 }
 
-/// `if` of a rule.
+/// Parses `if` of a rule.
 fn condition(name: &str, node: &Node, patterns: &mut Patterns) -> Result<Expression, Box<Diagnostic>> {
     let Value::String(text) = &node.value else {
         let message = format!("`{name}` input: `if` takes an expression, not {}", node.kind());
@@ -297,7 +308,8 @@ fn condition(name: &str, node: &Node, patterns: &mut Patterns) -> Result<Express
 
 fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {
     let Some(items) = node.as_list() else {
-        diagnostics.push(Diagnostic::error(node.span, format!("`spec:component` is a list, not {}", node.kind())));
+        diagnostics
+            .push(Diagnostic::error(node.span, format!("`spec:component` should be a list, not {}", node.kind())));
         return Vec::new();
     };
     let mut fields = Vec::new();
@@ -313,10 +325,10 @@ fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {
     fields
 }
 
-/// The map; null is an empty one, anything else is reported.
+/// Returns the map. Null counts as an empty map, other values are reported.
 fn map_or_null<'a>(node: &'a Node, what: &str, diagnostics: &mut Vec<Diagnostic>) -> Option<&'a Map> {
     if node.as_map().is_none() && !node.is_null() {
-        diagnostics.push(Diagnostic::error(node.span, format!("`{what}` is a map, not {}", node.kind())));
+        diagnostics.push(Diagnostic::error(node.span, format!("`{what}` should be a map, not {}", node.kind())));
     }
     node.as_map()
 }
@@ -324,22 +336,22 @@ fn map_or_null<'a>(node: &'a Node, what: &str, diagnostics: &mut Vec<Diagnostic>
 fn unknown_keys(map: &Map, known: &[&str], what: &str, diagnostics: &mut Vec<Diagnostic>) {
     for (key, entry) in map.iter().filter(|(key, _)| !known.contains(&&***key)) {
         let mut problem = Diagnostic::error(entry.key_span, format!("{what} config contains unknown keys: `{key}`"));
-        problem.help =
-            did_you_mean(key, known.iter().copied()).or_else(|| Some(format!("it knows `{}`", known.join("`, `"))));
+        problem.help = did_you_mean(key, known.iter().copied())
+            .or_else(|| Some(format!("valid keys are `{}`", known.join("`, `"))));
         diagnostics.push(problem);
     }
 }
 
-/// A list as JSON, where it is not too long for that.
+/// Returns a list as JSON. `None` if it is too long.
 fn text_of(node: &Node) -> Option<String> {
     let mut text = String::new();
     push_json(&mut text, &node.value);
-    (text.len() <= INTERPOLATED_TEXT_BYTES).then_some(text)
+    (text.len() <= MAX_INTERPOLATED_TEXT_BYTES).then_some(text)
 }
 
-/// Whether an option is the value. Numbers compare by value: `1.0` is `1`.
+/// Returns true if an option equals the value. Numbers are compared by value: `1.0` equals `1`.
 fn same(option: &Node, value: &Node) -> bool {
-    #[expect(clippy::cast_precision_loss, reason = "options are written by hand, far below 2^53")]
+    #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {
         Value::Int(value) => Some(value as f64),
         Value::Float(value) => Some(value),

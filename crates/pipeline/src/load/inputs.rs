@@ -1,4 +1,5 @@
-//! Values for the declared inputs of a file (pipeline-yaml 2.7): given ones are checked, missing ones defaulted.
+//! Resolves the declared inputs of a file (docs/spec/pipeline-yaml.md, section 2.7): checks given values and applies
+//! defaults.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,52 +10,52 @@ use super::header::{Declaration, Kind};
 use crate::context::InputValue;
 use crate::diagnostic::Diagnostic;
 use crate::expression;
-use crate::limits::INPUT_RULES_CHAIN;
+use crate::limits::MAX_INPUT_RULES_CHAIN;
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
 use crate::suggest::{did_you_mean, listed};
 
-/// For so many unknown inputs the one that was meant is looked for.
-const SEARCHES_MAX: usize = 20;
+/// Maximum number of unknown inputs that get a suggestion.
+const MAX_SEARCHES: usize = 20;
 
-/// A value that somebody gives to an input.
+/// A value for an input.
 #[derive(Debug, Clone)]
 pub(super) struct Given {
     pub(super) name: String,
-    /// Where it is named; none for the run request.
+    /// Position of the name. `None` for inputs of the run request.
     pub(super) named_at: Option<Span>,
-    /// Where its value is; none for the run request.
+    /// Position of the value. `None` for inputs of the run request.
     pub(super) span: Option<Span>,
     pub(super) value: GivenValue,
 }
 
-/// As it arrives.
+/// A value as it was given.
 #[derive(Debug, Clone)]
 pub(super) enum GivenValue {
-    /// From the `inputs` of an include entry.
+    /// From `inputs` of an include entry.
     Node(Node),
-    /// From the run request or from JSON.
+    /// From the run request, or from JSON.
     Input(InputValue),
 }
 
-/// The declared inputs with their values; none for those that have no usable value, which has been reported.
+/// Values of the declared inputs. `None` for inputs without a valid value, which have been reported.
 pub(super) type Values = HashMap<Arc<str>, Option<Node>>;
 
-/// Everything that one resolution looks at.
+/// State of the resolution for a file.
 struct Resolution<'a> {
     file: &'a str,
     declarations: &'a [Declaration],
     given: &'a [Given],
-    /// The include entry.
+    /// Position of the include entry.
     at: Option<Span>,
     values: Values,
-    /// Inputs whose rules are being looked at.
+    /// Inputs whose rules are being evaluated.
     open: Vec<Arc<str>>,
     patterns: &'a mut Patterns,
     diagnostics: &'a mut Vec<Diagnostic>,
 }
 
-/// The value of every declared input of `file`.
+/// Returns the value of every declared input of `file`.
 pub(super) fn resolve(
     file: &str,
     declarations: &[Declaration],
@@ -70,11 +71,11 @@ pub(super) fn resolve(
             format!("`{file}`: unknown input arguments: `{}`", surplus.name),
         );
         let names = || declarations.iter().map(|input| &*input.name);
-        // Each search costs; whoever has so many wrong names did not mistype them.
-        let meant = if index < SEARCHES_MAX { did_you_mean(&surplus.name, names()) } else { None };
+        // Each search takes time. A file with this many unknown names does not have typos.
+        let meant = if index < MAX_SEARCHES { did_you_mean(&surplus.name, names()) } else { None };
         problem.help = meant.or_else(|| {
             Some(if declarations.is_empty() {
-                "the file declares no inputs: it needs a header with `spec:inputs`, ended by `---`".to_owned()
+                "the file declares no inputs: add a header with `spec:inputs`, followed by a line with `---`".to_owned()
             } else {
                 format!("the file has the inputs {}", listed(names()))
             })
@@ -143,18 +144,19 @@ impl Resolution<'_> {
         });
     }
 
-    /// Options and default of the first rule that matches; those of the input itself where none does.
+    /// Returns the options and the default of the first matching rule, or those of the input if no rule matches.
     fn by_rules<'d>(&mut self, declaration: &'d Declaration) -> Option<(Option<&'d [Node]>, Option<&'d Node>)> {
-        if self.open.len() >= INPUT_RULES_CHAIN {
+        if self.open.len() >= MAX_INPUT_RULES_CHAIN {
             let message = format!(
-                "`{}`: `{}` input: its rules are at the end of a chain of more than {INPUT_RULES_CHAIN} inputs",
+                "`{}`: `{}` input: its rules depend on a chain of more than {MAX_INPUT_RULES_CHAIN} inputs",
                 self.file, declaration.name
             );
             self.diagnostics.push(Diagnostic::error(declaration.span, message));
             return None;
         }
         if self.open.contains(&declaration.name) {
-            let message = format!("`{}`: `{}` input: its rules depend on itself", self.file, declaration.name);
+            let message =
+                format!("`{}`: `{}` input: its rules depend on the input itself", self.file, declaration.name);
             self.diagnostics.push(Diagnostic::error(declaration.span, message));
             return None;
         }
@@ -198,7 +200,7 @@ fn as_expression_value(value: Option<Node>) -> expression::Value {
     }
 }
 
-/// The given value as a node of the declared type, as far as its form allows.
+/// Converts a given value to a node, and to the declared type if possible.
 fn read(given: &Given, kind: Kind, span: Span) -> Result<Node, String> {
     let node = match &given.value {
         GivenValue::Node(node) => node.clone(),
@@ -211,7 +213,7 @@ fn read(given: &Given, kind: Kind, span: Span) -> Result<Node, String> {
     }
 }
 
-/// Text from a command line or a form, read as the declared type; lists are JSON.
+/// Parses text from the command line or a form as the declared type. Lists are in JSON.
 fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
     let value = match kind {
         Kind::String => Some(Value::String(text.into())),
@@ -222,13 +224,13 @@ fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
         },
         Kind::Array => match serde_json::from_str(text) {
             Ok(json @ Json::Array(_)) => Some(from_json(&json, span).value),
-            _ => return Err("is not an array: as text, it has to be a list in JSON".to_owned()),
+            _ => return Err("is not an array: write it as a JSON array".to_owned()),
         },
     };
     value.map(|value| Node::new(value, span)).ok_or_else(|| format!("is not a {}: `{text}`", kind.name()))
 }
 
-/// A JSON value as a tree whose nodes all have one place.
+/// Converts a JSON value to a tree in which all nodes have the same position.
 pub(super) fn from_json(json: &Json, span: Span) -> Node {
     let value = match json {
         Json::Null => Value::Null,

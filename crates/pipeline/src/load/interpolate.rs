@@ -1,7 +1,7 @@
-//! Interpolation of `$[[ ... ]]` in the body of a file (pipeline-yaml 2.7), in keys and values.
+//! Replaces `$[[ ... ]]` blocks in the keys and values of a file (docs/spec/pipeline-yaml.md, section 2.7).
 //!
-//! Works on the tree, so every node keeps its place. A block that is a whole scalar becomes the value with its type; in
-//! a longer text it becomes its text form. `$[[ matrix.X ]]` stays.
+//! Works on the tree, so that every node keeps its position. If a scalar consists of one block, the value keeps its
+//! type. In a longer text it is converted to text. `$[[ matrix.X ]]` is not replaced.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -12,39 +12,40 @@ use super::merge::Budget;
 use super::variables::Variables;
 use crate::context::ComponentFields;
 use crate::diagnostic::Diagnostic;
-use crate::limits::{INTERPOLATED_TEXT_BYTES, Limits};
+use crate::limits::{Limits, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// Blocks of one scalar that errors point at; those behind are named by the scalar.
-const BLOCKS_POINTED_AT: usize = 50;
-/// Inputs that are compared with an unknown name.
-const INPUTS_LOOKED_AT: usize = 100;
+/// Maximum number of blocks per scalar that get a position of their own in errors. Later ones use that of the scalar.
+const MAX_BLOCKS_WITH_SPAN: usize = 50;
+/// Maximum number of inputs to compare with an unknown name.
+const MAX_COMPARED_INPUTS: usize = 100;
 
-/// What blocks may stand for in one file, and what is left to spend.
+/// Values for the blocks of a file, and the remaining budget.
 pub(super) struct Interpolator<'a> {
     pub(super) inputs: &'a Values,
-    /// The fields that `spec:component` declares.
+    /// Fields that `spec:component` declares.
     pub(super) declared_fields: &'a [String],
-    /// None: the file is no component.
+    /// Fields of the component. `None` if the file is not a component.
     pub(super) component: Option<&'a ComponentFields>,
     pub(super) variables: &'a Variables,
-    /// The text of the file, to point at single blocks.
+    /// Text of the file, to locate single blocks.
     pub(super) text: &'a str,
     pub(super) limits: &'a Limits,
-    /// Lists and maps that are open around the value at hand.
+    /// Nesting depth of the current value.
     pub(super) depth: usize,
-    /// A value was too deep, which has been reported: the file is unusable.
+    /// True if a value was nested too deeply, which has been reported. The file cannot be used then.
     pub(super) is_too_deep: bool,
-    /// Bytes that interpolation may still make in this load. At 0 no more is done, which has been reported.
+    /// Bytes that interpolation may still produce in this compilation. 0 means that the limit was exceeded, which has
+    /// been reported.
     pub(super) bytes_left: &'a mut usize,
-    /// Values that the load may still make.
+    /// Number of values that the compilation may still create.
     pub(super) budget: &'a mut Budget,
     pub(super) diagnostics: &'a mut Vec<Diagnostic>,
 }
 
 impl Interpolator<'_> {
-    /// The node with its blocks replaced; `None` where it has none.
+    /// Returns the node with its blocks replaced. `None` if it has none.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -76,7 +77,7 @@ impl Interpolator<'_> {
         Some(Node::new(value, node.span))
     }
 
-    /// The map with the blocks in its keys and values replaced; `None` where it has none.
+    /// Returns the map with the blocks in its keys and values replaced. `None` if it has none.
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
@@ -98,19 +99,20 @@ impl Interpolator<'_> {
         match node.scalar_text() {
             Some(text) => Some(text.into()),
             None => {
-                self.report(BlockError::new(format!("a key must be text, not {}", node.kind()), None), span);
+                self.report(BlockError::new(format!("keys must be text, not {}", node.kind()), None), span);
                 None
             }
         }
     }
 
-    /// The value of a text with blocks; `None` where it has none, or only some that stay.
+    /// Returns the value of a text with blocks. `None` if it has none, or only blocks that are not replaced.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
         if !text.contains(block::OPEN) || *self.bytes_left == 0 {
             return None;
         }
-        if text.len() > INTERPOLATED_TEXT_BYTES {
-            let message = format!("a text with interpolation blocks has more than {INTERPOLATED_TEXT_BYTES} bytes");
+        if text.len() > MAX_INTERPOLATED_TEXT_BYTES {
+            let message =
+                format!("a text with interpolation blocks is longer than {MAX_INTERPOLATED_TEXT_BYTES} bytes");
             self.report(BlockError::new(message, None), span);
             return None;
         }
@@ -144,21 +146,21 @@ impl Interpolator<'_> {
         (result != text).then(|| Value::String(result.into()))
     }
 
-    /// Whether a text of this length may still be made; the first that may not ends the interpolation of the load.
+    /// Checks that a text of this length is within the limits. After the first failure, interpolation stops.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
         if bytes > *self.bytes_left {
             *self.bytes_left = 0;
             return Err(BlockError::new("the configuration is too long after interpolation", None));
         }
-        if bytes > INTERPOLATED_TEXT_BYTES {
-            let message = format!("the text has more than {INTERPOLATED_TEXT_BYTES} bytes after interpolation");
+        if bytes > MAX_INTERPOLATED_TEXT_BYTES {
+            let message = format!("the text is longer than {MAX_INTERPOLATED_TEXT_BYTES} bytes after interpolation");
             return Err(BlockError::new(message, None));
         }
         Ok(())
     }
 
-    /// What the block with this number inside the scalar at `span` stands for; `None` where it stays, or has been
-    /// reported.
+    /// Returns the value of a block. `number` is its index in the scalar at `span`. `None` if it is not replaced, or
+    /// was reported.
     fn block(&mut self, inner: &str, span: Span, number: usize) -> Option<Value> {
         match block::parse(inner).and_then(|block| self.evaluate(&block)) {
             Ok(value) => value,
@@ -177,8 +179,8 @@ impl Interpolator<'_> {
                 Some(Some(_)) => return Err(self.too_deep(name)),
                 Some(None) => return Ok(None),
                 None => {
-                    let help =
-                        did_you_mean(name, self.inputs.keys().map(|key| &**key).take(INPUTS_LOOKED_AT)).or_else(|| {
+                    let help = did_you_mean(name, self.inputs.keys().map(|key| &**key).take(MAX_COMPARED_INPUTS))
+                        .or_else(|| {
                             Some(format!("declare it in the header of this file: `spec: {{inputs: {{{name}: }}}}`"))
                         });
                     return Err(BlockError::new(format!("unknown interpolation key: `inputs.{name}`"), help));
@@ -189,8 +191,8 @@ impl Interpolator<'_> {
         block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
     }
 
-    /// Whether a value that is put below `depth` lists and maps keeps within the depth of a file: inputs that are handed
-    /// on from include to include would otherwise grow without end.
+    /// Returns true if a value fits below `depth` lists and maps within the limit for a file. Inputs that are passed on
+    /// from include to include could otherwise grow without bound.
     fn fits(&mut self, value: &Value, depth: usize) -> bool {
         self.budget.spend(1);
         if depth > self.limits.depth {
@@ -206,7 +208,7 @@ impl Interpolator<'_> {
     fn too_deep(&mut self, name: &str) -> BlockError {
         self.is_too_deep = true;
         let levels = self.limits.depth;
-        let message = format!("with the value of `{name}`, lists and maps are nested more than {levels} levels deep");
+        let message = format!("the value of `{name}` makes lists and maps nest more than {levels} levels deep");
         BlockError::new(message, Some("flatten the value; no keyword needs such depth".to_owned()))
     }
 
@@ -218,7 +220,7 @@ impl Interpolator<'_> {
         }
         let Some(fields) = self.component else {
             let help = "only a file that is included as a `component` has these fields".to_owned();
-            return Err(BlockError::new(format!("`component.{field}` is used outside of a component"), Some(help)));
+            return Err(BlockError::new(format!("`component.{field}` can only be used in a component"), Some(help)));
         };
         Ok(match field {
             "name" => Value::String(fields.name.as_str().into()),
@@ -230,8 +232,8 @@ impl Interpolator<'_> {
 
     fn apply(&mut self, function: &Function, value: Value) -> Result<Value, BlockError> {
         let Value::String(text) = value else {
-            let kind = Node::new(value, NOWHERE).kind();
-            return Err(BlockError::new(format!("an interpolation function needs text, not {kind}"), None));
+            let kind = Node::new(value, NO_SPAN).kind();
+            return Err(BlockError::new(format!("interpolation functions take text, not {kind}"), None));
         };
         let result = match function {
             Function::ExpandVars => self.expand(&text)?,
@@ -247,15 +249,17 @@ impl Interpolator<'_> {
         self.variables.expand_shown(text).map_err(|name| {
             BlockError::new(
                 format!("`expand_vars` cannot use the masked variable `{name}`"),
-                Some("its value would show in the configuration; use the variable in `script` instead".to_owned()),
+                Some(
+                    "its value would be visible in the configuration; use the variable in `script` instead".to_owned(),
+                ),
             )
         })
     }
 
-    /// The place of the block with this number inside a scalar; the scalar's where it cannot be told.
+    /// Returns the position of a block in a scalar, or that of the scalar if the block cannot be located.
     fn place(&self, span: Span, number: usize) -> Span {
         let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
-        if number >= BLOCKS_POINTED_AT {
+        if number >= MAX_BLOCKS_WITH_SPAN {
             return span;
         }
         let found = written.match_indices(block::OPEN).nth(number).and_then(|(offset, _)| {
@@ -272,22 +276,22 @@ impl Interpolator<'_> {
     }
 }
 
-/// The text form of a value inside a longer text.
+/// Appends the text form of a value.
 fn push_text(out: &mut String, value: &Value) {
     match value {
         Value::String(text) => out.push_str(text),
         Value::Null => {}
         Value::List(_) | Value::Map(_) | Value::Reference(_) => push_json(out, value),
         Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
-            out.push_str(&Node::new(value.clone(), NOWHERE).scalar_text().unwrap_or_default());
+            out.push_str(&Node::new(value.clone(), NO_SPAN).scalar_text().unwrap_or_default());
         }
     }
 }
 
-/// A list or map as JSON, with a blank after each comma; cut where it is too long anyway.
+/// Appends a list or map as JSON, with a space after each comma. Stops if it becomes too long.
 pub(super) fn push_json(out: &mut String, value: &Value) {
     match value {
-        _ if out.len() > INTERPOLATED_TEXT_BYTES => {}
+        _ if out.len() > MAX_INTERPOLATED_TEXT_BYTES => {}
         Value::List(items) => {
             out.push('[');
             for (index, item) in items.iter().enumerate() {
@@ -312,7 +316,7 @@ pub(super) fn push_json(out: &mut String, value: &Value) {
     }
 }
 
-/// As Ruby's `Shellwords.escape`.
+/// Escapes like Ruby's `Shellwords.escape`.
 fn posix_escape(text: &str) -> String {
     if text.is_empty() {
         return "''".to_owned();
@@ -331,5 +335,5 @@ fn posix_escape(text: &str) -> String {
     escaped
 }
 
-/// For values that are only named or printed.
-const NOWHERE: Span = Span { source: crate::node::SourceId(0), line: 1, column: 1, start: 0, end: 0 };
+/// Position of values that are only used in messages.
+const NO_SPAN: Span = Span { source: crate::node::SourceId(0), line: 1, column: 1, start: 0, end: 0 };

@@ -1,4 +1,4 @@
-//! The walk through the files: root, includes depth first, merge, then `extends` and `!reference`.
+//! Loads the files of a configuration: the root, includes depth first, merging, then `extends` and `!reference`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, ta
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, SourceError, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
-use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
+use crate::limits::{Limits, MAX_CHILD_INCLUDES, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, SourceId, Span, Value};
 use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
 use crate::yaml;
 
-/// Bytes of text that interpolation may make in one load.
+/// Maximum number of bytes that interpolation may produce in one compilation.
 const INTERPOLATED_BYTES: usize = 64 * 1024 * 1024;
 
-/// The state of one load.
+/// State of loading a configuration.
 pub(super) struct Loader<'a> {
     pub(super) context: &'a Context,
     sources: &'a dyn Sources,
@@ -32,13 +32,14 @@ pub(super) struct Loader<'a> {
     pub(super) diagnostics: Vec<Diagnostic>,
     descriptions: BTreeMap<String, String>,
     includes: Vec<IncludeRecord>,
-    /// Files by what was asked for; none for those that cannot be read, which has been reported.
+    /// Files by target. `None` for files that could not be read, which has been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
-    /// The inputs of the run request that some file declares; true: the root file does, and so they are its alone.
+    /// Inputs of the run request that a file declares. True if the root file declares the input, and other files do not
+    /// get it.
     pub(super) run_inputs: HashMap<String, bool>,
-    /// Targets that are not on this machine and are done without.
-    left_out: HashSet<IncludeTarget>,
-    /// The files that lead here, with their inputs as text: the same again is a circle. Of long inputs there is no text.
+    /// Targets that were skipped because this machine cannot reach them.
+    skipped: HashSet<IncludeTarget>,
+    /// Files that lead to the current one, with their inputs as text, to detect cycles. `None` if the inputs are long.
     stack: Vec<(IncludeTarget, Option<String>)>,
     included: usize,
     is_over_limit: bool,
@@ -60,7 +61,7 @@ impl<'a> Loader<'a> {
             includes: Vec::new(),
             files: HashMap::new(),
             run_inputs: HashMap::new(),
-            left_out: HashSet::new(),
+            skipped: HashSet::new(),
             stack: Vec::new(),
             included: 0,
             is_over_limit: false,
@@ -70,7 +71,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Loads from the text of the root file.
+    /// Loads a configuration from the text of its root file.
     pub(super) fn root(mut self, bytes: &[u8]) -> Loaded {
         let name = self.context.config_path.clone();
         self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, shown_inputs(&[])));
@@ -79,7 +80,7 @@ impl<'a> Loader<'a> {
         let lost = |name: &&String| !self.run_inputs.contains_key(*name);
         for input in self.context.inputs.iter().map(|(name, _)| name).filter(lost) {
             let message = format!("`{name}`: unknown input arguments: `{input}`");
-            let help = "neither the file nor one that it includes declares it in a header with `spec:inputs`";
+            let help = "declare it in a header with `spec:inputs`, in this file or in one that it includes";
             self.diagnostics.push(Diagnostic::error(start_of(SourceId(0)), message).help(help));
         }
         self.finish(map)
@@ -87,12 +88,12 @@ impl<'a> Loader<'a> {
 
     /// Loads a child pipeline.
     pub(super) fn child(mut self, entries: &[ChildSource]) -> Loaded {
-        if entries.len() > CHILD_INCLUDES {
-            let message = format!("trigger:include config is too long (maximum is {CHILD_INCLUDES})");
+        if entries.len() > MAX_CHILD_INCLUDES {
+            let message = format!("trigger:include config is too long (maximum is {MAX_CHILD_INCLUDES})");
             self.diagnostics.push(Diagnostic::error(None, message));
         }
         let mut merged = Map::default();
-        for child in entries.iter().take(CHILD_INCLUDES) {
+        for child in entries.iter().take(MAX_CHILD_INCLUDES) {
             let map = match child {
                 ChildSource::Entry(json) => self.child_entry(json),
                 ChildSource::Artifact { name, bytes, inputs } => {
@@ -112,7 +113,7 @@ impl<'a> Loader<'a> {
         self.finish(merged)
     }
 
-    /// An include entry of a bridge, shown in errors as the JSON text that it is.
+    /// Parses the include entry of a bridge. Errors show the entry as JSON.
     fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
         let text = serde_json::to_string_pretty(json).unwrap_or_default();
         let source = self.texts.add("trigger:include", text.as_str());
@@ -128,7 +129,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// A text that is there already.
+    /// Loads a file whose content is given.
     fn given_file(&mut self, name: String, bytes: Vec<u8>, blank: &str, given: &[Given]) -> Option<Map> {
         let included = IncludedFile { name, bytes, origin: Origin::Root, component: None };
         let limits = self.limits;
@@ -146,8 +147,8 @@ impl<'a> Loader<'a> {
 
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
-        let left_out = |record: &IncludeRecord| record.outcome == IncludeOutcome::LeftOut;
-        let is_stub = self.includes.iter().any(left_out);
+        let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
+        let is_stub = self.includes.iter().any(skipped);
         let lacks_a_file = is_stub || self.includes.iter().any(failed);
         let mut gaps = Gaps::of_files(lacks_a_file, is_stub);
         let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut gaps, &mut self.diagnostics);
@@ -157,11 +158,12 @@ impl<'a> Loader<'a> {
         let start = start_of(SourceId(0));
         if self.budget.is_spent() {
             let message = format!(
-                "the configuration has more than {} values when `extends` and `!reference` are written out",
+                "the configuration has more than {} values after `extends` and `!reference` are expanded",
                 self.limits.merged_nodes
             );
-            self.diagnostics
-                .push(Diagnostic::error(start, message).help("share less, or split it into child pipelines"));
+            self.diagnostics.push(
+                Diagnostic::error(start, message).help("reuse less, or split the configuration into child pipelines"),
+            );
             map = Map::default();
         }
         self.diagnostics.extend(self.patterns.problem(start));
@@ -186,15 +188,15 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The map of one file with everything it includes; `None` where its inputs are wrong.
+    /// Returns the map of a file with everything that it includes. `None` if its inputs are invalid.
     fn file(&mut self, file: &File, given: &[Given], at: Option<Span>, depth: usize) -> Option<Map> {
         let body = self.interpolated(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));
         let mut own = Map::clone(&body);
         if let Some(spec) = own.remove("spec") {
             let problem =
-                Diagnostic::error(spec.key_span, "`spec` belongs to the header, the first document of a file");
-            self.diagnostics.push(problem.help("put `spec` first and a line with `---` between it and the jobs"));
+                Diagnostic::error(spec.key_span, "`spec` is only allowed in the header, the first document of a file");
+            self.diagnostics.push(problem.help("put `spec` first and separate it from the jobs with a line `---`"));
         }
         let mut merged = match own.remove("include") {
             Some(include) => self.include(&include.node, &file.origin, depth),
@@ -204,7 +206,7 @@ impl<'a> Loader<'a> {
         Some(merged)
     }
 
-    /// The merged maps of the entries of `include`.
+    /// Merges the entries of `include`.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut asked = Vec::new();
         for entry in entry::entries(include, &mut self.diagnostics) {
@@ -228,7 +230,7 @@ impl<'a> Loader<'a> {
         for (entry, targets) in asked {
             let Some(targets) = targets else {
                 let what = target::described(&entry.location);
-                let outcome = IncludeOutcome::KeptOutByRules;
+                let outcome = IncludeOutcome::ExcludedByRules;
                 self.includes.push(IncludeRecord { what, included_at: entry.span, depth, outcome });
                 continue;
             };
@@ -253,13 +255,13 @@ impl<'a> Loader<'a> {
         merged
     }
 
-    /// One file of an entry, with everything it includes.
+    /// Loads a file of an entry with everything that it includes.
     fn one(&mut self, entry: &Entry, target: IncludeTarget, place: Span, given: &[Given], depth: usize) -> Option<Map> {
         self.included += 1;
         if self.included > self.limits.includes {
             self.is_over_limit = true;
             let message = format!("maximum of {} nested includes are allowed", self.limits.includes);
-            self.diagnostics.push(Diagnostic::error(place, message).help("nested includes and repeats are counted"));
+            self.diagnostics.push(Diagnostic::error(place, message).help("nested and repeated includes count, too"));
             return None;
         }
         let asked = (target.clone(), shown_inputs(given));
@@ -269,7 +271,7 @@ impl<'a> Loader<'a> {
                 .map(|(target, _)| target::name(target))
                 .chain([target::name(&target)])
                 .collect();
-            let message = format!("files include each other in a circle: {}", names.join(" -> "));
+            let message = format!("files include each other in a cycle: {}", names.join(" -> "));
             let limit = self.limits.includes;
             self.diagnostics.push(
                 Diagnostic::error(place, message)
@@ -287,9 +289,9 @@ impl<'a> Loader<'a> {
         });
         let file = self.fetch(&target, place, entry);
         if let (None, Some(record)) = (&file, self.includes.get_mut(index))
-            && self.left_out.contains(&target)
+            && self.skipped.contains(&target)
         {
-            record.outcome = IncludeOutcome::LeftOut;
+            record.outcome = IncludeOutcome::Skipped;
         }
         let file = file?;
         self.stack.push(asked);
@@ -301,7 +303,7 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// The file of a target, read if it has not been.
+    /// Returns the file of a target. Reads it if that has not been done.
     pub(super) fn fetch(&mut self, target: &IncludeTarget, place: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),
@@ -315,8 +317,8 @@ impl<'a> Loader<'a> {
         if let Location::Remote { integrity: Some(wanted), .. } = &entry.location
             && wanted.text != file.digest
         {
-            let message = format!("`{}` does not have the demanded integrity", file.name);
-            let help = format!("its content has `{}`: check what changed, then write that", file.digest);
+            let message = format!("integrity check of `{}` failed", file.name);
+            let help = format!("check what changed in the file, then set `integrity` to `{}`", file.digest);
             self.diagnostics.push(Diagnostic::error(wanted.span, message).help(help));
             return None;
         }
@@ -327,9 +329,9 @@ impl<'a> Loader<'a> {
         let included = match self.sources.read(target) {
             Ok(included) => IncludedFile { name: self.variables.hide(&included.name), ..included },
             Err(SourceError::Unreachable(why)) if self.context.stubs_includes => {
-                let message = format!("{} is left out: {why}", self.variables.hide(&target::what(target)));
+                let message = format!("skipped {}: {why}", self.variables.hide(&target::what(target)));
                 self.diagnostics.push(Diagnostic::warning(place, message));
-                self.left_out.insert(target.clone());
+                self.skipped.insert(target.clone());
                 return None;
             }
             Err(error) => {
@@ -356,7 +358,7 @@ impl<'a> Loader<'a> {
             .ok()
     }
 
-    /// What an entry asks for, variables and wildcards expanded.
+    /// Returns the targets of an entry, with variables and wildcards expanded.
     pub(super) fn targets(&mut self, entry: &Entry, origin: &Origin) -> Vec<(IncludeTarget, Span)> {
         let resolver =
             target::Resolver { context: self.context, sources: self.sources, variables: &self.variables, origin };
@@ -364,7 +366,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Inputs as text, to tell one inclusion of a file from another; `None` where they are too long for that.
+/// Returns inputs as text, to distinguish inclusions of the same file. `None` if they are too long.
 fn shown_inputs(given: &[Given]) -> Option<String> {
     let mut text = String::new();
     for given in given {
@@ -376,5 +378,5 @@ fn shown_inputs(given: &[Given]) -> Option<String> {
         }
         text.push('\n');
     }
-    (text.len() <= INTERPOLATED_TEXT_BYTES).then_some(text)
+    (text.len() <= MAX_INTERPOLATED_TEXT_BYTES).then_some(text)
 }

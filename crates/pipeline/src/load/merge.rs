@@ -1,10 +1,10 @@
-//! The deep merge of `include` and `extends` (pipeline-yaml 2.3, 2.4).
+//! Deep merge for `include` and `extends` (docs/spec/pipeline-yaml.md, sections 2.3 and 2.4).
 
 use std::sync::Arc;
 
 use crate::node::{Map, Node, Value};
 
-/// What a load may still spend on copying and walking, counted in values.
+/// Number of values that loading may still copy or visit.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: usize,
@@ -15,20 +15,20 @@ impl Budget {
         Self { left: values }
     }
 
-    /// Takes `values` from the budget; what is beyond it is lost, and [`Budget::is_spent`] says so from then on.
+    /// Subtracts `values` from the budget. [`Budget::is_spent`] returns true once it is exceeded.
     pub(super) fn spend(&mut self, values: usize) {
         self.left = self.left.saturating_sub(values);
     }
 
-    /// Whether nothing is left: the caller stops, and the load reports a configuration that is too large.
+    /// Returns true if the budget is exceeded. The caller must stop, and the configuration is reported as too large.
     pub(super) fn is_spent(&self) -> bool {
         self.left == 0
     }
 }
 
-/// Merges `over` into `base`: maps key by key, everything else (also null) replaces what was there.
+/// Merges `over` into `base`: maps are merged by key, and any other value, including null, replaces the previous one.
 ///
-/// Costs the number of entries that are copied or looked at, not their subtrees, which are shared.
+/// Costs the number of entries that are copied or visited. Subtrees are shared and cost nothing.
 pub(super) fn merge_into(base: &mut Map, over: &Map, budget: &mut Budget) {
     budget.spend(over.len());
     for (key, entry) in over.iter() {

@@ -1,13 +1,13 @@
-//! From the text of the root file to one merged tree (pipeline-yaml 2.1, steps 1 to 5).
+//! Loads the root file and its includes into one merged tree (docs/spec/pipeline-yaml.md, section 2.1, items 1 to 5).
 //!
 //! ```text
 //! file --yaml--> header + body --interpolate--> body --include, depth first--> merged --extends--> --!reference--> tree
 //! ```
-//! Each file goes through the first three steps alone, with the inputs that its own include entry gives; then it is
-//! merged over the files it includes. What comes out has no `include`, no header and no `!reference` any more; jobs keep
-//! the `extends` they were written with, for [`Loaded::parents`] and for people.
+//! Each file goes through the first three steps separately, with the inputs of its include entry. Then it is merged
+//! over the files that it includes. The result contains no `include`, no header and no `!reference`. Jobs keep their
+//! `extends`, for [`Loaded::parents`] and for `muster ci lint --preview`.
 //!
-//! Invariant: errors do not end a load as long as something sensible is left to read, so that all are seen at once.
+//! Invariant: after an error, loading continues if possible, so that all errors are reported at once.
 
 mod block;
 mod body;
@@ -36,80 +36,81 @@ use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
 pub use children::children;
 
-/// Findings after which unknown names are not compared with all known ones any more, which costs their product.
-const SUGGESTIONS: usize = 20;
+/// Number of errors after which unknown names get no suggestions, because each suggestion compares all known names.
+const MAX_SUGGESTIONS: usize = 20;
 
-/// The merged configuration and how it came about.
+/// A merged configuration with its sources and diagnostics.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// The merged tree; always a map, empty where nothing could be read. With errors, parts of it may be missing.
+    /// The merged tree, always a map. After errors it may be empty or incomplete.
     pub root: Node,
-    /// The texts that were read; the first is the root file.
+    /// The texts that were read. The first is the root file.
     pub sources: SourceMap,
     /// Errors and warnings.
     pub diagnostics: Vec<Diagnostic>,
-    /// `# @Description` comments by the name of the job they stand above.
+    /// `# @Description` comments by the name of the job below them.
     pub descriptions: BTreeMap<String, String>,
-    /// The include entries in the order in which they were looked at.
+    /// The include entries in the order in which they were processed.
     pub includes: Vec<IncludeRecord>,
-    /// For every key with `extends`: its parents, in the order in which they were merged.
+    /// Parents of every key with `extends`, in the order in which they were merged.
     pub parents: BTreeMap<String, Vec<Parent>>,
-    /// The regular expressions so far.
+    /// Cache of regular expressions.
     pub(crate) patterns: Patterns,
-    /// What could not be had.
+    /// Parts that could not be loaded.
     pub(crate) gaps: Gaps,
 }
 
 impl Loaded {
-    /// Whether something is wrong, so that no pipeline can be made.
+    /// Returns true if there are errors, so that no pipeline can be created.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 }
 
-/// What became of one include entry (one file of it, where it names several).
+/// Result of an include entry, or of one file if the entry refers to several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncludeRecord {
-    /// What was asked for: `local ci/build.yml`.
+    /// The file, such as `local ci/build.yml`.
     pub what: String,
-    /// The entry.
+    /// Position of the entry.
     pub included_at: Span,
-    /// 1 for an entry of the root file, 2 for one in a file included by it, ...
+    /// Nesting level: 1 for an entry of the root file, 2 for an entry of a file that it includes.
     pub depth: usize,
-    /// What became of it.
+    /// Result of the entry.
     pub outcome: IncludeOutcome,
 }
 
-/// What became of an include entry.
+/// Result of an include entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IncludeOutcome {
-    /// Its file was merged; keys that come from it have spans in this source.
+    /// The file was merged. The spans of its keys refer to this source.
     Merged(SourceId),
-    /// Its rules kept it out.
-    KeptOutByRules,
-    /// It could not be read; there is a diagnostic.
+    /// The rules of the entry excluded it.
+    ExcludedByRules,
+    /// The file could not be read. There is a diagnostic.
     Failed,
-    /// It is not on this machine, and was left out on purpose; there is a warning.
-    LeftOut,
+    /// The file cannot be reached from this machine and was skipped ([`Context::stubs_includes`]). There is a warning.
+    Skipped,
 }
 
-/// A parent that `extends` names.
+/// A parent in `extends`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parent {
-    /// The name.
+    /// Name of the parent.
     pub name: String,
-    /// Where `extends` names it.
+    /// Position of the name in `extends`.
     pub named_at: Span,
 }
 
-/// Loads the configuration that starts with the text of the root file.
+/// Loads a configuration from the text of its root file.
 #[must_use]
 pub fn load(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Loaded {
     loader::Loader::new(context, sources, Limits::default()).root(root_text)
 }
 
-/// Loads a child pipeline from one to three texts or include entries (pipeline-yaml 1.9), merged in order.
+/// Loads a child pipeline from one to three texts or include entries (docs/spec/pipeline-yaml.md, section 1.9), which
+/// are merged in order.
 #[must_use]
 pub fn load_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Loaded {
     loader::Loader::new(context, sources, Limits::default()).child(entries)

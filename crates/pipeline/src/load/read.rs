@@ -1,4 +1,4 @@
-//! One file: bytes to header and body, read once even where it is included many times.
+//! Reads a file into a header and a body. A file that is included several times is read once.
 
 use std::sync::Arc;
 
@@ -11,30 +11,30 @@ use crate::node::{Map, SourceId, Span};
 use crate::source_map::SourceMap;
 use crate::yaml;
 
-/// A file that has been read, before its inputs are known.
+/// A file whose inputs have not been applied.
 #[derive(Debug)]
 pub(super) struct File {
-    /// The name to show.
+    /// Name for messages.
     pub(super) name: String,
     pub(super) source: SourceId,
     pub(super) text: Arc<str>,
     /// The document with `spec`, if there is one.
     pub(super) header: Option<Arc<Map>>,
-    /// The configuration.
+    /// The document with the configuration.
     pub(super) body: Arc<Map>,
-    /// Where its `local` includes look.
+    /// Tree in which its `local` includes are resolved.
     pub(super) origin: Origin,
     pub(super) component: Option<ComponentFields>,
-    /// Values in it, every alias written out.
+    /// Number of values in the file, after aliases are expanded.
     pub(super) nodes: usize,
-    /// `sha256-...` of its bytes, as `integrity` has it.
+    /// Digest of the content, in the form of `integrity`: `sha256-...`.
     pub(super) digest: String,
 }
 
-/// Reads a file into `sources`. `blank` is the message for a file without content, `at` the include entry.
+/// Reads a file into `sources`. `blank` is the message for an empty file, `at` the position of the include entry.
 ///
 /// # Errors
-/// Everything that is wrong with the text. Warnings go to `warnings`.
+/// Returns all errors in the text. Warnings are added to `warnings`.
 pub(super) fn read(
     included: IncludedFile,
     blank: &str,
@@ -64,8 +64,8 @@ pub(super) fn read(
         if root.is_none() && map.len() > 1 {
             let place = map.entry("spec").map(|entry| entry.key_span);
             return Err(vec![
-                Diagnostic::error(place, "`spec` belongs to a header of its own")
-                    .help("put `spec` first and a line with `---` between it and the jobs"),
+                Diagnostic::error(place, "`spec` must be in a separate header")
+                    .help("put `spec` first and separate it from the jobs with a line `---`"),
             ]);
         }
         header = Some(map);
@@ -78,7 +78,7 @@ pub(super) fn read(
             None => {
                 let message = format!("invalid configuration format: `{name}` is {}, not a map of jobs", root.kind());
                 return Err(vec![
-                    Diagnostic::error(root.span, message).help("write jobs as `name:` with `script:` below"),
+                    Diagnostic::error(root.span, message).help("write each job as `name:` with a nested `script:`"),
                 ]);
             }
         },
@@ -86,7 +86,7 @@ pub(super) fn read(
     if body.is_none() && header.is_none() {
         return Err(vec![
             Diagnostic::error(at.unwrap_or(start_of(source)), blank.to_owned())
-                .help("it is empty, or has only comments"),
+                .help("the file is empty, or contains only comments"),
         ]);
     }
     let digest = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, Sha256::digest(&bytes));
@@ -103,7 +103,7 @@ pub(super) fn read(
     })
 }
 
-/// The place of a whole file.
+/// Returns the position of the start of a file.
 pub(super) fn start_of(source: SourceId) -> Span {
     Span { source, line: 1, column: 1, start: 0, end: 0 }
 }

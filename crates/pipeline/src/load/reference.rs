@@ -1,31 +1,32 @@
-//! `!reference [key, sub, ...]` (pipeline-yaml 2.5), replaced by what it names in the merged tree.
+//! Replaces `!reference [key, sub, ...]` by the value that it refers to in the merged tree (docs/spec/pipeline-yaml.md,
+//! section 2.5).
 //!
-//! A reference that stands as an item of a list becomes a list inside that list: only the keyword that takes the list
-//! flattens it. Targets are resolved once and shared, and what they stand for is counted, so nothing can explode.
+//! A reference as an item of a list becomes a nested list, which the parser of the keyword flattens. Each target is
+//! resolved once and shared. The number of values that references expand to is limited.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::SUGGESTIONS;
+use super::MAX_SUGGESTIONS;
 use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
-use crate::limits::{Limits, REFERENCE_CHAIN};
+use crate::limits::{Limits, MAX_REFERENCE_CHAIN};
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// A subtree without references.
+/// A subtree whose references have been resolved.
 #[derive(Clone)]
 struct Resolved {
-    /// `None`: as it was.
+    /// The new value. `None` if it is unchanged.
     changed: Option<Value>,
-    /// Values in it, everything written out.
+    /// Number of values in it, after references are expanded.
     nodes: usize,
-    /// Levels of lists and maps in it.
+    /// Nesting depth of lists and maps in it.
     height: usize,
-    /// References that lead from one to the next in it.
+    /// Length of the longest chain of references in it.
     chain: usize,
-    /// A reference in it names nothing, so that a part is missing.
+    /// True if a reference in it could not be resolved, so that a part is missing.
     has_gap: bool,
 }
 
@@ -35,14 +36,14 @@ struct Resolver<'a> {
     budget: &'a mut Budget,
     gaps: &'a mut Gaps,
     diagnostics: &'a mut Vec<Diagnostic>,
-    /// Targets by their path; none for those that cannot be resolved, which has been reported.
+    /// Targets by path. `None` for targets that cannot be resolved, which has been reported.
     known: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
-    /// The references that lead here.
+    /// References that lead to the current one.
     stack: Vec<(Arc<Vec<String>>, Span)>,
 }
 
-/// `root` with every reference replaced. One that cannot be resolved is reported, unless that follows from something else
-/// that is missing; it is taken out of its list, and stands for null elsewhere.
+/// Returns `root` with every reference replaced. A reference that cannot be resolved is reported, unless the cause is a
+/// missing file. It is removed from lists, and becomes null elsewhere.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,
@@ -117,7 +118,7 @@ impl Resolver<'_> {
         resolved
     }
 
-    /// What `path` names, resolved.
+    /// Returns the resolved value at `path`.
     fn target(&mut self, path: &Arc<Vec<String>>, span: Span, depth: usize) -> Option<(Value, Resolved)> {
         if let Some(first) = self.stack.iter().position(|(known, _)| known == path) {
             self.diagnostics.push(circular(self.stack.get(first..).unwrap_or_default(), path, span));
@@ -129,7 +130,7 @@ impl Resolver<'_> {
                 self.budget.spend(known.as_ref().map_or(0, |(_, resolved)| resolved.nodes));
                 known
             }
-            None if self.stack.len() >= REFERENCE_CHAIN => {
+            None if self.stack.len() >= MAX_REFERENCE_CHAIN => {
                 self.diagnostics.push(self.chain_too_long(path, span));
                 return None;
             }
@@ -145,7 +146,7 @@ impl Resolver<'_> {
                 found
             }
         }?;
-        if self.stack.len() + found.1.chain > REFERENCE_CHAIN {
+        if self.stack.len() + found.1.chain > MAX_REFERENCE_CHAIN {
             self.diagnostics.push(self.chain_too_long(path, span));
             return None;
         }
@@ -165,7 +166,7 @@ impl Resolver<'_> {
         Some(found)
     }
 
-    /// The node at `path`, as it is written.
+    /// Returns the node at `path` as written.
     fn find(&mut self, path: &[String], span: Span) -> Option<Node> {
         let mut map = Some(self.root);
         let mut found: Option<&Node> = None;
@@ -176,7 +177,7 @@ impl Resolver<'_> {
                 if follows {
                     return None;
                 }
-                let known = map.filter(|_| self.diagnostics.len() < SUGGESTIONS);
+                let known = map.filter(|_| self.diagnostics.len() < MAX_SUGGESTIONS);
                 self.diagnostics.push(missing(path, walked, found, known, span));
                 return None;
             };
@@ -195,7 +196,7 @@ impl Resolver<'_> {
     fn chain_too_long(&self, path: &[String], span: Span) -> Diagnostic {
         let problem = Diagnostic::error(
             span,
-            format!("`{}` is at the end of a chain of more than {REFERENCE_CHAIN} references", shown(path)),
+            format!("`{}` is referred to by a chain of more than {MAX_REFERENCE_CHAIN} references", shown(path)),
         );
         match self.stack.first() {
             Some((_, start)) => problem.related(*start, "the chain starts here"),
@@ -227,8 +228,8 @@ fn missing(path: &[String], walked: &[String], parent: Option<&Node>, map: Optio
     problem.help = match (map, parent) {
         (Some(map), _) => did_you_mean(key, map.keys().map(|key| &**key)).or_else(|| {
             Some(match walked {
-                [] => format!("there is no `{key}` in the merged configuration"),
-                _ => format!("`{}` has no `{key}`", walked.join(":")),
+                [] => format!("the merged configuration has no key `{key}`"),
+                _ => format!("`{}` has no key `{key}`", walked.join(":")),
             })
         }),
         (None, Some(parent)) if parent.as_map().is_none() => {
@@ -237,7 +238,7 @@ fn missing(path: &[String], walked: &[String], parent: Option<&Node>, map: Optio
         (None, _) => None,
     };
     match parent {
-        Some(parent) => problem.related(parent.span, format!("`{}` is written here", walked.join(":"))),
+        Some(parent) => problem.related(parent.span, format!("`{}` is defined here", walked.join(":"))),
         None => problem,
     }
 }

@@ -1,5 +1,5 @@
-//! `include:rules` (pipeline-yaml 1.1): whether an entry is used at all. The rules are read and evaluated as those of jobs
-//! are; they see the variables from outside the configuration only, and `exists` looks where the file with the entry is.
+//! `include:rules` (docs/spec/pipeline-yaml.md, section 1.1). They are parsed and evaluated like the rules of jobs.
+//! They can use only variables from outside the configuration, and `exists` looks in the tree of the including file.
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::{Base, Scope};
@@ -10,7 +10,7 @@ use crate::diagnostic::Diagnostic;
 use crate::node::Node;
 use crate::patterns::Patterns;
 
-/// Whether the first rule that matches lets the entry in; without a match it stays out.
+/// Returns true if the first matching rule includes the file. Returns false if no rule matches.
 pub(super) fn is_included(
     node: &Node,
     context: &Context,
@@ -26,11 +26,11 @@ pub(super) fn is_included(
     let base = Base::new(context);
     let scope = Scope::new(&base, &[], None);
     let clauses = Clauses::new(context, sources, origin);
-    // Where a rule is wrong, nobody knows what the others were to be compared with.
+    // If a rule is invalid, ignore all of them: the rules after it depend on it.
     let usable = rules.filter(|_| problems.errors() == 0).unwrap_or_default();
     let matched = usable.iter().find(|rule| clauses.hold(rule, &scope, &mut problems));
-    let let_in = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;
+    let included = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;
     *patterns = std::mem::take(&mut problems.patterns);
     diagnostics.extend(problems.into_list());
-    let_in
+    included
 }

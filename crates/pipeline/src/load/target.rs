@@ -1,4 +1,5 @@
-//! From an include entry to the files it asks for: variables, wildcards, extensions (pipeline-yaml 1.1).
+//! Resolves an include entry to files: expands variables and wildcards, checks extensions (docs/spec/pipeline-yaml.md,
+//! section 1.1).
 
 use super::entry::{Location, Text};
 use super::variables::Variables;
@@ -8,17 +9,17 @@ use crate::expand::Unknown;
 use crate::glob::Glob;
 use crate::node::Span;
 
-/// What targets depend on.
+/// Input for resolving targets.
 pub(super) struct Resolver<'a> {
     pub(super) context: &'a Context,
     pub(super) sources: &'a dyn Sources,
     pub(super) variables: &'a Variables,
-    /// Where the asking file comes from.
+    /// Tree that contains the including file.
     pub(super) origin: &'a Origin,
 }
 
 impl Resolver<'_> {
-    /// The targets of a location with the place that names each; what cannot be one is reported.
+    /// Returns the targets of a location, with the position of each. Reports invalid ones.
     pub(super) fn targets(&self, location: &Location, diagnostics: &mut Vec<Diagnostic>) -> Vec<(IncludeTarget, Span)> {
         let found = match location {
             Location::Local(path) => self.local(path, diagnostics),
@@ -44,7 +45,7 @@ impl Resolver<'_> {
         if *self.origin == Origin::Detached {
             diagnostics.push(
                 Diagnostic::error(span, "`include:local` cannot be used in a remote file or a template")
-                    .help("such a file belongs to no repository: use `remote` or `project`"),
+                    .help("such a file is not in a repository; use `remote` or `project`"),
             );
             return Vec::new();
         }
@@ -61,7 +62,8 @@ impl Resolver<'_> {
             (Ok(glob), Ok(tree)) => {
                 let found: Vec<_> = tree.iter().filter(|path| glob.is_match(path)).cloned().map(target).collect();
                 if found.is_empty() {
-                    // GitLab is believed to include nothing then (pipeline-yaml 9, point 2).
+                    // GitLab presumably includes nothing in this case (open question 2 of docs/spec/pipeline-yaml.md,
+                    // section 9).
                     diagnostics.push(Diagnostic::warning(span, format!("no tracked file matches `{path}`")));
                 }
                 found
@@ -86,7 +88,7 @@ impl Resolver<'_> {
             }
             _ => {
                 diagnostics
-                    .push(Diagnostic::error(written.span, format!("`{text}` is not the address of a component")).help(
+                    .push(Diagnostic::error(written.span, format!("`{text}` is not a valid component address")).help(
                     "write `<host>/<project path>/<name>@<version>`, such as `$CI_SERVER_FQDN/group/project/lint@1.2`",
                 ));
                 Vec::new()
@@ -99,12 +101,12 @@ impl Resolver<'_> {
     }
 }
 
-/// A path from the root of the repository.
+/// Returns a path relative to the root of the repository.
 fn relative(path: &str) -> String {
     path.trim_start_matches('/').to_owned()
 }
 
-/// Whether a name ends like a YAML file.
+/// Returns true if a name has the extension of a YAML file.
 pub(super) fn has_yaml_extension(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     lower.ends_with(".yml") || lower.ends_with(".yaml")
@@ -121,13 +123,13 @@ fn has_right_extension(target: &IncludeTarget, place: Span, diagnostics: &mut Ve
     if !fits {
         diagnostics.push(
             Diagnostic::error(place, format!("included file `{file}` does not have YAML extension"))
-                .help("the name has to end in `.yml` or `.yaml`"),
+                .help("the name must end with `.yml` or `.yaml`"),
         );
     }
     fits
 }
 
-/// The name of a target alone.
+/// Returns the name of a target without its accessor.
 pub(super) fn name(target: &IncludeTarget) -> String {
     match target {
         IncludeTarget::Local { path, .. } => path.clone(),
@@ -139,7 +141,7 @@ pub(super) fn name(target: &IncludeTarget) -> String {
     }
 }
 
-/// What was asked for, with its accessor: `local ci/build.yml`.
+/// Returns a target with its accessor, such as `local ci/build.yml`.
 pub(super) fn what(target: &IncludeTarget) -> String {
     let accessor = match target {
         IncludeTarget::Local { .. } => "local",
@@ -151,7 +153,7 @@ pub(super) fn what(target: &IncludeTarget) -> String {
     format!("{accessor} {}", name(target))
 }
 
-/// What a location asks for, as written.
+/// Returns a location as written, with its accessor.
 pub(super) fn described(location: &Location) -> String {
     match location {
         Location::Local(path) => format!("local {}", path.text),

@@ -1,4 +1,5 @@
-//! The variables that `include` and `expand_vars` may use: those from outside the configuration (pipeline-yaml 1.1).
+//! Variables that `include` and `expand_vars` can use: those from outside the configuration
+//! (docs/spec/pipeline-yaml.md, section 1.1).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -8,13 +9,13 @@ use muster_job::Variable;
 use crate::context::Context;
 use crate::expand::{Unknown, expand_text};
 use crate::layers;
-use crate::limits::INTERPOLATED_TEXT_BYTES;
+use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
 
-/// Shorter masked values, in bytes, are not looked for: they would be found in every other word.
-const SHORTEST_SECRET: usize = 4;
+/// Minimum length in bytes of masked values to hide. Shorter values would match parts of other words.
+const MIN_SECRET_BYTES: usize = 4;
 
-/// Predefined, project and pipeline variables by name, the later ones winning. Never YAML variables, which are not read
-/// yet when files are included.
+/// Predefined, project and pipeline variables by name; later ones win. YAML variables are not included, because they
+/// are read after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
     by_name: HashMap<String, Variable>,
@@ -28,15 +29,15 @@ impl Variables {
         Self { by_name: merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect() }
     }
 
-    /// `text` with its references replaced once, until the result is as long as an interpolated text may be.
+    /// Replaces the references in `text` once, up to the maximum length of an interpolated text.
     pub(super) fn expand(&self, text: &str, unknown: Unknown) -> String {
         self.replace(text, unknown, &|_| {})
     }
 
-    /// As [`Variables::expand`] for a text that is shown to everybody: unknown names stay.
+    /// Same as [`Variables::expand`], for a text that other users can see. References to unknown names are kept.
     ///
     /// # Errors
-    /// The name of a masked variable that the text uses.
+    /// Returns the name of a masked variable that the text refers to.
     pub(super) fn expand_shown(&self, text: &str) -> Result<String, String> {
         let masked = RefCell::new(None);
         let note = |variable: &Variable| {
@@ -48,17 +49,17 @@ impl Variables {
         masked.into_inner().map_or(Ok(expanded), Err)
     }
 
-    /// `text` without the values of masked variables: paths and URLs may hold them once they are expanded.
+    /// Returns `text` with the values of masked variables hidden. Expanded paths and URLs may contain them.
     pub(super) fn hide(&self, text: &str) -> String {
         let secrets =
-            self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= SHORTEST_SECRET);
+            self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= MIN_SECRET_BYTES);
         secrets.fold(text.to_owned(), |text, variable| {
             if text.contains(&variable.value) { text.replace(&variable.value, "[MASKED]") } else { text }
         })
     }
 
     fn replace(&self, text: &str, unknown: Unknown, used: &dyn Fn(&Variable)) -> String {
-        let left = Cell::new(INTERPOLATED_TEXT_BYTES);
+        let left = Cell::new(MAX_INTERPOLATED_TEXT_BYTES);
         let lookup = |name: &str| {
             let variable = self.by_name.get(name)?;
             used(variable);

@@ -63,14 +63,14 @@ pub enum DecisionKind {
     Matrix,
     Workflow,
     RuleMatched,
-    RulePassed,
+    RuleNotMatched,
     Only,
     Except,
     Needs,
 }
 
 /// The reason and the details when a valid configuration creates no pipeline for an event
-/// (`docs/spec/pipeline-yaml.md`, section 2.1, steps 10 to 12).
+/// (`docs/spec/pipeline-yaml.md`, section 2.1, items 10 to 12).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotCreated {
     /// Reason why no pipeline was created.

@@ -1,7 +1,8 @@
 //! The compiled pipeline: the job graph that the coordinator runs and `muster ci list`, `graph` and `explain` show.
 //!
-//! All names are resolved, all limits are checked, and all defaults are applied. Variables in values are expanded only where
-//! GitLab's server does it before a runner gets the job: in environment names, resource groups, tags and `workflow:name`.
+//! All names are resolved, all limits are checked, and all defaults are applied. Variables in values are expanded only
+//! where GitLab's server does it before a runner gets the job: in environment names, resource groups, tags and
+//! `workflow:name`.
 
 mod decision;
 mod work;
@@ -108,7 +109,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns true if parts of the job are missing because their include was skipped. Such a job can be shown but not run.
+    /// Returns true if parts of the job are missing because their include was skipped. Such a job can be shown but not
+    /// run.
     #[must_use]
     pub fn lacks_parts(&self) -> bool {
         lacks_parts(&self.decisions)

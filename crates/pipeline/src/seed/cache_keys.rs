@@ -1,4 +1,4 @@
-//! Keys of caches that follow files (pipeline-yaml 6, "Cache keys").
+//! Computes cache keys that depend on files (section "Cache keys" of docs/spec/pipeline-yaml.md, section 6).
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -9,17 +9,17 @@ use crate::conditions::clauses::Clauses;
 use crate::config::cache::{CacheEntry, CacheKey};
 use crate::model::Cache;
 
-/// What stands in the place of a digest where none of the files exists.
+/// Replaces the digest if none of the files exists.
 const NO_FILES: &str = "default";
 
-/// Computes keys, each set of files once.
+/// Computes keys. The digest of each set of files is computed once.
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
     digests: HashMap<(Vec<String>, bool), String>,
 }
 
 impl CacheKeys {
-    /// The caches of a job with their keys.
+    /// Returns the caches of a job with their keys.
     pub(crate) fn caches(&mut self, entries: &[CacheEntry], clauses: &Clauses<'_>) -> Vec<Cache> {
         entries.iter().enumerate().map(|(index, entry)| self.cache(index, entry, clauses)).collect()
     }
@@ -58,7 +58,7 @@ impl CacheKeys {
     }
 }
 
-/// SHA-1 over the sorted ids, joined by `-`, in hexadecimal.
+/// Returns the SHA-1 of the sorted IDs, joined by `-`, in hexadecimal.
 fn sha1_of(ids: &BTreeSet<String>) -> String {
     let joined = ids.iter().map(String::as_str).collect::<Vec<_>>().join("-");
     Sha1::digest(joined).iter().fold(String::with_capacity(40), |mut text, byte| {
@@ -67,7 +67,7 @@ fn sha1_of(ids: &BTreeSet<String>) -> String {
     })
 }
 
-/// `0_Gemfile_package` for the first cache with `[Gemfile.lock, package.json]`.
+/// Returns the default prefix, such as `0_Gemfile_package` for the first cache with `[Gemfile.lock, package.json]`.
 fn default_prefix(index: usize, files: &[String]) -> String {
     let names = files.iter().map(|file| {
         let base = file.rsplit('/').next().unwrap_or(file);

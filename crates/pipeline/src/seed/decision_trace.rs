@@ -1,4 +1,4 @@
-//! What `muster ci explain` tells of a job: decisions with their places.
+//! Creates the decisions that `muster ci explain` shows for a job.
 
 use std::collections::HashMap;
 
@@ -11,59 +11,59 @@ use crate::model::{Decision, DecisionKind, SourceLocation};
 use crate::node::{SourceId, Span};
 use crate::source_map::SourceMap;
 
-/// The longest text of a condition that a decision shows, in characters: every job keeps it for each of its rules.
-pub(crate) const LONGEST_CONDITION: usize = 1000;
-/// What stands for the clauses of a rule that has none.
+/// Maximum length of a condition in a decision, in characters. Every job stores it for each of its rules.
+pub(crate) const MAX_CONDITION_CHARS: usize = 1000;
+/// Text for a rule without clauses.
 pub(crate) const NO_CLAUSE: &str = "no clause";
 
-/// Turns spans into places and the history of a job into decisions.
+/// Converts spans to locations, and the origins of a job to decisions.
 #[derive(Debug)]
 pub(crate) struct DecisionTrace<'a> {
     loaded: &'a Loaded,
-    /// Where each included text was asked for, and by what.
+    /// Include entry of each included text: description and position.
     includes: HashMap<SourceId, (&'a str, Span)>,
 }
 
 impl<'a> DecisionTrace<'a> {
-    /// For a configuration.
+    /// Creates the trace for a configuration.
     pub(crate) fn new(loaded: &'a Loaded) -> Self {
         let includes = loaded.includes.iter().filter_map(|record| match record.outcome {
             IncludeOutcome::Merged(source) => Some((source, (record.what.as_str(), record.included_at))),
-            IncludeOutcome::KeptOutByRules | IncludeOutcome::Failed | IncludeOutcome::LeftOut => None,
+            IncludeOutcome::ExcludedByRules | IncludeOutcome::Failed | IncludeOutcome::Skipped => None,
         });
         Self { loaded, includes: includes.collect() }
     }
 
-    /// The place of a span.
+    /// Returns the location of a span.
     pub(crate) fn location(&self, span: Span) -> SourceLocation {
         location(&self.loaded.sources, span)
     }
 
-    /// The `# @Description` of a job.
+    /// Returns the `# @Description` of a job.
     pub(crate) fn description(&self, job: &str) -> Option<String> {
         self.loaded.descriptions.get(job).cloned()
     }
 
-    /// One decision.
+    /// Creates a decision.
     pub(crate) fn decision(&self, kind: DecisionKind, text: impl Into<String>, span: Option<Span>) -> Decision {
         Decision { kind, text: text.into(), location: span.map(|span| self.location(span)) }
     }
 
-    /// Where the job comes from and what it took from elsewhere, before any rule.
+    /// Returns the origins of a job, without its rules: its include, parents, defaults and matrix cell.
     pub(crate) fn origins(&self, job: &JobEntry, cell: &Cell, node: Option<(u32, u32)>) -> Vec<Decision> {
         let mut all = Vec::new();
         if let Some((what, span)) = self.includes.get(&job.span.source) {
             all.push(self.decision(DecisionKind::Include, format!("comes from the include of {what}"), Some(*span)));
         }
         if job.lacks_parts {
-            let text = "lacks parts, which come from includes that were left out";
+            let text = "lacks parts, because includes were skipped";
             all.push(self.decision(DecisionKind::LacksParts, text, Some(job.span)));
         }
         for parent in self.loaded.parents.get(&*job.name).into_iter().flatten() {
             all.push(self.decision(DecisionKind::Extends, format!("extends `{}`", parent.name), Some(parent.named_at)));
         }
         for (keyword, span) in &job.defaults {
-            all.push(self.decision(DecisionKind::Default, format!("takes `{keyword}` from `default`"), Some(*span)));
+            all.push(self.decision(DecisionKind::Default, format!("inherits `{keyword}` from `default`"), Some(*span)));
         }
         if let Some((index, total)) = node {
             let values: Vec<String> = cell.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -83,11 +83,11 @@ fn location(sources: &SourceMap, span: Span) -> SourceLocation {
     SourceLocation { file, line: span.line, column: span.column }
 }
 
-/// The clauses of a rule, for people.
+/// Returns the clauses of a rule as text.
 pub(crate) fn clauses(rule: &Rule) -> String {
     let mut parts = Vec::new();
     if let Some(condition) = &rule.condition {
-        parts.push(format!("if {}", shortened(&condition.text, LONGEST_CONDITION)));
+        parts.push(format!("if {}", shortened(&condition.text, MAX_CONDITION_CHARS)));
     }
     if rule.changes.is_some() {
         parts.push("changes".to_owned());

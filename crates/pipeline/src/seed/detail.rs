@@ -1,4 +1,4 @@
-//! What a rule compared, for `muster ci explain`: each clause with the values that it saw.
+//! Describes what a rule compared, for `muster ci explain`: each clause with the values it used.
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::Scope;
@@ -6,14 +6,15 @@ use crate::config::parsing::Problems;
 use crate::config::rules::{Changes, Condition, Exists, PathTest, Rule};
 use crate::diagnostic::shortened;
 use crate::expand::Unknown;
-use crate::seed::decision_trace::{LONGEST_CONDITION, NO_CLAUSE};
+use crate::seed::decision_trace::{MAX_CONDITION_CHARS, NO_CLAUSE};
 
-/// The longest value that is shown, in characters.
-const LONGEST_VALUE: usize = 80;
-/// Most paths and patterns that are shown.
-const MOST_SHOWN: usize = 5;
+/// Maximum length of a value in characters.
+const MAX_VALUE_CHARS: usize = 80;
+/// Maximum number of paths and patterns to list.
+const MAX_SHOWN: usize = 5;
 
-/// The clauses of a rule with what they saw: all of one that holds, else the first that does not.
+/// Returns the clauses of a rule with the values they used. If the rule does not match, returns the first clause that
+/// fails.
 pub(crate) fn detail(
     clauses: &Clauses<'_>,
     rule: &Rule,
@@ -40,30 +41,30 @@ pub(crate) fn detail(
     if parts.is_empty() { NO_CLAUSE.to_owned() } else { parts.join(", ") }
 }
 
-/// `if $A == "b" (A is "c", B is not set)`.
+/// Returns text such as `if $A == "b" (A is "c", B is not set)`.
 fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
     let values = condition.expression.variables().into_iter().map(|name| match scope.shown(name) {
-        Some(value) => format!("{name} is {value:?}", value = shortened(&value, LONGEST_VALUE)),
+        Some(value) => format!("{name} is {value:?}", value = shortened(&value, MAX_VALUE_CHARS)),
         None => format!("{name} is not set"),
     });
     let values: Vec<String> = values.collect();
-    let text = shortened(&condition.text, LONGEST_CONDITION);
+    let text = shortened(&condition.text, MAX_CONDITION_CHARS);
     if values.is_empty() { format!("if {text}") } else { format!("if {text} ({})", values.join(", ")) }
 }
 
-/// `changes src/** (1 file differs from 1a2b3c4d, where it left `main`: docs/x.md)`.
+/// Returns text such as `changes src/** (1 file differs from 1a2b3c4d, where it left `main`: docs/x.md)`.
 fn changes(clauses: &Clauses<'_>, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> String {
     let tests = patterns(&changes.paths, scope);
     let context = clauses.context();
     let (paths, since) = match &changes.compare_to {
         None => match &context.changed_paths {
-            None => return format!("changes {tests} (what changed is unknown, so that it matches)"),
+            None => return format!("changes {tests} (matches, because the changed files are unknown)"),
             Some(paths) => (paths.clone(), context.changed_since.clone()),
         },
         Some((git_ref, span)) => {
             let git_ref = scope.expand(git_ref, Unknown::Empty);
             match clauses.compared(&git_ref, *span, problems) {
-                None => return format!("changes {tests} (there is no `{git_ref}` to compare with)"),
+                None => return format!("changes {tests} (`{git_ref}` does not exist)"),
                 Some(found) => (found.paths.clone(), Some(found.since.clone())),
             }
         }
@@ -96,8 +97,8 @@ fn patterns(test: &PathTest, scope: &Scope<'_>) -> String {
 }
 
 fn some_of(texts: &[String]) -> String {
-    let shown: Vec<&str> = texts.iter().take(MOST_SHOWN).map(String::as_str).collect();
-    let more = texts.len().saturating_sub(MOST_SHOWN);
+    let shown: Vec<&str> = texts.iter().take(MAX_SHOWN).map(String::as_str).collect();
+    let more = texts.len().saturating_sub(MAX_SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("{}{more}", shown.join(", "))
 }

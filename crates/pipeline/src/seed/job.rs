@@ -1,4 +1,4 @@
-//! One instance under its rules: everything of the job but its needs.
+//! Evaluates the rules of one instance, and creates its job without `needs`.
 
 use muster_job::Variable;
 
@@ -16,29 +16,29 @@ use crate::seed::cache_keys::CacheKeys;
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::rule_evaluator::{self, RuleEvaluator, RuleOutcome};
 
-/// An instance after its rules.
+/// Result for an instance.
 #[derive(Debug)]
 pub(crate) enum Seeded {
-    /// In; the links of its needs are still to be resolved: those of the matched rule, else those of the job.
+    /// The job is part of the pipeline. Its needs, which depend on the matched rule, are not resolved yet.
     In { job: Box<Job>, rule: Option<usize> },
-    /// Out.
+    /// Rules exclude the job.
     Out(ExcludedJob),
 }
 
-/// Makes jobs of instances.
+/// Creates jobs from instances.
 pub(crate) struct Seeder<'a> {
     pub(crate) config: &'a Config,
     pub(crate) graph: &'a Graph,
     pub(crate) base: &'a Base<'a>,
     pub(crate) evaluator: &'a RuleEvaluator<'a>,
-    /// Global variables with those of the matched rule of `workflow`.
+    /// Global variables, including those of the matched rule of `workflow`.
     pub(crate) variables: &'a [Variable],
-    /// The matched rule of `workflow`.
+    /// Decision about the matched rule of `workflow`.
     pub(crate) workflow: Option<Decision>,
 }
 
 impl Seeder<'_> {
-    /// Every instance, kept out by `workflow`, whose rules decided so.
+    /// Returns all instances as excluded by `workflow`, whose decisions are given.
     pub(crate) fn none(
         trace: &DecisionTrace<'_>,
         config: &Config,
@@ -54,7 +54,7 @@ impl Seeder<'_> {
         out.collect()
     }
 
-    /// What becomes of the instance of this index in the graph.
+    /// Evaluates the instance with this index in the graph.
     pub(crate) fn instance(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
         let entry = self.config.jobs.get(instance.job)?;
@@ -82,13 +82,13 @@ impl Seeder<'_> {
         Some(Seeded::In { job: Box::new(job), rule: matched })
     }
 
-    /// The YAML variables of an instance before its rules: global, `workflow:rules`, job, matrix.
+    /// Returns the YAML variables of an instance before its rules: global, `workflow:rules`, job, matrix.
     fn variables(&self, entry: &JobEntry, instance: &Instance, decisions: &mut Vec<Decision>) -> Vec<Variable> {
         let inherits = &entry.inherit_variables;
         let global: Vec<Variable> =
             self.variables.iter().filter(|variable| inherits.takes(&variable.key)).cloned().collect();
         if *inherits != Filter::All && global.len() < self.variables.len() {
-            let text = format!("`inherit` keeps out {} of the global variables", self.variables.len() - global.len());
+            let text = format!("`inherit` excludes {} of the global variables", self.variables.len() - global.len());
             decisions.push(self.evaluator.trace.decision(DecisionKind::Variables, text, Some(entry.span)));
         }
         if entry.variables.is_empty() && instance.cell.is_empty() {
@@ -100,7 +100,7 @@ impl Seeder<'_> {
         merged
     }
 
-    /// What the rules and the server's expansion of an instance see.
+    /// Returns the variables that are visible to the rules of an instance and to the server's expansion.
     fn scope<'s>(&'s self, entry: &JobEntry, instance: &Instance, yaml: &'s [Variable]) -> Scope<'s> {
         let facts =
             JobFacts { name: &instance.name, group_name: &entry.name, stage: &entry.stage.name, node: instance.node };

@@ -1,7 +1,7 @@
-//! From checked entries to the pipeline of one event: workflow, rules, what the server expands (pipeline-yaml 2.1, steps
-//! 10 to 12).
+//! Creates the pipeline of an event from a checked configuration: workflow, rules, and the server's expansion of
+//! variables (docs/spec/pipeline-yaml.md, section 2.1, items 10 to 12).
 //!
-//! All that decides comes in with the context and the port to files; the same input gives the same pipeline.
+//! All input comes from the context and the port to files. The same input always creates the same pipeline.
 
 mod cache_keys;
 mod decision_trace;
@@ -30,16 +30,16 @@ use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::{Seeded, Seeder};
 use crate::seed::rule_evaluator::RuleEvaluator;
 
-/// What becomes of a configuration for an event. Errors go to the collector; with any, the outcome means nothing.
+/// Result for an event. Errors are reported to the collector; if there are any, the result is meaningless.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// A pipeline.
+    /// The event creates a pipeline.
     Created(Box<Pipeline>),
-    /// None, for this reason.
+    /// The event creates no pipeline.
     NotCreated(NotCreated),
 }
 
-/// Makes the pipeline of an event.
+/// Creates the pipeline of an event.
 pub(crate) fn seed(
     config: &Config,
     graph: &Graph,
@@ -75,7 +75,7 @@ pub(crate) fn seed(
     let (jobs, excluded) = needs::resolve(config, graph, &trace, seeded, problems);
 
     if jobs.iter().all(|job| job.stage == FIRST_STAGE || job.stage == LAST_STAGE) {
-        let decisions = left_overs(&jobs);
+        let decisions = edge_stages_only(&jobs);
         return Outcome::NotCreated(NotCreated { reason: NotCreatedReason::NoJobs, decisions, excluded });
     }
     let base_cancel = config.workflow.auto_cancel;
@@ -92,18 +92,18 @@ pub(crate) fn seed(
     }))
 }
 
-/// Takes out the variables that are not to be set.
+/// Removes the variables in [`Context::unset_variables`].
 fn unset(variables: &mut Vec<Variable>, context: &Context) {
     variables.retain(|variable| !context.unset_variables.contains(&variable.key));
 }
 
-/// The rule of `workflow` that let the pipeline through, if there are any.
+/// The rule of `workflow` that allowed the pipeline, if `workflow` has rules.
 struct Matched<'a> {
     rule: Option<&'a Rule>,
     decision: Option<Decision>,
 }
 
-/// Evaluates `workflow:rules`; answers the decisions where they let no pipeline through.
+/// Evaluates `workflow:rules`. Returns the decisions as an error if they allow no pipeline.
 fn workflow<'a>(
     config: &'a Config,
     globals: &[Variable],
@@ -126,12 +126,12 @@ fn workflow<'a>(
     Ok(Matched { rule: Some(rule), decision })
 }
 
-/// Why jobs in `.pre` and `.post` alone make no pipeline.
-fn left_overs(jobs: &[crate::model::Job]) -> Vec<Decision> {
+/// Explains why jobs in `.pre` and `.post` alone create no pipeline.
+fn edge_stages_only(jobs: &[crate::model::Job]) -> Vec<Decision> {
     let decision = |job: &crate::model::Job| Decision {
         kind: DecisionKind::Workflow,
         text: format!(
-            "`{}` in `{}` would run, but jobs of `.pre` and `.post` alone make no pipeline",
+            "`{}` in `{}` would run, but jobs in `.pre` and `.post` alone create no pipeline",
             job.name, job.stage
         ),
         location: Some(job.defined_at.clone()),
@@ -139,8 +139,8 @@ fn left_overs(jobs: &[crate::model::Job]) -> Vec<Decision> {
     jobs.iter().map(decision).collect()
 }
 
-/// A last rule of a bare `when` lets a job into every kind of pipeline; without `workflow:rules` a push to a branch with
-/// a merge request makes two.
+/// Warns about a last rule that contains only `when`. Without `workflow:rules`, it adds the job to both the branch
+/// pipeline and the merge request pipeline of a push.
 fn warn_of_duplicates(config: &Config, problems: &mut Problems) {
     if config.workflow.rules.is_some() {
         return;

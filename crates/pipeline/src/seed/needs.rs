@@ -1,4 +1,4 @@
-//! Needs after rules: who is left, who is missing (pipeline-yaml 1.4).
+//! Resolves needs after rules have been evaluated (docs/spec/pipeline-yaml.md, section 1.4).
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
 
-/// Gives each job that is in its needs and dependencies; tells about needs on jobs that are not.
+/// Sets the needs and dependencies of each job in the pipeline. Reports needs on excluded jobs.
 pub(crate) fn resolve(
     config: &Config,
     graph: &Graph,
@@ -41,7 +41,7 @@ struct Resolver<'a> {
     config: &'a Config,
     graph: &'a Graph,
     trace: &'a DecisionTrace<'a>,
-    /// Which instances are in.
+    /// Whether each instance is in the pipeline.
     present: Vec<bool>,
 }
 
@@ -54,7 +54,7 @@ impl Resolver<'_> {
         self.graph.instances.get(index).map_or("", |instance| &instance.name)
     }
 
-    /// The needs as written that count for an instance, and its links: those of the matched rule, else of the job.
+    /// Returns the needs that apply to an instance, as written and as links: those of the matched rule, or of the job.
     fn effective<'s>(&'s self, instance: &'s Instance, rule: Option<usize>) -> (Option<&'s Needs>, Option<&'s [Link]>) {
         let Some(entry) = self.config.jobs.get(instance.job) else { return (None, None) };
         let of_rule = rule.and_then(|index| {
@@ -95,11 +95,11 @@ impl Resolver<'_> {
     fn missing(&self, instance: &Instance, link: &Link) -> Diagnostic {
         let name = self.name(link.to);
         let message = format!(
-            "'{}' job needs '{name}' job, but '{name}' does not exist in the pipeline: its rules keep it out",
+            "'{}' job needs '{name}' job, but '{name}' does not exist in the pipeline: its rules exclude it",
             instance.name
         );
         let mut diagnostic = Diagnostic::error(link.span, message)
-            .help("write `{job: ..., optional: true}` if it may be missing, or let both jobs have the same rules");
+            .help("use `{job: ..., optional: true}` if the job may be missing, or give both jobs the same rules");
         if let Some(entry) = self.graph.entry(self.config, link.to) {
             diagnostic = diagnostic.related(entry.span, format!("`{name}` is defined here"));
         }
@@ -112,7 +112,7 @@ impl Resolver<'_> {
         Some(present.map(|&index| self.name(index).to_owned()).collect())
     }
 
-    /// Needs of rules may close a circle that the needs of the jobs do not have.
+    /// Checks for cycles again, because needs of rules can add links that the needs of jobs do not have.
     fn check_cycles(&self, seeded: &[Seeded], problems: &mut Problems) {
         let rules: HashMap<usize, usize> = seeded
             .iter()
@@ -135,7 +135,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Needs on jobs outside of this pipeline.
+/// Returns the needs on jobs of other pipelines and projects.
 fn elsewhere(needs: &Needs) -> impl Iterator<Item = Need> {
     needs.entries.iter().filter_map(|entry| match &entry.target {
         NeedTarget::Project { project, job, git_ref } => Some(Need::Project {

@@ -1,4 +1,5 @@
-//! Which rule decides, and what it decides (pipeline-yaml 1.5, 1.6, 2.1 steps 10 and 11).
+//! Selects the rule that decides about a job or pipeline, and its effects (docs/spec/pipeline-yaml.md, sections 1.5,
+//! 1.6 and 2.1, items 10 and 11).
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::Scope;
@@ -11,24 +12,24 @@ use crate::seed::decision_trace::{DecisionTrace, clauses as clauses_text};
 use crate::seed::detail::detail;
 use crate::seed::only as policy;
 
-/// What rules say of a job.
+/// Result of the rules for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleOutcome {
-    /// It is in; by the rule of this index where a rule decided.
+    /// The rules include the job. Contains the index of the matched rule, if the job has rules.
     In(Option<usize>),
-    /// It is out.
+    /// The rules exclude the job.
     Out,
 }
 
-/// Evaluates rules for one event and keeps the trace of it.
+/// Evaluates rules for an event and records the decisions.
 pub(crate) struct RuleEvaluator<'a> {
     pub(crate) clauses: &'a Clauses<'a>,
     pub(crate) trace: &'a DecisionTrace<'a>,
 }
 
 impl RuleEvaluator<'_> {
-    /// The first rule whose clauses hold, with the decisions that led there. `of` is the path for people:
-    /// `workflow:rules` or `rules`.
+    /// Returns the index of the first rule whose clauses hold. Adds decisions for the evaluated rules. `of` is the
+    /// keyword for messages: `workflow:rules` or `rules`.
     pub(crate) fn first_match(
         &self,
         of: &str,
@@ -42,7 +43,7 @@ impl RuleEvaluator<'_> {
             let (kind, verb) = if holds {
                 (DecisionKind::RuleMatched, "matched")
             } else {
-                (DecisionKind::RulePassed, "did not match")
+                (DecisionKind::RuleNotMatched, "did not match")
             };
             let clauses = if self.clauses.context().explains {
                 detail(self.clauses, rule, holds, scope, problems)
@@ -61,7 +62,7 @@ impl RuleEvaluator<'_> {
         None
     }
 
-    /// Whether a job is in. `has_workflow_rules` takes the implicit `only: [branches, tags]` away.
+    /// Evaluates the rules of a job. `has_workflow_rules` disables the implicit `only: [branches, tags]`.
     pub(crate) fn job(
         &self,
         job: &JobEntry,
@@ -72,7 +73,7 @@ impl RuleEvaluator<'_> {
     ) -> RuleOutcome {
         if let Some(rules) = &job.rules {
             let Some(index) = self.first_match("rules", rules, scope, decisions, problems) else {
-                decisions.push(self.trace.decision(DecisionKind::RulePassed, "no rule matched", Some(job.span)));
+                decisions.push(self.trace.decision(DecisionKind::RuleNotMatched, "no rule matched", Some(job.span)));
                 return RuleOutcome::Out;
             };
             let never = rules.get(index).is_some_and(|rule| rule.when == Some(RuleWhen::Never));
@@ -83,9 +84,9 @@ impl RuleEvaluator<'_> {
             && !policy::includes(only, self.clauses, scope, problems)
         {
             let text = if job.only.is_some() {
-                "`only` does not let it in"
+                "`only` does not include the job"
             } else {
-                "a job without rules runs in branch and tag pipelines only"
+                "jobs without rules run only in branch and tag pipelines"
             };
             decisions.push(self.trace.decision(DecisionKind::Only, text, only.span.or(Some(job.span))));
             return RuleOutcome::Out;
@@ -93,11 +94,11 @@ impl RuleEvaluator<'_> {
         if let Some(except) = &job.except
             && policy::excludes(except, self.clauses, scope, problems)
         {
-            decisions.push(self.trace.decision(DecisionKind::Except, "`except` keeps it out", except.span));
+            decisions.push(self.trace.decision(DecisionKind::Except, "`except` excludes the job", except.span));
             return RuleOutcome::Out;
         }
-        self.note("`only` lets it in", DecisionKind::Only, job.only.as_ref(), decisions);
-        self.note("`except` does not keep it out", DecisionKind::Except, job.except.as_ref(), decisions);
+        self.note("`only` includes the job", DecisionKind::Only, job.only.as_ref(), decisions);
+        self.note("`except` does not exclude the job", DecisionKind::Except, job.except.as_ref(), decisions);
         RuleOutcome::In(None)
     }
 
@@ -108,7 +109,7 @@ impl RuleEvaluator<'_> {
     }
 }
 
-/// `when` of a job under its matched rule.
+/// Returns `when` of a job with its matched rule.
 pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
     match rule.and_then(|rule| rule.when) {
         Some(RuleWhen::Run(when)) => when,
@@ -116,8 +117,10 @@ pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
     }
 }
 
-/// `allow_failure` of a job under its matched rule: the rule's, else the job's; where neither says, a job that is manual
-/// by its own `when` may fail, and one that only a rule made manual may not, so that it blocks.
+/// Returns `allow_failure` of a job with its matched rule.
+///
+/// The rule's value takes precedence over that of the job. If neither is set, a job that is manual by its own `when`
+/// may fail. A job that only a rule made manual may not, so that it blocks the pipeline.
 pub(crate) fn allow_failure(job: &JobEntry, rule: Option<&Rule>) -> AllowFailure {
     let of_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };
     let of_rule = rule.and_then(|rule| rule.allow_failure).map(of_flag);

@@ -1,4 +1,4 @@
-//! Parser events to nodes: tags, anchors, merge keys, and the count of what they expand to.
+//! Builds nodes from parser events: tags, anchors, merge keys, and the number of values that aliases expand to.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::node::{Map, Node, Span, Value};
 /// Namespace of the tags that `!!` abbreviates.
 const CORE_TAGS: &str = "tag:yaml.org,2002:";
 
-/// A finished value with what it costs to write it out.
+/// A finished value with the cost of expanding it.
 #[derive(Clone)]
 struct Built {
     node: Node,
-    /// Values in it, itself included, aliases written out.
+    /// Number of values in it, including itself, after aliases have been expanded.
     nodes: usize,
-    /// Levels of lists and maps in it.
+    /// Nesting depth of lists and maps in it.
     height: usize,
-    /// Plain `<<`, which as a key merges.
+    /// True for a plain `<<`, which merges if it is a key.
     is_merge_key: bool,
 }
 
-/// A list or map that is still open.
+/// A list or map that is not finished.
 struct Frame {
     collection: Collection,
     anchor: usize,
@@ -40,12 +40,12 @@ enum Collection {
     Map { map: Map, merged: HashSet<Arc<str>>, key: Key },
 }
 
-/// The key that waits for its value.
+/// A key whose value has not been read.
 enum Key {
     None,
     Text(Arc<str>, Span),
     Merge,
-    /// An unusable key; it has been reported, and its value is dropped.
+    /// An invalid key. It has been reported, and its value is ignored.
     Dropped,
 }
 
@@ -77,7 +77,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Takes one event. An error ends the reading.
+    /// Handles an event. An error ends the parsing.
     pub(super) fn event(&mut self, event: Event<'_>, span: granit_parser::Span) -> Result<(), Diagnostic> {
         let place = self.positions.span(&span);
         match event {
@@ -103,12 +103,12 @@ impl<'a> Builder<'a> {
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(place),
             Event::Alias(anchor) => self.alias(anchor, place),
-            // Start and end of stream and document; comments and anchors are not asked for.
+            // Start and end of the stream and of documents. The parser emits no comments.
             _ => Ok(()),
         }
     }
 
-    /// All documents, or all errors.
+    /// Returns all documents, or all errors.
     pub(super) fn finish(self) -> Result<Parsed, Vec<Diagnostic>> {
         if self.problems.is_empty() {
             Ok(Parsed { documents: self.documents, warnings: self.warnings, nodes: self.nodes })
@@ -117,7 +117,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What was found before `fatal`, and `fatal`.
+    /// Returns the errors that were found before `fatal`, followed by `fatal`.
     pub(super) fn failed(mut self, fatal: Diagnostic) -> Vec<Diagnostic> {
         self.problems.push(fatal);
         self.problems
@@ -155,7 +155,7 @@ impl<'a> Builder<'a> {
             let name = self.written(span);
             return Err(Diagnostic::error(
                 span,
-                format!("the alias `{name}` is used inside its own anchor, or its anchor is in another document"),
+                format!("alias `{name}` is used inside its own anchor, or its anchor is in another document"),
             ));
         };
         let built = target.clone();
@@ -166,8 +166,9 @@ impl<'a> Builder<'a> {
         self.complete(built, 0, written_out)
     }
 
-    /// Puts a finished value where it belongs: the document, a list, a key or a key's value. `added` is what it adds to
-    /// the count of the file: of a list or map only itself, since its values have been counted already.
+    /// Adds a finished value to its parent: the document, a list, or a map as key or value. `added` is the number of
+    /// values to add to the count of the file. For a list or map it is 1, because its contents have already been
+    /// counted.
     fn complete(&mut self, built: Built, anchor: usize, added: usize) -> Result<(), Diagnostic> {
         if anchor > 0 {
             self.anchors.insert(anchor, Built { is_merge_key: false, ..built.clone() });
@@ -204,7 +205,7 @@ impl<'a> Builder<'a> {
         }
         Err(Diagnostic::error(
             span,
-            format!("the file has more than {} values when its aliases are written out", self.limits.file_nodes),
+            format!("the file has more than {} values after its aliases are expanded", self.limits.file_nodes),
         )
         .help("aliases of aliases multiply; share less, or split the file with `include`"))
     }
@@ -223,7 +224,7 @@ impl<'a> Builder<'a> {
         if let Some(value) = resolved {
             return value;
         }
-        // The lone `!` says: text.
+        // The tag `!` marks a value as text.
         let is_plain_mark =
             (tag.handle().is_empty() && tag.suffix() == "!") || (tag.handle() == "!" && tag.suffix().is_empty());
         if !is_plain_mark && self.is_reference(Some(tag), "str", span) {
@@ -232,7 +233,7 @@ impl<'a> Builder<'a> {
         Value::String(text.into())
     }
 
-    /// Whether the tag is `!reference`; any tag but that and the collection's own is reported.
+    /// Returns true if the tag is `!reference`. Reports any other tag except the collection's default tag.
     fn is_reference(&mut self, tag: Option<&Tag>, own: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
         if tag.handle() == "!" && tag.suffix() == "reference" {
@@ -246,7 +247,7 @@ impl<'a> Builder<'a> {
             let problem = Diagnostic::error(span, format!("the tag `{written}` cannot be used here"));
             self.problems.push(match crate::suggest::closest(tag.suffix(), ["reference"]) {
                 Some(_) => problem.help("did you mean `!reference`?"),
-                None => problem.help("`!reference [job, keyword]` is the only tag of a configuration"),
+                None => problem.help("`!reference [job, keyword]` is the only tag that a configuration can use"),
             });
         }
         false
@@ -268,7 +269,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Where a collection ends: at its closing bracket, or where its last value does.
+/// Returns the end of a collection: that of its closing bracket or of its last value.
 fn end_of(last: Option<u32>, start: Span, end: Span) -> u32 {
     if end.end > end.start { end.end } else { last.unwrap_or(start.end).max(start.end) }
 }
@@ -287,8 +288,8 @@ fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key 
             Some(key) => Key::Text(key.into(), span),
             None => {
                 problems.push(
-                    Diagnostic::error(span, format!("a key must be text, not {}", built.node.kind()))
-                        .help("put it into quotes if it is meant as text"),
+                    Diagnostic::error(span, format!("keys must be text, not {}", built.node.kind()))
+                        .help("put it into quotes to make it text"),
                 );
                 Key::Dropped
             }
@@ -296,9 +297,10 @@ fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key 
     }
 }
 
-/// Copies what `<<` names into `map`: of a list of maps the first that has a key counts. As in GitLab's YAML (Psych), place
-/// decides: what `<<` brings replaces what stands before it, and is replaced by what stands after it. What is copied has been
-/// counted with the alias.
+/// Merges the value of `<<` into `map`. Of a list of maps, the first map that contains a key wins.
+///
+/// As in Psych, which GitLab uses, the position decides: the merged keys replace keys before `<<` and are replaced by
+/// keys after it. The merged values have already been counted with the alias.
 fn merge_into(
     map: &mut Map,
     merged: &mut HashSet<Arc<str>>,
@@ -334,10 +336,10 @@ fn merge_into(
             warnings.push(
                 Diagnostic::warning(
                     from.span,
-                    format!("`<<` replaces `{key}`, which stands before it: the order decides, as on GitLab"),
+                    format!("`<<` replaces the earlier `{key}`: later keys win, as on GitLab"),
                 )
                 .related(written.key_span, "written here")
-                .help("put `<<` first, if what is written beside it is to count"),
+                .help("put `<<` first to keep the keys of this map"),
             );
         }
         merged.insert(Arc::clone(key));
@@ -345,12 +347,12 @@ fn merge_into(
 }
 
 fn repeated(key: &str, span: Span, earlier: Span) -> Diagnostic {
-    Diagnostic::warning(span, format!("`{key}` is written twice; the last one is used"))
+    Diagnostic::warning(span, format!("duplicate key `{key}`; the last one is used"))
         .related(earlier, "first written here")
         .help("remove or rename one of them")
 }
 
 fn bad_reference(span: Span) -> Diagnostic {
-    Diagnostic::error(span, "`!reference` needs a list of texts".to_owned())
+    Diagnostic::error(span, "`!reference` must be a list of strings".to_owned())
         .help("write the path to the value: `!reference [.setup, script]`")
 }

@@ -1,10 +1,10 @@
-//! Comments that describe the job below them: `# @Description Builds the image`.
+//! Comments that describe a job, such as `# @Description Builds the image`.
 
 use std::collections::BTreeMap;
 
 use crate::node::Map;
 
-/// The descriptions of the top-level keys of `root`, read from the comment lines directly above each in `text`.
+/// Returns the descriptions of the top-level keys of `root`, from the comment lines directly above each key in `text`.
 pub(crate) fn descriptions(text: &str, root: &Map) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     if !text.contains("@Description") {
@@ -13,7 +13,7 @@ pub(crate) fn descriptions(text: &str, root: &Map) -> BTreeMap<String, String> {
     let lines: Vec<&str> = text.lines().collect();
     let mut last_line = 0;
     for (name, entry) in root.iter() {
-        // Of several keys on one line the comment describes the first.
+        // If several keys are on one line, the comment describes the first.
         if std::mem::replace(&mut last_line, entry.key_span.line) == entry.key_span.line {
             continue;
         }

@@ -1,13 +1,14 @@
-//! Text to a tree of nodes that know their place (pipeline-yaml 2.2).
+//! Parses YAML into a tree of nodes with positions (docs/spec/pipeline-yaml.md, section 2.2).
 //!
 //! ```text
 //! bytes --decode--> text --events--> builder --scalar resolution, aliases, merge keys--> documents
 //! ```
-//! The grammar is that of libyaml, which GitLab's Psych uses: `granit-parser` with the options that follow libyaml where it and
-//! YAML 1.2 disagree. Scalars are resolved as Psych does.
-//! Aliases and merge keys share subtrees, and what they stand for is counted, so a file that explodes ends with an error.
+//! The grammar is that of libyaml, which GitLab's Psych uses: `granit-parser` is configured to follow libyaml where
+//! libyaml and YAML 1.2 differ. Scalars are resolved as in Psych. Aliases and merge keys share subtrees. The values
+//! that they expand to are counted, so that a text that expands to an enormous tree is rejected.
 //!
-//! Invariants: no text panics; time and memory are linear in the text, within [`Limits`].
+//! Invariants: no text makes this module panic. Time and memory are linear in the length of the text, within
+//! [`Limits`].
 
 mod build;
 mod decorator;
@@ -25,29 +26,29 @@ use crate::node::{Node, SourceId};
 pub(crate) use decorator::descriptions;
 pub use source::decode;
 
-/// One YAML document: what stands between two `---`.
+/// A YAML document: the text between two lines of `---`.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// Its value.
+    /// Value of the document.
     pub root: Node,
 }
 
-/// The documents of one text.
+/// The documents of a text.
 #[derive(Debug, Clone, Default)]
 pub struct Parsed {
-    /// In written order.
+    /// The documents in written order.
     pub documents: Vec<Document>,
-    /// Repeated keys.
+    /// Warnings about duplicate keys and merge keys.
     pub warnings: Vec<Diagnostic>,
-    /// How many values there are, every alias written out.
+    /// Number of values, after aliases have been expanded.
     pub nodes: usize,
 }
 
-/// Parses all documents of `text`, which has become `source` of a [`crate::source_map::SourceMap`].
+/// Parses all documents of `text`, which is `source` in a [`crate::source_map::SourceMap`].
 ///
 /// # Errors
-/// Everything that is wrong, as far as it can be seen: a defect of the grammar ends the reading, while unknown tags,
-/// unusable keys and merge keys are collected.
+/// Returns all errors that can be detected. A syntax error ends the parsing. Unknown tags, invalid keys and invalid
+/// merge keys are collected.
 pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Vec<Diagnostic>> {
     let positions = position::Positions::new(source, text);
     if text.len() > limits.file_bytes {
@@ -72,14 +73,14 @@ pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Ve
     builder.finish()
 }
 
-/// The parser's options that follow libyaml.
+/// Returns the parser options that make it accept the same texts as libyaml.
 fn grammar(limits: &Limits) -> Options {
     let mut options = Options::default();
     options.strict_indentation = false;
     options.bom_inside_document_as_content = true;
     options.block_scalar_eof_without_line_feed = true;
     options.set_emit_comments(false);
-    // One more level than the builder accepts, so that its error is the one that is reported.
+    // Allow one more level than the builder, so that the builder's error is reported.
     options.flow_nesting_limit = limits.depth + 1;
     options.block_nesting_limit = limits.depth + 1;
     options

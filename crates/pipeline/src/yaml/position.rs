@@ -1,14 +1,14 @@
-//! From the parser's markers to spans.
+//! Converts positions of the parser to spans.
 
 use granit_parser::Marker;
 
 use crate::node::{SourceId, Span};
 use crate::source_map::{saturated, span_at};
 
-/// One text, whose markers become spans.
+/// Converts positions in one text.
 pub(super) struct Positions {
     source: SourceId,
-    /// Bytes of the text.
+    /// Length of the text in bytes.
     length: u32,
 }
 
@@ -17,7 +17,7 @@ impl Positions {
         Self { source, length: saturated(text.len()) }
     }
 
-    /// The span between two places of the parser.
+    /// Returns the span between two positions of the parser.
     pub(super) fn between(&self, start: &Marker, end: &Marker) -> Span {
         let first = self.offset(start);
         Span {
@@ -29,17 +29,17 @@ impl Positions {
         }
     }
 
-    /// Returns the span of the parser's span. It begins with the tag, if there is one.
+    /// Returns the span that corresponds to a span of the parser. It begins with the tag, if there is one.
     pub(super) fn span(&self, span: &granit_parser::Span) -> Span {
         self.between(&span.tag_start().unwrap_or(span.start), &span.end)
     }
 
-    /// The span of `length` bytes at a byte offset of `text`. Walks the text: for errors only.
+    /// Returns the span of `length` bytes at a byte offset of `text`. Takes linear time, so use it for errors only.
     pub(super) fn at_byte(&self, text: &str, offset: usize, length: usize) -> Span {
         span_at(self.source, text, offset, length)
     }
 
-    /// A text in memory always has byte offsets.
+    /// Markers into a text in memory always have byte offsets.
     fn offset(&self, marker: &Marker) -> u32 {
         marker.byte_offset().map_or(self.length, |offset| saturated(offset).min(self.length))
     }

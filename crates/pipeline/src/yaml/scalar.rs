@@ -1,11 +1,11 @@
-//! Plain scalars, resolved as Ruby's Psych resolves YAML 1.1 (pipeline-yaml 2.2).
+//! Resolves plain scalars of YAML 1.1 as Ruby's Psych does (docs/spec/pipeline-yaml.md, section 2.2).
 //!
-//! Dates and times stay text, since nothing in a configuration asks for them as dates. Whole numbers beyond 64 bits stay
-//! text as well: their only use is as the text of a variable.
+//! Dates and times remain text, because no keyword needs them. Integers beyond 64 bits remain text, too: they only
+//! occur as values of variables.
 
 use crate::node::Value;
 
-/// The value of a scalar without quotes and without a tag.
+/// Returns the value of a scalar without quotes and without a tag.
 pub(crate) fn resolve(text: &str) -> Value {
     let Some(&first) = text.as_bytes().first() else {
         return Value::Null;
@@ -16,7 +16,7 @@ pub(crate) fn resolve(text: &str) -> Value {
     }
 }
 
-/// `true` and `false` in all their spellings; case is ignored.
+/// Parses a boolean in any of its spellings. Ignores case.
 pub(super) fn boolean(text: &str) -> Option<bool> {
     match text {
         _ if ["true", "yes", "on"].iter().any(|word| text.eq_ignore_ascii_case(word)) => Some(true),
@@ -25,7 +25,7 @@ pub(super) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// Whole numbers and floating-point numbers.
+/// Parses an integer or floating-point number.
 pub(super) fn number(text: &str) -> Option<Value> {
     special_float(text)
         .map(Value::Float)
@@ -49,7 +49,7 @@ fn special_float(text: &str) -> Option<f64> {
     text.eq_ignore_ascii_case(".nan").then_some(f64::NAN)
 }
 
-/// `12:30` is 45000 and `1:2:3` is 3723: Psych weighs the first part with 3600 in both.
+/// Parses `12:30` (45000) and `1:2:3` (3723). Psych multiplies the first part by 3600 in both.
 fn base_sixty(text: &str) -> Option<Value> {
     let parts: Vec<&str> = text.split(':').collect();
     if !(2..=3).contains(&parts.len()) {
@@ -90,7 +90,7 @@ fn sexagesimal_digit(part: &str) -> Option<i64> {
     (value < 60).then_some(value)
 }
 
-/// Digits with a point, and with an exponent only if it has a sign: `1.5e+3`.
+/// Parses a number with a decimal point. An exponent needs a sign: `1.5e+3`.
 fn float(text: &str) -> Option<f64> {
     let (_, unsigned) = split_sign(text);
     let (whole, rest) = unsigned.split_once('.')?;
@@ -112,7 +112,7 @@ fn float(text: &str) -> Option<f64> {
     text.replace(['_', ','], "").parse().ok()
 }
 
-/// Decimal with `_` or `,` between digits, `0b`, `0x`, and octal with a leading zero.
+/// Parses an integer: decimal with `_` or `,` between digits, `0b`, `0x`, or octal with a leading zero.
 fn integer(text: &str) -> Option<i64> {
     let (sign, digits) = split_sign(text);
     let magnitude = if let Some(binary) = digits.strip_prefix("0b") {
@@ -145,7 +145,7 @@ fn split_sign(text: &str) -> (i64, &str) {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a time of day is far below 2^53")]
+#[expect(clippy::cast_precision_loss, reason = "times of day are far below 2^53")]
 fn exact_float(value: i64) -> f64 {
     value as f64
 }

@@ -1,12 +1,12 @@
-//! Bytes to text: size, encoding and the byte order mark.
+//! Decodes files: size limit, encoding, byte order mark.
 
 use crate::diagnostic::Diagnostic;
 use crate::limits::Limits;
 
-/// The text of a file's bytes, without a byte order mark.
+/// Returns the text of a file without a byte order mark.
 ///
 /// # Errors
-/// A message that names the file: it is too large, or not UTF-8 text.
+/// Returns a diagnostic that names the file if it is too large or not valid UTF-8.
 pub fn decode<'a>(name: &str, bytes: &'a [u8], limits: &Limits) -> Result<&'a str, Box<Diagnostic>> {
     if bytes.len() > limits.file_bytes {
         let mut problem = too_large(bytes.len(), limits);
@@ -21,18 +21,15 @@ pub fn decode<'a>(name: &str, bytes: &'a [u8], limits: &Limits) -> Result<&'a st
             let message = format!("`{name}` is not UTF-8 text: byte {} on line {line} is invalid", error.valid_up_to());
             let help = match bytes {
                 [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "the file is UTF-16: save it as UTF-8",
-                _ => "save it as UTF-8; a configuration cannot be binary",
+                _ => "save it as UTF-8; a configuration is a text file",
             };
             Err(Box::new(Diagnostic::error(None, message).help(help)))
         }
     }
 }
 
-/// The error of a file over the limit.
+/// Returns the error for a file that exceeds the limit.
 pub(super) fn too_large(length: usize, limits: &Limits) -> Diagnostic {
-    Diagnostic::error(
-        None,
-        format!("the file has {length} bytes, more than the {} that are allowed", limits.file_bytes),
-    )
-    .help("split it with `include`, and keep data out of the configuration")
+    Diagnostic::error(None, format!("the file is too large: {length} bytes (maximum is {})", limits.file_bytes))
+        .help("split it with `include`, and keep data out of the configuration")
 }

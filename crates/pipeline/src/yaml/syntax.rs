@@ -1,4 +1,4 @@
-//! Defects of the grammar, in words that help.
+//! Syntax errors with helpful messages.
 
 use granit_parser::{ErrorKind, ScanError};
 
@@ -7,7 +7,7 @@ use crate::diagnostic::Diagnostic;
 use crate::limits::Limits;
 use crate::node::Span;
 
-/// The first character that no YAML text may hold: NUL and the other control characters.
+/// Returns an error for the first control character that YAML does not allow.
 pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<Diagnostic> {
     let is_forbidden = |byte: &u8| matches!(byte, 0..=8 | 0x0b | 0x0c | 0x0e..=0x1f | 0x7f);
     let offset = text.as_bytes().iter().position(is_forbidden)?;
@@ -22,7 +22,7 @@ pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<D
     })
 }
 
-/// The parser's error at its place.
+/// Converts an error of the parser to a diagnostic.
 pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error: &ScanError) -> Diagnostic {
     let span = positions.between(error.marker(), error.marker());
     let line = line_around(text, span.start as usize);
@@ -47,7 +47,7 @@ pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error:
     }
 }
 
-/// The error of too many levels.
+/// Returns the error for too many levels of nesting.
 pub(super) fn too_deep(span: Span, limits: &Limits) -> Diagnostic {
     Diagnostic::error(span, format!("lists and maps are nested more than {} levels deep", limits.depth))
         .help("flatten the configuration; no keyword needs such depth")
@@ -65,7 +65,7 @@ fn indented_by_tab(line: &str, span: Span, error: &ScanError) -> Option<Diagnost
     );
     (indentation.contains('\t') || is_about_tabs).then(|| {
         Diagnostic::error(span, format!("invalid YAML: a tab is used as indentation ({})", error.info()))
-            .help("YAML is indented by spaces only")
+            .help("indent with spaces; YAML does not allow tabs")
     })
 }
 
@@ -97,7 +97,7 @@ fn line_around(text: &str, offset: usize) -> &str {
     text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default()
 }
 
-/// The name of the alias `*name` at an offset.
+/// Returns the name of the alias `*name` at an offset.
 fn alias_at(text: &str, offset: usize) -> &str {
     let rest = text.get(offset..).unwrap_or_default().trim_start_matches('*');
     let end = rest.find(|letter: char| letter.is_whitespace() || "[]{},".contains(letter)).unwrap_or(rest.len());

@@ -1,4 +1,5 @@
-//! Cases C001 to C050 and C114 to C118: keywords, stages, default, inherit (pipeline-yaml 8.1, 8.4).
+//! Cases C001 to C050 and C114 to C118: keywords, stages, default, inherit (docs/spec/pipeline-yaml.md, sections 8.1
+//! and 8.4).
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use muster_pipeline::model::{AllowFailure, When};
 use crate::case::{Case, fails, job, jobs, script, value};
 use crate::harness::{rejected, warnings, world};
 
-/// A list of `count` texts in flow style.
+/// Returns a list of `count` strings in flow style.
 fn list(count: usize) -> String {
     let items: Vec<String> = (0..count).map(|number| format!("t{number}")).collect();
     format!("[{}]", items.join(", "))
@@ -23,7 +24,7 @@ fn c001_an_empty_file() {
     }
 }
 
-/// The wording is unsure (k); that it is refused is not: a pipeline without jobs cannot be created.
+/// The wording of the error is not confirmed. A pipeline without jobs cannot be created in any case.
 #[test]
 fn c002_hidden_jobs_alone() {
     fails(".h: {S}", "jobs config should contain at least one visible job");
@@ -124,7 +125,7 @@ fn c018_a_name_has_at_most_255_characters() {
     fails(&format!("? {}\n: {{S}}", "n".repeat(256)), "name is too long");
 }
 
-/// Brackets around `x`, so many of them.
+/// Returns `x` inside this number of brackets.
 fn nested(levels: usize) -> String {
     format!("a: {{script: {}x{}}}", "[".repeat(levels), "]".repeat(levels))
 }
@@ -144,7 +145,7 @@ fn c020_lists_nest_at_most_ten_deep() {
 fn c021_a_colon_makes_a_map() {
     fails("a: {script: [{echo: hi}]}", "nested array of strings");
     let help = Case::new("a: {script: [{echo: hi}]}").compile().diagnostics[0].help.clone();
-    assert!(help.is_some_and(|help| help.contains("put it in quotes")));
+    assert!(help.is_some_and(|help| help.contains("put it into quotes")));
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn c022_an_element_may_have_lines() {
 fn c023_a_repeated_key_replaces_the_earlier_one() {
     let case = Case::new("a: {script: [x]}\na: {script: [y]}\n");
     assert_eq!((case.jobs(), &script(&case.job("a")).script[..]), (vec!["a".into()], &["y".to_owned()][..]));
-    assert_eq!(warnings(&case.compile().diagnostics), ["`a` is written twice; the last one is used"]);
+    assert_eq!(warnings(&case.compile().diagnostics), ["duplicate key `a`; the last one is used"]);
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn c029_retry_is_0_to_2_for_known_reasons() {
     fails("a: {S, retry: {max: 2, when: sunspots}}", "jobs:a:retry:when config should be one of");
 }
 
-/// Open point 4 of the spec: `{max: 1}` alone means any reason, as `retry: 1` does.
+/// Open question 4 of the specification: `{max: 1}` alone retries after any failure, as `retry: 1` does.
 #[test]
 fn c029_retry_without_conditions_is_for_any_reason() {
     let retry = job("a: {S, retry: {max: 1}}", "a").retry;
@@ -208,10 +209,7 @@ fn c029_retry_without_conditions_is_for_any_reason() {
 fn c030_a_timeout_is_a_duration() {
     assert_eq!(job("a: {S, timeout: 3h 30m}", "a").timeout, Some(Duration::from_secs(12_600)));
     assert_eq!(job("a: {S, timeout: '3600'}", "a").timeout, Some(Duration::from_secs(3600)));
-    fails(
-        "a: {S, timeout: 3600}",
-        "jobs:a:timeout config should be a duration: a number is none, write `3600 seconds`",
-    );
+    fails("a: {S, timeout: 3600}", "jobs:a:timeout config should be a duration, not a number: write `3600 seconds`");
     fails("a: {S, timeout: soon}", "jobs:a:timeout config should be a duration");
 }
 
@@ -267,7 +265,7 @@ fn c037_at_most_four_caches() {
 #[test]
 fn c038_a_key_follows_at_most_two_files() {
     fails("a: {S, cache: {key: {files: [a, b, c]}, paths: [p]}}", "1 to 2 entries");
-    fails("a: {S, cache: {key: {files: [a], files_commits: [a]}, paths: [p]}}", "exclude each other");
+    fails("a: {S, cache: {key: {files: [a], files_commits: [a]}, paths: [p]}}", "mutually exclusive");
 }
 
 #[test]
@@ -338,7 +336,7 @@ fn c048_a_google_secret_needs_a_token() {
     assert_eq!(script(&job(with_token, "a")).secrets.len(), 1);
 }
 
-/// GitLab refuses an empty list (k): it would keep the job out for ever, which nobody means.
+/// GitLab rejects an empty list: it would exclude the job from every pipeline.
 #[test]
 fn c049_rules_are_not_empty() {
     fails("a: {S, rules: []}", "jobs:a:rules can't be blank");

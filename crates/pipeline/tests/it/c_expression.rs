@@ -1,9 +1,10 @@
-//! Rule expressions: C119 to C133, and the evaluator against a second, tiny one.
+//! Rule expressions: cases C119 to C133, and a comparison with a second, minimal evaluator.
 
 use muster_pipeline::expression::{self, ExpressionErrorKind, MAX_TOKENS};
 use proptest::prelude::*;
 
-/// What an expression gives with project variable `V` and `CI_COMMIT_BRANCH` = `main`; `None` for a syntax error.
+/// Returns the result of an expression with project variable `V` and `CI_COMMIT_BRANCH` = `main`. `None` means a syntax
+/// error.
 fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     let lookup = |name: &str| match name {
         "V" => value.map(str::to_owned),
@@ -13,7 +14,8 @@ fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     expression::parse(text).ok()?.evaluate(&lookup).ok()
 }
 
-/// One test for each row of the spec's table: its number and name, the value of `V`, and expressions with what they give.
+/// A test for each row of the specification's table: its number and name, the value of `V`, and expressions with their
+/// results.
 macro_rules! rows {
     ($($(#[$about:meta])* fn $name:ident($value:expr) { $($text:literal => $expected:literal,)+ })+) => {
         $(
@@ -42,7 +44,7 @@ rows! {
         "$V" => true,
         "$V == \"false\"" => true,
     }
-    /// The spec writes `/x/`, but one character is no pattern (C129).
+    /// The specification writes `/x/`, but one character is not a valid pattern (C129).
     fn c122_patterns_and_their_flags(Some("abc")) {
         "$V =~ /^AB/" => false,
         "$V =~ /^AB/i" => true,
@@ -57,7 +59,7 @@ rows! {
     fn c125_a_slash_is_escaped_in_a_pattern(Some("a/b")) {
         "$V =~ /^a\\/b$/" => true,
     }
-    /// With two characters for the same reason as C122.
+    /// Two characters, for the same reason as in C122.
     fn c126_null_matches_as_empty_text(None) {
         "$V =~ /xx/" => false,
         "$V !~ /xx/" => true,
@@ -78,7 +80,7 @@ rows! {
 }
 
 #[test]
-fn c129_what_is_not_in_the_language_is_a_syntax_error() {
+fn c129_invalid_syntax_is_rejected() {
     for text in ["${V} == \"1\"", "!$V", "$V == main", "$V =~ /./", "$V <= \"1\"", "$V =="] {
         let error = expression::parse(text).expect_err(text);
         assert!(error.to_string().contains("invalid expression syntax"), "{text}: {error}");
@@ -89,7 +91,7 @@ fn c129_what_is_not_in_the_language_is_a_syntax_error() {
 fn c130_at_most_99_tokens() {
     let chain = |values: usize| vec!["$V"; values].join(" || ");
     assert!(expression::parse(&chain(50)).is_ok(), "99 tokens");
-    // 51 values and 50 operators; and 99 tokens with one more at the end.
+    // 51 values and 50 operators; and 99 tokens with another one at the end.
     let error = expression::parse(&chain(51)).expect_err("101 tokens");
     assert_eq!(error.kind, ExpressionErrorKind::TooManyTokens);
     let error = expression::parse(&format!("({}", chain(50))).expect_err("100 tokens");
@@ -104,14 +106,14 @@ fn c133_there_is_no_look_ahead() {
 }
 
 #[test]
-fn an_empty_left_side_does_not_stop_an_and_but_the_whole_is_judged_as_text() {
+fn empty_left_side_continues_and_but_result_is_text() {
     assert_eq!(outcome(Some(""), "$V && $CI_COMMIT_BRANCH"), Some(true));
     assert_eq!(outcome(Some(""), "$V || $CI_COMMIT_BRANCH"), Some(false));
     assert_eq!(outcome(None, "$V || $CI_COMMIT_BRANCH"), Some(true));
     assert_eq!(outcome(Some(""), "$CI_COMMIT_BRANCH && $V"), Some(false));
 }
 
-/// A second evaluator, over a tree that is generated and then written out.
+/// A second evaluator, for a generated tree that is also written as text.
 #[derive(Debug, Clone)]
 enum Tree {
     Null,
@@ -121,7 +123,7 @@ enum Tree {
     Pair(&'static str, Box<Tree>, Box<Tree>),
 }
 
-/// null, a text, or an outcome.
+/// Null, a text, or the result of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 enum Outcome {
     Null,

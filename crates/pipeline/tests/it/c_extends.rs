@@ -1,4 +1,4 @@
-//! Conformance cases C102-C113: `extends`, `!reference`, anchors (pipeline-yaml 8.4).
+//! Conformance cases C102-C113: `extends`, `!reference`, anchors (docs/spec/pipeline-yaml.md, section 8.4).
 
 use muster_pipeline::model::When;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ fn tree(text: &str) -> Value {
     merged(&world().load(text))
 }
 
-/// A chain of jobs: `j0` extends `j1`, and so on; the last one has the script.
+/// Returns a chain of jobs: `j0` extends `j1`, and so on. The last one has the script.
 fn chain(jobs: usize) -> String {
     let links = (1..jobs).map(|index| format!("j{}: {{extends: j{index}}}\n", index - 1));
     links.chain([format!("j{}: {{script: [x]}}\n", jobs - 1)]).collect()
@@ -127,11 +127,11 @@ fn references_chain_ten_deep() {
         format!("{links}.r{}: [x]\n", links.lines().count())
     };
     assert_eq!(errors(&world().load(chain(10)).diagnostics), [""; 0]);
-    rejected(&world().load(chain(11)).diagnostics, "at the end of a chain of more than 10 references");
+    rejected(&world().load(chain(11)).diagnostics, "referred to by a chain of more than 10 references");
 }
 
 #[test]
-fn what_explodes_ends_with_an_error() {
+fn exponential_expansion_is_rejected() {
     let wide = vec!["!reference [.r1]"; 100].join(", ");
     let bomb = (0..9).map(|level| format!(".r{level}: [{}]\n", wide.replace(".r1", &format!(".r{}", level + 1))));
     let references = bomb.chain([".r9: [x]\n".to_owned()]).collect::<String>();

@@ -1,4 +1,5 @@
-//! Cases C051 to C072: parallel, needs, dependencies; C191, C192 and C196: trigger jobs (pipeline-yaml 8.2, 8.7).
+//! Cases C051 to C072: parallel, needs, dependencies; C191, C192 and C196: trigger jobs (docs/spec/pipeline-yaml.md,
+//! sections 8.2 and 8.7).
 
 use muster_pipeline::model::{BridgeTarget, ChildInclude, Need, Work};
 
@@ -57,7 +58,7 @@ fn c057_the_identifiers_are_in_the_order_of_the_needed_job() {
     fails(&b, "b job: undefined need: a: [2, m]");
 }
 
-/// Two matrix jobs over `OS`; the second needs the cell of the first that `value` gives.
+/// Two matrix jobs over `OS`. The second needs the cell of the first that `value` selects.
 fn pairs(consumer: &str, value: &str) -> String {
     format!(
         "{{a: {{S, stage: build, parallel: {{matrix: [{{OS: [l, w]}}]}}}}, \
@@ -150,7 +151,7 @@ fn c069_dependencies_exist_and_come_before() {
     fails(later, "a job: dependency b is not defined in current or prior stages");
 }
 
-/// The payload is the coordinator's; here is what it is made from.
+/// The coordinator creates the payload. This tests its input.
 #[test]
 fn c070_dependencies_by_name() {
     let with = |a: &str| {

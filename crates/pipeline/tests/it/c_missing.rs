@@ -1,11 +1,12 @@
-//! What could not be had is told once, first, and without what follows from it; with stubs the rest is still to be seen.
+//! Missing includes and references are reported once and first, without errors that only result from them. With stubs,
+//! the rest of the pipeline can be shown.
 
 use muster_pipeline::diagnostic::Severity;
 use muster_pipeline::model::{DecisionKind, Pipeline};
 
 use crate::harness::{World, errors, rejected, warnings, world};
 
-/// A configuration of which much hangs on one file.
+/// A configuration in which many jobs depend on one file.
 const ON_A_LIBRARY: &str = "
 a:
   extends: .base
@@ -24,14 +25,14 @@ include: {project: grp/library, file: all.yml}
 ";
 
 #[test]
-fn c235_of_a_missing_include_only_the_cause_is_told() {
+fn c235_only_the_missing_include_is_reported() {
     rejected(&world().compile(ON_A_LIBRARY).diagnostics, "`grp/library:all.yml` cannot be reached");
     let local = ON_A_LIBRARY.replace("{project: grp/library, file: all.yml}", "all.yml");
     rejected(&world().compile(local).diagnostics, "local file `all.yml` does not exist");
 }
 
 #[test]
-fn c235_the_cause_comes_first_and_other_errors_after_it() {
+fn c235_missing_include_is_reported_before_other_errors() {
     let text = "a: {script: [x], colour: red}\ninclude: nope.yml\n";
     let found = errors(&world().compile(text).diagnostics);
     assert_eq!(found.len(), 2, "{found:#?}");
@@ -39,7 +40,7 @@ fn c235_the_cause_comes_first_and_other_errors_after_it() {
 }
 
 #[test]
-fn c235_of_an_unresolved_reference_or_parent_only_the_cause_is_told() {
+fn c235_only_the_unresolved_reference_or_parent_is_reported() {
     let text = "stages: !reference [.shared, stages]\na: {stage: verify, script: [x]}\nb: {stage: ship, script: [x], needs: [a]}\n";
     rejected(&world().compile(text).diagnostics, "!reference [.shared, stages]");
     let text = "a: {extends: .nope, environment: {action: stop}}\nb: {script: [!reference [a, script]]}\n\
@@ -47,7 +48,7 @@ fn c235_of_an_unresolved_reference_or_parent_only_the_cause_is_told() {
     rejected(&world().compile(text).diagnostics, "unknown keys in `extends` (.nope)");
 }
 
-/// The pipeline of a configuration whose missing files are left out.
+/// Returns the pipeline of a configuration whose missing files are skipped.
 fn stubbed(world: World, text: &str) -> (Pipeline, Vec<String>) {
     let mut world = world;
     world.context.stubs_includes = true;
@@ -57,19 +58,19 @@ fn stubbed(world: World, text: &str) -> (Pipeline, Vec<String>) {
 }
 
 #[test]
-fn c241_with_stubs_what_cannot_be_had_is_left_out_and_marked() {
+fn c241_unreachable_includes_are_skipped_and_jobs_marked() {
     let (pipeline, warnings) = stubbed(world(), ON_A_LIBRARY);
     let jobs: Vec<_> = pipeline.jobs.iter().map(|job| (job.name.as_str(), job.lacks_parts())).collect();
     assert_eq!(jobs, [("b", true), ("c", true), ("d", true), ("a", true)]);
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    assert!(warnings[0].contains("project grp/library:all.yml is left out: "), "{warnings:#?}");
+    assert!(warnings[0].contains("skipped project grp/library:all.yml: "), "{warnings:#?}");
     let text = "a: {script: [x]}\nb: {script: [x]}\ninclude: {template: T.yml}\n";
     let (pipeline, _) = stubbed(world(), text);
     assert!(pipeline.jobs.iter().all(|job| !job.lacks_parts()), "what is whole is not marked");
 }
 
 #[test]
-fn c241_stubs_hide_no_error_of_the_project_itself() {
+fn c241_stubs_do_not_hide_errors_of_the_project() {
     let mut world = world();
     world.context.stubs_includes = true;
     for (text, part) in [
@@ -82,7 +83,7 @@ fn c241_stubs_hide_no_error_of_the_project_itself() {
 }
 
 #[test]
-fn c241_a_stubbed_include_is_a_warning_at_its_place() {
+fn c241_skipped_include_is_a_warning_at_its_position() {
     let mut world = world();
     world.context.stubs_includes = true;
     let compiled = world.compile("a: {script: [x]}\ninclude:\n  - remote: https://git.example.org/x.yml\n");

@@ -1,4 +1,4 @@
-//! Cases C223, C225 to C228 and C230 to C233: files of public repositories that GitLab accepts or refuses.
+//! Cases C223, C225 to C228 and C230 to C233: constructs of public configurations that GitLab accepts or rejects.
 
 use muster_pipeline::model::Need;
 
@@ -59,7 +59,7 @@ fn c228_every_report_takes_a_list() {
     }
 }
 
-/// The jobs file of a component with these inputs, included with these values.
+/// Returns the file of a component with these inputs, included with these values.
 fn included(inputs: &str, given: &str) -> serde_json::Value {
     let world =
         world().file("t.yml", format!("spec:\n  inputs: {inputs}\n---\na: {{script: [\"<$[[ inputs.x ]]>\"]}}\n"));

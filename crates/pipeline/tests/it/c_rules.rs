@@ -1,4 +1,5 @@
-//! Cases C134 to C153: rules, workflow, only; C161 and C162: environments; C204: cache keys (pipeline-yaml 8.5, 8.6, 8.8).
+//! Cases C134 to C153: rules, workflow, only; C161 and C162: environments; C204: cache keys
+//! (docs/spec/pipeline-yaml.md, sections 8.5, 8.6 and 8.8).
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use muster_pipeline::model::{AllowFailure, When};
 
 use crate::case::{Case, fails, job, jobs, needs, script, value};
 
-/// Whether job `a` with these rules is in, beside a job that always is.
+/// Returns true if the pipeline contains job `a` with these rules. Another job is always part of it.
 fn is_in(case: impl FnOnce(Case) -> Case, rules: &str) -> bool {
     case(Case::new(&format!("{{a: {{S, rules: [{rules}]}}, z: {{S}}}}"))).jobs().iter().any(|name| name == "a")
 }
@@ -26,8 +27,9 @@ fn c134_a_manual_job_by_rule_blocks() {
     );
 }
 
-/// The second half is unsure (k). GitLab computes `allow_failure` from the job's own `when` before rules are looked at,
-/// and a rule replaces only what it names; so it stays true, also where the rule says `manual` itself (open point 7).
+/// The second half is not confirmed. GitLab computes `allow_failure` from the job's own `when` before it evaluates
+/// rules, and a rule replaces only what it sets. The value therefore stays true even if the rule itself says `manual`
+/// (open question 7).
 #[test]
 fn c135_a_manual_job_by_itself_is_optional() {
     for yaml in [
@@ -192,7 +194,7 @@ fn c153_a_delayed_rule_needs_start_in() {
     assert_eq!((a.when, a.start_in), (When::Delayed, Some(Duration::from_secs(60))));
 }
 
-/// The part that rules see; what the payload gets is the coordinator's.
+/// The variables that rules see. Those of the payload are tested in the coordinator.
 #[test]
 fn c161_a_scoped_variable_is_seen_in_its_environment() {
     let rules = "rules: [{if: $K}]";

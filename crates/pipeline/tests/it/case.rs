@@ -1,4 +1,4 @@
-//! Short ways to compile a configuration in flow style and to ask for jobs, errors and reasons.
+//! Helpers to compile a configuration in flow style, and to query its jobs, errors and reasons.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use muster_pipeline::{Compiled, NotCreatedReason};
 
 use crate::harness::{World, errors, world};
 
-/// One configuration and the world that it is compiled in.
+/// A configuration with the event and the files for which it is compiled.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     yaml: String,
@@ -17,32 +17,32 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A configuration in the default world. `S` as a word of its own stands for `script: [x]`.
+    /// Creates a case in the default world. The word `S` stands for `script: [x]`.
     pub(crate) fn new(yaml: &str) -> Self {
         Self { yaml: with_script(yaml), world: world() }
     }
 
-    /// With a project variable.
+    /// Adds a project variable.
     pub(crate) fn var(mut self, key: &str, value: &str) -> Self {
         self.world = self.world.variable(key, value);
         self
     }
 
-    /// For another event, on the same branch, with nothing to compare with.
+    /// Sets another event on the same branch, without a commit to compare with.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
         self.world = self.world.source(source);
         self.world.context.changed_paths = None;
         self
     }
 
-    /// For a merge request from `main`.
+    /// Sets the event to a merge request from `main`.
     pub(crate) fn merge_request(mut self) -> Self {
         self.world = self.world.source(PipelineSource::MergeRequestEvent);
         self.world = self.world.predefined("CI_COMMIT_BRANCH", "").predefined("CI_MERGE_REQUEST_ID", "1");
         self
     }
 
-    /// For a pushed tag.
+    /// Sets the event to a pushed tag.
     pub(crate) fn tag(mut self, name: &str) -> Self {
         self.world = self.world.predefined("CI_COMMIT_BRANCH", "").predefined("CI_COMMIT_TAG", name);
         self.world.context.ref_kind = RefKind::Tag;
@@ -50,20 +50,20 @@ impl Case {
         self.changed(None)
     }
 
-    /// With these changed paths; `None`: nothing to compare with.
+    /// Sets the changed paths. `None` means that there is no commit to compare with.
     pub(crate) fn changed(mut self, paths: Option<&[&str]>) -> Self {
         let owned = paths.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
         self.world.context.changed_paths = owned;
         self
     }
 
-    /// With a changed world.
+    /// Changes the world.
     pub(crate) fn with(mut self, change: impl FnOnce(World) -> World) -> Self {
         self.world = change(self.world);
         self
     }
 
-    /// With one more tracked path.
+    /// Adds a tracked path.
     pub(crate) fn tracked(mut self, path: &str) -> Self {
         Arc::make_mut(&mut self.world.context.tracked_paths).insert(path.to_owned());
         self
@@ -73,7 +73,7 @@ impl Case {
         self.world.compile(&self.yaml)
     }
 
-    /// The pipeline, which has to be created.
+    /// Returns the pipeline. Panics if none was created.
     #[track_caller]
     pub(crate) fn pipeline(&self) -> Pipeline {
         let compiled = self.compile();
@@ -81,13 +81,13 @@ impl Case {
         compiled.pipeline.unwrap_or_else(|| panic!("no pipeline from\n{}\n{problems}", self.yaml))
     }
 
-    /// The names of the jobs in creation order.
+    /// Returns the names of the jobs in creation order.
     #[track_caller]
     pub(crate) fn jobs(&self) -> Vec<String> {
         self.pipeline().jobs.into_iter().map(|job| job.name).collect()
     }
 
-    /// One job of the pipeline.
+    /// Returns a job of the pipeline.
     #[track_caller]
     pub(crate) fn job(&self, name: &str) -> Job {
         let jobs = self.pipeline().jobs;
@@ -95,7 +95,7 @@ impl Case {
         jobs.into_iter().find(|job| job.name == name).unwrap_or_else(|| panic!("no job `{name}` among {names:?}"))
     }
 
-    /// Asserts that it is refused, with some error that contains `part`, and that each error has a place.
+    /// Asserts that an error contains `part`, and that each error has a position.
     #[track_caller]
     pub(crate) fn fails(&self, part: &str) {
         let compiled = self.compile();
@@ -107,7 +107,7 @@ impl Case {
         }
     }
 
-    /// Why no pipeline was created.
+    /// Returns the reason why no pipeline was created.
     #[track_caller]
     pub(crate) fn none(&self) -> NotCreatedReason {
         let compiled = self.compile();
@@ -117,25 +117,25 @@ impl Case {
     }
 }
 
-/// The names of the jobs of a configuration in the default world.
+/// Returns the names of the jobs of a configuration in the default world.
 #[track_caller]
 pub(crate) fn jobs(yaml: &str) -> Vec<String> {
     Case::new(yaml).jobs()
 }
 
-/// One job of a configuration in the default world.
+/// Returns a job of a configuration in the default world.
 #[track_caller]
 pub(crate) fn job(yaml: &str, name: &str) -> Job {
     Case::new(yaml).job(name)
 }
 
-/// Asserts that a configuration is refused in the default world.
+/// Asserts that a configuration is rejected in the default world.
 #[track_caller]
 pub(crate) fn fails(yaml: &str, part: &str) {
     Case::new(yaml).fails(part);
 }
 
-/// What a job runs.
+/// Returns the script part of a job.
 #[track_caller]
 pub(crate) fn script(job: &Job) -> &ScriptWork {
     match &job.work {
@@ -144,12 +144,12 @@ pub(crate) fn script(job: &Job) -> &ScriptWork {
     }
 }
 
-/// The value of a YAML variable of a job.
+/// Returns the value of a YAML variable of a job.
 pub(crate) fn value(job: &Job, name: &str) -> Option<String> {
     job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
 }
 
-/// The names of the jobs of this pipeline that a job needs; `None`: stage order.
+/// Returns the names of the jobs of the same pipeline that a job needs. `None` means stage order.
 pub(crate) fn needs(job: &Job) -> Option<Vec<String>> {
     let name = |need: &Need| match need {
         Need::Job { name, .. } => Some(name.clone()),
@@ -158,7 +158,7 @@ pub(crate) fn needs(job: &Job) -> Option<Vec<String>> {
     job.needs.as_ref().map(|needs| needs.iter().filter_map(name).collect())
 }
 
-/// All diagnostics with their lines, for a message.
+/// Returns all diagnostics with their lines, for a message.
 pub(crate) fn describe(compiled: &Compiled) -> String {
     let mut text = String::new();
     for diagnostic in &compiled.diagnostics {
@@ -171,7 +171,7 @@ pub(crate) fn describe(compiled: &Compiled) -> String {
     text
 }
 
-/// Writes `script: [x]` where the text has the word `S`.
+/// Replaces the word `S` by `script: [x]`.
 fn with_script(yaml: &str) -> String {
     let mut out = String::new();
     let mut rest = yaml;

@@ -1,4 +1,4 @@
-//! Bytes that nobody would write, for the compiler and for expressions of rules (see `muster_fuzz`).
+//! Fuzz tests of the compiler and of expressions (see `muster_fuzz`).
 
 use muster_fuzz::{Corpus, fuzz};
 use muster_pipeline::expression;

@@ -1,5 +1,5 @@
-//! The world of the conformance cases (pipeline-yaml 8): a project `grp/app`, a push to its default branch `main`, four
-//! tracked files of which `src/a.rb` changed, and files in memory behind the port.
+//! The world of the conformance cases (docs/spec/pipeline-yaml.md, section 8): a project `grp/app`, a push to its
+//! default branch `main`, four tracked files of which `src/a.rb` changed, and files in memory behind the port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use muster_pipeline::load::{self, Loaded};
 use muster_pipeline::node::{Node, Value};
 use muster_pipeline::{Compiled, compile, compile_child};
 
-/// An event and the files around it. Built by chaining, then asked with [`World::load`] or [`World::compile`].
+/// An event and its files. Created by chaining, then used with [`World::load`] or [`World::compile`].
 #[derive(Debug, Clone, Default)]
 pub(crate) struct World {
     pub(crate) context: Context,
@@ -23,7 +23,7 @@ pub(crate) struct World {
     refs: BTreeMap<String, Vec<String>>,
 }
 
-/// The default world.
+/// Creates the default world.
 pub(crate) fn world() -> World {
     let predefined = [
         ("CI", "true"),
@@ -56,31 +56,31 @@ pub(crate) fn world() -> World {
 }
 
 impl World {
-    /// A tracked file of the project.
+    /// Adds a tracked file of the project.
     pub(crate) fn file(mut self, path: &str, text: impl AsRef<[u8]>) -> Self {
         self.files.insert(path.to_owned(), text.as_ref().to_vec());
         Arc::make_mut(&mut self.context.tracked_paths).insert(path.to_owned());
         self
     }
 
-    /// A file elsewhere: `project:path`, `project@ref:path`, a URL, `template:name`.
+    /// Adds a file elsewhere: `project:path`, `project@ref:path`, a URL, or `template:name`.
     pub(crate) fn elsewhere(mut self, place: &str, text: &str) -> Self {
         self.files.insert(place.to_owned(), text.as_bytes().to_vec());
         self
     }
 
-    /// A component at `address@version`.
+    /// Adds a component at `address@version`.
     pub(crate) fn component(mut self, place: &str, fields: ComponentFields, text: &str) -> Self {
         self.components.insert(place.to_owned(), fields);
         self.elsewhere(place, text)
     }
 
-    /// A project variable.
+    /// Adds a project variable.
     pub(crate) fn variable(self, key: &str, value: &str) -> Self {
         self.scoped(Variable::public(key, value), false, "*")
     }
 
-    /// A project variable with its flags.
+    /// Adds a project variable with flags.
     pub(crate) fn scoped(mut self, variable: Variable, protected: bool, scope: &str) -> Self {
         self.context.project_variables.push(ScopedVariable {
             variable,
@@ -90,13 +90,13 @@ impl World {
         self
     }
 
-    /// A variable of this run.
+    /// Adds a variable of this run.
     pub(crate) fn run_variable(mut self, key: &str, value: &str) -> Self {
         self.context.pipeline_variables.push(Variable::public(key, value));
         self
     }
 
-    /// A predefined variable; an empty value takes it away.
+    /// Adds a predefined variable. An empty value removes it.
     pub(crate) fn predefined(mut self, key: &str, value: &str) -> Self {
         self.context.predefined.retain(|variable| variable.key != key);
         if !value.is_empty() {
@@ -105,40 +105,40 @@ impl World {
         self
     }
 
-    /// Another event.
+    /// Sets another event.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
         self.context.source = source;
         self.predefined("CI_PIPELINE_SOURCE", source.as_str())
     }
 
-    /// A pipeline input, typed.
+    /// Adds a typed pipeline input.
     pub(crate) fn input(mut self, name: &str, value: serde_json::Value) -> Self {
         self.context.inputs.push((name.to_owned(), InputValue::Json(value)));
         self
     }
 
-    /// A ref to compare with, and what differs.
+    /// Adds a ref to compare with, and its differences.
     pub(crate) fn git_ref(mut self, name: &str, changed: &[&str]) -> Self {
         self.refs.insert(name.to_owned(), changed.iter().map(|path| (*path).to_owned()).collect());
         self
     }
 
-    /// The merged tree.
+    /// Returns the merged tree.
     pub(crate) fn load(&self, text: impl AsRef<[u8]>) -> Loaded {
         load::load(text.as_ref(), &self.context, self)
     }
 
-    /// The merged tree of a child pipeline.
+    /// Returns the merged tree of a child pipeline.
     pub(crate) fn load_child(&self, entries: &[ChildSource]) -> Loaded {
         load::load_child(entries, &self.context, self)
     }
 
-    /// The pipeline.
+    /// Compiles the pipeline.
     pub(crate) fn compile(&self, text: impl AsRef<[u8]>) -> Compiled {
         compile(text.as_ref(), &self.context, self)
     }
 
-    /// The child pipeline.
+    /// Compiles the child pipeline.
     pub(crate) fn compile_child(&self, entries: &[ChildSource]) -> Compiled {
         compile_child(entries, &self.context, self)
     }
@@ -206,7 +206,7 @@ fn in_project(project: &str, git_ref: Option<&str>, path: &str) -> String {
     }
 }
 
-/// A tree as JSON; references as `{"!reference": [...]}`.
+/// Returns a tree as JSON, with references as `{"!reference": [...]}`.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     match &node.value {
         Value::Null => serde_json::Value::Null,
@@ -220,19 +220,19 @@ pub(crate) fn json(node: &Node) -> serde_json::Value {
     }
 }
 
-/// The merged tree of a configuration that has to be right.
+/// Returns the merged tree of a configuration. Panics if it has errors.
 #[track_caller]
 pub(crate) fn merged(loaded: &Loaded) -> serde_json::Value {
     assert_eq!(errors(&loaded.diagnostics), [""; 0], "the configuration is right");
     json(&loaded.root)
 }
 
-/// The messages of all errors.
+/// Returns the messages of all errors.
 pub(crate) fn errors(diagnostics: &[Diagnostic]) -> Vec<String> {
     messages(diagnostics, Severity::Error)
 }
 
-/// The messages of all warnings.
+/// Returns the messages of all warnings.
 pub(crate) fn warnings(diagnostics: &[Diagnostic]) -> Vec<String> {
     messages(diagnostics, Severity::Warning)
 }
@@ -242,7 +242,7 @@ fn messages(diagnostics: &[Diagnostic], severity: Severity) -> Vec<String> {
     of_severity.map(|diagnostic| diagnostic.message.clone()).collect()
 }
 
-/// Fails unless there is exactly one error and its message has `part`.
+/// Panics unless there is exactly one error, whose message contains `part`.
 #[track_caller]
 pub(crate) fn rejected(diagnostics: &[Diagnostic], part: &str) {
     let found = errors(diagnostics);

@@ -1,4 +1,4 @@
-//! What the conformance cases do not have: rare keywords, limits, hints, the story of a job, the preview.
+//! Tests beyond the conformance cases: rare keywords, limits, hints, decisions, the preview.
 
 use muster_pipeline::context::{ChildSource, PipelineSource};
 use muster_pipeline::model::{BridgeTarget, DecisionKind, Need, OnNewCommit, Strategy, When, Work};
@@ -7,7 +7,7 @@ use muster_pipeline::{NotCreatedReason, preview};
 use crate::case::{Case, fails, job, jobs, script};
 use crate::harness::{World, errors, rejected, warnings, world};
 
-/// Everything that a job may say, said at once.
+/// A job with all keywords.
 const FULL: &str = "
 stages: [build, test]
 variables:
@@ -71,7 +71,7 @@ fn a_job_with_everything() {
         (Some("1000"), &["always".to_owned()][..])
     );
     assert_eq!(work.services[0].alias.as_deref(), Some("db,sql"));
-    assert_eq!(work.cache.len(), 1, "a cache without paths is none");
+    assert_eq!(work.cache.len(), 1, "a cache without paths is ignored");
     let artifacts = work.artifacts.as_ref().expect("artifacts");
     let kinds: Vec<&str> = artifacts.reports.iter().map(|(kind, _)| kind.as_str()).collect();
     assert_eq!(kinds, ["junit", "dotenv", "cobertura"]);
@@ -85,7 +85,7 @@ fn a_job_with_everything() {
 }
 
 #[test]
-fn all_mistakes_of_a_file_are_told_at_once_with_their_lines() {
+fn all_errors_of_a_file_are_reported_with_their_lines() {
     let text = "stages: [build]\na:\n  stage: build\n  script: [x]\n  retry: 9\nb:\n  stage: biuld\n  script: [x]\n  \
                 needs: [a, zz]\n  onyl: [main]\nc:\n  script: 5\n";
     let compiled = world().compile(text);
@@ -95,9 +95,9 @@ fn all_mistakes_of_a_file_are_told_at_once_with_their_lines() {
     assert!(compiled.diagnostics[3].help.as_deref().is_some_and(|help| help.contains("`only`")));
 }
 
-/// A wrong part of a keyword does not hide the other ones.
+/// An invalid part of a keyword does not hide errors in its other parts.
 #[test]
-fn all_mistakes_of_a_keyword_are_told_at_once() {
+fn all_errors_of_a_keyword_are_reported() {
     for (yaml, count) in [
         ("a: {script: [x], environment: {name: '/', action: go, url: x, on_stop: 3}}", 4),
         ("a: {script: [x], image: {entrypoint: sh, pull_policy: x, docker: {user: []}}}", 4),
@@ -109,9 +109,9 @@ fn all_mistakes_of_a_keyword_are_told_at_once() {
     }
 }
 
-/// What is wrong only because something else is.
+/// Errors that only result from other errors are not reported.
 #[test]
-fn one_mistake_makes_one_error() {
+fn no_follow_up_errors_are_reported() {
     for yaml in [
         "{a: {stage: qa, script: [x], needs: [b], dependencies: [b]}, b: {stage: build, script: [x]}}",
         "{a: {stage: build, script: [x]}, b: {stage: qa, script: [x], needs: [a]}, c: {script: [x], needs: [b]}}",
@@ -132,9 +132,9 @@ fn one_mistake_makes_one_error() {
     }
 }
 
-/// What is wrong only because a file is missing is not told.
+/// Errors that only result from a missing file are not reported.
 #[test]
-fn a_missing_file_makes_one_error() {
+fn missing_file_causes_one_error() {
     let text = "include: nope.yml\na: {extends: .in_nope, stage: in_nope, needs: [in_nope]}\nb: {stage: also}\n";
     let found = errors(&world().compile(text).diagnostics);
     assert!(found.iter().all(|error| error.contains("nope")), "{found:#?}");
@@ -142,17 +142,17 @@ fn a_missing_file_makes_one_error() {
 }
 
 #[test]
-fn misplaced_and_mistyped_keys_of_the_top_level_get_a_hint() {
+fn unknown_top_level_keys_have_a_hint() {
     let help = |yaml: &str| world().compile(yaml).diagnostics[0].help.clone().unwrap_or_default();
     assert_eq!(help("{a: {script: [x]}, stagse: [b]}"), "did you mean `stages`?");
     assert_eq!(
         help("{a: {script: [x]}, tags: [b]}"),
         "`tags` is a keyword of jobs: move it into a job or under `default`"
     );
-    fails("{a: {S}, services: {trigger: {include: x.yml}}}", "`services` is a keyword of the top level");
+    fails("{a: {S}, services: {trigger: {include: x.yml}}}", "jobs cannot be named `services`");
     fails("{a: {S}, types: [b]}", "`types` is not supported");
-    fails("{a: {S}, nil: {S}}", "jobs:nil is not a name that a job may have");
-    fails("{a: {S}, \"true\": {S}}", "jobs:true is not a name that a job may have");
+    fails("{a: {S}, nil: {S}}", "jobs:nil is a reserved name");
+    fails("{a: {S}, \"true\": {S}}", "jobs:true is a reserved name");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn deprecated_globals_act_as_default() {
 }
 
 #[test]
-fn a_null_keyword_is_an_absent_one() {
+fn null_keyword_counts_as_missing() {
     let a = job("{default: {image: i}, a: {S, image: ~, needs: ~, rules: ~, when: ~}}", "a");
     assert!(script(&a).image.is_some() && a.needs.is_none() && a.when == When::OnSuccess);
 }
@@ -183,7 +183,10 @@ fn trigger_jobs() {
     assert_eq!(job("c: {trigger: g/p, rules: [{when: delayed, start_in: 1 day}]}", "c").when, When::Delayed);
     fails("c: {trigger: g/p, when: delayed}", "jobs:c:when should be one of: on_success, on_failure, always, manual");
     let image = Case::new("c: {trigger: g/p, image: i}").compile().diagnostics[0].help.clone();
-    assert_eq!(image.as_deref(), Some("a job that starts or mirrors a pipeline runs on no runner: remove `image`"));
+    assert_eq!(
+        image.as_deref(),
+        Some("remove `image`: a job that starts or mirrors a pipeline does not run on a runner")
+    );
     fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
     fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
     fails("c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}", "unknown keys: `project`");
@@ -194,21 +197,21 @@ fn trigger_jobs() {
 }
 
 #[test]
-fn a_child_pipeline_from_the_file_of_a_job() {
+fn child_pipeline_from_an_artifact() {
     let text = "a: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"parent_pipeline\"'}]}\n";
     let child = [ChildSource::Artifact { name: "g.yml from gen".into(), bytes: text.into(), inputs: Vec::new() }];
     let compiled = world().source(PipelineSource::ParentPipeline).compile_child(&child);
     assert_eq!(compiled.pipeline.map(|pipeline| pipeline.jobs.len()), Some(1), "{:#?}", compiled.diagnostics);
     let pushed = world().compile_child(&child).not_created.map(|not_created| not_created.reason);
-    assert_eq!(pushed, Some(NotCreatedReason::NoJobs), "a child of only excluded jobs is none");
+    assert_eq!(pushed, Some(NotCreatedReason::NoJobs), "no child pipeline if all its jobs are excluded");
 }
 
 #[test]
-fn refused_values() {
+fn rejects_invalid_values() {
     for (keywords, part) in [
         ("environment: {url: x}", "config should have the key `name`"),
         ("environment: {name: '/a'}", "cannot start or end with '/'"),
-        ("environment: {name: p, url: 'ftp://x'}", "http or https"),
+        ("environment: {name: p, url: 'ftp://x'}", "HTTP or HTTPS"),
         ("environment: {name: p, action: go}", "should be one of"),
         ("environment: {name: p, action: stop, auto_stop_in: 1 day}", "can't be used with `action: stop`"),
         ("environment: {name: p, deployment_tier: moon}", "must be one of"),
@@ -218,17 +221,17 @@ fn refused_values() {
         ("artifacts: {expire_in: soon}", "duration"),
         ("image: {name: i, pull_policy: sometimes}", "should be one of"),
         ("needs: [{project: g/p, job: j}]", "config should have the key `ref`"),
-        ("needs: {pipeline: g/p}", "mirrors a pipeline and leaves nothing to run"),
-        ("needs: [{pipeline: g/p}, {job: b, optional: true}]", "mirrors a pipeline and leaves nothing to run"),
+        ("needs: {pipeline: g/p}", "mirrors a pipeline, so the job cannot have a script"),
+        ("needs: [{pipeline: g/p}, {job: b, optional: true}]", "mirrors a pipeline, so the job cannot have a script"),
         ("needs: 5", "can only be a hash or an array"),
         ("needs: b", "can only be a hash or an array"),
         ("only: {}", "can't be blank"),
-        ("timeout: []", "should be a duration, such as `3h 30m`, but it is a list"),
+        ("timeout: []", "should be a duration such as `3h 30m`, but it is a list"),
         ("retry: 1.0", "should be a whole number, but it is 1.0"),
         ("pages: {expire_in: soon}", "duration"),
         ("release: {tag_name: v1, description: d, assets: {links: {name: a}}}", "should be an array"),
         ("inputs: {a: {default: b, options: b}}", "should be an array"),
-        ("only: main", "either an array of conditions or a hash"),
+        ("only: main", "should be an array of conditions or a hash"),
         ("artifacts: {paths: o}", "should be an array"),
         ("cache: {paths: o}", "should be an array"),
         ("cache: {key: {files: o}, paths: [o]}", "should be an array"),
@@ -259,30 +262,30 @@ fn refused_values() {
 }
 
 #[test]
-fn a_rule_may_close_a_circle() {
+fn needs_of_a_rule_can_close_a_cycle() {
     let yaml = "{a: {S, rules: [{when: always, needs: [b]}]}, b: {S, needs: [a]}}";
     fails(yaml, "circular dependencies: a needs b needs a");
 }
 
 #[test]
-fn an_instance_may_not_have_the_name_of_another_job_nor_one_too_long() {
+fn rejects_duplicate_and_long_names_of_instances() {
     let long = "l".repeat(251);
     fails(&format!("a: {{S, parallel: {{matrix: [{{A: [{long}, b]}}]}}}}"), "name is too long");
-    fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs of the name `a 1/2`");
+    fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs have the name `a 1/2`");
     assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells are one");
 }
 
 #[test]
-fn a_bare_when_without_workflow_rules_is_warned_of() {
+fn warns_about_bare_when_without_workflow_rules() {
     let warned = |yaml: &str| warnings(&Case::new(yaml).compile().diagnostics).len();
     assert_eq!(warned("a: {S, rules: [{if: $X}, {when: always}]}"), 1);
     assert_eq!(warned("a: {S, rules: [{if: $X}, {when: never}]}"), 0);
     assert_eq!(warned("{workflow: {rules: [{when: always}]}, a: {S, rules: [{when: always}]}}"), 0);
 }
 
-/// Include, extends, default, matrix, workflow and rule, each with the place where it is written.
+/// Include, extends, default, matrix, workflow and rule, each with its location.
 #[test]
-fn the_story_of_a_job() {
+fn decisions_of_a_job_have_locations() {
     let text = "include: ci/base.yml\ndefault: {image: i}\nworkflow:\n  rules:\n    - if: $CI_COMMIT_BRANCH\n\
                 # @Description Tests it\ntest:\n  extends: .base\n  parallel: {matrix: [{OS: [l, w]}]}\n  rules:\n    \
                 - if: $NOPE\n    - if: $CI\n";
@@ -301,10 +304,10 @@ fn the_story_of_a_job() {
         told,
         [
             (DecisionKind::Extends, "extends `.base`", 8),
-            (DecisionKind::Default, "takes `image` from `default`", 2),
+            (DecisionKind::Default, "inherits `image` from `default`", 2),
             (DecisionKind::Matrix, "is cell 2 of 2 of the matrix of `test`: OS=w", 7),
             (DecisionKind::Workflow, "workflow:rules[0] matched: if $CI_COMMIT_BRANCH", 5),
-            (DecisionKind::RulePassed, "rules[0] did not match: if $NOPE", 11),
+            (DecisionKind::RuleNotMatched, "rules[0] did not match: if $NOPE", 11),
             (DecisionKind::RuleMatched, "rules[1] matched: if $CI", 12),
         ]
     );
@@ -315,7 +318,7 @@ fn the_story_of_a_job() {
 }
 
 #[test]
-fn the_preview_has_defaults_and_no_hidden_keys() {
+fn preview_has_defaults_and_no_hidden_keys() {
     let text =
         "default: {image: i}\n.h: {script: [x]}\na:\n  extends: .h\n  variables: {A: '1', B: 'on', C: \"l1\\nl2\"}\n";
     let merged = world().compile(text).merged.expect("a tree");
@@ -325,7 +328,7 @@ fn the_preview_has_defaults_and_no_hidden_keys() {
 }
 
 #[test]
-fn a_mistyped_key_of_changes_and_exists_is_told_once() {
+fn unknown_key_of_changes_and_exists_is_reported_once() {
     for (clause, key) in [("changes: {pats: [a]}", "pats"), ("exists: {regex: a}", "regex")] {
         let compiled = world().compile(format!("{{a: {{script: [x], rules: [{{{clause}}}]}}}}"));
         rejected(&compiled.diagnostics, &format!("config contains unknown keys: `{key}`"));

@@ -1,4 +1,5 @@
-//! No text makes the small languages panic, and what they promise of their results holds.
+//! Property tests of globs, durations, patterns, slugs and variable expansion: no panic, and guarantees about the
+//! results.
 
 use muster_job::Variable;
 use muster_pipeline::context::Context;

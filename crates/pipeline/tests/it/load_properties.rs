@@ -1,11 +1,11 @@
-//! Properties of loading: no bytes panic, every load ends, and whatever is found can be shown.
+//! Property tests of loading: no bytes cause a panic, loading terminates, and all diagnostics can be rendered.
 
 use muster_pipeline::render::render;
 use proptest::prelude::*;
 
 use crate::harness::{World, errors, world};
 
-/// Loads and renders; returns the count of errors.
+/// Loads and renders. Returns the number of errors.
 fn survives(world: &World, bytes: &[u8]) -> usize {
     let loaded = world.load(bytes);
     let text = render(&loaded.diagnostics, &loaded.sources, false);
@@ -13,7 +13,7 @@ fn survives(world: &World, bytes: &[u8]) -> usize {
     errors(&loaded.diagnostics).len()
 }
 
-/// Pieces of which most combinations are nearly a configuration.
+/// Fragments whose combinations are often almost valid configurations.
 const PIECES: &[&str] = &[
     "spec:\n",
     "  inputs:\n",
@@ -79,7 +79,7 @@ proptest! {
 }
 
 #[test]
-fn line_ends_and_byte_order_marks_do_not_matter() {
+fn line_ends_and_byte_order_marks_are_ignored() {
     let text =
         "spec: {inputs: {i: {default: x}}}\n---\na:\n  script:\n    - |\n      p\n      q\n    - $[[ inputs.i ]]\n";
     let plain = crate::harness::merged(&world().load(text));
@@ -89,14 +89,14 @@ fn line_ends_and_byte_order_marks_do_not_matter() {
 }
 
 #[test]
-fn hostile_sizes_end_soon() {
+fn oversized_configurations_fail_fast() {
     let many_blocks = format!(
         "spec: {{inputs: {{i: {{default: {}}}}}}}\n---\na: [{}]",
         "x".repeat(100_000),
         vec!["\"y$[[ inputs.i ]]\""; 10_000].join(", ")
     );
     for (text, part) in [
-        ("a".repeat(10_000_000), "more than the 2097152 that are allowed"),
+        ("a".repeat(10_000_000), "(maximum is 2097152)"),
         ("{a: ".repeat(10_000), "nested more than 150 levels"),
         (many_blocks, "the configuration is too long after interpolation"),
     ] {
@@ -105,9 +105,9 @@ fn hostile_sizes_end_soon() {
     }
 }
 
-/// Each include hands its input on, 100 levels deeper: a tree so deep would use up the stack.
+/// Each include passes its input on with 100 more levels. A tree of that depth would overflow the stack.
 #[test]
-fn inputs_that_grow_from_include_to_include_end_with_an_error() {
+fn growing_inputs_are_rejected() {
     let (open, close) = ("[".repeat(100), "]".repeat(100));
     let text = format!(
         "spec: {{inputs: {{l: {{type: array, default: []}}}}}}\n---\ninclude:\n  - local: n.yml\n    inputs: {{l: \
@@ -115,16 +115,16 @@ fn inputs_that_grow_from_include_to_include_end_with_an_error() {
     );
     let world = world().file("n.yml", text);
     let found = errors(&world.load("include: n.yml").diagnostics);
-    assert!(found.len() == 1 && found[0].contains("with the value of `l`, lists and maps are nested"), "{found:?}");
+    assert!(found.len() == 1 && found[0].contains("the value of `l` makes lists and maps nest"), "{found:?}");
 }
 
 #[test]
-fn a_long_chain_of_input_rules_ends_with_an_error() {
+fn long_chain_of_input_rules_is_rejected() {
     let input = |index: usize| {
         format!("    i{index}: {{rules: [{{if: \"$[[ inputs.i{} ]] == 'x'\", default: x}}], default: y}}\n", index + 1)
     };
     let inputs: String = (0..20_000).map(input).collect();
     let text = format!("spec:\n  inputs:\n{inputs}    i20000: {{default: x}}\n---\nj: {{script: [x]}}");
     let found = errors(&world().load(text).diagnostics);
-    assert!(found[0].contains("at the end of a chain of more than 50 inputs"), "{found:?}");
+    assert!(found[0].contains("depend on a chain of more than 50 inputs"), "{found:?}");
 }

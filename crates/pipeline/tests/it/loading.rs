@@ -1,4 +1,4 @@
-//! Files that are no configuration, several errors at once, and the texts of a child pipeline.
+//! Tests files that are not configurations, several errors at once, and the files of child pipelines.
 
 use muster_pipeline::context::ChildSource;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::harness::{errors, merged, rejected, world};
 
 #[test]
-fn blank_binary_and_wrong_files() {
+fn rejects_blank_binary_and_invalid_files() {
     for text in ["", "# only a comment\n", "---\n", "\u{feff}"] {
         rejected(&world().load(text).diagnostics, "please provide content of `.gitlab-ci.yml`");
     }
@@ -14,7 +14,7 @@ fn blank_binary_and_wrong_files() {
     rejected(&world().load(b"a: \xff\xfe").diagnostics, "`.gitlab-ci.yml` is not UTF-8 text");
     let world = world().file("empty.yml", "\n").file("bad.yml", "a: [").file("big.yml", vec![b'#'; 3_000_000]);
     rejected(&world.load("include: empty.yml").diagnostics, "included file `empty.yml` is empty");
-    rejected(&world.load("include: big.yml").diagnostics, "`big.yml`: the file has 3000000 bytes");
+    rejected(&world.load("include: big.yml").diagnostics, "`big.yml`: the file is too large: 3000000 bytes");
     let bad = world.load("include: bad.yml");
     rejected(&bad.diagnostics, "invalid YAML");
     assert_eq!(bad.diagnostics[0].related.len(), 1, "the include entry is shown as well");
@@ -32,7 +32,7 @@ fn all_errors_are_reported_at_once() {
 }
 
 #[test]
-fn a_child_pipeline_is_merged_from_its_entries() {
+fn merges_the_files_of_a_child_pipeline() {
     let world =
         world().file("c.yml", "spec: {inputs: {i: {default: none}}}\n---\na: {script: ['$[[ inputs.i ]]'], image: c}");
     let artifact = ChildSource::Artifact {

@@ -1,4 +1,4 @@
-//! What the pipeline room promises: the conformance cases of the format, by their numbers, and properties.
+//! Tests of the pipeline compiler: the conformance cases of the format by number, and property tests.
 
 mod c_config;
 mod c_expression;
@@ -15,6 +15,7 @@ mod keywords;
 mod leaf_properties;
 mod load_properties;
 mod loading;
+mod messages;
 mod properties;
 mod rendered;
 mod speed;

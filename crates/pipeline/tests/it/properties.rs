@@ -1,4 +1,4 @@
-//! No text makes the compiler panic, and what it makes of a right one holds together.
+//! Property tests of the compiler: no text causes a panic, and the results of valid configurations are consistent.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::harness::{errors, json, world};
 
-/// Words that mean something somewhere.
+/// Words that have a meaning somewhere in a configuration.
 pub(crate) const WORDS: &[&str] = &[
     "a",
     "b",
@@ -100,7 +100,7 @@ pub(crate) const WORDS: &[&str] = &[
     "nil",
 ];
 
-/// A tree of such words in flow style, as YAML.
+/// Generates a tree of such words in flow style, as YAML.
 fn tree() -> impl Strategy<Value = String> {
     let word = prop::sample::select(WORDS).prop_map(|word| format!("'{}'", word.replace('\'', "''")));
     let leaf = prop_oneof![
@@ -121,7 +121,7 @@ fn tree() -> impl Strategy<Value = String> {
     })
 }
 
-/// A configuration: jobs with a script and a few keywords of any value.
+/// Generates a configuration: jobs with a script and a few keywords with arbitrary values.
 fn configuration() -> impl Strategy<Value = String> {
     let keyword = prop::sample::select(WORDS);
     let job = prop::collection::vec((keyword, tree()), 0..5).prop_map(|entries| {
@@ -136,7 +136,8 @@ fn configuration() -> impl Strategy<Value = String> {
         .prop_map(|jobs| jobs.iter().map(|(name, job)| format!("{name}: {job}\n")).collect::<String>())
 }
 
-/// Exactly one of pipeline, reason and errors; every diagnostic has a place in a text that was read.
+/// Checks that there is exactly one of pipeline, reason and errors, and that every diagnostic has a position in a
+/// source.
 pub(crate) fn check(compiled: &Compiled) -> Result<(), TestCaseError> {
     let outcomes = [compiled.pipeline.is_some(), compiled.not_created.is_some(), compiled.has_errors()];
     prop_assert_eq!(outcomes.iter().filter(|outcome| **outcome).count(), 1, "{:#?}", compiled);
@@ -202,7 +203,7 @@ proptest! {
         }
     }
 
-    /// Chains and fans of needs: what is made of them respects stages and has no circle, since the names are in order.
+    /// Chains and fans of needs: the result respects the stages and has no cycle, because the names are in order.
     #[test]
     fn needs_on_earlier_jobs_always_compile(links in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..4), 1..120)) {
         let mut text = String::new();

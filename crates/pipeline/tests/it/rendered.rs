@@ -1,11 +1,11 @@
-//! What people read when a configuration is wrong: one snapshot for each family of errors.
+//! Snapshots of rendered errors, one for each family of errors.
 
 use muster_job::Variable;
 use muster_pipeline::render::render;
 
 use crate::harness::{World, world};
 
-/// The errors and warnings of a configuration as text.
+/// Returns the errors and warnings of a configuration as text.
 fn shown(world: &World, text: &str) -> String {
     let loaded = world.load(text);
     render(&loaded.diagnostics, &loaded.sources, false)
@@ -17,7 +17,7 @@ fn an_unknown_parent() {
 }
 
 #[test]
-fn a_circle_of_parents() {
+fn a_cycle_of_parents() {
     insta::assert_snapshot!(shown(&world(), ".a:\n  extends: .b\n.b:\n  extends: [.c, .a]\n.c: {}\n"));
 }
 
@@ -92,7 +92,7 @@ fn an_include_rule_with_a_bare_word() {
     ));
 }
 
-/// The label stands below the character, in each place that has expressions and in each way to write them.
+/// The label is below the error, for each keyword with expressions and each way to write them.
 #[test]
 fn an_expression_that_is_wrong_inside() {
     let file = "spec:\n  inputs:\n    größe:\n      default: x\n      rules:\n        - if: \"$[[ inputs.größe ]] == \\\"x\\\"\"\n---\n";
@@ -123,7 +123,7 @@ fn a_blank_file_and_a_binary_one() {
 }
 
 #[test]
-fn control_characters_do_not_reach_the_terminal() {
+fn control_characters_are_removed() {
     let text = shown(&world(), "a:\n  extends: \"\\e[31mred\\a\"\n");
     assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text}");
     let loaded = world().load("a: {extends: .b}");
@@ -131,7 +131,7 @@ fn control_characters_do_not_reach_the_terminal() {
 }
 
 #[test]
-fn a_line_that_is_too_long_is_only_named() {
+fn source_of_long_line_is_not_shown() {
     let text = shown(&world(), &format!("a: {{extends: .b, x: {}}}\n", "y".repeat(5000)));
     assert!(text.contains(".gitlab-ci.yml:1:14") && text.len() < 500, "{text}");
 }

@@ -1,6 +1,6 @@
-//! What differs between Unix and Windows. Both have the same names:
+//! Differences between Unix and Windows. Both modules define:
 //!
-//! - [`ProcessGroup`]: a child process and what it started;
+//! - [`ProcessGroup`]: a child process and its descendants;
 //! - [`private`]: a file that only this user can read.
 
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! Unix: process groups, and files with modes.
+//! Unix: process groups, and files with permissions.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -7,25 +7,25 @@ use std::path::Path;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-/// A child process and what it started, which end when this is dropped. The command of the child went through
+/// A child process and its descendants, which are killed when this is dropped. The command must have been prepared with
 /// [`ProcessGroup::lead`].
 #[derive(Debug)]
 pub struct ProcessGroup(Option<Pid>);
 
 impl ProcessGroup {
-    /// Makes the command's process the leader of a new group.
+    /// Makes the process of the command the leader of a new group.
     pub fn lead(command: &mut Command) -> &mut Command {
         command.process_group(0)
     }
 
-    /// Returns the group of a child that was not waited for yet. Its ID is the child's: no other process can get it before the
-    /// child is reaped, and descendants keep it afterwards.
+    /// Returns the group of a child that has not been waited for. Its ID equals that of the child: no other process can
+    /// get it before the child is reaped, and descendants keep it afterwards.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
 
-    /// Asks the processes to end.
+    /// Sends SIGTERM to the processes.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
@@ -36,13 +36,13 @@ impl ProcessGroup {
         }
     }
 
-    /// Ends the processes now. A second call does nothing.
+    /// Kills the processes. A second call has no effect.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.0 = None;
     }
 
-    /// Leaves the processes alone from now on, also when this is dropped.
+    /// Detaches from the processes, so that they are not killed when this is dropped.
     pub fn leave(&mut self) {
         self.0 = None;
     }
@@ -54,7 +54,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Opens a new or emptied file that only this user can read.
+/// Creates or truncates a file that only this user can read.
 pub(crate) fn private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
 }

@@ -1,5 +1,6 @@
-//! Who answers by HTTPS. Machines have certificates that they signed themselves: the pinned one is believed, or the first
-//! one, and from then on only that one. Another machine is refused while the connection is made: it never sees a password.
+//! Verifies certificates of HTTPS connections. Machines have self-signed certificates: only a pinned certificate is
+//! accepted, or the one of the first connection. Another machine is rejected in the handshake, before it receives a
+//! password.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,38 +14,38 @@ use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct
 
 use crate::KnownHosts;
 
-/// Another machine's certificate, and the known one: fingerprints, `SHA256:...`.
+/// Fingerprints (`SHA256:...`) of an unexpected certificate and of the known ones.
 #[derive(Debug, Clone)]
-pub(super) struct Other {
+pub(super) struct CertificateMismatch {
     pub(super) found: String,
     pub(super) known: String,
 }
 
-/// The certificate that a machine may have.
+/// Accepts only the certificate of a machine.
 #[derive(Debug)]
 pub(super) struct Pinned {
     machine: String,
     hosts: KnownHosts,
     provider: CryptoProvider,
-    other: Mutex<Option<Other>>,
+    mismatch: Mutex<Option<CertificateMismatch>>,
 }
 
 impl Pinned {
     pub(super) fn new(machine: &str, hosts: &KnownHosts) -> Self {
         let (machine, hosts) = (machine.to_owned(), hosts.clone());
-        Self { machine, hosts, provider: ring::default_provider(), other: Mutex::default() }
+        Self { machine, hosts, provider: ring::default_provider(), mismatch: Mutex::default() }
     }
 
-    /// Who answered instead of the machine, where that was seen.
-    pub(super) fn other(&self) -> Option<Other> {
-        self.other.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the mismatch, if the machine showed another certificate.
+    pub(super) fn mismatch(&self) -> Option<CertificateMismatch> {
+        self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// What connects to machines with such a certificate only.
+/// Returns a TLS configuration that accepts only this certificate.
 ///
 /// # Errors
-/// The crypto provider cannot do TLS 1.2 and 1.3.
+/// Returns an error if the crypto provider does not support TLS 1.2 and 1.3.
 pub(super) fn client(pinned: &Arc<Pinned>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(pinned.provider.clone());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -62,14 +63,14 @@ impl ServerCertVerifier for Pinned {
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let found = format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(end_entity)));
-        let Some(known) = self.hosts.differs(&self.machine, &found) else {
+        let Some(known) = self.hosts.mismatched_keys(&self.machine, &found) else {
             return Ok(ServerCertVerified::assertion());
         };
-        *self.other.lock().unwrap_or_else(PoisonError::into_inner) = Some(Other { found, known });
+        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some(CertificateMismatch { found, known });
         Err(CertificateError::ApplicationVerificationFailure.into())
     }
 
-    // A certificate is public: that the machine has its key is what counts.
+    // A certificate is public, so the signature must prove that the machine has its key.
     fn verify_tls12_signature(
         &self,
         message: &[u8],

@@ -1,6 +1,6 @@
-//! The messages of WinRM: SOAP envelopes out, what matters of them in. Pure.
+//! Messages of WinRM: builds SOAP requests and parses responses. No I/O.
 //!
-//! Facts: MS-WSMV (Windows remote shell over WS-Management), DSP0226.
+//! Specifications: MS-WSMV (Windows remote shell over WS-Management), DSP0226.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,16 +8,16 @@ use roxmltree::{Document, Node};
 
 const SHELL: &str = "http://schemas.microsoft.com/wbem/wsman/1/windows/shell";
 const TRANSFER: &str = "http://schemas.xmlsoap.org/ws/2004/09/transfer";
-/// Seconds that a server holds an answer that it does not have yet.
+/// Number of seconds for which a server holds a response that is not ready.
 pub(super) const OPERATION_TIMEOUT_S: u64 = 60;
-/// WSManFault of an answer that did not come within that time: ask again.
+/// WSManFault code for a response that was not ready in time. The request must be repeated.
 const OPERATION_TIMED_OUT: &str = "2150858793";
-/// Bytes of an answer's envelope that the server may fill.
-const ENVELOPE_MAX_BYTES: usize = 5 * 1024 * 1024;
+/// Maximum size of a response's envelope in bytes.
+const MAX_ENVELOPE_BYTES: usize = 5 * 1024 * 1024;
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Ask<'a> {
+pub(super) enum Request<'a> {
     CreateShell,
     DeleteShell { shell: &'a str },
     Command { shell: &'a str, line: &'a str },
@@ -26,7 +26,7 @@ pub(super) enum Ask<'a> {
     Terminate { shell: &'a str, command: &'a str },
 }
 
-impl Ask<'_> {
+impl Request<'_> {
     fn action(&self) -> String {
         match self {
             Self::CreateShell => format!("{TRANSFER}/Create"),
@@ -49,7 +49,7 @@ impl Ask<'_> {
         }
     }
 
-    /// Options in the header, and the body.
+    /// Returns the options in the header, and the body.
     fn parts(&self) -> (&'static str, String) {
         match self {
             // Code page 65001 is UTF-8.
@@ -84,7 +84,7 @@ impl Ask<'_> {
         }
     }
 
-    /// The envelope. `id` makes the message its own.
+    /// Returns the envelope. `id` identifies the message.
     pub(super) fn envelope(&self, endpoint: &str, id: u128) -> String {
         let (options, body) = self.parts();
         let selector = self.shell().map_or_else(String::new, |shell| {
@@ -98,7 +98,7 @@ impl Ask<'_> {
              xmlns:p=\"http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd\" xmlns:r=\"{SHELL}\"><s:Header><a:To>{}</a:To>\
              <a:ReplyTo><a:Address s:mustUnderstand=\"true\">http://schemas.xmlsoap.org/ws/2004/08/addressing/role/anonymous\
              </a:Address></a:ReplyTo><a:MessageID>uuid:{id}</a:MessageID>\
-             <w:MaxEnvelopeSize s:mustUnderstand=\"true\">{ENVELOPE_MAX_BYTES}</w:MaxEnvelopeSize>\
+             <w:MaxEnvelopeSize s:mustUnderstand=\"true\">{MAX_ENVELOPE_BYTES}</w:MaxEnvelopeSize>\
              <w:Locale xml:lang=\"en-US\" s:mustUnderstand=\"false\"/><p:DataLocale xml:lang=\"en-US\" s:mustUnderstand=\"false\"/>\
              <w:OperationTimeout>PT{OPERATION_TIMEOUT_S}S</w:OperationTimeout>\
              <w:ResourceURI s:mustUnderstand=\"true\">{SHELL}/cmd</w:ResourceURI>\
@@ -122,7 +122,7 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // Line ends as they are: a parser would make spaces or plain ends of them.
+            // Keep line ends. An XML parser would convert them to spaces or normalize them.
             '\n' => escaped.push_str("&#10;"),
             '\r' => escaped.push_str("&#13;"),
             letter => escaped.push(letter),
@@ -131,21 +131,21 @@ fn escape(text: &str) -> String {
     })
 }
 
-/// An answer that is none.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing happened within the operation's timeout: ask again.
+    /// There was no output within the operation timeout. The request must be repeated.
     NothingYet,
-    /// The server's words.
-    Said(String),
-    /// No SOAP, or not what was asked for.
-    Nonsense(String),
+    /// Message of the server.
+    Message(String),
+    /// The response is not SOAP, or does not match the request.
+    InvalidResponse(String),
 }
 
-/// What a command printed since the last answer, and how it ended.
+/// Output of a command since the last response, and its exit status.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Received {
-    /// In the server's order; `true`: stderr.
+    /// Output in the server's order. True means stderr.
     pub(super) pieces: Vec<(bool, Vec<u8>)>,
     pub(super) done: bool,
     pub(super) exit: Option<i64>,
@@ -156,7 +156,7 @@ fn find<'a>(document: &'a Document<'a>, name: &str) -> Option<Node<'a, 'a>> {
 }
 
 fn parse(text: &str) -> Result<Document<'_>, Fault> {
-    let document = Document::parse(text).map_err(|error| Fault::Nonsense(format!("it is no XML: {error}")))?;
+    let document = Document::parse(text).map_err(|error| Fault::InvalidResponse(format!("invalid XML: {error}")))?;
     if find(&document, "Fault").is_none() {
         return Ok(document);
     }
@@ -164,37 +164,37 @@ fn parse(text: &str) -> Result<Document<'_>, Fault> {
     if code == Some(OPERATION_TIMED_OUT) {
         return Err(Fault::NothingYet);
     }
-    // The provider's own message says more than the reason.
+    // The message of the provider is more specific than the reason.
     let words = ["Message", "Text"].iter().find_map(|name| {
         let pieces = find(&document, name)?.descendants().filter(|node| node.is_text());
         let text: String = pieces.filter_map(|node| node.text()).collect();
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         (!text.is_empty()).then_some(text)
     });
-    Err(Fault::Said(words.unwrap_or_else(|| format!("WSMan fault {}", code.unwrap_or("without a code")))))
+    Err(Fault::Message(words.unwrap_or_else(|| format!("WSMan fault {}", code.unwrap_or("without a code")))))
 }
 
-/// Whether an answer is a fault.
+/// Checks whether a response is a fault.
 pub(super) fn check(text: &str) -> Result<(), Fault> {
     parse(text).map(drop)
 }
 
-/// The shell that was created.
+/// Returns the ID of the created shell.
 pub(super) fn shell_id(text: &str) -> Result<String, Fault> {
     let document = parse(text)?;
     let selector = document.descendants().find(|node| node.attribute("Name") == Some("ShellId"));
     let id = find(&document, "ShellId").or(selector).and_then(|node| node.text());
-    id.map(|id| id.trim().to_owned()).ok_or_else(|| Fault::Nonsense("it has no ShellId".to_owned()))
+    id.map(|id| id.trim().to_owned()).ok_or_else(|| Fault::InvalidResponse("missing ShellId".to_owned()))
 }
 
-/// The command that was started.
+/// Returns the ID of the started command.
 pub(super) fn command_id(text: &str) -> Result<String, Fault> {
     let document = parse(text)?;
     let id = find(&document, "CommandId").and_then(|node| node.text());
-    id.map(|id| id.trim().to_owned()).ok_or_else(|| Fault::Nonsense("it has no CommandId".to_owned()))
+    id.map(|id| id.trim().to_owned()).ok_or_else(|| Fault::InvalidResponse("missing CommandId".to_owned()))
 }
 
-/// What came of a command.
+/// Parses the output of a command.
 pub(super) fn received(text: &str) -> Result<Received, Fault> {
     let document = parse(text)?;
     let mut received = Received::default();
@@ -202,7 +202,9 @@ pub(super) fn received(text: &str) -> Result<Received, Fault> {
         match node.tag_name().name() {
             "Stream" => {
                 let encoded: String = node.text().unwrap_or_default().split_whitespace().collect();
-                let bytes = STANDARD.decode(encoded).map_err(|error| Fault::Nonsense(format!("a stream: {error}")))?;
+                let bytes = STANDARD
+                    .decode(encoded)
+                    .map_err(|error| Fault::InvalidResponse(format!("invalid stream: {error}")))?;
                 if !bytes.is_empty() {
                     received.pieces.push((node.attribute("Name") == Some("stderr"), bytes));
                 }
@@ -223,9 +225,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_line_survives_the_envelope() {
+    fn command_line_is_escaped() {
         let line = "echo \"a & b\" <in >out\r\nnext";
-        let text = Ask::Command { shell: "S-1", line }.envelope("http://vm:5985/wsman", 7);
+        let text = Request::Command { shell: "S-1", line }.envelope("http://vm:5985/wsman", 7);
         let document = Document::parse(&text).unwrap();
         assert_eq!(find(&document, "Command").unwrap().text(), Some(line));
         assert_eq!(find(&document, "Selector").unwrap().text(), Some("S-1"));
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn output_and_end_are_read() {
+    fn parses_output_and_exit_status() {
         let text = "<e><Stream Name=\"stdout\">YQ==</Stream><Stream Name=\"stderr\">Yg==</Stream><Stream Name=\"stdout\"/>\
                     <CommandState State=\"x/CommandState/Done\"><ExitCode>-1073741510</ExitCode></CommandState></e>";
         let wanted = Received {
@@ -243,18 +245,18 @@ mod tests {
             exit: Some(-1_073_741_510),
         };
         assert_eq!(received(text), Ok(wanted));
-        assert!(matches!(received("<e><Stream>!</Stream></e>"), Err(Fault::Nonsense(_))));
-        assert!(matches!(shell_id("no xml"), Err(Fault::Nonsense(_))));
+        assert!(matches!(received("<e><Stream>!</Stream></e>"), Err(Fault::InvalidResponse(_))));
+        assert!(matches!(shell_id("no xml"), Err(Fault::InvalidResponse(_))));
     }
 
     #[test]
-    fn faults_are_told_in_the_servers_words() {
+    fn fault_has_the_message_of_the_server() {
         let fault = |inner: &str| check(&format!("<e><Fault>{inner}</Fault></e>")).unwrap_err();
         assert_eq!(fault("<WSManFault Code=\"2150858793\"/>"), Fault::NothingYet);
         let words = "<Reason><Text>general</Text></Reason><WSManFault Code=\"5\"><Message>Access\n is denied.</Message></WSManFault>";
-        assert_eq!(fault(words), Fault::Said("Access is denied.".to_owned()));
-        assert_eq!(fault("<Reason><Text>general</Text></Reason>"), Fault::Said("general".to_owned()));
-        assert_eq!(fault(""), Fault::Said("WSMan fault without a code".to_owned()));
+        assert_eq!(fault(words), Fault::Message("Access is denied.".to_owned()));
+        assert_eq!(fault("<Reason><Text>general</Text></Reason>"), Fault::Message("general".to_owned()));
+        assert_eq!(fault(""), Fault::Message("WSMan fault without a code".to_owned()));
     }
     #[test]
     fn fuzz_winrm_answers() {

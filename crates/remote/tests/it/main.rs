@@ -1,4 +1,4 @@
-//! Sessions with servers that do what a test wants.
+//! Tests sessions with controllable servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
 mod ssh;

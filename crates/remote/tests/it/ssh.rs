@@ -1,12 +1,15 @@
-//! The SSH connector, case by case (fleeting.md 9, C; "want" where the Go host differs).
+//! Conformance cases of SSH sessions (docs/spec/fleeting.md, section 9, cases C), and differences from the Go
+//! implementation.
 
 use std::time::Duration;
 
-use muster_remote::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new, dial_through};
+use muster_remote::{
+    DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Target, dial, dial_new, dial_through,
+};
 use russh::keys::ssh_key::{LineEnding, certificate};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::ssh_server::{Believes, Server, key, target};
+use crate::ssh_server::{AcceptedCredentials, Server, key, target};
 
 fn with_password(mut target: Target, password: &str) -> Target {
     target.password = password.to_owned();
@@ -18,18 +21,20 @@ async fn logged_in(target: &Target) -> Result<Box<dyn Session>, DialError> {
 }
 
 async fn password_server() -> (Server, Target) {
-    let server = Server::start(Believes { password: Some("secret".to_owned()), ..Believes::default() }).await;
+    let server =
+        Server::start(AcceptedCredentials { password: Some("secret".to_owned()), ..AcceptedCredentials::default() })
+            .await;
     let target = with_password(server.target(), "secret");
     (server, target)
 }
 
 #[tokio::test]
-async fn c03_a_key_is_the_only_thing_that_is_offered() {
+async fn c03_key_is_the_only_offered_credential() {
     let login = key();
-    let server = Server::start(Believes {
+    let server = Server::start(AcceptedCredentials {
         key: Some(login.public_key().clone()),
         password: Some("secret".to_owned()),
-        ..Believes::default()
+        ..AcceptedCredentials::default()
     })
     .await;
     let mut target = with_password(server.target(), "secret");
@@ -41,7 +46,7 @@ async fn c03_a_key_is_the_only_thing_that_is_offered() {
 }
 
 #[tokio::test]
-async fn c04_a_wrong_password_is_told_within_one_handshake() {
+async fn c04_wrong_password_is_reported_after_one_attempt() {
     let (server, target) = password_server().await;
     logged_in(&target).await.unwrap();
     let before = *server.tries.borrow();
@@ -53,14 +58,16 @@ async fn c04_a_wrong_password_is_told_within_one_handshake() {
 }
 
 #[tokio::test]
-async fn a_machine_is_reached_through_the_instance_that_it_is_on() {
+async fn connects_through_the_session_of_another_machine() {
     let (instance, way) = password_server().await;
-    let inner = Server::start(Believes { password: Some("inner".to_owned()), ..Believes::default() }).await;
+    let inner =
+        Server::start(AcceptedCredentials { password: Some("inner".to_owned()), ..AcceptedCredentials::default() })
+            .await;
     let via = logged_in(&way).await.unwrap();
     let through = async |target: &Target, hosts: &KnownHosts, grace| dial_through(&*via, target, hosts, grace).await;
     let machine = with_password(inner.target(), "inner");
     let session = through(&machine, &KnownHosts::default(), Duration::ZERO).await.unwrap();
-    assert_eq!(session.run(Run::new("7")).await.unwrap().exit, Exit::Code(7));
+    assert_eq!(session.run(RemoteCommand::new("7")).await.unwrap().exit, Exit::Code(7));
     assert_eq!(*instance.told.lock().unwrap(), [format!("to {}", inner.address)], "nothing else leads there");
 
     let error =
@@ -82,10 +89,13 @@ async fn a_machine_is_reached_through_the_instance_that_it_is_on() {
 }
 
 #[tokio::test]
-async fn c04_a_certificate_stands_behind_its_key() {
+async fn c04_certificate_follows_its_key() {
     let (login, authority) = (key(), key());
-    let server =
-        Server::start(Believes { authority: Some(authority.public_key().clone()), ..Believes::default() }).await;
+    let server = Server::start(AcceptedCredentials {
+        authority: Some(authority.public_key().clone()),
+        ..AcceptedCredentials::default()
+    })
+    .await;
     let certificate = |user: &str| {
         let mut builder = certificate::Builder::new_with_random_nonce(
             &mut russh::keys::key::safe_rng(),
@@ -109,7 +119,7 @@ async fn c04_a_certificate_stands_behind_its_key() {
 }
 
 #[tokio::test]
-async fn c05_a_port_that_refuses_is_no_storm() {
+async fn c05_retries_of_refused_port_are_spaced() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);
@@ -120,7 +130,7 @@ async fn c05_a_port_that_refuses_is_no_storm() {
 }
 
 #[tokio::test]
-async fn c05_expired_credentials_are_told_instead_of_tried() {
+async fn c05_expired_credentials_are_not_tried() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);
@@ -129,7 +139,7 @@ async fn c05_expired_credentials_are_told_instead_of_tried() {
 }
 
 #[tokio::test]
-async fn c06_the_exit_status_is_always_right() {
+async fn c06_exit_status_is_correct() {
     let (_server, target) = password_server().await;
     let session = logged_in(&target).await.unwrap();
     for (command, wanted) in [
@@ -140,21 +150,22 @@ async fn c06_the_exit_status_is_always_right() {
         ("signal", Exit::Signal("SEGV".to_owned())),
     ] {
         let mut stdout = Vec::new();
-        let outcome = session.run(Run { stdout: Some(&mut stdout), ..Run::new(command) }).await.unwrap();
+        let outcome =
+            session.run(RemoteCommand { stdout: Some(&mut stdout), ..RemoteCommand::new(command) }).await.unwrap();
         assert_eq!((outcome.exit, stdout.as_slice()), (wanted, command.as_bytes()));
     }
-    let silent = session.run(Run::new("silent")).await.unwrap_err();
+    let silent = session.run(RemoteCommand::new("silent")).await.unwrap_err();
     assert!(matches!(silent, RunError::Lost { .. }), "no status is not 0, as with the Go host: {silent}");
-    let lost = session.run(Run::new("lost")).await.unwrap_err();
+    let lost = session.run(RemoteCommand::new("lost")).await.unwrap_err();
     assert!(matches!(lost, RunError::Lost { .. }), "{lost}");
-    let after = session.run(Run::new("0")).await.unwrap_err();
+    let after = session.run(RemoteCommand::new("0")).await.unwrap_err();
     assert!(matches!(after, RunError::Lost { .. }), "{after}");
 }
 
 #[tokio::test]
-async fn keepalive_finds_a_machine_that_is_gone_without_a_word() {
+async fn keepalive_detects_silent_machine() {
     let (server, mut target) = password_server().await;
-    // A network between that swallows everything from some moment on.
+    // A network that drops everything after some time.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     target.address = listener.local_addr().unwrap().to_string();
     target.keepalive = Duration::from_millis(50);
@@ -166,12 +177,12 @@ async fn keepalive_finds_a_machine_that_is_gone_without_a_word() {
             _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
             _ = is_cut => {}
         }
-        // Both stay open, and nothing goes through.
+        // Both connections stay open, but nothing is forwarded.
         std::future::pending::<()>().await;
     });
     let session = logged_in(&target).await.unwrap();
     let (mut reader, mut writer) = tokio::io::duplex(64);
-    let run = session.run(Run { stdout: Some(&mut writer), ..Run::new("waits") });
+    let run = session.run(RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("waits") });
     let watch = async {
         let mut said = [0; 5];
         tokio::io::AsyncReadExt::read_exact(&mut reader, &mut said).await.unwrap();
@@ -183,32 +194,33 @@ async fn keepalive_finds_a_machine_that_is_gone_without_a_word() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_left_has_its_channel_closed() {
+async fn dropping_a_command_closes_its_channel() {
     let (server, target) = password_server().await;
     let session = logged_in(&target).await.unwrap();
     let (mut reader, mut writer) = tokio::io::duplex(64);
     let mut up = [0; 5];
     tokio::select! {
-        _ = session.run(Run { stdout: Some(&mut writer), ..Run::new("waits") }) => panic!("it waits"),
+        _ = session.run(RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("waits") }) => panic!("it waits"),
         said = tokio::io::AsyncReadExt::read_exact(&mut reader, &mut up) => drop(said.unwrap()),
     }
     while server.told.lock().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
     assert_eq!(*server.told.lock().unwrap(), ["close"]);
-    assert_eq!(session.run(Run::new("0")).await.unwrap().exit, Exit::Code(0), "the session goes on");
+    assert_eq!(session.run(RemoteCommand::new("0")).await.unwrap().exit, Exit::Code(0), "the session goes on");
 }
 
 #[tokio::test]
-async fn a_command_that_does_not_stop_is_killed_and_given_up() {
+async fn unresponsive_command_is_killed_after_cancel() {
     let (server, target) = password_server().await;
     let session = logged_in(&target).await.unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
     let (mut reader, mut writer) = tokio::io::duplex(64);
-    let run = session.run(Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("waits") });
+    let run =
+        session.run(RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("waits") });
     let watch = async {
         tokio::io::AsyncReadExt::read_exact(&mut reader, &mut [0; 5]).await.unwrap();
-        // From here on only time passes.
+        // From here on, only time passes.
         tokio::time::pause();
         stop.cancel();
     };
@@ -222,7 +234,7 @@ async fn a_command_that_does_not_stop_is_killed_and_given_up() {
 }
 
 #[tokio::test]
-async fn host_keys_are_pinned_or_believed_once() {
+async fn host_keys_are_pinned_or_trusted_on_first_use() {
     let (server, target) = password_server().await;
     let (other, _) = password_server().await;
     let mut impostor = target.clone();
@@ -242,10 +254,11 @@ async fn host_keys_are_pinned_or_believed_once() {
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
 }
 
-/// GitLab's `googlecloud` plugin gives the machine its key when it is asked how to reach it; the machine takes it seconds later.
+/// GitLab's `googlecloud` plugin installs the key when it is asked for connection details. The machine has it seconds
+/// later.
 #[tokio::test]
-async fn a_new_machine_may_refuse_its_key_for_a_while() {
-    let server = Server::start(Believes::default()).await;
+async fn new_machine_may_reject_its_key_for_a_while() {
+    let server = Server::start(AcceptedCredentials::default()).await;
     let target = with_password(server.target(), "secret");
     let hosts = KnownHosts::default();
     let learns = async {
@@ -254,7 +267,7 @@ async fn a_new_machine_may_refuse_its_key_for_a_while() {
     };
     let (reached, ()) = tokio::join!(dial_new(&target, &hosts, Duration::from_secs(120)), learns);
     reached.unwrap();
-    // But not for ever, and one that was reached before not at all.
+    // Not indefinitely, and not at all if the machine was reached before.
     let wrong = with_password(server.target(), "wrong");
     for refused in [dial_new(&wrong, &hosts, Duration::ZERO).await, dial(&wrong, &hosts).await] {
         let error = refused.err().unwrap();
@@ -262,9 +275,9 @@ async fn a_new_machine_may_refuse_its_key_for_a_while() {
     }
 }
 
-/// An image's own host key answers until the machine has made one of its own.
+/// The host key of an image is used until the machine has generated its own.
 #[tokio::test]
-async fn a_new_machine_may_change_the_host_key_that_nobody_pinned() {
+async fn new_machine_may_change_unpinned_host_key() {
     let (first, target) = password_server().await;
     let (second, _) = password_server().await;
     let mut later = target.clone();

@@ -1,4 +1,4 @@
-//! An SSH server that does what a test wants.
+//! A controllable SSH server.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -10,24 +10,24 @@ use russh::{Channel, ChannelId, Sig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What the server believes.
+/// Credentials that the server accepts.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Believes {
+pub(crate) struct AcceptedCredentials {
     pub(crate) key: Option<PublicKey>,
     pub(crate) password: Option<String>,
-    /// Of user certificates.
+    /// Authority of accepted user certificates.
     pub(crate) authority: Option<PublicKey>,
 }
 
-/// A server; it ends with the test.
+/// A running server, which stops at the end of the test.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) fingerprint: String,
-    /// Log-ins that were tried.
+    /// Number of login attempts.
     pub(crate) tries: watch::Sender<u32>,
-    /// What it believes from now on.
-    pub(crate) believes: Arc<Mutex<Believes>>,
-    /// Signals, and channels that were closed.
+    /// Credentials that the server currently accepts.
+    pub(crate) believes: Arc<Mutex<AcceptedCredentials>>,
+    /// Received signals and closed channels.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn key() -> PrivateKey {
 }
 
 impl Server {
-    pub(crate) async fn start(believes: Believes) -> Self {
+    pub(crate) async fn start(believes: AcceptedCredentials) -> Self {
         let host_key = key();
         let fingerprint = host_key.public_key().fingerprint(HashAlg::Sha256).to_string();
         let config =
@@ -72,13 +72,13 @@ pub(crate) fn target(address: SocketAddr) -> Target {
 }
 
 struct Login {
-    believes: Arc<Mutex<Believes>>,
+    believes: Arc<Mutex<AcceptedCredentials>>,
     tries: watch::Sender<u32>,
     told: Arc<Mutex<Vec<String>>>,
 }
 
 impl Login {
-    fn answer(&self, yes: impl FnOnce(&Believes) -> bool) -> Result<Auth, russh::Error> {
+    fn answer(&self, yes: impl FnOnce(&AcceptedCredentials) -> bool) -> Result<Auth, russh::Error> {
         let yes = yes(&self.believes.lock().unwrap());
         self.tries.send_modify(|tries| *tries += 1);
         Ok(if yes { Auth::Accept } else { Auth::reject() })
@@ -123,7 +123,7 @@ impl Handler for Login {
         _: &mut Session,
     ) -> Result<(), russh::Error> {
         self.told.lock().unwrap().push(format!("to {host}:{port}"));
-        // Dropped without a word, the reply is a refusal.
+        // Dropping the reply refuses the channel.
         if let Ok(mut stream) = TcpStream::connect((host, u16::try_from(port).unwrap())).await {
             reply.accept().await;
             tokio::spawn(async move { tokio::io::copy_bidirectional(&mut channel.into_stream(), &mut stream).await });
@@ -141,7 +141,7 @@ impl Handler for Login {
         Ok(())
     }
 
-    /// The command says how it ends.
+    /// The command line determines how the command ends.
     async fn exec_request(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
         session.channel_success(id)?;
         session.data(id, line.to_vec())?;

@@ -1,4 +1,4 @@
-//! The WinRM connector against a server that speaks as much of WinRM as a command needs. No Windows machine has seen it.
+//! Tests WinRM sessions with a server that implements the necessary part of WinRM. Not tested with a Windows machine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use muster_remote::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_remote::{DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Target, dial};
 use roxmltree::Document;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ssh_server::target;
 
-/// What the server has: shells, and their command's output that was not told yet.
+/// State of the server: shells, and unread output of their commands.
 #[derive(Default)]
 pub(crate) struct Machine {
     made: u32,
     shells: HashMap<String, Option<Command>>,
-    /// `nothing yet` answers before the first output.
+    /// Number of "timed out" responses before the first output.
     slow: u32,
 }
 
@@ -121,12 +121,12 @@ fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
     (StatusCode::OK, format!("<e>{inner}</e>"))
 }
 
-/// What the machine answers.
+/// Returns the routes of the machine.
 pub(crate) fn app(machine: &Shared) -> Router {
     Router::new().route("/wsman", post(wsman)).with_state(Arc::clone(machine))
 }
 
-/// A machine that lets `Administrator` in.
+/// Returns a target for `Administrator`.
 pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
     let mut target = target(address);
     target.protocol = protocol.to_owned();
@@ -148,7 +148,7 @@ async fn session(target: &Target) -> Box<dyn Session> {
     dial(target, &KnownHosts::default()).await.unwrap()
 }
 
-/// Shells are deleted after the command's end was told.
+/// Waits until all shells are deleted, which happens after a command's end was reported.
 async fn no_shells(machine: &Shared) {
     while !machine.lock().unwrap().shells.is_empty() {
         tokio::task::yield_now().await;
@@ -156,18 +156,19 @@ async fn no_shells(machine: &Shared) {
 }
 
 #[tokio::test]
-async fn output_errors_and_status_of_a_command_arrive() {
+async fn returns_output_and_status_of_a_command() {
     let (machine, target) = machine().await;
     let session = session(&target).await;
     machine.lock().unwrap().slow = 2;
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let run = Run { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..Run::new("both & <more>") };
+    let run =
+        RemoteCommand { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..RemoteCommand::new("both & <more>") };
     assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(3));
     assert_eq!((stdout.as_slice(), stderr.as_slice()), (b"out".as_slice(), b"err".as_slice()));
-    let outcome = session.run(Run::new("both & <more>")).await.unwrap();
+    let outcome = session.run(RemoteCommand::new("both & <more>")).await.unwrap();
     assert_eq!(outcome.stderr.to_string(), "err", "C8");
     assert_eq!(
-        session.run(Run::new("crash")).await.unwrap().exit,
+        session.run(RemoteCommand::new("crash")).await.unwrap().exit,
         Exit::Code(0xC000_013A),
         "32 bits, as Windows has them"
     );
@@ -175,15 +176,15 @@ async fn output_errors_and_status_of_a_command_arrive() {
 }
 
 #[tokio::test]
-async fn input_goes_in_whole_and_ends() {
+async fn sends_input_completely() {
     let (machine, target) = machine().await;
     let session = session(&target).await;
     let input = vec![b'x'; 200_000];
     let (mut stdin, mut stdout) = (input.as_slice(), Vec::new());
-    let run = Run { stdin: Some(&mut stdin), stdout: Some(&mut stdout), ..Run::new("count") };
+    let run = RemoteCommand { stdin: Some(&mut stdin), stdout: Some(&mut stdout), ..RemoteCommand::new("count") };
     assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(0));
     assert_eq!(stdout, b"200000");
-    let mut stream = session.dial_run("count").await.unwrap();
+    let mut stream = session.dial_command("count").await.unwrap();
     stream.write_all(b"12345").await.unwrap();
     stream.shutdown().await.unwrap();
     let mut text = String::new();
@@ -193,29 +194,29 @@ async fn input_goes_in_whole_and_ends() {
 }
 
 #[tokio::test]
-async fn a_command_can_be_stopped_and_a_lost_one_has_no_status() {
+async fn command_can_be_canceled_and_lost_command_has_no_status() {
     let (machine, target) = machine().await;
     let session = session(&target).await;
     let stop = CancellationToken::new();
     let (mut reader, mut writer) = tokio::io::duplex(1 << 20);
-    let run = Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("waits") };
+    let run = RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("waits") };
     let watch = async {
         reader.read_u8().await.unwrap();
         stop.cancel();
     };
     let (outcome, ()) = tokio::join!(session.run(run), watch);
     assert_eq!(outcome.unwrap().exit, Exit::Code(1));
-    let lost = session.run(Run::new("vanish")).await.unwrap_err();
+    let lost = session.run(RemoteCommand::new("vanish")).await.unwrap_err();
     assert!(matches!(&lost, RunError::Lost { cause } if cause == "The shell was not found."), "{lost}");
-    let silent = session.run(Run::new("no status")).await.unwrap_err();
+    let silent = session.run(RemoteCommand::new("no status")).await.unwrap_err();
     assert!(matches!(silent, RunError::Lost { .. }), "C6: {silent}");
-    let refused = session.run(Run::new("forbidden")).await.unwrap_err();
+    let refused = session.run(RemoteCommand::new("forbidden")).await.unwrap_err();
     assert!(matches!(&refused, RunError::Refused { cause, .. } if cause == "Access is denied."), "{refused}");
     no_shells(&machine).await;
 }
 
 #[tokio::test]
-async fn refused_credentials_are_told_at_once_and_silence_is_tried_again() {
+async fn rejected_credentials_fail_immediately_and_silence_is_retried() {
     let (_machine, mut target) = machine().await;
     target.password = "wrong".to_owned();
     target.timeout = Duration::from_secs(3600);
@@ -232,7 +233,7 @@ async fn refused_credentials_are_told_at_once_and_silence_is_tried_again() {
 }
 
 #[tokio::test]
-async fn connections_are_refused_with_the_way_out() {
+async fn unsupported_requests_are_rejected_with_hint() {
     let (_machine, target) = machine().await;
     let error = session(&target).await.dial("unix", "/var/run/docker.sock").await.err().unwrap();
     assert!(error.to_string().contains("WinRM carries commands only; use ssh"), "{error}");

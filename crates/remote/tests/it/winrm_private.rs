@@ -1,19 +1,19 @@
-//! Whom a WinRM password can reach besides the machine: readers of the network, and proxies.
+//! Tests that a WinRM password is sent only to the machine, not in clear text and not to a proxy.
 
 use std::time::Duration;
 
-use muster_remote::{Exit, KnownHosts, Run, dial};
+use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 
 use crate::winrm::{app, machine, winrm_target};
 use crate::winrm_tls;
 
-/// Set in the process that has proxies: variables belong to a process.
+/// Set in the child process, whose environment contains proxies.
 const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
-/// A process that takes longer hangs.
+/// Time after which the child process counts as hanging.
 const HANGS: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn plain_http_is_refused_before_anything_is_sent() {
+async fn plain_http_is_rejected_before_anything_is_sent() {
     let shared = crate::winrm::Shared::default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = winrm_target(listener.local_addr().unwrap(), "winrm");
@@ -32,14 +32,14 @@ async fn plain_http_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_proxy_of_the_environment_sees_nothing_of_machines() {
+async fn proxies_in_the_environment_are_ignored() {
     if std::env::var_os(HAS_PROXIES).is_some() {
         let (_machine, plain) = machine().await;
         let secure = winrm_tls::target().await;
         for mut target in [plain, secure] {
             target.timeout = Duration::from_secs(10);
             let session = dial(&target, &KnownHosts::default()).await.unwrap();
-            assert_eq!(session.run(Run::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
+            assert_eq!(session.run(RemoteCommand::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
         }
         return;
     }
@@ -53,7 +53,7 @@ async fn a_proxy_of_the_environment_sees_nothing_of_machines() {
     again.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
     let output = tokio::select! {
         biased;
-        // A call that the process made is here before its end is.
+        // A request of the process would arrive before its end.
         _ = proxy.accept() => panic!("the proxy was asked"),
         output = tokio::time::timeout(HANGS, again.kill_on_drop(true).output()) => output.expect("it hangs").unwrap(),
     };

@@ -1,4 +1,4 @@
-//! WinRM by HTTPS: who answers is known before a password is sent.
+//! Tests WinRM over HTTPS: the certificate is verified before a password is sent.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn};
 use axum::serve::Listener;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
-use muster_remote::{DialError, Exit, KnownHosts, Run, Target, dial};
+use muster_remote::{DialError, Exit, KnownHosts, RemoteCommand, Target, dial};
 use sha2::{Digest, Sha256};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -22,7 +22,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::winrm::{Shared, app, winrm_target};
 
-/// A certificate that its machine signed itself, and its key.
+/// A self-signed certificate with its key.
 struct Identity {
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
@@ -42,7 +42,7 @@ impl Identity {
     }
 }
 
-/// Connections by TLS; what is no TLS is dropped.
+/// Accepts TLS connections, and drops others.
 struct Secure(TcpListener, TlsAcceptor);
 
 impl Listener for Secure {
@@ -63,7 +63,7 @@ impl Listener for Secure {
     }
 }
 
-/// A machine, and how many requests it heard.
+/// Starts a machine, and counts its requests.
 async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<AtomicU32>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -82,19 +82,19 @@ async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<Ato
     (address, heard)
 }
 
-/// A machine of which nothing is counted.
+/// Starts a machine without counting.
 pub(crate) async fn target() -> Target {
     let identity = Identity::new();
     winrm_target(machine(&identity, &identity).await.0, "winrm+https")
 }
 
 #[tokio::test]
-async fn the_first_certificate_is_believed_and_only_that_one_then() {
+async fn first_certificate_is_trusted_and_no_other_after_it() {
     let (first, second) = (Identity::new(), Identity::new());
     let (address, _) = machine(&first, &first).await;
     let hosts = KnownHosts::default();
     let session = dial(&winrm_target(address, "winrm+https"), &hosts).await.unwrap();
-    assert_eq!(session.run(Run::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
+    assert_eq!(session.run(RemoteCommand::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
 
     let (address, heard) = machine(&second, &second).await;
     let error = dial(&winrm_target(address, "winrm+https"), &hosts).await.err().unwrap();
@@ -104,7 +104,7 @@ async fn the_first_certificate_is_believed_and_only_that_one_then() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_was_pinned_is_the_only_one_from_the_start() {
+async fn only_pinned_certificate_is_accepted() {
     let (machines, others) = (Identity::new(), Identity::new());
     let hosts = KnownHosts::default();
     hosts.pin("vm-1", &[machines.fingerprint()]);
@@ -116,9 +116,9 @@ async fn a_certificate_that_was_pinned_is_the_only_one_from_the_start() {
     dial(&winrm_target(address, "winrm+https"), &hosts).await.unwrap();
 }
 
-/// A certificate is public: who shows it must have its key.
+/// Certificates are public: the machine must have the key.
 #[tokio::test]
-async fn somebody_with_the_certificate_alone_is_told_nothing() {
+async fn certificate_without_its_key_is_rejected() {
     let (machines, impostors) = (Identity::new(), Identity::new());
     let hosts = KnownHosts::default();
     hosts.pin("vm-1", &[machines.fingerprint()]);

@@ -1,4 +1,5 @@
-//! Artifacts: streaming up as one multipart part, streaming down as an archive (runner-api 5).
+//! Artifact calls: uploads are streamed as one multipart part, downloads as an archive (docs/spec/runner-api.md,
+//! section 5).
 
 use std::time::Duration;
 
@@ -14,35 +15,37 @@ use super::redirect::{may_follow, target};
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
-/// One download, whatever its size.
-const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
-/// A download that stands still for so long is dead.
-const SILENCE_LIMIT: Duration = Duration::from_secs(180);
-const REDIRECTS_MAX: usize = 5;
+/// Maximum duration of a download.
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Maximum time without progress in a download.
+const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
+const MAX_REDIRECTS: usize = 5;
 
-/// How long an upload may take (`[runners.artifact]`).
+/// Timeouts of an upload (`[runners.artifact]`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UploadLimits {
-    /// All of it.
-    pub whole: Duration,
-    /// From the last byte of the body to the answer: a coordinator may have to store it elsewhere first.
-    pub answer: Duration,
+pub struct UploadTimeouts {
+    /// Maximum duration of the call.
+    pub total: Duration,
+    /// Maximum time from the last byte of the body to the response. The coordinator may have to move the file to its
+    /// storage first.
+    pub response: Duration,
 }
 
-impl Default for UploadLimits {
+impl Default for UploadTimeouts {
     fn default() -> Self {
-        Self { whole: Duration::from_secs(3600), answer: Duration::from_secs(600) }
+        Self { total: Duration::from_secs(3600), response: Duration::from_secs(600) }
     }
 }
 
 impl Client {
-    /// `POST /jobs/:id/artifacts`: one file, streamed. With a `length` the request has a length, else it is chunked.
+    /// Uploads a file (`POST /jobs/:id/artifacts`). Without `length`, the request is chunked.
     ///
-    /// The body is used up by one call; to repeat a call, make it again.
+    /// The call consumes the body. To retry it, create the body again.
     ///
     /// # Errors
-    /// [`ClientError`]; 413 is [`ClientError::Rejected`], and 307 or 308 to where a token may go is [`ClientError::Moved`].
-    #[expect(clippy::too_many_arguments, reason = "each is a part of the one request")]
+    /// Returns [`ClientError`]. A response of 413 is [`ClientError::Rejected`]. A redirect by 307 or 308 to a host that
+    /// may receive the token is [`ClientError::Redirected`].
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
     pub async fn upload_artifact(
         &self,
         job: JobId,
@@ -51,10 +54,10 @@ impl Client {
         filename: &str,
         body: ByteStream,
         length: Option<u64>,
-        limits: UploadLimits,
+        timeouts: UploadTimeouts,
     ) -> Result<(), ClientError> {
         const CALL: &str = "artifact upload";
-        // Dropped with the body, once that is sent.
+        // Dropped together with the body, once that is sent.
         let sent = CancellationToken::new();
         let guard = sent.clone().drop_guard();
         let body = Body::wrap_stream(body.inspect(move |_| {
@@ -81,30 +84,31 @@ impl Client {
             .call(Method::POST, &format!("jobs/{job}/artifacts"))
             .query(&wanted)
             .header("JOB-TOKEN", token)
-            .timeout(limits.whole)
+            .timeout(timeouts.total)
             .multipart(Form::new().part("file", part));
         let silent = async {
             sent.cancelled().await;
-            tokio::time::sleep(limits.answer).await;
+            tokio::time::sleep(timeouts.response).await;
         };
         let response = tokio::select! {
             response = send(CALL, call) => response?,
             () = silent => {
-                let message = format!("no answer within {} s of the whole file being sent", limits.answer.as_secs());
+                let message = format!("no response within {} s after the file was sent", timeouts.response.as_secs());
                 return Err(ClientError::unreachable(CALL, message));
             }
         };
         if response.status() == StatusCode::CREATED {
             return Ok(());
         }
-        match self.elsewhere(&response) {
-            Some(to) => Err(ClientError::Moved { call: CALL, to: Box::new(to) }),
+        match self.redirect_base(&response) {
+            Some(to) => Err(ClientError::Redirected { call: CALL, to: Box::new(to) }),
             None => Err(reply::refusal(CALL, response).await),
         }
     }
 
-    /// Scheme and host that a redirect names, where the token may go there: the body is used up, so the caller follows.
-    fn elsewhere(&self, response: &Response) -> Option<Url> {
+    /// Returns scheme and host of a redirect that may receive the token. The body is consumed, so the caller has to
+    /// follow it.
+    fn redirect_base(&self, response: &Response) -> Option<Url> {
         let mut to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
         to.set_path("/");
         to.set_query(None);
@@ -112,13 +116,13 @@ impl Client {
         Some(to)
     }
 
-    /// `GET /jobs/:id/artifacts`: the archive of `job`, with the token of the job that wants it.
+    /// Downloads the archive of `job` with the token of a job that depends on it (`GET /jobs/:id/artifacts`).
     ///
-    /// With `direct`, the coordinator may redirect to its object storage (runner-api 5.2). A redirect is followed, without
-    /// the token where the host is another (runner-api 11.45).
+    /// With `direct`, the coordinator may redirect to its object storage (docs/spec/runner-api.md, section 5.2). The
+    /// token is not sent to another host (docs/spec/runner-api.md, section 11.45).
     ///
     /// # Errors
-    /// [`ClientError::Forbidden`] also where there is no such archive (404).
+    /// Returns [`ClientError::Forbidden`] also if there is no archive (404).
     pub async fn download_artifact(
         &self,
         job: JobId,
@@ -126,21 +130,23 @@ impl Client {
         direct: bool,
     ) -> Result<ArtifactDownload, ClientError> {
         const CALL: &str = "artifact download";
-        let mut call =
-            self.call(Method::GET, &format!("jobs/{job}/artifacts")).header("JOB-TOKEN", token).timeout(DOWNLOAD_LIMIT);
+        let mut call = self
+            .call(Method::GET, &format!("jobs/{job}/artifacts"))
+            .header("JOB-TOKEN", token)
+            .timeout(DOWNLOAD_TIMEOUT);
         if direct {
             call = call.query(&[("direct_download", true)]);
         }
         let mut response = send(CALL, call).await?;
-        for _ in 0..REDIRECTS_MAX {
+        for _ in 0..MAX_REDIRECTS {
             if !response.status().is_redirection() {
                 break;
             }
             let target = target(&response).ok_or_else(|| ClientError::Protocol {
                 call: CALL,
-                message: "a redirect without a usable Location".to_owned(),
+                message: "redirect without a valid Location header".to_owned(),
             })?;
-            let mut call = self.transport.http().get(target.clone()).timeout(DOWNLOAD_LIMIT);
+            let mut call = self.transport.http().get(target.clone()).timeout(DOWNLOAD_TIMEOUT);
             if target.origin() == self.base.origin() {
                 call = call.header("JOB-TOKEN", token);
             }
@@ -152,7 +158,7 @@ impl Client {
         Ok(ArtifactDownload {
             filename: filename(&response).unwrap_or_else(|| "artifacts.zip".to_owned()),
             size: response.content_length().unwrap_or(0),
-            body: unless_silent(
+            body: with_idle_timeout(
                 response
                     .bytes_stream()
                     .map(|chunk| chunk.map_err(|error| std::io::Error::other(error.without_url())))
@@ -162,11 +168,11 @@ impl Client {
     }
 }
 
-/// Ends the stream with an error when nothing comes for too long.
-fn unless_silent(body: ByteStream) -> ByteStream {
+/// Ends the stream with an error if no data arrives for too long.
+fn with_idle_timeout(body: ByteStream) -> ByteStream {
     futures::stream::unfold(Some(body), |body| async move {
         let mut body = body?;
-        match tokio::time::timeout(SILENCE_LIMIT, body.next()).await {
+        match tokio::time::timeout(BODY_IDLE_TIMEOUT, body.next()).await {
             Ok(chunk) => chunk.map(|chunk| (chunk, Some(body))),
             Err(_) => Some((Err(std::io::ErrorKind::TimedOut.into()), None)),
         }

@@ -1,78 +1,82 @@
-//! What can go wrong with a call, sorted by what the caller has to do.
+//! Errors of calls, grouped by what the caller has to do.
 
 use std::time::Duration;
 
 use muster_job::JobStatus;
 use url::Url;
 
-/// Why a call failed. No variant ever holds a token.
+/// Reason why a call failed. No variant contains a token.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// 401, 403, 404 or 410: the token, or the job, is not (or no longer) valid. For a job: stop it (runner-api 3.1, 4.2).
-    #[error("{call}: the coordinator refuses: {code} {message}")]
+    /// 401, 403, 404 or 410: the token or the job is not valid, or not anymore. A job must be stopped
+    /// (docs/spec/runner-api.md, sections 3.1 and 4.2).
+    #[error("{call}: the coordinator denied the request: {code} {message}")]
     Forbidden {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The status code.
+        /// Status code.
         code: u16,
-        /// `Job-Status`, where the answer has it.
+        /// Value of the header `Job-Status`, if the response has it.
         status: Option<JobStatus>,
-        /// The coordinator's words.
+        /// Message of the coordinator.
         message: String,
     },
-    /// Not reached, too slow, overloaded, or an error of the server's: the same call may work later.
+    /// Unreachable, too slow, overloaded, or an error of the server: the call may succeed later.
     #[error("{call}: {message}")]
     Transient {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The status code; none where there was no answer.
+        /// Status code. `None` if there was no response.
         code: Option<u16>,
-        /// The least wait that the server asks for.
+        /// Minimum time to wait before a retry, if the server requires one.
         retry_after: Option<Duration>,
-        /// `Job-Status`, where the answer has it.
+        /// Value of the header `Job-Status`, if the response has it.
         status: Option<JobStatus>,
-        /// What happened.
+        /// Description of the failure.
         message: String,
     },
-    /// Any other status: the call is wrong, and repeating it does not help.
-    #[error("{call}: the coordinator does not take the call: {code} {message}")]
+    /// Any other status: the call is wrong, and a retry does not help.
+    #[error("{call}: the coordinator rejected the request: {code} {message}")]
     Rejected {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The status code.
+        /// Status code.
         code: u16,
-        /// The coordinator's words.
+        /// Message of the coordinator.
         message: String,
     },
-    /// The coordinator is elsewhere: the same call may be made there (runner-api 5.1).
-    #[error("{call}: the coordinator sends on to {to}")]
-    Moved {
-        /// The call.
+    /// The coordinator redirects to another host. The same call can be sent there (docs/spec/runner-api.md, section
+    /// 5.1).
+    #[error("{call}: the coordinator redirects to {to}")]
+    Redirected {
+        /// Name of the call.
         call: &'static str,
-        /// Where to: scheme and host.
+        /// Scheme and host to send the call to.
         to: Box<Url>,
     },
-    /// The answer is not what the protocol has: wrong content type, or a body that does not decode.
-    #[error("{call}: the answer is not the runner API's: {message}; is the URL that of a coordinator?")]
+    /// The response does not conform to the protocol: wrong content type, or invalid body.
+    #[error(
+        "{call}: invalid response: {message}; check that the URL is that of a GitLab server or a Muster coordinator"
+    )]
     Protocol {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// What is wrong.
+        /// What is wrong with the response.
         message: String,
     },
-    /// The client cannot be built.
-    #[error("the coordinator's URL or the TLS settings are not usable: {0}")]
+    /// The client cannot be created.
+    #[error("invalid coordinator URL or TLS settings: {0}")]
     Setup(String),
 }
 
 impl ClientError {
-    /// No answer came.
+    /// Creates the error for a call without a response.
     #[must_use]
     pub fn unreachable(call: &'static str, message: impl Into<String>) -> Self {
         Self::Transient { call, code: None, retry_after: None, status: None, message: message.into() }
     }
 
-    /// What happened, without the call.
+    /// Returns the description of the failure, without the name of the call.
     pub(super) fn message(&self) -> &str {
         match self {
             Self::Forbidden { message, .. }
@@ -80,11 +84,11 @@ impl ClientError {
             | Self::Rejected { message, .. }
             | Self::Protocol { message, .. }
             | Self::Setup(message) => message,
-            Self::Moved { to, .. } => to.as_str(),
+            Self::Redirected { to, .. } => to.as_str(),
         }
     }
 
-    /// Whether a repetition may help, with the least wait that the server asks for.
+    /// Returns the minimum time to wait if a retry may help. `None` if it does not.
     #[must_use]
     pub fn transient(&self) -> Option<Option<Duration>> {
         match self {
@@ -93,9 +97,9 @@ impl ClientError {
         }
     }
 
-    /// Whether the coordinator says that the job is not this manager's, or has ended: nothing more is to be sent.
+    /// Returns true if the job does not belong to this manager or has ended, so that nothing more may be sent.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_job_gone(&self) -> bool {
         match self {
             Self::Forbidden { .. } => true,
             Self::Transient { status, .. } => matches!(status, Some(JobStatus::Canceled | JobStatus::Failed)),
@@ -103,19 +107,19 @@ impl ClientError {
         }
     }
 
-    /// 404 on a trace: it does not go there, for now or for good (runner-api 3.1).
+    /// Returns true for a 404 on a trace, which may be temporary or permanent (docs/spec/runner-api.md, section 3.1).
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Transient { code: Some(404), .. })
     }
 
-    /// 403: the token is not, or no longer, that of a runner.
+    /// Returns true for 403: the token is not, or not anymore, that of a runner.
     #[must_use]
     pub fn is_unknown_token(&self) -> bool {
         matches!(self, Self::Forbidden { code: 403, .. })
     }
 
-    /// The job's state, where the answer has it.
+    /// Returns the status of the job, if the response has it.
     #[must_use]
     pub fn job_status(&self) -> Option<JobStatus> {
         match self {

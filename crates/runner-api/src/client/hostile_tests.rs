@@ -1,4 +1,4 @@
-//! Servers that answer job requests without an end, drop by drop, in part, or with what is no job.
+//! Tests servers whose response to a job request is endless, slow, incomplete, or not a job.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use url::Url;
 
-use super::{Client, ClientError, JOB_REQUEST_LIMIT, JobOffer, Progress};
+use super::{Client, ClientError, JOB_REQUEST_TIMEOUT, JobOffer, Progress};
 use crate::payload::JobPayload;
 use crate::wire::JobRequest;
 
 const SOON: Duration = Duration::from_secs(60);
 const CREATED: &str = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n";
 
-/// A server whose one call is answered by `answer`.
+/// Starts a server that answers one call by `answer`.
 async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     answer: impl FnOnce(TcpStream) -> F + Send + 'static,
 ) -> (Client, JoinHandle<T>) {
@@ -24,7 +24,7 @@ async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move {
         let (mut call, _) = listener.accept().await.unwrap();
-        // The request, whose body is the one object.
+        // The request, whose body is a JSON object.
         let mut request = Vec::new();
         while !request.ends_with(b"}") && call.read_buf(&mut request).await.unwrap() > 0 {}
         answer(call).await
@@ -32,7 +32,7 @@ async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     (Client::new(&url).unwrap(), server)
 }
 
-/// Asks for a job, of which `text` comes; then the connection ends.
+/// Requests a job. The server sends `text` and closes the connection.
 async fn part(text: String) -> Result<JobOffer, ClientError> {
     let (client, _server) = server(|mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
@@ -44,11 +44,11 @@ async fn part(text: String) -> Result<JobOffer, ClientError> {
 
 fn unreadable(offer: Result<JobOffer, ClientError>) -> (JobId, String) {
     let job = offer.unwrap().job.unwrap();
-    (job.id, job.unreadable().unwrap().to_owned())
+    (job.id, job.decode_error().unwrap().to_owned())
 }
 
 #[tokio::test]
-async fn a_head_without_an_end_is_not_read() {
+async fn endless_response_head_is_not_read() {
     let (client, server) = server(|mut call| async move {
         let (mut sent, line) = (0, format!("X-Filler: {}\r\n", "f".repeat(8000)));
         call.write_all(CREATED.as_bytes()).await.unwrap();
@@ -60,17 +60,17 @@ async fn a_head_without_an_end_is_not_read() {
     .await;
     let asked = tokio::time::timeout(SOON, client.request_job(&JobRequest::default(), &Progress::default())).await;
     assert!(asked.unwrap().unwrap_err().transient().is_some());
-    // What the system holds for both ends is a part of it.
+    // Includes what the operating system buffers for both ends.
     assert!(server.await.unwrap() < 32 * 1024 * 1024);
 }
 
-/// What is asked of a server that sends `text`, and then nothing, when the time for a job request is over.
+/// Requests a job from a server that sends `text` and then nothing, and returns the result after the timeout.
 async fn dripping(text: &'static str, answers: bool) -> Result<JobOffer, ClientError> {
     let (send, sent) = oneshot::channel();
     let (client, server) = server(move |mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
         send.send(()).unwrap();
-        // Until the client has gone.
+        // Until the client closes the connection.
         call.read_to_end(&mut Vec::new()).await
     })
     .await;
@@ -85,7 +85,7 @@ async fn dripping(text: &'static str, answers: bool) -> Result<JobOffer, ClientE
         tokio::task::yield_now().await;
     }
     tokio::time::pause();
-    tokio::time::advance(JOB_REQUEST_LIMIT).await;
+    tokio::time::advance(JOB_REQUEST_TIMEOUT).await;
     tokio::time::resume();
     let asked = tokio::time::timeout(SOON, asking).await.unwrap().unwrap();
     let _ = tokio::time::timeout(SOON, server).await.unwrap();
@@ -93,37 +93,37 @@ async fn dripping(text: &'static str, answers: bool) -> Result<JobOffer, ClientE
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_drop_by_drop_ends_with_the_time_for_it() {
+async fn slow_response_ends_with_timeout() {
     let error = dripping("HTTP/1.1 201 Cre", false).await.unwrap_err();
-    assert!(error.transient().is_some() && error.to_string().contains("no answer in time"), "{error}");
+    assert!(error.transient().is_some() && error.to_string().contains("timeout"), "{error}");
     let body = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n\r\n{\"id\":7,";
     let error = dripping(body, true).await.unwrap_err();
-    assert!(error.transient().is_some() && error.to_string().contains("it took too long"), "{error}");
+    assert!(error.transient().is_some() && error.to_string().contains("timeout"), "{error}");
 }
 
 #[tokio::test]
-async fn of_a_job_whose_description_is_not_whole_it_is_known_whose_it_is() {
+async fn incomplete_payload_yields_id_and_token() {
     let begun = r#"{"id":7,"token":"t","job_info":{"name":"build"},"variables":[{"key":"A"#;
     for head in
         ["Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n46\r\n", "Connection: close\r\n\r\n"]
     {
         let (id, why) = unreadable(part(format!("{CREATED}{head}{begun}")).await);
         assert_eq!(id, JobId(7), "{head}");
-        let lost = why.contains("the answer was lost before its end") || why.contains("no JSON at line 1");
+        let lost = why.contains("the response was incomplete") || why.contains("invalid JSON at line 1");
         assert!(lost, "{head}: {why}");
     }
     let (_, why) = unreadable(
         dripping("HTTP/1.1 201 Created\r\nContent-Length: 99\r\n\r\n{\"id\":7,\"token\":\"t\",", true).await,
     );
-    assert!(why.contains("it took too long"), "{why}");
-    for nobody in ["", "{", r#"{"id":7,"token":"gl"#, r#"{"token":"t","steps":["#] {
-        let error = part(format!("{CREATED}Content-Length: 1000\r\n\r\n{nobody}")).await.unwrap_err();
-        assert!(error.transient().is_some(), "{nobody}: {error}");
+    assert!(why.contains("timeout"), "{why}");
+    for incomplete in ["", "{", r#"{"id":7,"token":"gl"#, r#"{"token":"t","steps":["#] {
+        let error = part(format!("{CREATED}Content-Length: 1000\r\n\r\n{incomplete}")).await.unwrap_err();
+        assert!(error.transient().is_some(), "{incomplete}: {error}");
     }
 }
 
 #[tokio::test]
-async fn a_job_whose_description_has_no_end_is_known_to_be_too_long() {
+async fn endless_payload_is_reported_as_too_long() {
     let (client, server) = server(|mut call| async move {
         let begun = format!("{CREATED}Connection: close\r\n\r\n{{\"id\":7,\"token\":\"t\",\"run\":\"");
         call.write_all(begun.as_bytes()).await.unwrap();
@@ -137,28 +137,28 @@ async fn a_job_whose_description_has_no_end_is_known_to_be_too_long() {
     .await;
     let asked = tokio::time::timeout(SOON, client.request_job(&JobRequest::default(), &Progress::default())).await;
     let (id, why) = unreadable(asked.unwrap());
-    assert!(id == JobId(7) && why.contains("longer than 64 MiB"), "{id} {why}");
+    assert!(id == JobId(7) && why.contains("exceeds 64 MiB"), "{id} {why}");
     assert!(server.await.unwrap() < 128, "nothing more is read");
 }
 
 #[tokio::test]
-async fn a_job_of_another_content_type_is_a_job_and_anything_else_is_not() {
+async fn job_is_accepted_with_any_content_type() {
     let answer = |kind: &str, body: &str| {
         let length = body.len();
         format!("HTTP/1.1 201 Created\r\n{kind}Content-Length: {length}\r\n\r\n{body}")
     };
     for kind in ["", "Content-Type: text/json\r\n", "Content-Type: text/html\r\n"] {
         let offer = part(answer(kind, r#"{"id":7,"token":"t"}"#)).await.unwrap();
-        assert_eq!(offer.job.unwrap().unreadable(), None, "{kind}");
+        assert_eq!(offer.job.unwrap().decode_error(), None, "{kind}");
     }
     let page = part(answer("Content-Type: text/html\r\n", "<html>Welcome</html>")).await.unwrap_err();
-    assert!(page.to_string().contains("content type `text/html` instead of JSON"), "{page}");
+    assert!(page.to_string().contains("content type is `text/html`"), "{page}");
     let empty = part(answer("Content-Type: application/json\r\n", "")).await.unwrap_err();
     assert!(matches!(empty, ClientError::Protocol { .. }), "{empty}");
 }
 
 #[test]
-fn a_job_that_no_call_could_be_made_of_is_none() {
+fn payload_without_usable_id_and_token_is_an_error() {
     for (id, token) in [
         ("-7", r#""t""#),
         ("0", r#""t""#),
@@ -178,24 +178,24 @@ fn a_job_that_no_call_could_be_made_of_is_none() {
 }
 
 #[test]
-fn a_list_with_a_million_entries_is_not_kept() {
+fn list_with_a_million_entries_is_rejected() {
     let list = |item: &str| format!("[{}{item}]", format!("{item},").repeat(999_999));
     for (member, item) in [("variables", r#"{"key":"K","value":"v"}"#), ("services", "{}"), ("cache", "null")] {
         let body = format!(r#"{{"id":7,"token":"t","{member}":{}}}"#, list(item));
         let read = JobPayload::read(body.as_bytes()).unwrap();
         if item == "null" {
-            assert_eq!((read.unreadable(), read.cache.len()), (None, 0));
+            assert_eq!((read.decode_error(), read.cache.len()), (None, 0));
         } else {
-            assert!(read.unreadable().unwrap().contains("more than 100000 entries"), "{:?}", read.unreadable());
+            assert!(read.decode_error().unwrap().contains("more than 100000 entries"), "{:?}", read.decode_error());
             assert!(read.variables.is_empty() && read.services.is_empty());
         }
     }
     let deep = format!(r#"{{"id":7,"token":"t","image":{}}}"#, "[".repeat(1_000_000));
-    assert!(JobPayload::read(deep.as_bytes()).unwrap().unreadable().is_some());
+    assert!(JobPayload::read(deep.as_bytes()).unwrap().decode_error().is_some());
 }
 
 #[tokio::test]
-async fn a_length_that_no_trace_has_is_ignored() {
+async fn impossible_trace_length_is_ignored() {
     for (range, size) in [("0-3", 3), ("0-9223372036854775808", 5), ("0-18446744073709551615", 5)] {
         let answer = http::Response::builder().status(202).header("Range", range).body("").unwrap();
         assert_eq!(super::reply::trace(answer.into(), 5).await.unwrap().size, size, "{range}");

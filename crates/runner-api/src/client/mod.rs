@@ -1,15 +1,15 @@
-//! The client side: what a manager and its agents say to a coordinator.
+//! Client of the runner API, for managers and their agents.
 //!
-//! Each method is one HTTP call with a limit on its time, and never repeats itself: who calls decides with
-//! [`crate::retry`] whether and when to say it again. One [`Client`] is one pool of connections, made anew when its
-//! certificates change; clones share it.
+//! Each method is one HTTP call with a timeout. No method retries: callers decide with [`crate::retry`]. A [`Client`]
+//! is a pool of connections, which is recreated when its certificates change. Clones share it.
 
 mod artifacts;
+mod connect_error;
 mod error;
 #[cfg(test)]
 mod hostile_tests;
 mod observe;
-mod own_certificate;
+mod pinned_certificate;
 mod progress;
 mod redirect;
 mod reply;
@@ -18,7 +18,6 @@ mod runners;
 mod tests;
 mod tls;
 mod transport;
-mod unreached;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +32,7 @@ use url::Url;
 
 use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED, JobRequest, UpdateRequest};
 
-pub use artifacts::UploadLimits;
+pub use artifacts::UploadTimeouts;
 pub use error::ClientError;
 pub use observe::{CallObserver, EndedCall};
 pub use progress::Progress;
@@ -42,71 +41,74 @@ pub use tls::TlsFiles;
 pub use transport::ConnectionAge;
 use transport::Transport;
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// A job request may be held for 50 s by GitLab's front end, and for longer by proxies.
-const JOB_REQUEST_LIMIT: Duration = Duration::from_secs(150);
-const IDLE_LIMIT: Duration = Duration::from_secs(90);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// GitLab's front end holds a job request for up to 50 s, and proxies may hold it for longer.
+const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The runner API at one coordinator.
+/// Client of the runner API of a coordinator.
 #[derive(Debug, Clone)]
 pub struct Client {
     transport: Arc<Transport>,
-    /// Ends in `/api/v4/`.
+    /// Base URL, which ends with `/api/v4/`.
     base: Url,
     observer: Option<Arc<dyn CallObserver>>,
 }
 
 impl Client {
-    /// A client of the coordinator at `url`, which is given without `/api/v4`.
+    /// Creates a client for the coordinator at `url`, which does not include `/api/v4`.
     ///
     /// # Errors
-    /// [`ClientError::Setup`] where `url` is not http or https, or the system's certificates cannot be read.
+    /// Returns [`ClientError::Setup`] if `url` is not an HTTP or HTTPS URL, or if the system's certificates cannot be
+    /// read.
     pub fn new(url: &Url) -> Result<Self, ClientError> {
         Self::with_tls(url, &TlsFiles::default())
     }
 
-    /// The same, with certificates of the runner's own.
+    /// Creates a client with certificates for this runner.
     ///
     /// # Errors
-    /// [`ClientError::Setup`], also where one of the files cannot be used; it is named.
+    /// Returns [`ClientError::Setup`], also if one of the files is invalid. The message names it.
     pub fn with_tls(url: &Url, tls: &TlsFiles) -> Result<Self, ClientError> {
-        Self::aging(url, tls, ConnectionAge::Any)
+        Self::with_max_connection_age(url, tls, ConnectionAge::Any)
     }
 
-    /// The same, whose connections are used again up to some age.
+    /// Creates a client that reuses connections up to a maximum age.
     ///
     /// # Errors
-    /// [`ClientError::Setup`].
-    pub fn aging(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
+    /// Returns [`ClientError::Setup`].
+    pub fn with_max_connection_age(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
         let transport = Arc::new(Transport::new(base.clone(), tls.clone(), age)?);
         Ok(Self { transport, base, observer: None })
     }
 
-    /// The same client for the coordinator at another place, as [`ClientError::Moved`] names it.
+    /// Returns the same client for another host, for [`ClientError::Redirected`].
     #[must_use]
-    pub fn at(&self, place: &Url) -> Self {
+    pub fn with_base_url(&self, place: &Url) -> Self {
         Self { base: base_url(place).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
     }
 
-    /// The same, also where a file of certificates cannot be used at the moment: calls go without it, and fail where it is
-    /// needed, until the file changes.
+    /// Creates a client even if a certificate file is currently invalid. Calls are sent without it, and fail if it is
+    /// required, until the file changes.
     ///
     /// # Errors
-    /// [`ClientError::Setup`] where the URL cannot be used.
-    pub fn patient(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
+    /// Returns [`ClientError::Setup`] if the URL is invalid.
+    pub fn with_deferred_tls(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
-        let transport = Arc::new(Transport::patient(base.clone(), tls.clone(), age)?);
+        let transport = Arc::new(Transport::with_deferred_tls(base.clone(), tls.clone(), age)?);
         Ok(Self { transport, base, observer: None })
     }
 
-    /// `POST /jobs/request`: may be held by the coordinator until there is a job. `progress` tells how far it is.
+    /// Requests a job (`POST /jobs/request`). The coordinator may hold the call until there is a job. `progress` tracks
+    /// the call.
     ///
     /// # Errors
-    /// [`ClientError`]; the coordinator may have given a job away whose id nobody can read. A job whose id and token can be
-    /// read, also where the rest of the answer is lost, comes as one that says why it cannot be done
-    /// ([`crate::payload::JobPayload::unreadable`]).
+    /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
+    ///
+    /// If only ID and token can be read, also from an incomplete response, the call returns a job with the reason why
+    /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         const CALL: &str = "job request";
         let response = self.ask(CALL, request, progress).await?;
@@ -121,7 +123,8 @@ impl Client {
         Ok(JobOffer { job, last_update, repeats })
     }
 
-    /// Sends a job request, and follows the coordinator as [`redirect`] has it: a body that notes its progress is used up by each.
+    /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks
+    /// progress.
     async fn ask(
         &self,
         call: &'static str,
@@ -130,7 +133,7 @@ impl Client {
     ) -> Result<Response, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
         let body = Bytes::from(body);
-        let by = Instant::now() + JOB_REQUEST_LIMIT;
+        let by = Instant::now() + JOB_REQUEST_TIMEOUT;
         let mut url = self.url("jobs/request");
         let mut hops = 0;
         loop {
@@ -143,7 +146,7 @@ impl Client {
                 .timeout(by.saturating_duration_since(Instant::now()))
                 .body(progress.body(body.clone()));
             let response = self.send(observe::REQUEST_JOB, call, ask).await?;
-            match redirect::next(&response).filter(|_| hops < redirect::HOPS_MAX) {
+            match redirect::next(&response).filter(|_| hops < redirect::MAX_REDIRECTS) {
                 Some(to) => url = to,
                 None => return Ok(response),
             }
@@ -151,19 +154,20 @@ impl Client {
         }
     }
 
-    /// `PUT /jobs/:id`: the job's state, and at the end its result.
+    /// Updates the state of a job, and its result at the end (`PUT /jobs/:id`).
     ///
     /// # Errors
-    /// [`ClientError`]; [`ClientError::is_gone`] where there is nothing more to report.
+    /// Returns [`ClientError`]. [`ClientError::is_job_gone`] is true if nothing more may be reported.
     pub async fn update_job(&self, job: JobId, request: &UpdateRequest) -> Result<UpdateReply, ClientError> {
         let call = self.json(Method::PUT, &format!("jobs/{job}"), request).header("JOB-TOKEN", &request.token);
         reply::update(self.send(observe::UPDATE_JOB, "job update", call).await?).await
     }
 
-    /// `PATCH /jobs/:id/trace`: the bytes of the trace from `start` on. Empty `bytes` ask for the acknowledged length.
+    /// Sends the bytes of the trace from `start` on (`PATCH /jobs/:id/trace`). Without `bytes`, only asks for the
+    /// acknowledged length.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ClientError::is_gone`] where the job has to stop.
+    /// Returns [`ClientError`]. [`ClientError::is_job_gone`] is true if the job must be stopped.
     pub async fn patch_trace(
         &self,
         job: JobId,
@@ -190,7 +194,7 @@ impl Client {
 
     fn url(&self, path: &str) -> Url {
         let mut url = self.base.clone();
-        // `base` ends in a slash and `path` is ours: this is `Url::join` without its ways to fail.
+        // Same as `Url::join`, but cannot fail: `base` ends with a slash, and `path` is a constant with a number.
         url.set_path(&format!("{}{path}", self.base.path()));
         url
     }
@@ -204,19 +208,19 @@ impl Client {
             .http()
             .request(method, url)
             .header("X-Request-Id", uuid::Uuid::new_v4().simple().to_string())
-            .timeout(CALL_LIMIT)
+            .timeout(CALL_TIMEOUT)
     }
 }
 
-/// Sends; a failure to get any answer can heal.
+/// Sends a request. A missing response is a transient error.
 async fn send(call: &'static str, request: RequestBuilder) -> Result<Response, ClientError> {
-    request.send().await.map_err(|error| ClientError::unreachable(call, unreached::words(&error)))
+    request.send().await.map_err(|error| ClientError::unreachable(call, connect_error::describe(&error)))
 }
 
-/// Strips a trailing `/` and `/ci`, and appends `/api/v4/` (runner-api 0).
+/// Removes a trailing `/` and `/ci`, and appends `/api/v4/` (docs/spec/runner-api.md, section 0).
 fn base_url(url: &Url) -> Result<Url, ClientError> {
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-        return Err(ClientError::Setup("only http and https URLs with a host can be a coordinator".to_owned()));
+        return Err(ClientError::Setup("the URL must start with http:// or https:// and contain a host".to_owned()));
     }
     let mut base = url.clone();
     let path = url.path().trim_end_matches('/');
@@ -239,7 +243,7 @@ fn user_agent() -> String {
     format!("muster {} ({}/{})", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// The error with its causes, which reqwest keeps out of its own text.
+/// Returns the error with its causes, which reqwest does not include in its own text.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! What came of each call of a job's life, for metrics and logs.
+//! Observation of finished calls, for metrics and logs.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -7,40 +7,40 @@ use reqwest::{RequestBuilder, Response};
 
 use super::{Client, ClientError, reply, send};
 
-/// A call that ended.
+/// A finished call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedCall {
-    /// GitLab Runner's name of what was called: `request_job`, `update_job`, `patch_trace` or `reset_token`.
+    /// Name of the call as in gitlab-runner: `request_job`, `update_job`, `patch_trace` or `reset_token`.
     pub endpoint: &'static str,
-    /// The HTTP method.
+    /// HTTP method.
     pub method: &'static str,
-    /// The status of the answer; none where there was no answer.
+    /// Status of the response. `None` if there was no response.
     pub status: Option<u16>,
-    /// From sending it to the head of the answer.
+    /// Time from sending the request to the response headers.
     pub took: Duration,
 }
 
-/// Hears of calls. Must not wait.
+/// Receives finished calls. Must not block.
 pub trait CallObserver: Debug + Send + Sync {
-    /// A call ended.
+    /// Called when a call has finished.
     fn ended(&self, call: &EndedCall);
 }
 
-/// The measured calls: the endpoint's name, and the method.
+/// Name and method of each call.
 pub(super) const REQUEST_JOB: (&str, &str) = ("request_job", "POST");
 pub(super) const UPDATE_JOB: (&str, &str) = ("update_job", "PUT");
 pub(super) const RESET_TOKEN: (&str, &str) = ("reset_token", "POST");
 pub(super) const PATCH_TRACE: (&str, &str) = ("patch_trace", "PATCH");
 
 impl Client {
-    /// The same client, whose calls `observer` hears of.
+    /// Returns the same client with an observer for its calls.
     #[must_use]
-    pub fn observed(mut self, observer: std::sync::Arc<dyn CallObserver>) -> Self {
+    pub fn with_observer(mut self, observer: std::sync::Arc<dyn CallObserver>) -> Self {
         self.observer = Some(observer);
         self
     }
 
-    /// Sends, and tells what came of it.
+    /// Sends a request and notifies the observer.
     pub(super) async fn send(
         &self,
         (endpoint, method): (&'static str, &'static str),
@@ -54,7 +54,7 @@ impl Client {
         if let Some(observer) = &self.observer {
             observer.ended(&EndedCall { endpoint, method, status, took });
         }
-        // By this id the server's own log can be searched for the call.
+        // The server logs this ID, too, so that the call can be found in its log.
         let id = answer.as_ref().ok().and_then(|answer| reply::text_header(answer.headers(), "x-request-id"));
         tracing::debug!(
             endpoint,

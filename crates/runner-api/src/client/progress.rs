@@ -1,4 +1,4 @@
-//! How far a job request is: whether it can still be taken back, since when its server may work on it, whether the answer has begun.
+//! Progress of a job request: whether it can be canceled, when it was sent, and whether the response has begun.
 
 use std::io;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stage {
-    /// A connection is waited for or made.
+    /// The request waits for a connection.
     #[default]
     Unsent,
     TakenBack,
-    /// The connection has its body since then.
+    /// The request was passed to a connection at this time.
     Sent(Instant),
-    /// The head of the answer is there.
+    /// The response headers have arrived.
     Answered,
 }
 
-/// How far one job request is. Clones tell of the same one.
+/// Progress of a job request. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Progress(Arc<Mutex<Stage>>);
 
 impl Progress {
-    /// Takes the request back if its body was not given to a connection, and returns whether it did: no server acts on it then.
+    /// Cancels the request if it has not been sent. Returns true if no server will process it.
     #[must_use]
-    pub fn take_back(&self) -> bool {
+    pub fn cancel_unsent(&self) -> bool {
         let mut stage = self.0.lock();
         if *stage == Stage::Unsent {
             *stage = Stage::TakenBack;
@@ -36,7 +36,7 @@ impl Progress {
         *stage == Stage::TakenBack
     }
 
-    /// Since when a server may work on the request; none before that, and from its answer on.
+    /// Returns the time at which the request was sent. `None` before that, and after the response.
     #[must_use]
     pub fn sent_at(&self) -> Option<Instant> {
         match *self.0.lock() {
@@ -45,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// Whether the head of the answer is there.
+    /// Returns true if the response headers have arrived.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         *self.0.lock() == Stage::Answered
@@ -55,13 +55,13 @@ impl Progress {
         *self.0.lock() = Stage::Answered;
     }
 
-    /// The request's body, which notes when a connection takes it. A redirect takes it once more.
+    /// Returns the body of the request, which records when it is sent. A redirect sends it again.
     pub(super) fn body(&self, bytes: Bytes) -> Body {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {
             let mut stage = stage.lock();
             if *stage == Stage::TakenBack {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, "the request was taken back"));
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "the request was canceled"));
             }
             *stage = Stage::Sent(Instant::now());
             Ok(bytes)

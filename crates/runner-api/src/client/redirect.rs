@@ -1,8 +1,9 @@
-//! Where a call with a token may be sent on to by the coordinator (runner-api 11.45).
+//! Redirects of calls with a token (docs/spec/runner-api.md, section 11.45).
 //!
-//! 307 and 308 keep method and body, so a call can follow them; it does so on the same host only, and never from https to
-//! http: each call carries a token, which is for the coordinator alone. 301, 302 and 303 make another call of it, which no
-//! coordinator means. What is not followed is told with the place, so that a person can write that as the URL.
+//! 307 and 308 keep method and body, so a call can follow them. It does so only on the same host and never from HTTPS
+//! to HTTP, because each call carries a token for the coordinator. 301, 302 and 303 would change the call, and
+//! coordinators do not use them. The error for a redirect that is not followed contains the target, so that a user can
+//! configure it as the URL.
 
 use http::{StatusCode, header};
 use reqwest::Response;
@@ -11,16 +12,16 @@ use url::Url;
 
 use super::reply;
 
-/// Hops of one call; what needs more is a ring.
-pub(super) const HOPS_MAX: usize = 5;
-/// What comes before the calls' own paths.
+/// Maximum number of redirects of a call.
+pub(super) const MAX_REDIRECTS: usize = 5;
+/// Prefix of the paths of all calls.
 const API: &str = "/api/v4/";
 
-/// The policy of every client. A body that cannot be sent twice is not; the answer is the redirect then.
+/// Returns the redirect policy of all clients. If a body cannot be sent again, the redirect becomes the response.
 pub(super) fn policy() -> Policy {
     Policy::custom(|attempt| {
         let previous = attempt.previous();
-        let from = previous.last().filter(|_| previous.len() <= HOPS_MAX);
+        let from = previous.last().filter(|_| previous.len() <= MAX_REDIRECTS);
         if from.is_some_and(|from| may_follow(attempt.status(), from, attempt.url())) {
             attempt.follow()
         } else {
@@ -29,34 +30,34 @@ pub(super) fn policy() -> Policy {
     })
 }
 
-/// Whether a call goes on to `to` with its token.
+/// Returns true if a call with a token may be redirected to `to`.
 pub(super) fn may_follow(status: StatusCode, from: &Url, to: &Url) -> bool {
     let keeps_the_call = matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
     let keeps_the_secret = to.scheme() == "https" || (to.scheme() == "http" && from.scheme() == "http");
     keeps_the_call && keeps_the_secret && from.host().is_some() && from.host() == to.host()
 }
 
-/// Where a redirect sends a call on to, if it may go there with its token.
+/// Returns the target of a redirect, if it may receive the token.
 pub(super) fn next(response: &Response) -> Option<Url> {
     target(response).filter(|to| may_follow(response.status(), response.url(), to))
 }
 
-/// What a redirect names.
+/// Returns the target of a redirect.
 pub(super) fn target(response: &Response) -> Option<Url> {
     response.url().join(&reply::text_header(response.headers(), header::LOCATION.as_str())?).ok()
 }
 
-/// The words for a redirect that was not followed.
+/// Returns the message for a redirect that was not followed.
 pub(super) fn refused(response: &Response) -> Option<String> {
     let to = target(response).filter(|_| response.status().is_redirection())?;
     Some(format!(
-        "the server sends on to `{}`; a call with a token follows only 307 and 308, on the same host, and never from https \
+        "the server redirects to `{}`; calls with a token follow only 307 and 308, on the same host, and never from https \
          to http: if that is the coordinator, write it as the URL",
         place(&to)
     ))
 }
 
-/// The URL as a person would configure it. The rest of it may be a secret.
+/// Returns the URL as a user would configure it. Its other parts may be secret.
 fn place(url: &Url) -> String {
     let prefix = url.path().split_once(API).map_or("", |(prefix, _)| prefix);
     format!("{}{prefix}", url.origin().ascii_serialization())
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_stays_with_its_host_and_never_leaves_encryption() {
+    fn token_is_sent_only_to_its_host_and_never_downgraded() {
         for (status, from, to, may) in [
             (307, "https://g.example/api", "https://g.example/sub/api", true),
             (308, "http://g.example/api", "https://g.example/api", true),
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_told_as_it_would_be_configured() {
+    fn message_shows_url_as_configured() {
         for (url, told) in [
             ("https://g.example/api/v4/jobs/request", "https://g.example"),
             ("https://g.example:81/gitlab/api/v4/runners/verify?token=x", "https://g.example:81/gitlab"),

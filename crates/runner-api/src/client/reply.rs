@@ -1,4 +1,5 @@
-//! Reading answers: statuses and headers to what they mean for the caller (runner-api 2.4, 3.1, 4.2).
+//! Parses responses: the meaning of statuses and headers for the caller (docs/spec/runner-api.md, sections 2.4, 3.1 and
+//! 4.2).
 
 use std::time::{Duration, SystemTime};
 
@@ -12,51 +13,54 @@ use serde::de::value::StrDeserializer;
 use super::{ClientError, chain, redirect};
 use crate::payload::JobPayload;
 
-/// The longest interval between trace uploads that is obeyed (runner-api 3.2).
-const INTERVAL_MAX: Duration = Duration::from_secs(15 * 60);
-/// Bytes of an answer that are read: far beyond what a job's payload, with all its variables, can be.
-const BODY_MAX: usize = 64 * 1024 * 1024;
-/// Bytes of an error body that are read.
-const ERROR_BODY_MAX: usize = 16 * 1024;
+/// Maximum interval between trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
+const MAX_INTERVAL: Duration = Duration::from_secs(15 * 60);
+/// Maximum size of a response in bytes. Job payloads with all their variables are far smaller.
+const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
+/// Maximum size of an error response in bytes.
+const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 
-/// Answer to a job request.
+/// Response to a job request.
 #[derive(Debug)]
 pub struct JobOffer {
     /// The job, if there is one.
     pub job: Option<Box<JobPayload>>,
-    /// The queue's version; where it is absent, the caller keeps the one it has (runner-api 2.3).
+    /// Version of the queue. `None` means that the caller keeps its previous value (docs/spec/runner-api.md, section
+    /// 2.3).
     pub last_update: Option<String>,
-    /// The coordinator gives the same job again to the same idempotency key.
+    /// Whether the coordinator returns the same job again for the same idempotency key.
     pub repeats: bool,
 }
 
-/// Answer to an update.
+/// Response to an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpdateReply {
-    /// False: the server works on it (202), or wants the trace again (412); say it again after the interval.
+    /// False if the server has not processed the update (202), or needs the trace again (412). The caller must repeat
+    /// it after the interval.
     pub applied: bool,
-    /// The server's copy of the trace is wrong: it has to be sent from the start (412).
+    /// Whether the trace must be sent again from the start, because the server's copy is wrong (412).
     pub resend_trace: bool,
-    /// `Job-Status`.
+    /// Value of the header `Job-Status`.
     pub status: Option<JobStatus>,
-    /// The interval that the server wants between trace uploads.
+    /// Interval between trace uploads that the server requires.
     pub interval: Option<Duration>,
 }
 
-/// Answer to a trace upload.
+/// Response to a trace upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceReply {
-    /// The trace's length at the server: the truth (life-of-a-job R5). After a refusal (416) go on from here.
+    /// Length of the trace at the server, which is authoritative (docs/spec/life-of-a-job.md, rule R5). After a
+    /// rejection (416), continue from here.
     pub size: u64,
-    /// Whether the bytes were taken.
+    /// Whether the bytes were accepted.
     pub accepted: bool,
-    /// `Job-Status`.
+    /// Value of the header `Job-Status`.
     pub status: Option<JobStatus>,
-    /// The interval that the server wants between uploads.
+    /// Interval between uploads that the server requires.
     pub interval: Option<Duration>,
 }
 
-/// The JSON body of an answer with one of the `expected` codes.
+/// Returns the JSON body of a response with one of the `expected` codes.
 pub(super) async fn decode<T: DeserializeOwned>(
     call: &'static str,
     response: Response,
@@ -66,14 +70,14 @@ pub(super) async fn decode<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
 }
 
-/// The job of a 201. It is assigned, so whatever can be read of it counts: whose it is, and why no more could be read.
+/// Returns the job of a 201. It is assigned, so a partial payload is used if its ID and token can be read.
 pub(super) async fn job(call: &'static str, mut response: Response) -> Result<JobPayload, ClientError> {
     if response.status() != StatusCode::CREATED {
         return Err(refusal(call, response).await);
     }
     let mut body = Vec::new();
     if let Err(error) = read(call, &mut response, &mut body).await {
-        return JobPayload::read_part(&body, error.message()).ok_or(error);
+        return JobPayload::recover_partial(&body, error.message()).ok_or(error);
     }
     JobPayload::read(&body)
         .map_err(|message| ClientError::Protocol { call, message: other_kind(&response).unwrap_or(message) })
@@ -91,33 +95,32 @@ async fn json(call: &'static str, mut response: Response, expected: &[StatusCode
     Ok(body)
 }
 
-/// What is wrong with the content type, if it is not JSON's.
+/// Returns the error for a content type other than JSON.
 fn other_kind(response: &Response) -> Option<String> {
     let kind = text_header(response.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default();
     let is_json = kind.split(';').next().map(str::trim) == Some("application/json");
-    (!is_json).then(|| format!("content type `{kind}` instead of JSON"))
+    (!is_json).then(|| format!("expected JSON, but the content type is `{kind}`"))
 }
 
-/// Reads the body. After an error `body` has what came before it.
+/// Reads the body. After an error, `body` contains the part that was read.
 async fn read(call: &'static str, response: &mut Response, body: &mut Vec<u8>) -> Result<(), ClientError> {
     loop {
         match response.chunk().await {
             Ok(None) => return Ok(()),
-            Ok(Some(chunk)) if body.len() + chunk.len() > BODY_MAX => {
-                let message = format!("it is longer than {} MiB", BODY_MAX / (1024 * 1024));
+            Ok(Some(chunk)) if body.len() + chunk.len() > MAX_BODY_BYTES => {
+                let message = format!("it exceeds {} MiB", MAX_BODY_BYTES / (1024 * 1024));
                 return Err(ClientError::Protocol { call, message });
             }
             Ok(Some(chunk)) => body.extend_from_slice(&chunk),
             Err(error) => {
-                let cause =
-                    if error.is_timeout() { "it took too long".to_owned() } else { chain(&error.without_url()) };
-                return Err(ClientError::unreachable(call, format!("the answer was lost before its end: {cause}")));
+                let cause = if error.is_timeout() { "timeout".to_owned() } else { chain(&error.without_url()) };
+                return Err(ClientError::unreachable(call, format!("the response was incomplete: {cause}")));
             }
         }
     }
 }
 
-/// Reads the answer to `PUT /jobs/:id`.
+/// Parses the response to `PUT /jobs/:id`.
 pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientError> {
     let code = response.status();
     if !matches!(code, StatusCode::OK | StatusCode::ACCEPTED | StatusCode::PRECONDITION_FAILED) {
@@ -132,26 +135,26 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
     })
 }
 
-/// Reads the answer to `PATCH trace`; `end` is the length if all bytes were taken and the answer does not say another.
+/// Parses the response to `PATCH trace`. `end` is the length to assume if the response does not contain it.
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));
-    // A length that no log has is ignored: callers add to it.
-    let told = text_header(headers, header::RANGE.as_str())
+    // Ignore impossible lengths, because callers calculate with them.
+    let reported = text_header(headers, header::RANGE.as_str())
         .and_then(|range| range.split_once('-')?.1.parse::<u64>().ok())
         .filter(|size| i64::try_from(*size).is_ok());
     match response.status() {
-        // What is on the way may be cut: the server counts what it got (R5).
-        StatusCode::ACCEPTED => Ok(TraceReply { size: told.unwrap_or(end), accepted: true, status, interval }),
-        // Without a length the server wants everything again (runner-api 11.12).
+        // The server may have received only a part: its count is authoritative (docs/spec/life-of-a-job.md, rule R5).
+        StatusCode::ACCEPTED => Ok(TraceReply { size: reported.unwrap_or(end), accepted: true, status, interval }),
+        // Without a length, the server wants the whole trace again (docs/spec/runner-api.md, section 11.12).
         StatusCode::RANGE_NOT_SATISFIABLE => {
-            Ok(TraceReply { size: told.unwrap_or(0), accepted: false, status, interval })
+            Ok(TraceReply { size: reported.unwrap_or(0), accepted: false, status, interval })
         }
         _ => Err(only_403_is_final(refusal("trace upload", response).await)),
     }
 }
 
-/// On an update 404 is final too, and nothing else is (runner-api 2.6, 4.2).
+/// On an update, 404 is final as well, and no other status (docs/spec/runner-api.md, sections 2.6 and 4.2).
 fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status: None, message } if !matches!(code, 403 | 404) => {
@@ -161,8 +164,8 @@ fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Whether a job goes on is told by 403 and by `Job-Status` only (runner-api 3.1): a 404 may be that of a load balancer, and
-/// nothing but a repetition tells them apart.
+/// Only 403 and `Job-Status` say that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may come from
+/// a load balancer, and only a retry can distinguish the two.
 fn only_403_is_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status, message } if code != 403 => {
@@ -173,7 +176,7 @@ fn only_403_is_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Any other status as an error.
+/// Converts any other status to an error.
 pub(super) async fn refusal(call: &'static str, response: Response) -> ClientError {
     let code = response.status();
     let headers = response.headers();
@@ -183,7 +186,7 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     }
     let message = message(response).await;
     match code.as_u16() {
-        // A page for people, as a front end shows it in the place of everything, has a status of success.
+        // A front end may answer every request with an HTML page and a success status.
         number if code.is_success() => ClientError::Protocol { call, message: format!("{number} {message}") },
         401 | 403 | 404 | 410 => ClientError::Forbidden { call, code: code.as_u16(), status, message },
         number if matches!(number, 408 | 409 | 425 | 429) || (number >= 500 && number != 501) => {
@@ -194,7 +197,8 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     }
 }
 
-/// The coordinator's words without the code that GitLab puts first: `{"message": ...}`, or the name of the status.
+/// Returns the message of the coordinator without the code that GitLab prepends: `{"message": ...}`, or the name of the
+/// status.
 async fn message(response: Response) -> String {
     let code = response.status().as_u16().to_string();
     let name = response.status().canonical_reason().unwrap_or("unknown status");
@@ -208,7 +212,7 @@ async fn words(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
         body.extend_from_slice(&chunk);
-        if body.len() > ERROR_BODY_MAX {
+        if body.len() > MAX_ERROR_BODY_BYTES {
             return name;
         }
     }
@@ -226,7 +230,7 @@ pub(super) fn text_header(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned()).filter(|text| !text.is_empty())
 }
 
-/// `Job-Status`; a state that is not known here changes nothing.
+/// Returns the header `Job-Status`. Unknown values are ignored.
 fn job_status(headers: &HeaderMap) -> Option<JobStatus> {
     let name = text_header(headers, "job-status")?;
     JobStatus::deserialize(StrDeserializer::<serde::de::value::Error>::new(&name)).ok()
@@ -234,11 +238,11 @@ fn job_status(headers: &HeaderMap) -> Option<JobStatus> {
 
 fn interval(headers: &HeaderMap) -> Option<Duration> {
     let seconds: u64 = text_header(headers, "x-gitlab-trace-update-interval")?.parse().ok()?;
-    (seconds > 0).then(|| Duration::from_secs(seconds).min(INTERVAL_MAX))
+    (seconds > 0).then(|| Duration::from_secs(seconds).min(MAX_INTERVAL))
 }
 
-/// The least wait that the server asks for: until `RateLimit-ResetTime`, else for `Retry-After` in whole seconds; a date
-/// there is ignored (runner-api 6.1, 11.33).
+/// Returns the minimum wait that the server requires: until `RateLimit-ResetTime`, or for `Retry-After` in seconds.
+/// Dates in `Retry-After` are ignored (docs/spec/runner-api.md, sections 6.1 and 11.33).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let reset = text_header(headers, "ratelimit-resettime").and_then(|date| httpdate::parse_http_date(&date).ok());
     if let Some(wait) = reset.and_then(|reset| reset.duration_since(SystemTime::now()).ok()) {

@@ -1,4 +1,4 @@
-//! The client against the real routes, and against answers that only other servers give.
+//! Tests the client with the real routes, and with responses that only other servers send.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode};
 use muster_job::{JobId, JobStatus};
 use url::Url;
 
-use super::{Client, ClientError, Progress, TlsFiles, TraceReply, UploadLimits, base_url};
+use super::{Client, ClientError, Progress, TlsFiles, TraceReply, UploadTimeouts, base_url};
 use crate::payload::JobPayload;
 use crate::retry::{Backoff, Policy, retry};
 use crate::service::ArtifactQuery;
@@ -36,12 +36,12 @@ fn request() -> JobRequest {
 async fn with_running_job() -> (Arc<MemoryCoordinator>, Served, Client) {
     let (coordinator, served, client) = coordinator().await;
     let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": 7, "token": "secret" })).unwrap();
-    coordinator.push(payload);
+    coordinator.enqueue(payload);
     assert_eq!(client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap().id, JOB);
     (coordinator, served, client)
 }
 
-/// A server that gives one answer to everything, and tells the headers it saw.
+/// Starts a server that sends the same response to every call, and returns the headers it received.
 async fn answering(status: u16, headers: &[(&str, &str)], body: &'static str) -> (Client, tokio::task::JoinHandle<()>) {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
@@ -56,7 +56,7 @@ async fn answering(status: u16, headers: &[(&str, &str)], body: &'static str) ->
 }
 
 #[test]
-fn the_base_url_loses_what_people_append_to_it() {
+fn base_url_omits_known_suffixes() {
     for (given, base) in [
         ("https://gitlab.example", "https://gitlab.example/api/v4/"),
         ("https://gitlab.example/ci/", "https://gitlab.example/api/v4/"),
@@ -75,12 +75,12 @@ async fn runner_calls_reach_the_coordinator() {
     client.unregister_manager(&request).await.unwrap();
     request.token = "wrong".to_owned();
     let error = client.verify(&request).await.unwrap_err();
-    assert_eq!(error.to_string(), "verify: the coordinator refuses: 403 Forbidden");
+    assert_eq!(error.to_string(), "verify: the coordinator denied the request: 403 Forbidden");
     assert!(client.request_job(&self::request(), &Progress::default()).await.unwrap().job.is_none());
 }
 
 #[tokio::test]
-async fn a_runner_is_registered_gets_new_tokens_and_leaves() {
+async fn runner_can_be_registered_reset_and_deleted() {
     let (coordinator, _served, client) = coordinator().await;
     let request = RegisterRequest { token: REGISTRATION_TOKEN.to_owned(), ..RegisterRequest::default() };
     let first = client.register(&request).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_runner_is_registered_gets_new_tokens_and_leaves() {
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_named_with_the_reason() {
+fn error_names_invalid_certificate_file_with_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("host.crt"), "no PEM").unwrap();
@@ -105,16 +105,16 @@ fn certificates_that_cannot_be_used_are_named_with_the_reason() {
     };
     let found = TlsFiles::default().or_from(folder.path(), "host");
     assert_eq!((found.ca.clone(), found.certificate.clone()), (Some(path("host.crt")), None));
-    assert!(refused(&found).contains("host.crt: it holds no certificate"), "{}", refused(&found));
+    assert!(refused(&found).contains("host.crt: it contains no certificate"), "{}", refused(&found));
     let absent = TlsFiles { ca: Some(path("absent")), ..TlsFiles::default() };
     assert!(refused(&absent).contains("absent: No such file"), "{}", refused(&absent));
     let half = TlsFiles { certificate: Some(path("host.crt")), ..TlsFiles::default() };
-    assert!(refused(&half).contains("the key to this certificate is missing"), "{}", refused(&half));
+    assert!(refused(&half).contains("missing key for this certificate"), "{}", refused(&half));
     assert_eq!(half.clone().or_from(folder.path(), "host").certificate, half.certificate);
 }
 
 #[tokio::test]
-async fn a_trace_goes_on_from_where_the_coordinator_says() {
+async fn trace_continues_from_length_of_the_coordinator() {
     let (coordinator, _served, client) = with_running_job().await;
     let patch = async |start, text: &'static str| {
         client.patch_trace(JOB, "secret", start, Bytes::from_static(text.as_bytes()), false).await.unwrap()
@@ -126,13 +126,13 @@ async fn a_trace_goes_on_from_where_the_coordinator_says() {
     assert_eq!(patch(5, "!").await.status, Some(JobStatus::Canceling));
     coordinator.set_status(JOB, JobStatus::Canceled);
     let error = client.patch_trace(JOB, "secret", 6, Bytes::new(), false).await.unwrap_err();
-    assert!(error.is_gone() && error.job_status() == Some(JobStatus::Canceled), "{error}");
+    assert!(error.is_job_gone() && error.job_status() == Some(JobStatus::Canceled), "{error}");
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_healed_by_saying_it_again() {
+async fn lost_response_is_recovered_by_retry() {
     let (coordinator, _served, client) = with_running_job().await;
-    coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before]);
+    coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     let policy = Policy { first: Duration::from_millis(1), ..Policy::SHORT };
     let update = UpdateRequest { token: "secret".into(), state: "success".into(), ..UpdateRequest::default() };
     let reply = retry(Backoff::seeded(policy, 3), "job update", async || client.update_job(JOB, &update).await).await;
@@ -146,7 +146,7 @@ async fn artifacts_stream_up_and_down() {
     for length in [None, Some(8)] {
         let body = futures::stream::iter([Ok(Bytes::from_static(b"four")), Ok(Bytes::from_static(b"more"))]).boxed();
         client
-            .upload_artifact(JOB, "secret", &query, "artifacts.zip", body, length, UploadLimits::default())
+            .upload_artifact(JOB, "secret", &query, "artifacts.zip", body, length, UploadTimeouts::default())
             .await
             .unwrap();
     }
@@ -159,7 +159,7 @@ async fn artifacts_stream_up_and_down() {
 }
 
 #[tokio::test]
-async fn answers_of_other_servers_are_told_apart() {
+async fn distinguishes_responses_of_other_servers() {
     let (client, server) = answering(429, &[("Retry-After", "60")], r#"{"message":"slow down"}"#).await;
     let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
     assert_eq!(error.transient(), Some(Some(Duration::from_secs(60))), "{error}");
@@ -196,12 +196,12 @@ async fn answers_of_other_servers_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_job_that_cannot_be_read_is_not_lost_and_an_endless_answer_is_not_read() {
+async fn unreadable_job_is_kept_and_endless_response_is_not_read() {
     let headers = [("Content-Type", "application/json")];
     let (client, server) = answering(201, &headers, r#"{"id":7,"token":"t","steps":"none"}"#).await;
     let job = client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap();
     assert_eq!(job.id, JOB);
-    assert!(job.unreadable().unwrap().contains("`steps`"), "{job:?}");
+    assert!(job.decode_error().unwrap().contains("`steps`"), "{job:?}");
     server.abort();
 
     let endless = any(|| async {
@@ -213,12 +213,12 @@ async fn a_job_that_cannot_be_read_is_not_lost_and_an_endless_answer_is_not_read
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(endless)).await.unwrap() });
     let error = Client::new(&url).unwrap().request_job(&request(), &Progress::default()).await.unwrap_err();
-    assert!(error.to_string().contains("longer than 64 MiB"), "{error}");
+    assert!(error.to_string().contains("exceeds 64 MiB"), "{error}");
     server.abort();
 }
 
 #[tokio::test]
-async fn nobody_there_is_transient_and_tells_no_token() {
+async fn connection_failure_is_transient_and_hides_token() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     drop(listener);
@@ -227,7 +227,7 @@ async fn nobody_there_is_transient_and_tells_no_token() {
 }
 
 #[tokio::test]
-async fn an_upload_that_is_sent_and_not_answered_ends_by_its_limit() {
+async fn unanswered_upload_ends_with_timeout() {
     let silent = any(|body: axum::body::Body| async {
         let _ = axum::body::to_bytes(body, usize::MAX).await;
         std::future::pending::<()>().await;
@@ -235,17 +235,18 @@ async fn an_upload_that_is_sent_and_not_answered_ends_by_its_limit() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(silent)).await.unwrap() });
-    let limits = UploadLimits { answer: Duration::from_millis(20), ..UploadLimits::default() };
+    let limits = UploadTimeouts { response: Duration::from_millis(20), ..UploadTimeouts::default() };
     let body = futures::stream::iter([Ok(Bytes::from_static(b"file"))]).boxed();
     let (client, query) = (Client::new(&url).unwrap(), ArtifactQuery::default());
     let upload = client.upload_artifact(JOB, "secret", &query, "a.zip", body, Some(4), limits);
     let error = upload.await.unwrap_err();
-    assert!(error.transient().is_some() && error.to_string().contains("no answer within"), "{error}");
+    assert!(error.transient().is_some() && error.to_string().contains("no response within"), "{error}");
     server.abort();
 }
 
-/// A coordinator whose front end sends every call on to `to` with `status`; what came with a token there is counted.
-async fn sending_on(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<()>) {
+/// Starts a coordinator that redirects every call to `to` with `status`, and counts the calls with a token that arrive
+/// there.
+async fn redirecting(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<()>) {
     let (status, to) = (StatusCode::from_u16(status).unwrap(), to.trim_end_matches('/').to_owned());
     let app = Router::new().fallback(any(move |uri: http::Uri| async move {
         (status, [(http::header::LOCATION, format!("{to}{}", uri.path_and_query().unwrap()))])
@@ -257,12 +258,12 @@ async fn sending_on(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<(
 }
 
 #[tokio::test]
-async fn a_call_follows_the_coordinator_on_its_host_with_method_and_body() {
+async fn follows_redirect_on_same_host_with_method_and_body() {
     let (coordinator, served, _) = coordinator().await;
     for (id, status) in [(7, 307), (8, 308)] {
-        let (client, front) = sending_on(status, served.url.as_str()).await;
+        let (client, front) = redirecting(status, served.url.as_str()).await;
         let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": id, "token": "secret" })).unwrap();
-        coordinator.push(payload);
+        coordinator.enqueue(payload);
         assert_eq!(client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap().id, JobId(id));
         let size = client.patch_trace(JobId(id), "secret", 0, Bytes::from_static(b"hello"), false).await.unwrap().size;
         assert_eq!(size, 5);
@@ -271,47 +272,47 @@ async fn a_call_follows_the_coordinator_on_its_host_with_method_and_body() {
 }
 
 #[tokio::test]
-async fn a_call_that_would_take_its_token_elsewhere_is_refused_with_the_place() {
+async fn rejects_redirect_to_other_host_and_names_it() {
     let (_coordinator, served, _) = coordinator().await;
     let elsewhere = served.url.as_str().replace("127.0.0.1", "localhost");
     for (status, to) in [(307, elsewhere.as_str()), (308, "https://g.example/gitlab"), (302, served.url.as_str())] {
-        let (client, front) = sending_on(status, to).await;
+        let (client, front) = redirecting(status, to).await;
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
         assert!(matches!(error, ClientError::Rejected { code, .. } if code == status), "{error}");
-        let told = format!("sends on to `{}`", to.trim_end_matches('/'));
-        assert!(error.to_string().contains(&told) && error.to_string().contains("write it as the URL"), "{error}");
+        let expected = format!("redirects to `{}`", to.trim_end_matches('/'));
+        assert!(error.to_string().contains(&expected) && error.to_string().contains("write it as the URL"), "{error}");
         front.abort();
     }
 }
 
 #[tokio::test]
-async fn a_ring_of_redirects_ends() {
+async fn redirect_loop_ends_with_error() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let app = Router::new()
         .fallback(any(async || (StatusCode::TEMPORARY_REDIRECT, [(http::header::LOCATION, "/api/v4/jobs/request")])));
     let front = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     let error = Client::new(&url).unwrap().request_job(&request(), &Progress::default()).await.unwrap_err();
-    assert!(error.to_string().contains("307 the server sends on to"), "{error}");
+    assert!(error.to_string().contains("307 the server redirects to"), "{error}");
     front.abort();
 }
 
 #[tokio::test]
-async fn a_page_for_people_with_success_and_a_refusal_without_words_are_told_in_words() {
+async fn html_page_and_empty_error_have_readable_messages() {
     let (client, server) = answering(200, &[("content-type", "text/html")], "<html>Welcome</html>").await;
     let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
-    assert!(error.contains("200 OK; is the URL that of a coordinator?"), "{error}");
+    assert!(error.contains("200 OK; check that the URL"), "{error}");
     server.abort();
     for body in ["", "{\"message\":\"\"}", "{\"message\":\"401 \"}"] {
         let (client, server) = answering(401, &[("content-type", "application/json")], body).await;
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
-        assert_eq!(error, "job request: the coordinator refuses: 401 Unauthorized");
+        assert_eq!(error, "job request: the coordinator denied the request: 401 Unauthorized");
         server.abort();
     }
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_or_speaks_otherwise_is_told_in_words() {
+async fn connection_errors_have_readable_messages() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
     let plain = serve(Arc::new(MemoryCoordinator::new(Duration::from_millis(50)))).await.unwrap();
@@ -319,7 +320,7 @@ async fn a_server_that_is_not_there_or_speaks_otherwise_is_told_in_words() {
     drop(silent);
     for (url, words) in [
         (format!("http://127.0.0.1:{port}"), "Connection refused"),
-        (tls, "the server does not speak TLS there: is it an http:// URL?"),
+        (tls, "the server does not use TLS: is it an http:// URL?"),
     ] {
         let client = Client::new(&Url::parse(&url).unwrap()).unwrap();
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! Certificates of the runner's own: authorities beside the system's, and the client's identity (runner-config 2.9).
+//! Certificates of a runner: additional authorities, and the client certificate (docs/spec/runner-config.md, section
+//! 2.9).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,28 +11,29 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use super::own_certificate::Verifier;
+use super::pinned_certificate::Verifier;
 use super::{ClientError, chain};
 
-/// Maximum size of a file of certificates. A bundle of all public authorities has a quarter of this.
-const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "leave only the certificates in it" };
+/// Maximum size of a certificate file. A bundle of all public authorities has a quarter of this size.
+const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "remove everything except the certificates from it" };
 
-/// `tls-ca-file`, `tls-cert-file`, `tls-key-file` of a runner; PEM all of them.
+/// `tls-ca-file`, `tls-cert-file` and `tls-key-file` of a runner, in PEM format.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates that are trusted beside those of the system.
+    /// Certificates that are trusted in addition to those of the system.
     pub ca: Option<PathBuf>,
-    /// The client's certificate.
+    /// Certificate of the client.
     pub certificate: Option<PathBuf>,
-    /// The client's key.
+    /// Private key of the client.
     pub key: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// Where a file is not named, `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key` in `folder`, if they exist.
+    /// Uses `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key` in `directory` for files that are not set, if they
+    /// exist.
     #[must_use]
-    pub fn or_from(self, folder: &Path, host: &str) -> Self {
-        let found = |suffix: &str| Some(folder.join(format!("{host}{suffix}"))).filter(|path| path.is_file());
+    pub fn or_from(self, directory: &Path, host: &str) -> Self {
+        let found = |suffix: &str| Some(directory.join(format!("{host}{suffix}"))).filter(|path| path.is_file());
         Self {
             ca: self.ca.or_else(|| found(".crt")),
             certificate: self.certificate.or_else(|| found(".auth.crt")),
@@ -39,16 +41,16 @@ impl TlsFiles {
         }
     }
 
-    /// Whether no file is named.
+    /// Returns true if no file is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What calls over TLS go by; none where no file is named: then the system's certificates alone count.
+    /// Returns the TLS configuration. `None` if no file is set, so that only the system's certificates are used.
     ///
     /// # Errors
-    /// [`ClientError::Setup`] where one of the files cannot be used; it is named.
+    /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
     pub(super) fn config(&self) -> Result<Option<ClientConfig>, ClientError> {
         if self.is_empty() {
             return Ok(None);
@@ -61,7 +63,7 @@ impl TlsFiles {
         let mut roots = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();
         for error in &system.errors {
-            tracing::debug!(%error, "a certificate of the system cannot be read");
+            tracing::debug!(%error, "failed to read a system certificate");
         }
         roots.add_parsable_certificates(system.certs);
         if let Some(path) = &self.ca {
@@ -86,8 +88,8 @@ impl TlsFiles {
                 config.with_client_auth_cert(chain, parsed).map_err(|error| unusable(certificate, &error.to_string()))
             }
             (None, None) => Ok(config.with_no_client_auth()),
-            (Some(path), None) => Err(unusable(path, "the key to this certificate is missing: set tls-key-file")),
-            (None, Some(path)) => Err(unusable(path, "the certificate to this key is missing: set tls-cert-file")),
+            (Some(path), None) => Err(unusable(path, "missing key for this certificate: set tls-key-file")),
+            (None, Some(path)) => Err(unusable(path, "missing certificate for this key: set tls-cert-file")),
         }
     }
 }
@@ -95,7 +97,7 @@ impl TlsFiles {
 fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientError> {
     let certificates = certificates(path)?;
     if certificates.is_empty() {
-        return Err(unusable(path, "it holds no certificate in PEM form"));
+        return Err(unusable(path, "it contains no certificate in PEM format"));
     }
     Ok(certificates)
 }
@@ -106,7 +108,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientError
     certificates.map_err(|error| unusable(path, &error.to_string()))
 }
 
-/// Reads a file of certificates. One of a job is at a path that the job can write.
+/// Reads a certificate file. For a job, the path may be in a directory that the job can write.
 fn read(path: &Path) -> Result<Vec<u8>, ClientError> {
     let read = muster_files::open_chosen(path).and_then(|file| muster_files::read_open(file, path, LIMIT));
     read.map_err(|error| unusable(path, &error.problem.to_string()))

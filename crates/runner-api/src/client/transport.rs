@@ -1,7 +1,7 @@
-//! The connections of one client: they are made anew when they are old, and when a file of certificates changes.
+//! Connections of a client. They are replaced when they are too old, or when a certificate file changes.
 //!
-//! A call under way keeps the connections that it began with. New files that cannot be used are told once, and those
-//! before them stay in use: a person may be replacing them just now.
+//! Calls in progress keep their connection. If the new files are invalid, an error is logged once and the old
+//! certificates stay in use, because the files may be in the middle of an update.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use url::Url;
 
-use super::{CONNECT_LIMIT, ClientError, IDLE_LIMIT, TlsFiles, chain, is_loopback, redirect, user_agent};
+use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, chain, is_loopback, redirect, user_agent};
 
-/// How long the connections to a coordinator may be used again (`connection_max_age`).
+/// Maximum age of a connection for reuse (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConnectionAge {
-    /// Whatever their age.
+    /// Connections of any age are reused.
     #[default]
     Any,
-    /// Until they are that old.
+    /// Connections are reused up to this age.
     UpTo(Duration),
-    /// Never: each call has a connection of its own.
+    /// Connections are never reused.
     NoReuse,
 }
 
-/// What the system says of a file: it changes with the content.
+/// Metadata of a file that changes with its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -54,7 +54,7 @@ struct Current {
     stamps: Stamps,
 }
 
-/// How a coordinator is reached.
+/// How to reach a coordinator.
 #[derive(Debug)]
 pub(super) struct Transport {
     base: Url,
@@ -65,27 +65,27 @@ pub(super) struct Transport {
 
 impl Transport {
     /// # Errors
-    /// [`ClientError::Setup`] where a file of certificates cannot be used.
+    /// Returns [`ClientError::Setup`] if a certificate file is invalid.
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
         let current = Mutex::new(Current { http: build(&base, &tls, age)?, made: Instant::now(), stamps });
         Ok(Self { base, tls, age, current })
     }
 
-    /// One that waits for files of certificates that can be used.
+    /// Creates a transport that waits for valid certificate files.
     ///
     /// # Errors
-    /// [`ClientError::Setup`] where there is no client without such files either.
-    pub(super) fn patient(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
+    /// Returns [`ClientError::Setup`] if no client can be created without the files either.
+    pub(super) fn with_deferred_tls(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
         let http = build(&base, &tls, age).or_else(|error| {
-            tracing::error!(%error, "the runner's certificates cannot be used, they are read when they change");
+            tracing::error!(%error, "failed to read the runner's certificates; they are read again when they change");
             build(&base, &TlsFiles::default(), age)
         })?;
         Ok(Self { base, tls, age, current: Mutex::new(Current { http, made: Instant::now(), stamps }) })
     }
 
-    /// What the next call goes over.
+    /// Returns the client for the next call.
     pub(super) fn http(&self) -> reqwest::Client {
         let mut current = self.current.lock();
         let stamps = stamps(&self.tls);
@@ -96,7 +96,7 @@ impl Transport {
             match build(&self.base, &self.tls, self.age) {
                 Ok(http) => current.http = http,
                 Err(error) => {
-                    tracing::warn!(%error, "the runner's certificates cannot be read anew, those before stay")
+                    tracing::warn!(%error, "failed to reload the runner's certificates, keeping the previous ones")
                 }
             }
         }
@@ -104,7 +104,7 @@ impl Transport {
     }
 }
 
-/// Nothing is looked at where no file is named.
+/// Returns the metadata of the files that are set.
 fn stamps(tls: &TlsFiles) -> Stamps {
     let stamp = |path: &Option<PathBuf>| std::fs::metadata(path.as_ref()?).ok().map(Stamp::from);
     [stamp(&tls.ca), stamp(&tls.certificate), stamp(&tls.key)]
@@ -113,19 +113,20 @@ fn stamps(tls: &TlsFiles) -> Stamps {
 fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Client, ClientError> {
     let mut http = reqwest::Client::builder()
         .user_agent(user_agent())
-        .connect_timeout(CONNECT_LIMIT)
-        // No `read_timeout`: it would count while a large body is sent. Each call has a limit of its own.
-        .pool_idle_timeout(IDLE_LIMIT)
+        .connect_timeout(CONNECT_TIMEOUT)
+        // `read_timeout` would also count while a large body is sent. Each call has its own timeout.
+        .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .tcp_nodelay(true)
-        .tcp_keepalive(CONNECT_LIMIT)
+        .tcp_keepalive(CONNECT_TIMEOUT)
         .redirect(redirect::policy())
-        // It would tell one server of another one's paths.
+        // The header would reveal paths of one server to another.
         .referer(false);
     if age == ConnectionAge::NoReuse {
         http = http.pool_max_idle_per_host(0);
     }
     if is_loopback(base) {
-        // `muster ci` talks to itself: no proxy can help, and reading the certificates would cost more than the job.
+        // `muster ci` calls its own process: a proxy cannot help, and reading the certificates would take longer than
+        // the job.
         http = http.no_proxy();
         if base.scheme() == "http" && tls.is_empty() {
             http = http.tls_built_in_root_certs(false);
@@ -134,7 +135,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Clie
     match tls.config() {
         Ok(Some(config)) => http = http.use_preconfigured_tls(config),
         Err(error) if base.scheme() == "https" => return Err(error),
-        // For http they count only where the coordinator sends on to https, and that call then says what is missing.
+        // For HTTP, certificates are needed only after a redirect to HTTPS. That call then reports what is missing.
         Ok(None) | Err(_) => {}
     }
     http.build().map_err(|error| ClientError::Setup(chain(&error)))

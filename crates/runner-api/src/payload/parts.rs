@@ -1,5 +1,5 @@
-//! What a payload is made of. `null` is accepted for every member (runner-api 2.5): GitLab sends it for what a job's
-//! author did not write.
+//! Parts of a payload. All members accept `null` (docs/spec/runner-api.md, section 2.5), which GitLab sends for
+//! keywords that are not set.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,22 +9,22 @@ use muster_job::Variable;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// `null` reads as the default, as the Go client does.
+/// Deserializes `null` as the default, as the Go client does.
 pub(super) fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
-/// The most entries of one list: beyond what GitLab lets a project, its groups and its pipeline have together.
+/// Maximum number of entries in a list. GitLab's limits for a project, its groups and its pipeline are lower in total.
 pub(super) const MAX_ITEMS: usize = 100_000;
-/// Told of a list with more.
+/// Message for a list with too many entries.
 pub(super) const TOO_MANY: &str = "more than 100000 entries";
 
-/// `null` reads as an empty list; an entry that is `null` is none.
+/// Deserializes `null` as an empty list, and skips entries that are `null`.
 pub(super) fn null_items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(null_items_or_none(from)?.unwrap_or_default())
 }
 
-/// The same, where no list is something else than an empty one.
+/// Same as [`null_items`], but distinguishes a missing list from an empty one.
 fn null_items_or_none<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Vec<T>>, D::Error> {
     from.deserialize_option(Items(PhantomData))
 }
@@ -62,7 +62,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Items<T> {
     }
 }
 
-/// Options by group: a group, or an option, that is `null` is none.
+/// Options by group. Groups and options that are `null` are skipped.
 type Groups = BTreeMap<String, BTreeMap<String, serde_json::Value>>;
 
 fn null_groups<'de, D: Deserializer<'de>>(from: D) -> Result<Groups, D::Error> {
@@ -73,7 +73,7 @@ fn null_groups<'de, D: Deserializer<'de>>(from: D) -> Result<Groups, D::Error> {
     Ok(groups)
 }
 
-/// Names and ids around the job.
+/// Names and IDs of the job, its project and its pipeline.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -106,7 +106,7 @@ pub struct JobInfo {
     pub queue_depth: i64,
 }
 
-/// What to check out.
+/// Repository and commit to check out.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -121,12 +121,12 @@ pub struct GitInfo {
     pub sha: String,
     #[serde(deserialize_with = "null_default")]
     pub before_sha: String,
-    /// `branch` or `tag`.
+    /// Type of the ref: `branch` or `tag`.
     #[serde(deserialize_with = "null_default")]
     pub ref_type: String,
     #[serde(deserialize_with = "null_items")]
     pub refspecs: Vec<String>,
-    /// 0 means the full history.
+    /// Depth of the clone. 0 means the full history.
     #[serde(deserialize_with = "null_default")]
     pub depth: i64,
     pub protected: Option<bool>,
@@ -136,12 +136,12 @@ pub struct GitInfo {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunnerInfo {
-    /// Seconds; 0 or less means the runner's own default of 7200.
+    /// Timeout of the job in seconds. 0 or less means the runner's default of 7200.
     #[serde(deserialize_with = "null_default")]
     pub timeout: i64,
 }
 
-/// One script of the job.
+/// A script of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -179,7 +179,7 @@ pub struct Image {
     pub executor_opts: BTreeMap<String, BTreeMap<String, serde_json::Value>>,
 }
 
-/// One upload at the end of the job.
+/// An artifact to upload at the end of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -192,19 +192,19 @@ pub struct Artifact {
     pub paths: Vec<String>,
     #[serde(deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
-    /// `on_success` (also when empty), `on_failure` or `always`.
+    /// `on_success`, `on_failure` or `always`. Empty means `on_success`.
     #[serde(deserialize_with = "null_default")]
     pub when: String,
     #[serde(deserialize_with = "null_default")]
     pub artifact_type: String,
-    /// `zip` (also when empty), `gzip` or `raw`.
+    /// `zip`, `gzip` or `raw`. Empty means `zip`.
     #[serde(deserialize_with = "null_default")]
     pub artifact_format: String,
     #[serde(deserialize_with = "null_default")]
     pub expire_in: String,
 }
 
-/// One cache.
+/// A cache.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -213,7 +213,7 @@ pub struct Cache {
     pub key: String,
     #[serde(deserialize_with = "null_default")]
     pub untracked: bool,
-    /// `pull-push` (also when empty), `pull` or `push`.
+    /// `pull-push`, `pull` or `push`. Empty means `pull-push`.
     #[serde(deserialize_with = "null_default")]
     pub policy: String,
     #[serde(deserialize_with = "null_items")]
@@ -224,7 +224,7 @@ pub struct Cache {
     pub fallback_keys: Vec<String>,
 }
 
-/// Credentials of a registry.
+/// Credentials for a registry.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -243,21 +243,21 @@ pub struct Credentials {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dependency {
-    /// The producing job.
+    /// ID of the job that produced the artifacts.
     #[serde(deserialize_with = "null_default")]
     pub id: i64,
-    /// The token to download with: the requesting job's.
+    /// Token for the download: that of the downloading job.
     #[serde(deserialize_with = "null_default")]
     pub token: String,
-    /// The producing job's name.
+    /// Name of the job that produced the artifacts.
     #[serde(deserialize_with = "null_default")]
     pub name: String,
-    /// Its archive; entries without a file name are skipped.
+    /// The archive. Entries without a file name are skipped.
     #[serde(deserialize_with = "null_default")]
     pub artifacts_file: ArtifactsFile,
 }
 
-/// An archive that can be downloaded.
+/// An archive to download.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -268,78 +268,78 @@ pub struct ArtifactsFile {
     pub size: i64,
 }
 
-/// What the server can do.
+/// Features of the server.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Features {
-    /// Section markers are wanted in the trace.
+    /// Whether the trace should contain section markers.
     #[serde(deserialize_with = "null_default")]
     pub trace_sections: bool,
-    /// Further token prefixes to mask.
+    /// Additional token prefixes to mask.
     #[serde(deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub token_mask_prefixes: Vec<String>,
-    /// The failure reasons that the server understands.
+    /// Failure reasons that the server knows.
     #[serde(deserialize_with = "null_items")]
     pub failure_reasons: Vec<String>,
-    /// The trace that the job belongs to, and where its spans go.
+    /// OpenTelemetry trace that contains the job, and the collectors for its spans.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
 }
 
-/// The trace that the job belongs to (runner-config 1.11).
+/// OpenTelemetry trace that contains the job (docs/spec/runner-config.md, section 1.11).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tracing {
-    /// 32 hexadecimal digits.
+    /// Trace ID: 32 hexadecimal digits.
     #[serde(deserialize_with = "null_default")]
     pub trace_id: String,
-    /// 16 hexadecimal digits: the span that the job's is below.
+    /// ID of the parent span: 16 hexadecimal digits.
     #[serde(deserialize_with = "null_default")]
     pub span_parent_id: String,
-    /// Collectors for the job's spans.
+    /// Collectors for the spans of the job.
     #[serde(deserialize_with = "null_items")]
     pub otel_endpoints: Vec<OtelEndpoint>,
 }
 
-/// One collector.
+/// A collector.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OtelEndpoint {
-    /// Its URL: http, https, grpc or grpcs.
+    /// URL with the scheme http, https, grpc or grpcs.
     #[serde(deserialize_with = "null_default")]
     pub url: String,
-    /// What it wants of who sends spans; kept as it came.
+    /// Authentication for the collector. Kept unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<serde_json::Value>,
 }
 
-/// One input of the job.
+/// An input of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobInput {
-    /// Its name.
+    /// Name.
     #[serde(deserialize_with = "null_default")]
     pub key: String,
-    /// Its value.
+    /// Value.
     #[serde(deserialize_with = "null_default")]
     pub value: JobInputValue,
 }
 
-/// The value of an input.
+/// Value of an input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobInputValue {
-    /// `string`, `number`, `boolean`, `array` or `struct`.
+    /// Type: `string`, `number`, `boolean`, `array` or `struct`.
     #[serde(deserialize_with = "null_default", rename = "type")]
     pub kind: String,
-    /// The value itself.
+    /// The value.
     pub content: serde_json::Value,
-    /// It must not be put into a text.
+    /// Whether the value must not be inserted into a text.
     #[serde(deserialize_with = "null_default")]
     pub sensitive: bool,
 }
 
-/// What the server says about a job of a policy.
+/// Set by the server for a job that a policy added.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -359,7 +359,7 @@ impl PolicyOptions {
     }
 }
 
-/// What becomes of the job's environment, and which one it goes on in. Since GitLab 19.0.
+/// Whether to suspend or resume the environment of the job. Since GitLab 19.0.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -378,7 +378,7 @@ impl SuspendOptions {
     }
 }
 
-/// A script around the checkout.
+/// A script before or after the checkout.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]

@@ -1,10 +1,10 @@
-//! Payloads as GitLab sends them, and as nobody should.
+//! Tests payloads as GitLab sends them, and invalid ones.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// A job with something in every member.
+/// Returns a job with a value in every member.
 fn full() -> Value {
     json!({
         "id": 7, "token": "glcbt-1", "allow_git_fetch": true,
@@ -49,7 +49,7 @@ fn full() -> Value {
     })
 }
 
-/// Every place in the text at which a value stands.
+/// Returns the path of every value in the payload.
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     let below: Vec<(String, &Value)> = match value {
         Value::Object(members) => members.iter().map(|(name, member)| (format!("{at}/{name}"), member)).collect(),
@@ -63,7 +63,7 @@ fn places(value: &Value, at: &str, all: &mut Vec<String>) {
 }
 
 #[test]
-fn null_is_accepted_at_every_place_but_those_that_say_whose_job_it_is() {
+fn accepts_null_everywhere_except_in_id_and_token() {
     let mut all = Vec::new();
     places(&full(), "", &mut all);
     assert!(all.len() > 90, "{all:?}");
@@ -71,12 +71,12 @@ fn null_is_accepted_at_every_place_but_those_that_say_whose_job_it_is() {
         let mut payload = full();
         *payload.pointer_mut(place).unwrap() = Value::Null;
         let read = JobPayload::read(payload.to_string().as_bytes()).unwrap();
-        assert_eq!((read.id.0, read.unreadable()), (7, None), "{place}");
+        assert_eq!((read.id.0, read.decode_error()), (7, None), "{place}");
     }
 }
 
 #[test]
-fn what_gitlab_sends_for_what_an_author_did_not_write_is_the_default() {
+fn unset_keywords_are_decoded_as_defaults() {
     let body = json!({
         "id": 7, "token": "glcbt-1", "services": null, "cache": null,
         "image": { "name": "busybox", "entrypoint": null, "pull_policy": null, "executor_opts": null, "ports": null },
@@ -84,25 +84,25 @@ fn what_gitlab_sends_for_what_an_author_did_not_write_is_the_default() {
     });
     let read = JobPayload::read(body.to_string().as_bytes()).unwrap();
     let plain = Artifact { paths: vec!["out".to_owned()], ..Artifact::default() };
-    assert_eq!((read.unreadable(), read.artifacts.as_slice()), (None, &[plain][..]));
+    assert_eq!((read.decode_error(), read.artifacts.as_slice()), (None, &[plain][..]));
     assert_eq!(read.image, Some(Image { name: "busybox".to_owned(), ..Image::default() }));
 }
 
 #[test]
-fn a_job_that_cannot_be_read_is_a_job_that_says_where_and_shows_no_value() {
+fn decode_error_names_position_and_hides_values() {
     let mut body = full();
     body["variables"][0]["value"] = json!({ "glpat-secret": "glpat-secret" });
     let read = JobPayload::read(body.to_string().as_bytes()).unwrap();
     assert_eq!((read.id.0, read.token.as_str(), read.job_info.name.as_str()), (7, "glcbt-1", "test"));
     assert_eq!(read.features.failure_reasons, ["unknown_failure"], "a report needs them");
-    let why = read.unreadable().unwrap();
+    let why = read.decode_error().unwrap();
     assert!(why.contains("`variables[0].value`") && !why.contains("glpat"), "{why}");
-    // It is kept in the manager's state like any other.
+    // It is stored in the manager's state like any other job.
     let kept: JobPayload = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
     assert_eq!(kept, read);
 
     body["features"] = json!("none");
-    assert!(JobPayload::read(body.to_string().as_bytes()).unwrap().unreadable().is_some());
+    assert!(JobPayload::read(body.to_string().as_bytes()).unwrap().decode_error().is_some());
     body["id"] = json!("seven");
     assert!(JobPayload::read(body.to_string().as_bytes()).unwrap_err().contains("`id`"));
     assert!(JobPayload::read(b"{\"id\": 7").unwrap_err().contains("line 1"));

@@ -1,4 +1,4 @@
-//! Answers: errors of the service as status codes, and the headers that steer a runner.
+//! Responses: status codes for errors of the service, and headers for runners.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(super) const JOB_STATUS: HeaderName = HeaderName::from_static("job-status");
 pub(super) const LAST_UPDATE: HeaderName = HeaderName::from_static("x-gitlab-last-update");
 pub(super) const TRACE_INTERVAL: HeaderName = HeaderName::from_static("x-gitlab-trace-update-interval");
 
-/// A [`ServiceError`] on its way out.
+/// A [`ServiceError`] as a response.
 #[derive(Debug)]
 pub(super) struct Refusal(pub(super) ServiceError);
 
@@ -25,10 +25,11 @@ impl From<ServiceError> for Refusal {
 }
 
 impl Refusal {
-    /// The status code of each error.
+    /// Returns the status code of each error.
     ///
-    /// A full disk is 507: gitlab-runner's HTTP layer repeats 500, 502-504 and all from 512 within the call, but not
-    /// 505-511 (runner-api 6.1). So the call fails at once and the loop above it, with its longer waits, tries again.
+    /// A full disk is 507: the HTTP layer of gitlab-runner retries 500, 502 to 504 and 512 or higher within the call,
+    /// but not 505 to 511 (docs/spec/runner-api.md, section 6.1). The call fails immediately, and the caller retries it
+    /// after a longer wait.
     fn code(&self) -> StatusCode {
         match &self.0 {
             ServiceError::Forbidden { .. } => StatusCode::FORBIDDEN,
@@ -62,37 +63,37 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Sets `Job-Status`. `canceled` and `failed` make a runner stop the job; `canceling` makes it wind the job down.
+/// Sets `Job-Status`. With `canceled` and `failed` a runner stops the job, with `canceling` it stops it gracefully.
 pub(super) fn set_status(headers: &mut HeaderMap, status: JobStatus) {
     headers.insert(JOB_STATUS, HeaderValue::from_static(status.as_str()));
 }
 
-/// Sets the interval between trace uploads. Less than a second cannot be said; without the header a runner keeps 3 s.
+/// Sets the interval between trace uploads in whole seconds. Without the header, a runner uses 3 s.
 pub(super) fn set_interval(headers: &mut HeaderMap, interval: Duration) {
     if interval.as_secs() > 0 {
         headers.insert(TRACE_INTERVAL, HeaderValue::from(interval.as_secs()));
     }
 }
 
-/// Sets `Range: 0-<size>`: the total size, not the last index (runner-api 11.9).
+/// Sets `Range: 0-<size>`: the total size, not the last index (docs/spec/runner-api.md, section 11.9).
 pub(super) fn set_size(headers: &mut HeaderMap, size: u64) {
     if let Ok(value) = HeaderValue::try_from(format!("0-{size}")) {
         headers.insert(header::RANGE, value);
     }
 }
 
-/// Sets the queue's version, if it can stand in a header.
+/// Sets the version of the queue, if it is a valid header value.
 pub(super) fn set_last_update(headers: &mut HeaderMap, last_update: &str) {
     if last_update.is_empty() {
         return;
     }
     match HeaderValue::try_from(last_update) {
         Ok(value) => drop(headers.insert(LAST_UPDATE, value)),
-        Err(error) => tracing::warn!(%error, "the queue's version cannot stand in a header"),
+        Err(error) => tracing::warn!(%error, "queue version is not a valid header value"),
     }
 }
 
-/// Announces that the same idempotency key gets the same job again.
+/// Announces that the same idempotency key returns the same job again.
 pub(super) fn set_repeats(headers: &mut HeaderMap) {
     headers.insert(crate::wire::IDEMPOTENCY_HEADER, HeaderValue::from_static(crate::wire::IDEMPOTENCY_HONORED));
 }

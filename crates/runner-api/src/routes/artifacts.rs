@@ -1,4 +1,5 @@
-//! Artifacts: a multipart upload of unknown length, parsed as it comes in, and the download (runner-api 5).
+//! Artifacts: streaming parser for multipart uploads of unknown length, and downloads (docs/spec/runner-api.md, section
+//! 5).
 
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
@@ -11,7 +12,8 @@ use super::answer::Refusal;
 use super::{Service, empty, header_text, job_token};
 use crate::service::{ArtifactQuery, ServiceError};
 
-/// `POST /jobs/:id/artifacts`: 201. The part is the one named `file`; its content type is ignored (runner-api 11.41).
+/// `POST /jobs/:id/artifacts`: 201. Reads the part `file`, and ignores its content type (docs/spec/runner-api.md,
+/// section 11.41).
 pub(super) async fn upload(
     State(service): State<Service>,
     Path(job): Path<i64>,
@@ -41,7 +43,7 @@ pub(super) async fn upload(
     Err(ServiceError::BadRequest("the upload has no part `file`".to_owned()).into())
 }
 
-/// `GET /jobs/:id/artifacts`: 200 with the archive. `direct_download` is a wish that may be ignored.
+/// `GET /jobs/:id/artifacts`: 200 with the archive. `direct_download` is ignored.
 pub(super) async fn download(
     State(service): State<Service>,
     Path(job): Path<i64>,
@@ -59,11 +61,11 @@ pub(super) async fn download(
     Ok(response)
 }
 
-/// The last segment: a file name from outside is never a path.
+/// Returns the last segment of a file name, which must not be used as a path.
 fn base_name(name: &str) -> &str {
     name.rsplit(['/', '\\']).next().unwrap_or_default()
 }
 
 fn malformed(error: multer::Error) -> Refusal {
-    Refusal(ServiceError::BadRequest(format!("the multipart body is malformed: {error}")))
+    Refusal(ServiceError::BadRequest(format!("invalid multipart body: {error}")))
 }

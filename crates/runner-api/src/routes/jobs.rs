@@ -1,4 +1,4 @@
-//! Jobs: request, update, trace (runner-api 2-4).
+//! Jobs: request, update, trace (docs/spec/runner-api.md, section 2 to 4).
 
 use axum::Json;
 use axum::body::Bytes;
@@ -12,7 +12,7 @@ use super::{Service, decode, empty, header_text, job_token, token_from};
 use crate::service::ServiceError;
 use crate::wire::{JobRequest, UpdateRequest};
 
-/// `POST /jobs/request`: 201 with a job, else 204; both with the queue's version.
+/// `POST /jobs/request`: 201 with a job, or 204; both with the version of the queue.
 pub(super) async fn request(
     State(service): State<Service>,
     headers: HeaderMap,
@@ -48,7 +48,7 @@ pub(super) async fn update(
     Ok(response)
 }
 
-/// `PATCH /jobs/:id/trace`: 202, or 416 where the start does not fit; both with the trace's size.
+/// `PATCH /jobs/:id/trace`: 202, or 416 if the start does not match; both with the size of the trace.
 pub(super) async fn append_trace(
     State(service): State<Service>,
     Path(job): Path<i64>,
@@ -58,7 +58,7 @@ pub(super) async fn append_trace(
     let token = job_token(&headers)?;
     let start = header_text(&headers, header::CONTENT_RANGE.as_str())
         .and_then(range_start)
-        .ok_or_else(|| ServiceError::BadRequest("Content-Range is not `<start>-<end>`".to_owned()))?;
+        .ok_or_else(|| ServiceError::BadRequest("invalid Content-Range: expected `<start>-<end>`".to_owned()))?;
     let answer = service.append_trace(JobId(job), token, start, body).await?;
     let code = if answer.accepted { StatusCode::ACCEPTED } else { StatusCode::RANGE_NOT_SATISFIABLE };
     let mut response = empty(code);
@@ -68,7 +68,8 @@ pub(super) async fn append_trace(
     Ok(response)
 }
 
-/// The start in `<start>-<end>`. No unit, no total (runner-api 11.9); the end that counts is start + body length.
+/// Returns the start in `<start>-<end>`, without unit and total (docs/spec/runner-api.md, section 11.9). The end is
+/// start + length of the body.
 fn range_start(text: &str) -> Option<u64> {
     let (start, end) = text.split_once('-')?;
     end.parse::<u64>().ok()?;

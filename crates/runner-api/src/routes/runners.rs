@@ -1,4 +1,5 @@
-//! Runners: register, verify, reset, unregister, and the router's discovery (runner-api 1, 7.1).
+//! Runners: register, verify, reset, unregister, and the discovery of the job router (docs/spec/runner-api.md, sections
+//! 1 and 7.1).
 
 use axum::Json;
 use axum::body::Bytes;
@@ -25,12 +26,12 @@ pub(super) async fn register(
     rename(&mut fields, "maintainer_note", "maintenance_note", |note| note)?;
     rename(&mut fields, "active", "paused", |active| Value::Bool(active == Value::Bool(false)))?;
     let mut request: RegisterRequest = serde_json::from_value(Value::Object(fields))
-        .map_err(|error| ServiceError::BadRequest(format!("the registration is malformed: {error}")))?;
+        .map_err(|error| ServiceError::BadRequest(format!("invalid registration: {error}")))?;
     request.token = token_from(request.token, &headers, RUNNER_TOKEN);
     Ok((StatusCode::CREATED, Json(service.register(request).await?)).into_response())
 }
 
-/// `tag_list` may be a list; the wire type has it comma separated.
+/// Converts a list in `tag_list` to the comma-separated form of the wire type.
 fn join_tags(fields: &mut Map<String, Value>) {
     if let Some(tags) = fields.get_mut("tag_list")
         && let Some(list) = tags.as_array()
@@ -40,7 +41,7 @@ fn join_tags(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Takes a field by its deprecated name. Both names at once are refused, as by GitLab.
+/// Accepts a field by its deprecated name. Both names together are an error, as on GitLab.
 fn rename(
     fields: &mut Map<String, Value>,
     old: &str,
@@ -103,7 +104,8 @@ pub(super) async fn unregister_manager(
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
-/// `GET /runners/router/discovery`: 501, which is not repeated; the runner then polls (runner-api 9.1).
+/// `GET /runners/router/discovery`: 501, which runners do not retry. They poll instead (docs/spec/runner-api.md,
+/// section 9.1).
 pub(super) async fn discovery() -> Response {
     empty(StatusCode::NOT_IMPLEMENTED)
 }

@@ -1,4 +1,4 @@
-//! What goes over the wire, byte for byte, as a stock gitlab-runner sends and reads it.
+//! Tests requests and responses byte for byte, as gitlab-runner sends and reads them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,10 +37,10 @@ impl Server {
         Self { coordinator, served }
     }
 
-    /// With job 7 running.
+    /// Starts a server with job 7 in state running.
     async fn with_job() -> Self {
         let server = Self::start().await;
-        server.coordinator.push(job(7));
+        server.coordinator.enqueue(job(7));
         let request = format!("{{\"token\":\"{RUNNER_TOKEN}\"}}");
         assert_eq!(server.json("POST", "/jobs/request", &request).await.status, 201);
         server
@@ -81,7 +81,7 @@ fn job(id: i64) -> JobPayload {
 }
 
 #[tokio::test]
-async fn runner_calls_have_the_statuses_that_the_runner_checks() {
+async fn runner_calls_return_expected_statuses() {
     let server = Server::start().await;
     let body = format!("{{\"token\":\"{RUNNER_TOKEN}\",\"system_id\":\"s_0123456789ab\"}}");
     let registration = format!(r#"{{"token":"{REGISTRATION_TOKEN}","tag_list":["a","b"]}}"#);
@@ -99,7 +99,7 @@ async fn runner_calls_have_the_statuses_that_the_runner_checks() {
 }
 
 #[tokio::test]
-async fn a_runner_registers_itself_also_by_the_old_names_but_not_by_both() {
+async fn registration_accepts_old_or_new_names_but_not_both() {
     let server = Server::start().await;
     let register = async |fields: &str| {
         server.json("POST", "/runners", &format!("{{\"token\":\"{REGISTRATION_TOKEN}\",{fields}}}")).await
@@ -113,7 +113,7 @@ async fn a_runner_registers_itself_also_by_the_old_names_but_not_by_both() {
 }
 
 #[tokio::test]
-async fn a_token_is_found_in_header_or_body_and_a_wrong_one_is_403() {
+async fn accepts_token_in_header_or_body_and_rejects_wrong_one() {
     let server = Server::start().await;
     let header = format!("Runner-Token: {RUNNER_TOKEN}");
     assert_eq!(server.send("POST", "/runners/verify", &[&header], "{}").await.status, 200);
@@ -124,23 +124,23 @@ async fn a_token_is_found_in_header_or_body_and_a_wrong_one_is_403() {
 }
 
 #[tokio::test]
-async fn a_job_request_gives_a_job_or_nothing_and_always_the_queue_version() {
+async fn job_request_always_returns_queue_version() {
     let server = Server::start().await;
     let request = format!("{{\"token\":\"{RUNNER_TOKEN}\",\"info\":{{\"features\":{{}}}},\"last_update\":\"0\"}}");
     let none = server.json("POST", "/jobs/request", &request).await;
     assert_eq!((none.status, none.header("x-gitlab-last-update")), (204, Some("1")));
-    server.coordinator.push(job(7));
+    server.coordinator.enqueue(job(7));
     let some = server.json("POST", "/jobs/request", &request).await;
     assert_eq!((some.status, some.header("content-type")), (201, Some("application/json")));
     assert_eq!(some.header("x-gitlab-last-update"), Some("1"));
     assert!(!some.body.contains("\"run\""), "`run` must be absent, not null: {}", some.body);
-    let large = "x".repeat(super::RUNNER_BODY_MAX_BYTES + 1);
+    let large = "x".repeat(super::MAX_RUNNER_BODY_BYTES + 1);
     assert_eq!(server.json("POST", "/jobs/request", &large).await.status, 413);
     assert_eq!(server.json("POST", "/jobs/request", "not json").await.status, 400);
 }
 
 #[tokio::test]
-async fn trace_pieces_are_appended_at_their_start_and_refused_elsewhere() {
+async fn trace_piece_is_accepted_only_at_the_current_end() {
     let server = Server::with_job().await;
     let first = server.patch("0-4", "hello").await;
     assert_eq!((first.status, first.header("range")), (202, Some("0-5")));
@@ -155,12 +155,12 @@ async fn trace_pieces_are_appended_at_their_start_and_refused_elsewhere() {
     assert_eq!(server.patch("bytes 5-10/11", "x").await.status, 400);
     let no_range = server.send("PATCH", "/jobs/7/trace", &["JOB-TOKEN: job-secret"], "x").await;
     assert_eq!(no_range.status, 400);
-    let large = "x".repeat(super::TRACE_BODY_MAX_BYTES + 1);
+    let large = "x".repeat(super::MAX_TRACE_BODY_BYTES + 1);
     assert_eq!(server.patch("11-12", &large).await.status, 413);
 }
 
 #[tokio::test]
-async fn a_job_that_is_not_the_callers_or_not_running_is_403_with_its_state() {
+async fn wrong_token_or_finished_job_is_403_with_status() {
     let server = Server::with_job().await;
     for (path, token) in [("/jobs/8/trace", "job-secret"), ("/jobs/7/trace", "other")] {
         let token = format!("JOB-TOKEN: {token}");
@@ -173,7 +173,7 @@ async fn a_job_that_is_not_the_callers_or_not_running_is_403_with_its_state() {
 }
 
 #[tokio::test]
-async fn an_update_answers_200_in_words_and_with_the_state() {
+async fn update_returns_200_and_status() {
     let server = Server::with_job().await;
     let running =
         server.json("PUT", "/jobs/7", r#"{"info":{},"token":"job-secret","state":"running","output":{}}"#).await;
@@ -187,7 +187,7 @@ async fn an_update_answers_200_in_words_and_with_the_state() {
 }
 
 #[tokio::test]
-async fn a_chunked_multipart_upload_is_taken_and_given_back() {
+async fn chunked_upload_can_be_downloaded() {
     let server = Server::with_job().await;
     let part = "--b0\r\nContent-Disposition: form-data; name=\"file\"; filename=\"../evil/artifacts.zip\"\r\n\
         Content-Type: text/plain\r\n\r\nzip bytes\r\n--b0--\r\n";
@@ -209,9 +209,9 @@ async fn a_chunked_multipart_upload_is_taken_and_given_back() {
 }
 
 #[tokio::test]
-async fn request_ids_come_back_and_faults_are_500() {
+async fn returns_request_id_and_500_for_faults() {
     let server = Server::with_job().await;
-    server.coordinator.fail(Call::AppendTrace, [Fault::Before]);
+    server.coordinator.fail(Call::AppendTrace, [Fault::FailBefore]);
     let headers = ["JOB-TOKEN: job-secret", "Content-Range: 0-0", "X-Request-Id: 0af"];
     let reply = server.send("PATCH", "/jobs/7/trace", &headers, "x").await;
     assert_eq!((reply.status, reply.header("x-request-id")), (500, Some("0af")));

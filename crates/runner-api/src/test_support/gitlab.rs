@@ -1,30 +1,31 @@
-//! GitLab's way with job requests (runner-api 2.3): no idempotency key, and an answer that is not read is a job lost.
+//! Imitates GitLab's handling of job requests (docs/spec/runner-api.md, section 2.3): without idempotency keys, a lost
+//! response loses the job.
 //!
-//! A request whose `last_update` is the queue's version is held by the front end, which looks for no job: it is released
-//! without one when the queue changes, and forgotten when the caller goes away. Any other request is passed on, and then
-//! nothing calls it back: the job that is found for it is assigned, whether the caller is still there or not.
+//! The front end holds a request whose `last_update` equals the version of the queue. It answers without a job when the
+//! queue changes, and drops the request if the caller disconnects. Any other request is passed on and cannot be
+//! canceled: a job is assigned even if the caller has disconnected.
 
 use std::time::Duration;
 
 use super::{MemoryCoordinator, State};
-use crate::service::{Assignment, ServiceError};
+use crate::service::{JobRequestAnswer, ServiceError};
 
-/// How long GitLab looks for a job.
+/// Time that GitLab needs to find a job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Looks {
     time: Duration,
 }
 
-/// What the front end knows, and what a test did to it.
+/// State of the front end, which tests can control.
 #[derive(Debug, Default)]
 pub(super) struct Front {
-    /// The queue's version.
+    /// Version of the queue.
     pub(super) version: u64,
-    /// Requests are not passed on.
+    /// Whether requests are held instead of being passed on.
     closed: bool,
-    /// Requests that were passed on wait before a job is looked for.
+    /// Whether requests that were passed on wait before a job is selected.
     paused: bool,
-    /// Requests that were passed on and are not answered.
+    /// Number of requests that were passed on and are not answered.
     looking: usize,
 }
 
@@ -37,76 +38,77 @@ impl Front {
 }
 
 impl State {
-    fn nothing(&self) -> Assignment {
-        Assignment { job: None, last_update: self.front.version.to_string() }
+    fn nothing(&self) -> JobRequestAnswer {
+        JobRequestAnswer { job: None, last_update: self.front.version.to_string() }
     }
 }
 
 impl MemoryCoordinator {
-    /// A coordinator that behaves as GitLab: it takes `time` to look for a job, and assigns it to whoever asked, also if
+    /// Makes the coordinator behave like GitLab: it takes `time` to select a job, and assigns it even if the caller has
+    /// disconnected.
     /// the connection was closed meanwhile.
     #[must_use]
     pub fn as_gitlab(self, time: Duration) -> Self {
         Self { gitlab: Some(Looks { time }), ..self }
     }
 
-    /// Whether it behaves so.
+    /// Returns true if the coordinator behaves like GitLab.
     #[must_use]
     pub fn is_as_gitlab(&self) -> bool {
         self.gitlab.is_some()
     }
 
-    /// How often jobs were assigned, and how many jobs have ended.
+    /// Returns the number of assignments and of finished jobs.
     #[must_use]
     pub fn assigned_and_ended(&self) -> (usize, usize) {
         let state = self.state.lock();
-        let assigned = state.jobs.values().map(|job| job.handouts as usize).sum();
+        let assigned = state.jobs.values().map(|job| job.assignments as usize).sum();
         (assigned, state.jobs.values().filter(|job| job.status.is_complete()).count())
     }
 
-    /// Whether the front end passes requests on. Those that were passed on already are looked at.
+    /// Sets whether the front end passes requests on. Requests that were already passed on are not affected.
     ///
-    /// A request that finds it closed gets no job, also when it opens: whether its caller still lives is known here only a
-    /// while after the caller has died, and a test that kills callers while it is closed wants no job assigned to them.
+    /// A request that arrives while it does not gets no job, even when it passes requests on again: the coordinator notices
+    /// a dead caller late, and tests that kill callers must not have jobs assigned to them.
     pub fn pass_requests_on(&self, passes: bool) {
         self.change(|state| state.front.closed = !passes);
     }
 
-    /// Whether a job is looked for when a request was passed on; else the request waits for that.
+    /// Sets whether jobs are selected for requests that were passed on. Otherwise these requests wait.
     pub fn look_for_jobs(&self, looks: bool) {
         self.change(|state| state.front.paused = !looks);
     }
 
-    /// Waits until so many requests were passed on and are not answered, for as long as it has patience.
+    /// Waits until this number of requests were passed on and are not answered.
     ///
     /// # Panics
-    /// After that time.
+    /// Panics after the wait timeout.
     pub async fn wait_for_looking(&self, count: usize) {
-        let waited = tokio::time::timeout(self.patience, self.until(|state| state.front.looking == count)).await;
+        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.front.looking == count)).await;
         let now = self.state.lock().front.looking;
         assert!(waited.is_ok(), "{now} requests, not {count}, were passed on and are not answered");
     }
 
-    /// Waits until no request is on its way to a job and each job that was assigned was heard of, for as long as it has
-    /// patience. A job is stored at its manager when it is heard of, so nothing is known by this coordinator alone then.
+    /// Waits until no job is being selected and every assigned job has sent something. A manager stores a job before
+    /// that, so no assigned job is unknown to its manager then.
     ///
     /// # Panics
-    /// After that time.
+    /// Panics after the wait timeout.
     pub async fn wait_until_assigned_jobs_are_known(&self) {
         let known = |state: &State| {
-            let mut assigned = state.jobs.values().filter(|job| job.handouts > 0);
+            let mut assigned = state.jobs.values().filter(|job| job.assignments > 0);
             state.front.looking == 0 && assigned.all(|job| !job.updates.is_empty() || !job.trace.is_empty())
         };
-        let waited = tokio::time::timeout(self.patience, self.until(known)).await;
+        let waited = tokio::time::timeout(self.wait_timeout, self.until(known)).await;
         assert!(waited.is_ok(), "a job that was assigned was never heard of");
     }
 
-    /// Waits until so many job requests have come since the start, for as long as it has patience.
+    /// Waits until this number of job requests have been received in total.
     ///
     /// # Panics
-    /// After that time.
+    /// Panics after the wait timeout.
     pub async fn wait_for_requests(&self, count: usize) {
-        let waited = tokio::time::timeout(self.patience, self.until(|state| state.requests >= count)).await;
+        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.requests >= count)).await;
         assert!(waited.is_ok(), "{} requests came, and not {count}", self.requests());
     }
 
@@ -115,23 +117,23 @@ impl MemoryCoordinator {
         while !wanted(&self.state.lock()) && changes.changed().await.is_ok() {}
     }
 
-    /// One job request.
-    pub(super) async fn request_of_gitlab(&self, known: &str, looks: Looks) -> Result<Assignment, ServiceError> {
+    /// Handles a job request.
+    pub(super) async fn request_of_gitlab(&self, known: &str, looks: Looks) -> Result<JobRequestAnswer, ServiceError> {
         let mut changes = self.changed.subscribe();
         let version = self.state.lock().front.version;
         if known == version.to_string() {
             let changed =
                 async { while self.state.lock().front.version == version && changes.changed().await.is_ok() {} };
-            // Timeout or change: in both cases there is no job, and no version (runner-api 2.3).
+            // After a timeout or a change there is neither a job nor a version (docs/spec/runner-api.md, section 2.3).
             let _ = tokio::time::timeout(self.long_poll, changed).await;
-            return Ok(Assignment { job: None, last_update: String::new() });
+            return Ok(JobRequestAnswer { job: None, last_update: String::new() });
         }
         if !self.change(|state| state.front.pass_on()) {
             self.until(|state| !state.front.closed).await;
             return Ok(self.state.lock().nothing());
         }
         let (state, changed) = (std::sync::Arc::clone(&self.state), self.changed.clone());
-        // Not a part of this call: nothing that becomes of the connection ends it.
+        // Not part of this call, so that a disconnect does not cancel it.
         let look = tokio::spawn(async move {
             let mut changes = changed.subscribe();
             tokio::time::sleep(looks.time).await;
@@ -141,8 +143,8 @@ impl MemoryCoordinator {
                 state.front.looking -= 1;
                 let nothing = state.nothing();
                 let job = state.assign().and_then(|id| state.jobs.get(&id)).map(|job| Box::new(job.payload.clone()));
-                // With a job there is no version (runner-api 2.3).
-                if job.is_some() { Assignment { job, last_update: String::new() } } else { nothing }
+                // With a job, there is no version (docs/spec/runner-api.md, section 2.3).
+                if job.is_some() { JobRequestAnswer { job, last_update: String::new() } } else { nothing }
             };
             changed.send_modify(|version| *version += 1);
             assignment
@@ -159,7 +161,7 @@ mod tests {
     async fn a_request_that_found_the_front_end_closed_gets_no_job_when_it_opens() {
         let coordinator = MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO);
         let looks = coordinator.gitlab.unwrap();
-        coordinator.push(serde_json::from_value(serde_json::json!({ "id": 1, "token": "secret" })).unwrap());
+        coordinator.enqueue(serde_json::from_value(serde_json::json!({ "id": 1, "token": "secret" })).unwrap());
         coordinator.pass_requests_on(false);
         let (held, ()) = tokio::join!(coordinator.request_of_gitlab("", looks), async {
             tokio::task::yield_now().await;

@@ -1,7 +1,7 @@
-//! A coordinator in memory, with faults on demand: for tests of the rooms that talk to a coordinator.
+//! An in-memory coordinator with fault injection, for tests of other crates.
 //!
-//! It is strict where GitLab is strict: a trace piece that does not fit is refused, a wrong token is refused, a job that
-//! has ended takes nothing more. A fault hits one call: before it takes effect, or after, so that its answer is lost.
+//! It is as strict as GitLab: it rejects trace pieces at the wrong position, wrong tokens, and calls for finished jobs.
+//! A fault applies to one call, either before it takes effect or after, so that its response is lost.
 
 mod gitlab;
 mod runners;
@@ -24,10 +24,10 @@ use crate::service::ArtifactQuery;
 use crate::wire::UpdateRequest;
 pub use runners::{PERSONAL_TOKEN, REGISTRATION_TOKEN, Runner};
 
-/// The runner token that the coordinator knows.
+/// The token of the runner that exists from the start.
 pub const RUNNER_TOKEN: &str = "glrt-memory-coordinator";
 
-/// A call that a fault can hit.
+/// A call that a fault can be injected into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names are those of the service")]
 pub enum Call {
@@ -41,50 +41,50 @@ pub enum Call {
     UploadArtifact,
 }
 
-/// What happens to one call.
+/// A fault for one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with 500 and has no effect.
-    Before,
-    /// It takes effect, and its answer is lost: the caller sees 500.
-    After,
-    /// It is refused with 400: the coordinator takes it for wrong.
-    Refused,
-    /// It is refused with 404, as by something in front of the coordinator that does not know it.
+    /// Fails with 500, without effect.
+    FailBefore,
+    /// Takes effect, but fails with 500, so that the response is lost.
+    FailAfter,
+    /// Fails with 400: the coordinator considers the call invalid.
+    Rejected,
+    /// Fails with 404, as if a proxy did not know the coordinator.
     Missing,
-    /// It is never answered. Of traces and resets only.
+    /// Never sends a response. Only for traces and token resets.
     Hung,
-    /// It is refused, and the length of the trace is said to be 0. Of traces only.
-    Emptied,
+    /// Rejects the call and reports a trace length of 0. Only for traces.
+    TraceReset,
 }
 
-/// What the coordinator knows of one job.
+/// A job of the coordinator.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// As it is handed out.
+    /// Payload that is sent to managers.
     pub payload: JobPayload,
-    /// Its state.
+    /// Status of the job.
     pub status: JobStatus,
-    /// The bytes received.
+    /// Received bytes of the trace.
     pub trace: Vec<u8>,
-    /// Every update, in order.
+    /// All updates in order.
     pub updates: Vec<UpdateRequest>,
     /// Uploaded files by name.
     pub artifacts: BTreeMap<String, Bytes>,
-    /// Every upload that was taken, in order: the file's name, and what it was said to be.
+    /// All accepted uploads in order: file name and query parameters.
     pub uploads: Vec<(String, ArtifactQuery)>,
-    /// Times that the job was handed out, repetitions of the same request not counted.
-    pub handouts: u32,
+    /// Number of assignments, without repetitions for the same idempotency key.
+    pub assignments: u32,
 }
 
 impl Job {
-    /// The trace as text.
+    /// Returns the trace as text.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.trace).into_owned()
     }
 
-    /// The updates that ended the job: one, if all is well.
+    /// Returns the updates that ended the job. There should be exactly one.
     pub fn reports(&self) -> impl Iterator<Item = &UpdateRequest> {
         self.updates.iter().filter(|update| matches!(&*update.state, "success" | "failed"))
     }
@@ -98,22 +98,22 @@ struct State {
     faults: HashMap<Call, VecDeque<Fault>>,
     requests: usize,
     waiting: usize,
-    waiting_max: usize,
+    max_waiting: usize,
     refuses_runners: bool,
     two_phase: bool,
     runners: runners::Runners,
     front: gitlab::Front,
 }
 
-/// The coordinator. Share it in an [`Arc`].
+/// The in-memory coordinator. Share it in an [`Arc`].
 #[derive(Debug)]
 pub struct MemoryCoordinator {
     state: Arc<Mutex<State>>,
     changed: watch::Sender<u64>,
     long_poll: Duration,
     interval: Duration,
-    patience: Duration,
-    /// How GitLab looks for a job; `None` for a coordinator that knows idempotency keys.
+    wait_timeout: Duration,
+    /// Time that GitLab needs to find a job. `None` for a coordinator with idempotency keys.
     gitlab: Option<gitlab::Looks>,
 }
 
@@ -124,22 +124,22 @@ impl Default for MemoryCoordinator {
 }
 
 impl MemoryCoordinator {
-    /// A coordinator that holds job requests for `long_poll`.
+    /// Creates a coordinator that holds job requests for `long_poll`.
     #[must_use]
     pub fn new(long_poll: Duration) -> Self {
         let state = Arc::default();
-        let (interval, patience) = (Duration::from_secs(1), Duration::from_secs(30));
-        Self { state, changed: watch::Sender::new(0), long_poll, interval, patience, gitlab: None }
+        let (interval, wait_timeout) = (Duration::from_secs(1), Duration::from_secs(30));
+        Self { state, changed: watch::Sender::new(0), long_poll, interval, wait_timeout, gitlab: None }
     }
 
-    /// For how long a test waits for what it wants to see; 30 s otherwise.
+    /// Sets the maximum time that the `wait_*` methods wait. Defaults to 30 s.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_wait_timeout(self, wait_timeout: Duration) -> Self {
+        Self { wait_timeout, ..self }
     }
 
-    /// Puts a job at the end of the queue.
-    pub fn push(&self, payload: JobPayload) {
+    /// Appends a job to the queue.
+    pub fn enqueue(&self, payload: JobPayload) {
         self.change(|state| {
             state.queue.push_back(payload.id);
             state.front.version += 1;
@@ -149,57 +149,57 @@ impl MemoryCoordinator {
                 updates: Vec::new(),
                 artifacts: BTreeMap::new(),
                 uploads: Vec::new(),
-                handouts: 0,
+                assignments: 0,
                 payload,
             };
             state.jobs.insert(job.payload.id, job);
         });
     }
 
-    /// The next calls of this kind meet these faults, one each.
+    /// Injects faults into the next calls of this kind, one each.
     pub fn fail(&self, call: Call, faults: impl IntoIterator<Item = Fault>) {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
     }
 
-    /// Waits until only so many faults of this kind are left, for as long as it has patience.
+    /// Waits until only this number of faults of this kind are left.
     ///
     /// # Panics
-    /// After that time.
+    /// Panics after the wait timeout.
     pub async fn faults_left(&self, call: Call, left: usize) {
         let mut changes = self.changed.subscribe();
         let now = || self.state.lock().faults.get(&call).map_or(0, VecDeque::len);
         let used = async { while now() > left && changes.changed().await.is_ok() {} };
-        tokio::time::timeout(self.patience, used).await.unwrap_or_else(|_| panic!("{} faults are left", now()));
+        tokio::time::timeout(self.wait_timeout, used).await.unwrap_or_else(|_| panic!("{} faults are left", now()));
     }
 
-    /// Waits until so many more things have happened here: a call is at least one, a change by the test is one.
+    /// Waits for this number of further events. A call is at least one event, and a change by the test is one.
     ///
     /// # Panics
-    /// After as long as it has patience.
+    /// Panics after the wait timeout.
     pub async fn events(&self, count: u64) {
         let mut changes = self.changed.subscribe();
         let wanted = *changes.borrow() + count;
-        let come = tokio::time::timeout(self.patience, changes.wait_for(|version| *version >= wanted)).await;
+        let come = tokio::time::timeout(self.wait_timeout, changes.wait_for(|version| *version >= wanted)).await;
         assert!(come.is_ok(), "there were no {count} more events");
     }
 
-    /// Calls meet no more faults.
-    pub fn heal(&self) {
+    /// Removes all faults.
+    pub fn clear_faults(&self) {
         self.change(|state| state.faults.clear());
     }
 
-    /// From now on no runner token is valid.
+    /// Rejects all runner tokens from now on.
     pub fn refuse_runners(&self) {
         self.change(|state| state.refuses_runners = true);
     }
 
-    /// From now on a job that is handed out waits for its acceptance: `PUT` with `running`. Until then it is pending, and
-    /// takes nothing else (runner-api 2.6).
+    /// Makes assigned jobs wait for acceptance: `PUT` with `running`. Until then a job is pending, and no other call is
+    /// accepted (docs/spec/runner-api.md, section 2.6).
     pub fn offer_in_two_phases(&self) {
         self.change(|state| state.two_phase = true);
     }
 
-    /// Takes back a job that was not accepted: the token of its hand-out is refused from now on.
+    /// Revokes the assignment of a job that was not accepted. Its token is rejected from now on.
     pub fn take_back(&self, id: JobId) {
         self.change(|state| {
             state.keys.retain(|_, given| *given != id);
@@ -210,7 +210,7 @@ impl MemoryCoordinator {
         });
     }
 
-    /// Puts a job that was taken back into the queue.
+    /// Returns a job whose assignment was revoked to the queue.
     pub fn offer_again(&self, id: JobId) {
         self.change(|state| {
             state.queue.push_back(id);
@@ -218,7 +218,7 @@ impl MemoryCoordinator {
         });
     }
 
-    /// Sets a job's state, as a person's cancel does.
+    /// Sets the status of a job, for example to cancel it.
     pub fn set_status(&self, id: JobId, status: JobStatus) {
         self.change(|state| {
             if let Some(job) = state.jobs.get_mut(&id) {
@@ -227,28 +227,28 @@ impl MemoryCoordinator {
         });
     }
 
-    /// A copy of what is known of a job.
+    /// Returns a copy of a job.
     #[must_use]
     pub fn job(&self, id: JobId) -> Option<Job> {
         self.state.lock().jobs.get(&id).cloned()
     }
 
-    /// Job requests received so far.
+    /// Returns the number of job requests so far.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.state.lock().requests
     }
 
-    /// The most job requests that were held at one time.
+    /// Returns the maximum number of job requests that were held at the same time.
     #[must_use]
-    pub fn waiting_max(&self) -> usize {
-        self.state.lock().waiting_max
+    pub fn max_waiting(&self) -> usize {
+        self.state.lock().max_waiting
     }
 
-    /// Waits until the job is as `wanted`, for as long as it has patience.
+    /// Waits until `wanted` returns true for a job.
     ///
     /// # Panics
-    /// After that time, with what the coordinator knows of the job.
+    /// Panics after the wait timeout, with the state of the job.
     #[expect(clippy::panic, reason = "a failed wait is a failed test")]
     pub async fn wait_for(&self, id: JobId, wanted: impl Fn(&Job) -> bool) -> Job {
         let mut changes = self.changed.subscribe();
@@ -262,13 +262,13 @@ impl MemoryCoordinator {
                 }
             }
         };
-        match tokio::time::timeout(self.patience, found).await {
+        match tokio::time::timeout(self.wait_timeout, found).await {
             Ok(job) => job,
             Err(_) => panic!("the job did not become as expected: {:#?}", self.job(id)),
         }
     }
 
-    /// Waits until the job has ended.
+    /// Waits until the job has finished.
     pub async fn wait_for_end(&self, id: JobId) -> Job {
         self.wait_for(id, |job| job.status.is_complete()).await
     }
@@ -280,10 +280,10 @@ impl MemoryCoordinator {
     }
 }
 
-/// A coordinator that listens. Dropped, it stops.
+/// A running server for the coordinator. It stops when dropped.
 #[derive(Debug)]
 pub struct Served {
-    /// Its base URL.
+    /// Base URL.
     pub url: Url,
     task: JoinHandle<()>,
 }
@@ -297,7 +297,7 @@ impl Drop for Served {
 /// Serves the runner API on a free port of the loopback interface.
 ///
 /// # Errors
-/// Where no socket can be had.
+/// Returns an error if the port cannot be opened.
 pub async fn serve(service: Arc<dyn crate::service::RunnerService>) -> io::Result<Served> {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await?;
     let url = Url::parse(&format!("http://{}", listener.local_addr()?)).map_err(io::Error::other)?;

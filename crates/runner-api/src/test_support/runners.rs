@@ -1,4 +1,4 @@
-//! The runners that the coordinator in memory knows: one from the start, others as they are registered or added.
+//! Runners of the in-memory coordinator: one from the start, and those that are registered or added.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,16 +11,16 @@ pub const REGISTRATION_TOKEN: &str = "GR1348941memory";
 /// The personal access token that the coordinator accepts.
 pub const PERSONAL_TOKEN: &str = "glpat-memory";
 
-/// What the coordinator knows of one runner.
+/// A runner of the coordinator.
 #[derive(Debug, Clone, Default)]
 pub struct Runner {
-    /// Its id.
+    /// ID of the runner.
     pub id: i64,
-    /// The system ids of its managers that were verified and have not left.
+    /// System IDs of its managers that were verified and not deleted.
     pub managers: BTreeSet<String>,
-    /// What it was registered with; none for one that was made at the coordinator.
+    /// Registration request. `None` if it was created at the coordinator.
     pub registered: Option<RegisterRequest>,
-    /// When its tokens end, RFC 3339.
+    /// Expiry of its tokens, in RFC 3339.
     pub expires: Option<String>,
 }
 
@@ -99,24 +99,24 @@ impl Runners {
 }
 
 impl MemoryCoordinator {
-    /// Makes a runner with this token, as a person does at a server; its tokens end at `expires` (RFC 3339).
+    /// Creates a runner with this token, as an administrator would. Its tokens expire at `expires` (RFC 3339).
     pub fn add_runner(&self, token: &str, expires: Option<&str>) {
         let runner = Runner { expires: expires.map(str::to_owned), ..Runner::default() };
         self.change(|state| drop(state.runners.add(token, runner)));
     }
 
-    /// Deletes the runner with this token, as a person does at a server.
+    /// Deletes the runner with this token, as an administrator would.
     pub fn delete_runner(&self, token: &str) {
         self.change(|state| drop(state.runners.unregister(token)));
     }
 
-    /// What is known of the runner with this token.
+    /// Returns the runner with this token.
     #[must_use]
     pub fn runner(&self, token: &str) -> Option<Runner> {
         self.state.lock().runners.by_token.get(token).cloned()
     }
 
-    /// The tokens of all runners.
+    /// Returns the tokens of all runners.
     #[must_use]
     pub fn runner_tokens(&self) -> Vec<String> {
         self.state.lock().runners.by_token.keys().cloned().collect()

@@ -1,4 +1,4 @@
-//! [`RunnerService`] of the coordinator in memory.
+//! Implements [`RunnerService`] for the in-memory coordinator.
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -8,15 +8,16 @@ use muster_job::{JobId, JobStatus};
 use super::{Call, Fault, Job, MemoryCoordinator, State};
 use crate::payload::JobPayload;
 use crate::service::{
-    ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
+    ArtifactDownload, ArtifactQuery, ByteStream, JobRequestAnswer, RunnerService, ServiceError, TraceAnswer,
+    UpdateAnswer,
 };
 use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
 
 fn lost() -> ServiceError {
-    ServiceError::Internal("a fault was asked for".to_owned())
+    ServiceError::Internal("injected fault".to_owned())
 }
 
-/// The job, if the token is its own and it is on a runner.
+/// Returns the job, if the token belongs to it and a runner executes it.
 fn running<'a>(state: &'a mut State, id: JobId, token: &str) -> Result<&'a mut Job, ServiceError> {
     let job = state.jobs.get_mut(&id).filter(|job| job.payload.token == token);
     let job = job.ok_or(ServiceError::Forbidden { status: None })?;
@@ -29,28 +30,28 @@ impl State {
         let id = self.queue.pop_front()?;
         let job = self.jobs.get_mut(&id)?;
         job.status = if self.two_phase { JobStatus::Pending } else { JobStatus::Running };
-        job.handouts += 1;
+        job.assignments += 1;
         Some(id)
     }
 }
 
 impl MemoryCoordinator {
-    /// Runs a call through the faults that wait for it.
+    /// Applies the next fault to a call.
     fn with_faults<T>(
         &self,
         call: Call,
         effect: impl FnOnce(&mut State) -> Result<T, ServiceError>,
     ) -> Result<T, ServiceError> {
         self.change(|state| match state.faults.get_mut(&call).and_then(std::collections::VecDeque::pop_front) {
-            Some(Fault::Before | Fault::Hung | Fault::Emptied) => Err(lost()),
-            Some(Fault::Missing) => Err(ServiceError::NotFound("a fault was asked for".to_owned())),
-            Some(Fault::Refused) => Err(ServiceError::BadRequest("a fault was asked for".to_owned())),
-            Some(Fault::After) => effect(state).and(Err(lost())),
+            Some(Fault::FailBefore | Fault::Hung | Fault::TraceReset) => Err(lost()),
+            Some(Fault::Missing) => Err(ServiceError::NotFound("injected fault".to_owned())),
+            Some(Fault::Rejected) => Err(ServiceError::BadRequest("injected fault".to_owned())),
+            Some(Fault::FailAfter) => effect(state).and(Err(lost())),
             None => effect(state),
         })
     }
 
-    /// Comes back unless the next fault of the call is that it is never answered.
+    /// Never returns if the next fault of the call is that it gets no response.
     async fn hang(&self, call: Call) {
         let hung = self.change(|state| {
             let faults = state.faults.get_mut(&call)?;
@@ -106,7 +107,7 @@ impl RunnerService for MemoryCoordinator {
         self.with_faults(Call::Unregister, |state| state.runners.unregister_manager(&request))
     }
 
-    async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
+    async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError> {
         self.state.lock().runners.check(&request.token)?;
         if self.state.lock().refuses_runners {
             return Err(ServiceError::Forbidden { status: None });
@@ -120,9 +121,9 @@ impl RunnerService for MemoryCoordinator {
             let mut state = self.state.lock();
             state.requests += 1;
             state.waiting += 1;
-            state.waiting_max = state.waiting_max.max(state.waiting);
+            state.max_waiting = state.max_waiting.max(state.waiting);
         }
-        // A caller that goes away drops this future: the guard counts it out.
+        // If the caller disconnects, this future is dropped, and the guard updates the count.
         let waiting = Waiting(self);
         let deadline = tokio::time::sleep(self.long_poll);
         tokio::pin!(deadline);
@@ -140,7 +141,7 @@ impl RunnerService for MemoryCoordinator {
             }
         };
         drop(waiting);
-        Ok(Assignment { job, last_update: "1".to_owned() })
+        Ok(JobRequestAnswer { job, last_update: "1".to_owned() })
     }
 
     fn repeats_assignments(&self) -> bool {
@@ -178,7 +179,7 @@ impl RunnerService for MemoryCoordinator {
         self.hang(Call::AppendTrace).await;
         let emptied = self.change(|state| {
             let faults = state.faults.get_mut(&Call::AppendTrace)?;
-            matches!(faults.front()?, Fault::Emptied).then(|| faults.pop_front()).flatten()
+            matches!(faults.front()?, Fault::TraceReset).then(|| faults.pop_front()).flatten()
         });
         if emptied.is_some() {
             let status = running(&mut self.state.lock(), id, token)?.status;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use muster_agent_api::result::StepNode;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -34,7 +34,7 @@ pub enum StepError {
     Signal(i32),
     /// The steps were asked to end.
     #[error("stopped")]
-    Stopped(EndCause),
+    Stopped(TerminationCause),
     /// A process could not be run.
     #[error("exec: {0}")]
     Run(#[from] RunError),

@@ -15,7 +15,7 @@ use muster_agent_api::client::{self, AgentError, RunOptions};
 use muster_agent_api::plan;
 use muster_agent_api::result::{JobResult, StepNode};
 use muster_agent_api::step_runner::RunRequest;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Brakes, Engine, Job};
@@ -73,7 +73,7 @@ impl<J: Job> Engine<J> {
         };
         tokio::pin!(running);
         let mut canceled = false;
-        let mut stopped: Option<(EndCause, Instant)> = None;
+        let mut stopped: Option<(TerminationCause, Instant)> = None;
         loop {
             tokio::select! {
                 biased;
@@ -102,7 +102,7 @@ fn told(answer: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) {
 }
 
 /// Waits for the end of the time that a stopped agent has.
-async fn past(stopped: Option<(EndCause, Instant)>) -> EndCause {
+async fn past(stopped: Option<(TerminationCause, Instant)>) -> TerminationCause {
     match stopped {
         Some((cause, until)) => {
             sleep_until(until).await;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::{StepNode, StepStatus};
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 
 use super::StepError;
 use crate::failure::Failure;
@@ -59,7 +59,7 @@ pub struct Ending {
     status: StepStatus,
     exit_code: Option<i32>,
     message: String,
-    cause: Option<EndCause>,
+    cause: Option<TerminationCause>,
 }
 
 impl Ending {

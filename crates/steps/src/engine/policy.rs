@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use muster_agent_api::plan::When;
 use muster_agent_api::result::StepNode;
-use muster_job::{EndCause, go_duration};
+use muster_job::{TerminationCause, go_duration};
 use tokio_util::sync::CancellationToken;
 
 use super::author::AuthorSteps;
@@ -25,7 +25,7 @@ impl<J: Job> Engine<J> {
         let mut nodes = Vec::new();
         let failure = self.tries(step, brakes, cancel_reaches, &mut nodes).await.err();
         self.job.log().end_lines();
-        let is_late = failure.as_ref().and_then(Failure::cause) == Some(EndCause::TimedOut);
+        let is_late = failure.as_ref().and_then(Failure::cause) == Some(TerminationCause::TimedOut);
         // The steps of a group have told it.
         if is_late && !step.is_group() {
             self.say(&style::warning(&format!(
@@ -134,10 +134,10 @@ impl<J: Job> Engine<J> {
                 biased;
                 result = &mut work => {
                     return match result {
-                        Err(Failure::Stopped(EndCause::TimedOut)) if timed_out && own_is_first => {
+                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out && own_is_first => {
                             Err(Failure::StepTimeout(step_timeout(step)))
                         }
-                        Err(Failure::Stopped(EndCause::TimedOut)) if timed_out => {
+                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out => {
                             let limit = go_duration(self.limit);
                             Err(Failure::JobTimeout(format!("execution took longer than {limit} seconds")))
                         }
@@ -146,11 +146,11 @@ impl<J: Job> Engine<J> {
                 }
                 () = reached(limit), if !timed_out => {
                     timed_out = true;
-                    stop.stop(EndCause::TimedOut);
+                    stop.stop(TerminationCause::TimedOut);
                 }
                 () = &mut canceled, if !is_canceled => {
                     is_canceled = true;
-                    stop.stop(EndCause::CanceledByUser);
+                    stop.stop(TerminationCause::CanceledByUser);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! How a job stands between two steps, and which step may run then.
 
 use muster_agent_api::plan::When;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 
 use super::Brakes;
 use crate::builtin::{Role, Step};
@@ -37,14 +37,14 @@ impl Standing {
             self.over = true;
         }
         if brakes.cancel.is_cancelled() && !self.is_canceled() {
-            self.fail(Failure::Stopped(EndCause::CanceledByUser));
+            self.fail(Failure::Stopped(TerminationCause::CanceledByUser));
             // Between the scripts a cancel is one of the script; before and after them it ends the job.
             self.over |= !self.script_started || self.script_over;
         }
     }
 
     fn is_canceled(&self) -> bool {
-        self.failure == Some(Failure::Stopped(EndCause::CanceledByUser))
+        self.failure == Some(Failure::Stopped(TerminationCause::CanceledByUser))
     }
 
     pub(super) fn allows<J>(&self, step: &Step<J>) -> bool {
@@ -77,8 +77,10 @@ impl Standing {
         match &self.failure {
             _ if step.role() == Role::Script || !self.script_started => "running",
             None => "success",
-            Some(Failure::Stopped(EndCause::CanceledByUser)) => "canceled",
-            Some(Failure::Stopped(EndCause::TimedOut) | Failure::StepTimeout(_) | Failure::JobTimeout(_)) => "timedout",
+            Some(Failure::Stopped(TerminationCause::CanceledByUser)) => "canceled",
+            Some(Failure::Stopped(TerminationCause::TimedOut) | Failure::StepTimeout(_) | Failure::JobTimeout(_)) => {
+                "timedout"
+            }
             Some(_) => "failed",
         }
     }
@@ -87,7 +89,7 @@ impl Standing {
     pub(super) fn settle<J>(&mut self, step: &Step<J>, failure: Failure, brakes: &Brakes, say: impl Fn(&str)) {
         let in_script = step.role() == Role::Script;
         match &failure {
-            Failure::Stopped(EndCause::CanceledByUser) if in_script && brakes.stop.cause().is_none() => {
+            Failure::Stopped(TerminationCause::CanceledByUser) if in_script && brakes.stop.cause().is_none() => {
                 say(&style::warning("script canceled externally (UI, API)"));
             }
             // No shell of the job would come any further.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, prlimit};
@@ -71,7 +71,7 @@ pub enum Ended {
     /// By itself.
     Exited(ExitStatus),
     /// Because it was asked to, and with it everything the job had started.
-    Stopped(EndCause),
+    Stopped(TerminationCause),
 }
 
 /// Why there was no process to wait for.

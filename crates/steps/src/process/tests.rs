@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use muster_job::EndCause;
+use muster_job::TerminationCause;
 
 use super::*;
 use crate::log::{Log, Stream};
@@ -139,10 +139,10 @@ async fn a_stubborn_tree_is_killed_after_the_grace_time() {
         let run = processes.run(shell(script), &log, &stop, GRACE);
         let stopper = async {
             until("the tree runs", || memory.text().contains("ready")).await;
-            stop.stop(EndCause::TimedOut);
+            stop.stop(TerminationCause::TimedOut);
         };
         let (ended, ()) = tokio::join!(run, stopper);
-        assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::TimedOut));
+        assert_eq!(ended.unwrap(), Ended::Stopped(TerminationCause::TimedOut));
         assert_eq!(processes.members(), Vec::<i32>::new());
         processes.finish(GRACE).await;
     }
@@ -194,11 +194,11 @@ async fn a_process_that_prints_without_end_leaves_others_on_the_thread_their_tur
             tokio::task::yield_now().await;
         }
         let most = turns.writes.lock().1;
-        stop.stop(EndCause::CanceledByUser);
+        stop.stop(TerminationCause::CanceledByUser);
         most
     };
     let (ended, most) = tokio::join!(run, other);
-    assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
+    assert_eq!(ended.unwrap(), Ended::Stopped(TerminationCause::CanceledByUser));
     // A turn of the flood may come from the pipe and another one from its own yield.
     assert!(most <= 4, "{most} pieces between two turns");
     processes.finish(GRACE).await;
@@ -307,10 +307,10 @@ async fn after_its_processes_were_killed_a_job_can_start_others() {
             let run = processes.run(shell("trap '' TERM; echo ready; while :; do sleep 1; done"), &log, &stop, GRACE);
             let stopper = async {
                 until("it runs", || memory.text().matches("ready").count() == round).await;
-                stop.stop(EndCause::CanceledByUser);
+                stop.stop(TerminationCause::CanceledByUser);
             };
             let (ended, ()) = tokio::join!(run, stopper);
-            assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
+            assert_eq!(ended.unwrap(), Ended::Stopped(TerminationCause::CanceledByUser));
             let ended = processes.run(shell("echo after"), &log, &Stop::new(), GRACE).await.unwrap();
             assert_eq!(ended, Ended::Exited(std::process::ExitStatus::default()));
         }
@@ -386,12 +386,12 @@ async fn a_job_that_freezes_its_cgroup_waits_alone() {
     let (stop, go_on) = (Stop::new(), Stop::new());
     let other = async {
         let ended = beside.run(shell("true"), &log, &go_on, GRACE).await.unwrap();
-        stop.stop(EndCause::CanceledByUser);
+        stop.stop(TerminationCause::CanceledByUser);
         ended
     };
     let both = async { tokio::join!(frozen.run(shell("true"), &log, &stop, GRACE), other) };
     let (ended, other) = tokio::time::timeout(PATIENCE, both).await.expect("neither hangs");
-    assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
+    assert_eq!(ended.unwrap(), Ended::Stopped(TerminationCause::CanceledByUser));
     assert!(matches!(other, Ended::Exited(status) if status.success()));
     frozen.finish(GRACE).await;
     beside.finish(GRACE).await;

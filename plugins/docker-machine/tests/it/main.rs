@@ -1,4 +1,4 @@
-//! The plugin as a process under Muster's host, with a docker-machine that only behaves like one.
+//! Tests the plugin as a process under Muster's host, with a fake docker-machine.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
-/// For how long anything may take.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Timeout for any operation.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-docker-machine");
 
-/// docker-machine's directory, by which the fake one is told to misbehave.
+/// Directory of docker-machine, with which tests control the fake.
 struct Cloud(TempDir);
 
 impl Cloud {
@@ -40,7 +40,7 @@ impl Cloud {
         std::fs::remove_file(self.path(mood)).unwrap();
     }
 
-    /// A machine that somebody else made.
+    /// Adds a machine that was created outside of the plugin.
     fn put(&self, name: &str, state: &str) {
         std::fs::create_dir_all(self.path("machines").join(name)).unwrap();
         std::fs::write(self.path("machines").join(name).join("state"), state).unwrap();
@@ -51,7 +51,7 @@ impl Cloud {
         directory.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// What its provider has: what is paid for.
+    /// Returns the number of machines at the provider.
     fn paid(&self) -> usize {
         std::fs::read_dir(self.path("cloud")).map_or(0, Iterator::count)
     }
@@ -83,9 +83,9 @@ async fn states(group: &Group) -> Vec<(InstanceId, InstanceState)> {
     states
 }
 
-/// Looks until all instances are in the state and there are `n`: the protocol has no event for it.
+/// Polls until there are `n` instances, all in this state. The protocol has no event for it.
 async fn wait(group: &Group, n: usize, state: InstanceState) -> Vec<InstanceId> {
-    let deadline = tokio::time::Instant::now() + LIMIT;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let states = states(group).await;
         if states.len() == n && states.iter().all(|(_, is)| *is == state) {
@@ -95,9 +95,9 @@ async fn wait(group: &Group, n: usize, state: InstanceState) -> Vec<InstanceId> 
     }
 }
 
-/// Looks at the machines until it is so: docker-machine has no event for it.
+/// Polls until `test` returns true. docker-machine has no event for it.
 async fn until(test: impl Fn() -> bool) {
-    let deadline = tokio::time::Instant::now() + LIMIT;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !test() {
         assert!(tokio::time::Instant::now() < deadline, "the machines are not as wanted");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -105,7 +105,7 @@ async fn until(test: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn machines_are_made_listed_reached_and_removed() {
+async fn machines_are_created_listed_connected_and_removed() {
     let cloud = Cloud::new();
     let change = |config: &mut Value| {
         config["MachineOptions"] = json!(["fake-region=eu-1", "fake-private"]);
@@ -137,7 +137,7 @@ async fn machines_are_made_listed_reached_and_removed() {
 }
 
 #[tokio::test]
-async fn a_slow_creation_is_told_as_such_and_can_be_given_back() {
+async fn slow_creation_is_reported_and_can_be_canceled() {
     let cloud = Cloud::new();
     cloud.set("create-waits");
     let group = cloud.start(|config| config["MaxGrowthRate"] = json!(1)).await.unwrap();
@@ -149,7 +149,8 @@ async fn a_slow_creation_is_told_as_such_and_can_be_given_back() {
     let first = InstanceId::new(cloud.machines().remove(0));
     let waiting = creating.iter().map(|(id, _)| id.clone()).find(|id| *id != first).unwrap();
     group.decrease(&[first.clone(), waiting.clone()]).await.unwrap();
-    // One that waits for its turn is not made. One that is being made is made to its end, or its provider would keep it.
+    // A waiting machine is not created. A creation in progress is completed, because the provider would keep the
+    // machine otherwise.
     until(|| !cloud.path("muster-creating").join(waiting.as_str()).exists()).await;
     assert_eq!(states(&group).await, [(first, InstanceState::Deleting)]);
     assert_eq!(cloud.paid(), 1);
@@ -161,7 +162,7 @@ async fn a_slow_creation_is_told_as_such_and_can_be_given_back() {
 }
 
 #[tokio::test]
-async fn what_there_is_of_a_failed_creation_is_removed() {
+async fn remains_of_failed_creation_are_removed() {
     let cloud = Cloud::new();
     let group = cloud.start(|_| ()).await.unwrap();
     for mood in ["create-fails", "create-fails-early"] {
@@ -177,7 +178,7 @@ async fn what_there_is_of_a_failed_creation_is_removed() {
 }
 
 #[tokio::test]
-async fn a_machine_that_was_half_made_when_the_plugin_died_is_removed() {
+async fn interrupted_creation_is_removed_after_restart() {
     let cloud = Cloud::new();
     cloud.set("create-waits");
     let group = cloud.start(|_| ()).await.unwrap();
@@ -189,7 +190,7 @@ async fn a_machine_that_was_half_made_when_the_plugin_died_is_removed() {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
     status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
-    // Its docker-machine goes on: ended before it knows the machine's id, it would leave the machine to its provider.
+    // docker-machine continues: if it ended before it knows the machine's ID, the machine would remain at its provider.
     assert_eq!(states(&group).await.iter().map(|(_, state)| *state).collect::<Vec<_>>(), [InstanceState::Deleting]);
     assert_eq!(cloud.paid(), 1);
     cloud.unset("create-waits");
@@ -200,7 +201,7 @@ async fn a_machine_that_was_half_made_when_the_plugin_died_is_removed() {
 }
 
 #[tokio::test]
-async fn machines_of_others_are_left_alone_and_those_of_before_are_found() {
+async fn other_machines_are_ignored_and_own_ones_are_found() {
     let cloud = Cloud::new();
     cloud.put("mine", "Running");
     cloud.put("runner-xyz-auto-1700000000-0123abcd", "Stopped");
@@ -218,7 +219,7 @@ async fn machines_of_others_are_left_alone_and_those_of_before_are_found() {
 }
 
 #[tokio::test]
-async fn a_removal_that_fails_is_tried_again_and_at_last_forced() {
+async fn failed_removal_is_retried_and_finally_forced() {
     let cloud = Cloud::new();
     let group = cloud.start(|config| config["MaxRemovalAttempts"] = json!(3)).await.unwrap();
     group.increase(1).await.unwrap();
@@ -227,7 +228,7 @@ async fn a_removal_that_fails_is_tried_again_and_at_last_forced() {
     cloud.set("rm-force-fails");
     group.decrease(&ids).await.unwrap();
     until(|| cloud.calls().contains("rm -f")).await;
-    // What docker-machine still has is not forgotten, also where it cannot do anything.
+    // A machine that docker-machine still has is kept, even if no command succeeds.
     assert_eq!(states(&group).await, [(ids[0].clone(), InstanceState::Deleting)]);
     cloud.unset("rm-force-fails");
     wait(&group, 0, InstanceState::Running).await;
@@ -238,7 +239,7 @@ async fn a_removal_that_fails_is_tried_again_and_at_last_forced() {
 }
 
 #[tokio::test]
-async fn a_list_that_fails_loses_nothing() {
+async fn failed_list_loses_no_machines() {
     let cloud = Cloud::new();
     let group = cloud.start(|_| ()).await.unwrap();
     group.increase(1).await.unwrap();
@@ -253,9 +254,9 @@ async fn a_list_that_fails_loses_nothing() {
     group.stop().await;
 }
 
-/// R025: the table of an old configuration, as it is.
+/// R025: the table of an old configuration works unchanged.
 #[tokio::test]
-async fn an_old_machine_table_works_as_it_is() {
+async fn old_machine_table_works_unchanged() {
     let cloud = Cloud::new();
     let old = r#"
         IdleCount = 1
@@ -281,13 +282,13 @@ async fn an_old_machine_table_works_as_it_is() {
     group.stop().await;
 }
 
-/// R026: what is written elsewhere now is told with its place and the date.
+/// R026: the log names the replacement of each old key, and the deprecation date.
 #[test]
-fn the_log_names_the_new_keys_and_the_end_of_docker_machine() {
+fn log_names_new_keys_and_deprecation() {
     let cloud = Cloud::new();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let directory = TempDir::new().unwrap();
-    // A plugin's log goes to its stderr; a wrapper keeps it.
+    // The plugin logs to stderr, which a wrapper redirects to a file.
     let wrapper = directory.path().join("fleeting-plugin-docker-machine");
     let log = directory.path().join("log");
     std::fs::write(&wrapper, format!("#!/bin/sh\nexec {PLUGIN} 2>{}\n", log.display())).unwrap();
@@ -304,7 +305,7 @@ fn the_log_names_the_new_keys_and_the_end_of_docker_machine() {
 }
 
 #[test]
-fn the_reference_in_the_documents_is_the_plugins_own() {
+fn reference_page_is_up_to_date() {
     let output = std::process::Command::new(PLUGIN).arg("settings").output().unwrap();
     let reference = String::from_utf8(output.stdout).unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-docker-machine.md");
@@ -312,9 +313,9 @@ fn the_reference_in_the_documents_is_the_plugins_own() {
     assert!(page.contains(&reference), "put this into docs/reference/plugin-docker-machine.md:\n{reference}");
 }
 
-/// `muster plugin test` on it, with machines that answer: one SSH server of this process.
+/// Runs `muster plugin test` with machines that respond: one SSH server of this process.
 #[tokio::test]
-async fn c4_c6_it_passes_the_kit() {
+async fn c4_c6_passes_conformance_kit() {
     let cloud = Cloud::new();
     let key = || PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).unwrap();
     let (host, login) = (key(), key());

@@ -1,17 +1,18 @@
-//! What the plugin offers beside the protocol, as Muster's host sees it.
+//! Tests the protocol extension of the plugin with Muster's host.
 
 use futures::StreamExt;
 use muster_fleeting::extension::Notice;
 use muster_fleeting::host::CallError;
 use muster_fleeting::model::{InstanceId, InstanceState};
-use muster_remote::{DialError, Exit, KnownHosts, Run, dial};
+use muster_remote::{DialError, Exit, KnownHosts, RemoteCommand, dial};
 use serde_json::json;
 
 use super::{group, id, one, output, wait};
 
 #[tokio::test]
-async fn prices_and_stock_are_told_and_a_stock_out_is_a_notice() {
-    let config = json!({"price_micros_per_hour": 96_000, "currency": "EUR", "stock": 2, "losses_per_minute": 0.001});
+async fn reports_prices_and_stock_changes() {
+    let config =
+        json!({"price_micros_per_hour": 96_000, "currency": "EUR", "capacity": 2, "preemptions_per_minute": 0.001});
     let group = group(config).await;
     let offer = group.offers().await.unwrap().remove(0);
     let price = offer.price.unwrap();
@@ -32,19 +33,19 @@ async fn prices_and_stock_are_told_and_a_stock_out_is_a_notice() {
 }
 
 #[tokio::test]
-async fn an_interruption_is_told_before_the_instance_is_lost() {
-    let group = group(json!({"losses_per_minute": 60_000.0, "notice_s": 1.0})).await;
+async fn interruption_notice_precedes_preemption() {
+    let group = group(json!({"preemptions_per_minute": 60_000.0, "preemption_notice_s": 1.0})).await;
     let mut notices = group.notices().await.unwrap();
     group.increase(1).await.unwrap();
     let Some(Notice::Interruption { instance, at, reason }) = notices.next().await else { panic!("a notice") };
-    assert!(at.is_some() && reason.contains("losses_per_minute"), "{at:?} {reason}");
+    assert!(at.is_some() && reason.contains("preemptions_per_minute"), "{at:?} {reason}");
     assert_eq!(group.update().await.unwrap().instances[&instance], InstanceState::Running, "it still runs");
     wait(&group, InstanceState::Running, 0).await;
     group.stop().await;
 }
 
 #[tokio::test]
-async fn what_an_instance_uses_is_measured() {
+async fn reports_resource_usage() {
     let (group, target, session) = one(json!({})).await;
     let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 600";
     let watch = async {
@@ -57,7 +58,7 @@ async fn what_an_instance_uses_is_measured() {
     };
     let resources = tokio::select! {
         resources = watch => resources,
-        outcome = session.run(Run::new(busy)) => panic!("it ended: {outcome:?}"),
+        outcome = session.run(RemoteCommand::new(busy)) => panic!("it ended: {outcome:?}"),
     };
     assert!(resources.memory_bytes > 0, "{resources:?}");
     let none = group.resources(&[InstanceId::new("nobody")]).await.unwrap();
@@ -66,7 +67,7 @@ async fn what_an_instance_uses_is_measured() {
 }
 
 #[tokio::test]
-async fn a_host_key_is_pinned_from_the_plugin() {
+async fn host_key_of_the_plugin_is_pinned() {
     let (group, target, session) = one(json!({})).await;
     session.close().await;
     let keys = group.host_keys(&id(&target)).await.unwrap();
@@ -82,7 +83,7 @@ async fn a_host_key_is_pinned_from_the_plugin() {
 }
 
 #[tokio::test]
-async fn hooks_run_around_a_job_and_their_failure_has_its_own_words() {
+async fn hooks_run_around_a_job_and_report_failures() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("said");
     let script = format!("echo \"$0 $1\" >>{}; case $1 in bad) echo disk is full >&2; exit 3;; esac", file.display());
@@ -101,8 +102,8 @@ async fn hooks_run_around_a_job_and_their_failure_has_its_own_words() {
 }
 
 #[tokio::test]
-async fn limits_are_in_force_where_cgroups_can_be_made() {
-    let (group, _, session) = one(json!({"memory_max_mib": 64, "processes_max": 30, "cpus_max": 0.5})).await;
+async fn limits_apply_if_cgroups_can_be_created() {
+    let (group, _, session) = one(json!({"max_memory_mib": 64, "max_processes": 30, "max_cpus": 0.5})).await;
     let (_, groups, _) = output(&*session, "cat /proc/self/cgroup").await;
     if !muster_test_needs::cgroups(groups.contains("/muster-local-")) {
         return group.stop().await;

@@ -1,10 +1,10 @@
-//! The plugin as a process under Muster's host, its instances reached by SSH.
+//! Tests the plugin as a process under Muster's host. Instances are reached by SSH.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod extension;
 mod orderly;
-mod outlive;
+mod persistent;
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::{InstanceId, InstanceState};
-use muster_remote::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_remote::{DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Target, dial};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +23,7 @@ async fn group(config: Value) -> Group {
     Group::start(spec).await.unwrap()
 }
 
-/// Asks until all of `n` instances are in the state: the protocol has no event for it.
+/// Polls until all `n` instances are in this state. The protocol has no event for it.
 async fn wait(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
     loop {
         let instances = group.update().await.unwrap().instances;
@@ -55,13 +55,13 @@ async fn one(config: Value) -> (Group, Target, Box<dyn Session>) {
 
 async fn output(session: &dyn Session, command: &str) -> (Exit, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let run = Run { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..Run::new(command) };
+    let run = RemoteCommand { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..RemoteCommand::new(command) };
     let outcome = session.run(run).await.unwrap();
     (outcome.exit, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
 #[tokio::test]
-async fn commands_run_in_an_instance_of_their_own() {
+async fn commands_run_in_separate_instances() {
     for isolation in ["auto", "none"] {
         let (group, target, session) = one(json!({ "isolation": isolation })).await;
         let (exit, home, _) = output(&*session, "pwd; echo $HOME").await;
@@ -74,10 +74,10 @@ async fn commands_run_in_an_instance_of_their_own() {
         let (exit, ..) = output(&*session, "kill -9 $$").await;
         assert_eq!(exit, Exit::Code(137));
 
-        // Input goes in, all of it, and ends.
+        // Input is sent completely, and then closed.
         let text = "x".repeat(3_000_000);
         let (mut input, mut count) = (text.as_bytes(), Vec::new());
-        let run = Run { stdin: Some(&mut input), stdout: Some(&mut count), ..Run::new("wc -c") };
+        let run = RemoteCommand { stdin: Some(&mut input), stdout: Some(&mut count), ..RemoteCommand::new("wc -c") };
         session.run(run).await.unwrap();
         assert_eq!(String::from_utf8(count).unwrap().trim(), "3000000");
 
@@ -89,9 +89,10 @@ async fn commands_run_in_an_instance_of_their_own() {
 }
 
 #[tokio::test]
-async fn c8_errors_that_nobody_takes_are_kept_at_their_end() {
+async fn c8_end_of_unread_stderr_is_kept() {
     let (group, _, session) = one(json!({})).await;
-    let outcome = session.run(Run::new("yes eeeeeee | head -c 1048576 >&2; echo last >&2; exit 1")).await.unwrap();
+    let outcome =
+        session.run(RemoteCommand::new("yes eeeeeee | head -c 1048576 >&2; echo last >&2; exit 1")).await.unwrap();
     assert_eq!(outcome.exit, Exit::Code(1));
     assert!(outcome.stderr.to_string().ends_with("eeeeeee\nlast\n"));
     assert_eq!(outcome.stderr.omitted(), 1_048_576 + 5 - 32_767);
@@ -119,7 +120,7 @@ async fn c7_streams_reach_sockets_in_the_instance() {
     let refused = session.dial("unix", "/nowhere").await.err().unwrap();
     assert!(matches!(refused, RunError::Refused { .. }), "{refused}");
 
-    let mut stream = session.dial_run("tr a-z A-Z").await.unwrap();
+    let mut stream = session.dial_command("tr a-z A-Z").await.unwrap();
     stream.write_all(b"shout").await.unwrap();
     stream.shutdown().await.unwrap();
     let mut text = String::new();
@@ -129,7 +130,7 @@ async fn c7_streams_reach_sockets_in_the_instance() {
 }
 
 #[tokio::test]
-async fn c4_credentials_that_are_refused_are_told_at_once() {
+async fn c4_rejected_credentials_fail_immediately() {
     let (group, mut target, _session) = one(json!({})).await;
     target.timeout = Duration::from_secs(3600);
     target.key = Vec::new();
@@ -143,7 +144,7 @@ async fn c4_credentials_that_are_refused_are_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_host_key_is_believed_once() {
+async fn first_host_key_is_trusted_and_no_other() {
     let group = group(json!({})).await;
     group.increase(2).await.unwrap();
     let ids = wait(&group, InstanceState::Running, 2).await;
@@ -151,7 +152,7 @@ async fn a_host_key_is_believed_once() {
     let first = target(&group, &ids[0]).await;
     dial(&first, &hosts).await.unwrap();
     dial(&first, &hosts).await.unwrap();
-    // Another machine answers under the first one's name.
+    // Another machine responds under the name of the first one.
     let mut other = target(&group, &ids[1]).await;
     other.machine = ids[0].as_str().to_owned();
     let error = dial(&other, &hosts).await.err().unwrap();
@@ -162,7 +163,7 @@ async fn a_host_key_is_believed_once() {
 }
 
 #[tokio::test]
-async fn c5_a_port_that_refuses_is_tried_with_pauses_until_the_budget_ends() {
+async fn c5_refused_port_is_retried_until_timeout() {
     let (group, mut target, _session) = one(json!({})).await;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     target.address = listener.local_addr().unwrap().to_string();
@@ -175,12 +176,16 @@ async fn c5_a_port_that_refuses_is_tried_with_pauses_until_the_budget_ends() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_stopped_leaves_nothing_and_a_lost_instance_gives_no_status() {
+async fn canceled_command_leaves_nothing_and_lost_instance_has_no_status() {
     let (group, target, session) = one(json!({})).await;
     let stop = CancellationToken::new();
     let mut line = Vec::new();
     let (mut reader, mut writer) = tokio::io::duplex(64);
-    let run = Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("echo up; exec sleep 600") };
+    let run = RemoteCommand {
+        stdout: Some(&mut writer),
+        stop: stop.clone(),
+        ..RemoteCommand::new("echo up; exec sleep 600")
+    };
     let watch = async {
         while !line.ends_with(b"\n") {
             line.push(reader.read_u8().await.unwrap());
@@ -191,7 +196,7 @@ async fn a_command_that_is_stopped_leaves_nothing_and_a_lost_instance_gives_no_s
     assert_eq!(outcome.unwrap().exit, Exit::Code(143), "SIGTERM");
 
     let (mut reader, mut writer) = tokio::io::duplex(64);
-    let run = Run { stdout: Some(&mut writer), ..Run::new("echo up; exec sleep 600") };
+    let run = RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("echo up; exec sleep 600") };
     let watch = async {
         reader.read_u8().await.unwrap();
         group.decrease(std::slice::from_ref(&id(&target))).await.unwrap();
@@ -202,10 +207,10 @@ async fn a_command_that_is_stopped_leaves_nothing_and_a_lost_instance_gives_no_s
 }
 
 #[tokio::test]
-async fn the_cloud_can_be_made_bad() {
-    let group = group(json!({"boot_failure_rate": 1.0, "grant_max": 2, "max_size": 3})).await;
+async fn cloud_simulator_injects_configured_faults() {
+    let group = group(json!({"boot_failure_rate": 1.0, "max_instances_per_request": 2, "max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 2, "short grants");
-    // Each is told once, in whichever look comes first.
+    // Each failure is reported once, by any poll.
     let mut told = Vec::new();
     while told.len() < 2 {
         let instances = group.update().await.unwrap().instances;
@@ -213,7 +218,7 @@ async fn the_cloud_can_be_made_bad() {
     }
     assert!(group.update().await.unwrap().instances.is_empty(), "told once: {told:?}");
     group.stop().await;
-    // One that did not come up, and is removed before that was told.
+    // An instance that failed to start, and is removed before that was reported.
     let group = self::group(json!({"boot_failure_rate": 1.0, "boot_delay_ms": 100})).await;
     group.increase(1).await.unwrap();
     let id = wait(&group, InstanceState::Creating, 1).await.remove(0);
@@ -221,7 +226,7 @@ async fn the_cloud_can_be_made_bad() {
     group.decrease(std::slice::from_ref(&id)).await.unwrap();
     assert!(group.update().await.unwrap().instances.is_empty());
     group.stop().await;
-    let group = self::group(json!({"losses_per_minute": 60_000.0})).await;
+    let group = self::group(json!({"preemptions_per_minute": 60_000.0})).await;
     group.increase(1).await.unwrap();
     wait(&group, InstanceState::Creating, 0).await;
     wait(&group, InstanceState::Running, 0).await;
@@ -229,7 +234,7 @@ async fn the_cloud_can_be_made_bad() {
 }
 
 #[test]
-fn the_reference_in_the_documents_is_the_plugins_own() {
+fn reference_page_is_up_to_date() {
     let output =
         std::process::Command::new(env!("CARGO_BIN_EXE_fleeting-plugin-local")).arg("settings").output().unwrap();
     let reference = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Instances leave nothing behind, however they and the plugin end.
+//! Tests that instances leave nothing behind, however they and the plugin end.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -17,15 +17,15 @@ async fn gone(pid: Pid) {
     }
 }
 
-/// As the manager's agent: it leaves the session, and what started it ends.
+/// Daemonizes like the manager's agent: it leaves the session, and its parent exits.
 const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' </dev/null &";
 
 #[tokio::test]
-async fn what_left_its_session_ends_with_the_instance() {
+async fn daemon_ends_with_the_instance() {
     for isolation in ["auto", "none"] {
         let (group, target, session) = one(json!({ "isolation": isolation })).await;
         let (_, daemon, _) = output(&*session, DAEMON).await;
-        // Which number that is for the host: without namespaces the same.
+        // Its process ID on the host, which is the same without namespaces.
         let outside = if isolation == "none" { Some(pid(&daemon)) } else { None };
         let (exit, ..) = output(&*session, &format!("kill -0 {daemon}")).await;
         assert_eq!(exit, Exit::Code(0), "a command's end is not the end of what it left");
@@ -39,7 +39,7 @@ async fn what_left_its_session_ends_with_the_instance() {
 }
 
 #[tokio::test]
-async fn what_ends_without_its_parent_is_no_zombie() {
+async fn orphans_do_not_become_zombies() {
     let (group, _, session) = one(json!({"isolation": "none"})).await;
     let (_, child, _) = output(&*session, "setsid sh -c 'echo $$; exec sleep 0.01 >/dev/null 2>&1' </dev/null &").await;
     gone(pid(&child)).await;
@@ -47,7 +47,7 @@ async fn what_ends_without_its_parent_is_no_zombie() {
 }
 
 #[tokio::test]
-async fn a_connection_that_cannot_be_taken_ends_nothing() {
+async fn failed_accept_does_not_stop_the_server() {
     let (group, target, session) = one(json!({"isolation": "none"})).await;
     let (_, server, _) = output(&*session, "echo $PPID").await;
     let server = pid(&server);
@@ -55,7 +55,7 @@ async fn a_connection_that_cannot_be_taken_ends_nothing() {
         let status = std::fs::read_to_string(format!("/proc/{}/status", server.as_raw_nonzero())).unwrap_or_default();
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
     };
-    // No file more can be opened there.
+    // No further files can be opened there.
     let before = getrlimit(Resource::Nofile);
     prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     let first = woken();
@@ -75,7 +75,7 @@ fn entries(directory: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn a_plugin_that_ends_or_is_killed_leaves_no_directory() {
+async fn stopped_or_killed_plugin_leaves_no_directory() {
     let directory = tempfile::tempdir().unwrap();
     let (group, target, session) = one(json!({"directory": directory.path()})).await;
     let home = output(&*session, "pwd").await.1;

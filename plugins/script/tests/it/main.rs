@@ -1,4 +1,4 @@
-//! The plugin as a process under Muster's host, with programs in shell.
+//! Tests the plugin as a process under Muster's host, with shell scripts as programs.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{CallError, Group, PluginSpec, StartError};
 use muster_fleeting::model::{InstanceId, InstanceState};
-use muster_remote::{Exit, KnownHosts, Run, dial};
+use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ async fn start(config: Value) -> Result<Group, StartError> {
     Group::start(spec).await
 }
 
-/// One shell script for all calls; `$root` is a directory of its own.
+/// Creates a shell script for all calls. `$root` is a directory for its state.
 fn script(cases: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("group");
@@ -42,7 +42,7 @@ fn ids(names: &[&str]) -> Vec<InstanceId> {
 }
 
 #[tokio::test]
-async fn calls_are_programs_and_what_they_print_is_the_answer() {
+async fn output_of_programs_is_the_answer() {
     let (directory, group) = group(
         "init) echo id mine/$SETTING_SIZE; echo max_size 7;;
          increase) echo \"$1 $FLEETING_CALL $SETTING_ZONE_NAME $CONNECTOR_USERNAME\" >$root/increase; cat >$root/input;;
@@ -77,7 +77,7 @@ async fn calls_are_programs_and_what_they_print_is_the_answer() {
 }
 
 #[tokio::test]
-async fn what_was_done_before_a_failure_counts_and_half_a_list_does_not() {
+async fn partial_success_counts_but_partial_list_does_not() {
     let (_directory, group) = group(
         "increase) echo 2; exit 1;;
          decrease) echo a; echo no more today >&2; exit 1;;
@@ -95,9 +95,9 @@ async fn what_was_done_before_a_failure_counts_and_half_a_list_does_not() {
     group.stop().await;
 }
 
-/// A cloud's command line says all kinds of things; machines that were made are not made again for that.
+/// Cloud command lines print various texts. Machines must not be created again because of that.
 #[tokio::test]
-async fn a_success_whose_answer_is_no_number_counts_as_done() {
+async fn success_with_invalid_number_counts_as_done() {
     let (_directory, group) = group(
         "increase) [ $1 != 4 ] || { echo quota exceeded >&2; echo Operation failed; exit 1; }
                    echo Created; echo 'Operation completed over 1 objects.';;
@@ -108,15 +108,15 @@ async fn a_success_whose_answer_is_no_number_counts_as_done() {
     assert_eq!(group.increase(2).await.unwrap(), 2);
     let error = group.increase(4).await.unwrap_err().to_string();
     assert!(error.contains("increase failed (exit status: 1): quota exceeded"), "{error}");
-    // Ids can be asked for again.
+    // Deletions can be requested again.
     assert_eq!(group.decrease(&ids(&["a", "b"])).await.unwrap(), []);
     group.stop().await;
 }
 
 #[tokio::test]
-async fn a_program_that_hangs_is_ended_and_the_plugin_goes_on() {
+async fn hanging_program_is_killed_and_plugin_continues() {
     let (_directory, path) = script("update) echo looking >&2; sleep 600;;\nincrease) :;;\nconnect-info) :;;");
-    let group = start(json!({"command": ["sh", path], "limits_s": {"update": 1}})).await.unwrap();
+    let group = start(json!({"command": ["sh", path], "timeouts_s": {"update": 1}})).await.unwrap();
     let error = group.update().await.unwrap_err().to_string();
     assert!(error.contains("update did not end within 1 s and was killed; it said: looking"), "{error}");
     assert_eq!(group.increase(1).await.unwrap(), 1);
@@ -126,7 +126,7 @@ async fn a_program_that_hangs_is_ended_and_the_plugin_goes_on() {
 }
 
 #[tokio::test]
-async fn executables_in_a_directory_are_the_calls() {
+async fn executables_in_directory_implement_calls() {
     let directory = TempDir::new().unwrap();
     let put = |call: &str, body: &str| {
         let path = directory.path().join(call);
@@ -137,7 +137,7 @@ async fn executables_in_a_directory_are_the_calls() {
     put("increase", "echo '{\"succeeded\": 1}'");
     put("decrease", "");
     let error = start(json!({"directory": directory.path()})).await.unwrap_err().to_string();
-    assert!(error.contains("connect-info: not there; a plugin needs this call"), "{error}");
+    assert!(error.contains("connect-info: file not found; a plugin needs this call"), "{error}");
     put("connect-info", "");
     put("suspend", "echo a; exit 1");
     put("resume", "");
@@ -153,13 +153,13 @@ async fn executables_in_a_directory_are_the_calls() {
 }
 
 #[tokio::test]
-async fn an_empty_configuration_says_what_to_set() {
+async fn empty_configuration_is_rejected_with_hint() {
     let error = start(Value::Null).await.unwrap_err().to_string();
-    assert!(error.contains("there is nothing to call: set directory"), "{error}");
+    assert!(error.contains("no program is configured: set directory"), "{error}");
 }
 
 #[tokio::test]
-async fn the_example_in_shell_makes_machines_that_run_commands() {
+async fn shell_example_creates_machines_that_run_commands() {
     if !muster_test_needs::sshd() {
         return;
     }
@@ -178,7 +178,7 @@ async fn the_example_in_shell_makes_machines_that_run_commands() {
     let target = connector::target(&all[0], info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     let mut stdout = Vec::new();
-    let run = Run { stdout: Some(&mut stdout), ..Run::new("echo here; exit 5") };
+    let run = RemoteCommand { stdout: Some(&mut stdout), ..RemoteCommand::new("echo here; exit 5") };
     assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(5));
     assert_eq!(stdout, b"here\n");
     session.close().await;
@@ -188,7 +188,7 @@ async fn the_example_in_shell_makes_machines_that_run_commands() {
 }
 
 #[test]
-fn the_reference_in_the_documents_is_the_plugins_own() {
+fn reference_page_is_up_to_date() {
     let output = std::process::Command::new(PLUGIN).arg("settings").output().unwrap();
     let reference = String::from_utf8(output.stdout).unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-script.md");

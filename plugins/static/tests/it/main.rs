@@ -1,4 +1,4 @@
-//! The plugin as a process under Muster's host; its machines are SSH servers of the tests.
+//! Tests the plugin as a process under Muster's host. Its machines are SSH servers of the tests.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -11,7 +11,7 @@ use muster_fleeting::conformance::{self, Outcome, Plan};
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
 use muster_fleeting::model::{InstanceId, InstanceState};
-use muster_remote::{Exit, KnownHosts, Run, dial};
+use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, HashAlg, PrivateKey};
 use serde_json::{Value, json};
@@ -19,8 +19,8 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// For how long anything may take.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Timeout for any operation.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-static");
 
@@ -50,7 +50,7 @@ impl Machine {
         tokio::spawn(server::accept(listener, host_key.clone(), authorized, server::Commands::default()))
     }
 
-    /// Nobody answers any more.
+    /// Stops the machine from responding.
     async fn go_away(&mut self) {
         self.server.abort();
         let _ = (&mut self.server).await;
@@ -71,7 +71,7 @@ impl Machine {
 fn config(directory: &Path, machines: &[Value]) -> Value {
     json!({
         "machines": machines, "state_file": directory.join("leases.json"),
-        "health_interval_s": 1, "health_limit_s": 5,
+        "health_interval_s": 1, "health_timeout_s": 5,
     })
 }
 
@@ -89,9 +89,9 @@ async fn states(group: &Group) -> Vec<(String, InstanceState)> {
     states
 }
 
-/// Asks the plugin until it is so: the protocol has no event for it.
+/// Polls the plugin until `reached` returns true. The protocol has no event for it.
 async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + LIMIT;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !reached().await {
         assert!(tokio::time::Instant::now() < deadline, "{what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -111,15 +111,15 @@ fn id(name: &str) -> InstanceId {
 }
 
 #[tokio::test]
-async fn a_machine_that_does_not_answer_holds_up_none_of_the_others() {
+async fn unresponsive_machine_does_not_delay_the_others() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut dead = machine.entry(directory.path(), "a-dead");
     dead["address"] = json!(silent.local_addr().unwrap().to_string());
     let mut config = config(directory.path(), &[dead, machine.entry(directory.path(), "m1")]);
-    config["health_limit_s"] = json!(3600);
-    // Without an end to the first look it would take half a minute.
+    config["health_timeout_s"] = json!(3600);
+    // Without the timeout of the initial check, this would take half a minute.
     let group = tokio::time::timeout(Duration::from_secs(20), start(&config)).await.unwrap().unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 1);
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
@@ -127,7 +127,7 @@ async fn a_machine_that_does_not_answer_holds_up_none_of_the_others() {
 }
 
 #[tokio::test]
-async fn machines_are_lent_reached_cleaned_and_lent_again() {
+async fn machines_are_leased_cleaned_up_and_leased_again() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let mut config = config(directory.path(), &[machine.entry(directory.path(), "m1")]);
@@ -145,7 +145,7 @@ async fn machines_are_lent_reached_cleaned_and_lent_again() {
     let target = connector::target(&id("m1/1"), info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     let line = format!("touch {}", used.display());
-    assert_eq!(session.run(Run::new(&line)).await.unwrap().exit, Exit::Code(0));
+    assert_eq!(session.run(RemoteCommand::new(&line)).await.unwrap().exit, Exit::Code(0));
     assert!(used.exists());
     session.close().await;
 
@@ -157,7 +157,7 @@ async fn machines_are_lent_reached_cleaned_and_lent_again() {
 }
 
 #[tokio::test]
-async fn a_machine_that_cannot_be_cleaned_is_not_lent() {
+async fn machine_is_not_leased_if_cleanup_fails() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let mut config = config(directory.path(), &[machine.entry(directory.path(), "m1")]);
@@ -174,20 +174,20 @@ async fn a_machine_that_cannot_be_cleaned_is_not_lent() {
     group.stop().await;
 }
 
-/// A clean-up may take minutes; the others are looked at meanwhile.
+/// A cleanup may take minutes. The other machines must be checked meanwhile.
 #[tokio::test]
-async fn a_slow_clean_up_holds_up_no_other_machine() {
+async fn slow_cleanup_does_not_delay_other_machines() {
     let directory = TempDir::new().unwrap();
     let (first, mut second) = (Machine::start().await, Machine::start().await);
     let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
     let mut config = config(directory.path(), &machines);
     let path = |name: &str| directory.path().join(name).display().to_string();
     let (tried, slow, go) = (path("tried"), path("slow"), path("go"));
-    // The second try is the slow one.
+    // The second attempt is the slow one.
     config["cleanup_command"] = json!(format!(
         "[ -e {tried} ] || {{ touch {tried}; exit 1; }}; touch {slow}; while [ ! -e {go} ]; do sleep 0.02; done"
     ));
-    config["health_limit_s"] = json!(1);
+    config["health_timeout_s"] = json!(1);
     second.go_away().await;
     let group = start(&config).await.unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 1, "m2 is in quarantine");
@@ -204,13 +204,13 @@ async fn a_slow_clean_up_holds_up_no_other_machine() {
 }
 
 #[tokio::test]
-async fn unreachable_machines_are_in_quarantine_and_come_back() {
+async fn unreachable_machines_are_quarantined_and_recover() {
     let directory = TempDir::new().unwrap();
     let (mut first, second) = (Machine::start().await, Machine::start().await);
     first.go_away().await;
     let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
     let mut config = config(directory.path(), &machines);
-    config["health_limit_s"] = json!(1);
+    config["health_timeout_s"] = json!(1);
     let group = start(&config).await.unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 1);
     assert_eq!(states(&group).await, [("m2/1".to_owned(), InstanceState::Running)]);
@@ -226,7 +226,7 @@ async fn unreachable_machines_are_in_quarantine_and_come_back() {
 }
 
 #[tokio::test]
-async fn leases_survive_a_plugin_that_is_killed_and_one_that_is_stopped() {
+async fn leases_survive_kill_and_stop_of_the_plugin() {
     let directory = TempDir::new().unwrap();
     let (first, second) = (Machine::start().await, Machine::start().await);
     let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
@@ -251,7 +251,7 @@ async fn leases_survive_a_plugin_that_is_killed_and_one_that_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_leased_machine_that_left_the_list_is_still_there_after_a_restart() {
+async fn leased_machine_removed_from_list_survives_restart() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let list = directory.path().join("machines.toml");
@@ -281,7 +281,7 @@ async fn a_leased_machine_that_left_the_list_is_still_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_list_in_a_file_is_read_again_when_it_changes() {
+async fn machines_file_is_reloaded_when_it_changes() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let path = directory.path().join("machines.toml");
@@ -301,7 +301,7 @@ async fn a_list_in_a_file_is_read_again_when_it_changes() {
 }
 
 #[tokio::test]
-async fn a_machine_with_another_host_key_is_not_lent() {
+async fn machine_with_wrong_host_key_is_not_leased() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let mut entry = machine.entry(directory.path(), "m1");
@@ -313,18 +313,18 @@ async fn a_machine_with_another_host_key_is_not_lent() {
     entry["host_key"] = json!(key().public_key().fingerprint(HashAlg::Sha256).to_string());
     let group = start(&config(other.path(), &[entry])).await.unwrap();
     let error = group.increase(1).await.unwrap_err().to_string();
-    assert!(error.contains("another machine answers there"), "{error}");
+    assert!(error.contains("another machine uses this address"), "{error}");
     group.stop().await;
 }
 
 #[tokio::test]
-async fn an_empty_configuration_says_what_to_add() {
+async fn empty_configuration_is_rejected_with_hint() {
     let error = start(&Value::Null).await.unwrap_err().to_string();
     assert!(error.contains("there are no machines: add [[runners.autoscaler.plugin_config.machines]]"), "{error}");
 }
 
 #[test]
-fn the_reference_in_the_documents_is_the_plugins_own() {
+fn reference_page_is_up_to_date() {
     let output = std::process::Command::new(PLUGIN).arg("settings").output().unwrap();
     let reference = String::from_utf8(output.stdout).unwrap();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-static.md");
@@ -332,9 +332,9 @@ fn the_reference_in_the_documents_is_the_plugins_own() {
     assert!(page.contains(&reference), "put this into docs/reference/plugin-static.md:\n{reference}");
 }
 
-/// `muster plugin test` on it, with machines that answer.
+/// Runs `muster plugin test` with machines that respond.
 #[tokio::test]
-async fn c4_c6_it_passes_the_kit() {
+async fn c4_c6_passes_conformance_kit() {
     let directory = TempDir::new().unwrap();
     let (a, b) = (Machine::start().await, Machine::start().await);
     let mut plan = Plan::new(PLUGIN);

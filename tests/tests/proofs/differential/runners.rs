@@ -58,7 +58,7 @@ impl<'a> World<'a> {
             }
         }
         // Held for longer than a case takes: no runner pauses between two requests.
-        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(20)).with_patience(2 * PATIENCE));
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(20)).with_wait_timeout(2 * PATIENCE));
         Self { cases, coordinator, home, sources }
     }
 
@@ -136,7 +136,7 @@ impl<'a> World<'a> {
         let mut case = Some(first);
         while let Some(now) = case {
             let id = JobId(now.id(self.cases));
-            self.coordinator.push(serde_json::from_value(now.payload(self.cases, &self.sources)).unwrap());
+            self.coordinator.enqueue(serde_json::from_value(now.payload(self.cases, &self.sources)).unwrap());
             for (at, status) in [(&now.cancel_at, JobStatus::Canceling), (&now.abort_at, JobStatus::Canceled)] {
                 if let Some(text) = at {
                     self.coordinator.wait_for(id, |job| job.text().contains(text.as_str())).await;

@@ -1,7 +1,7 @@
 //! Rows of runners and their managers.
 
 use muster_job::RunnerId;
-use muster_runner_api::wire::Info;
+use muster_runner_api::wire::VersionInfo;
 
 use crate::clock::Timestamp;
 use crate::facts::NewRunner;
@@ -24,5 +24,5 @@ pub(crate) struct ManagerRow {
     pub(crate) runner: RunnerId,
     pub(crate) system_id: String,
     pub(crate) contacted_at: Timestamp,
-    pub(crate) info: Info,
+    pub(crate) info: VersionInfo,
 }

@@ -8,7 +8,7 @@ use muster_config::settings::IsolationSettings;
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
-use muster_remote::{self as remote, Outcome, Run, RunError, Session, Stream};
+use muster_remote::{self as remote, CommandResult, RemoteCommand, RunError, Session, Stream};
 use muster_taskscaler::driver::Lease as Slot;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -352,7 +352,7 @@ struct Through {
 
 #[async_trait]
 impl Session for Through {
-    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
         self.machine.run(run).await
     }
 
@@ -360,8 +360,8 @@ impl Session for Through {
         self.machine.dial(network, address).await
     }
 
-    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
-        self.machine.dial_run(command).await
+    async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+        self.machine.dial_command(command).await
     }
 
     async fn close(&self) {

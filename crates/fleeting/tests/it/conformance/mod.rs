@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_fleeting::conformance::{self, CASES, Outcome, Plan, Report};
 use serde_json::json;
 
-use crate::ssh_server::{Believes, Server};
+use crate::ssh_server::{AcceptedCredentials, Server};
 
 const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
 const BROKEN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-broken");
@@ -83,7 +83,9 @@ async fn a_plugin_that_is_not_broken_passes() {
 /// A plugin that logs in to a machine which a test has.
 #[tokio::test]
 async fn c4_c6_a_command_is_run_where_there_are_credentials() {
-    let server = Server::start(Believes { password: Some("hunter2".to_owned()), ..Believes::default() }).await;
+    let server =
+        Server::start(AcceptedCredentials { password: Some("hunter2".to_owned()), ..AcceptedCredentials::default() })
+            .await;
     let mut plan = on_machine(&server, "hunter2");
     let report = run(&plan).await;
     assert!(report.outcome("C4").is_some_and(|outcome| *outcome == Outcome::Pass), "{:#?}", others(&report));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_coordinator::JobKind;
 use muster_coordinator::views::{Event, JobView, PipelineSummary};
 use muster_coordinator::{Coordinator, CoordinatorError};
-use muster_job::{EndCause, FailureReason, JobId, JobStatus, PipelineId};
+use muster_job::{FailureReason, JobId, JobStatus, PipelineId, TerminationCause};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
@@ -272,7 +272,7 @@ impl Follower {
         }
         if !self.external
             && job.failure_reason == Some(FailureReason::RunnerSystemFailure)
-            && tree_of(&job).and_then(|tree| tree.cause) == Some(EndCause::ResourceExhausted)
+            && tree_of(&job).and_then(|tree| tree.cause) == Some(TerminationCause::ResourceExhausted)
         {
             self.starved = Some(format!("job `{}` has failed, because there is no space left for its log", job.name));
         }

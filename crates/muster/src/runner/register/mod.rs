@@ -15,7 +15,7 @@ use muster_config::settings::host_name;
 use muster_config::{self as config, EXECUTORS, Facts, Problem};
 use muster_job::Secret;
 use muster_runner_api::client::ClientError;
-use muster_runner_api::wire::Info;
+use muster_runner_api::wire::VersionInfo;
 use time::OffsetDateTime;
 use toml_edit::{Item, Table};
 
@@ -158,7 +158,7 @@ impl Registration {
         let read = read.and_then(|config| Some((config.runners.first().cloned()?, config)));
         let (client, info) = match &read {
             Some((runner, config)) => (client_of(runner), info(config, runner)),
-            None => (client(&self.text("url"), &config::tree::Table::default()), Info::default()),
+            None => (client(&self.text("url"), &config::tree::Table::default()), VersionInfo::default()),
         };
         let client = client.map_err(RegisterError::Server)?;
         let server = Server { client, system_id: args.config.system_id(), info };

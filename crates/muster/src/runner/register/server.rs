@@ -3,7 +3,7 @@
 use muster_job::Secret;
 use muster_job::short_token;
 use muster_runner_api::client::{Client, ClientError};
-use muster_runner_api::wire::{Info, RegisterRequest, RunnerCredentials, TokenRequest};
+use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, VersionInfo};
 
 use super::args::ServerArgs;
 use crate::runner::config::{is_made_at_server, token_request};
@@ -15,7 +15,7 @@ pub(super) struct Server {
     /// This manager.
     pub(super) system_id: String,
     /// What it can do, as far as the entry says by now.
-    pub(super) info: Info,
+    pub(super) info: VersionInfo,
 }
 
 /// What the server knows of this runner since now.

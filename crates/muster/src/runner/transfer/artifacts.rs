@@ -8,7 +8,7 @@ use muster_agent_api::builtin::{ArtifactsUpload, Origin};
 use muster_archive::Limits;
 use muster_builtins::artifacts::{Endurance, Provenance, Upload, fetch};
 use muster_builtins::extract;
-use muster_runner_api::client::UploadLimits;
+use muster_runner_api::client::UploadTimeouts;
 use muster_runner_api::retry::Policy;
 use muster_steps::stop::Stop;
 
@@ -161,7 +161,7 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
         let upload = Upload {
             what: &what,
             level: level(&args.compression_level),
-            limits: UploadLimits { whole: args.timeout, answer: args.response_header_timeout },
+            limits: UploadTimeouts { total: args.timeout, response: args.response_header_timeout },
             endurance: UPLOADS,
             provenance: provenance.as_ref(),
         };

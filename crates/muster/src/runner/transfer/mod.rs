@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use muster_builtins::Level;
 use muster_builtins::artifacts::Door;
-use muster_job::{EndCause, JobId};
+use muster_job::{JobId, TerminationCause};
 use muster_runner_api::client::{Client, TlsFiles};
 use muster_steps::stop::Stop;
 use tokio::signal::unix::{SignalKind, signal};
@@ -151,6 +151,6 @@ async fn stoppable(
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    stop.stop(EndCause::CanceledByUser);
+    stop.stop(TerminationCause::CanceledByUser);
     working.await
 }

@@ -86,7 +86,7 @@ async fn kill_and_restart(bench: &Bench, manager: ManagerProcess) -> ManagerProc
 
 fn check(bench: &Bench, job: &muster_runner_api::test_support::Job) {
     let text = job.text();
-    assert_eq!((job.status, job.handouts), (JobStatus::Failed, 1), "{text}");
+    assert_eq!((job.status, job.assignments), (JobStatus::Failed, 1), "{text}");
     let last = job.updates.last().unwrap();
     assert_eq!((last.failure_reason.as_deref(), last.exit_code), (Some("script_failure"), Some(7)), "{text}");
     support::check_report(job);

@@ -70,10 +70,10 @@ async fn many_jobs_share_the_slots() {
     let _manager = bench.manager(&["--concurrent", "4"]);
     for id in 1..=12 {
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
-        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+        assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
         support::check_report(&job);
     }
-    assert!(bench.coordinator.waiting_max() <= 4);
+    assert!(bench.coordinator.max_waiting() <= 4);
     bench.check_clean().await;
 }
 
@@ -92,14 +92,14 @@ async fn a_cancel_at_the_coordinator_ends_the_script() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_answers_and_refusals_of_the_coordinator_are_healed() {
     let bench = Bench::start().await;
-    use Fault::{After, Before};
-    bench.coordinator.fail(Call::RequestJob, [Before, After]);
-    bench.coordinator.fail(Call::AppendTrace, [Before, After, After]);
-    bench.coordinator.fail(Call::UpdateJob, [Before]);
+    use Fault::{FailAfter, FailBefore};
+    bench.coordinator.fail(Call::RequestJob, [FailBefore, FailAfter]);
+    bench.coordinator.fail(Call::AppendTrace, [FailBefore, FailAfter, FailAfter]);
+    bench.coordinator.fail(Call::UpdateJob, [FailBefore]);
     bench.push(1, &["for i in 1 2 3; do echo line $i; done"], json!({}));
     let _manager = bench.manager(&[]);
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
     support::check_report(&job);
 }
 

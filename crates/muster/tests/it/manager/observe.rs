@@ -43,7 +43,7 @@ pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, 
         "muster": { "trace_interval_ms": 20 }
     });
     payload.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    bench.coordinator.push(serde_json::from_value(payload).unwrap());
+    bench.coordinator.enqueue(serde_json::from_value(payload).unwrap());
 }
 
 /// Waits until the log has `word`, and gives the whole log.

@@ -54,7 +54,7 @@ impl Bench {
             "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
             "muster": { "trace_interval_ms": 20, "result_tree": true }
         });
-        self.coordinator.push(serde_json::from_value(payload).unwrap());
+        self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
     /// A program that the manager's agent finds before any other of its name.

@@ -3,7 +3,7 @@
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceState;
-use muster_remote::{Exit, KnownHosts, Run, dial};
+use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 
 use super::support::Home;
 use crate::process::Ended;
@@ -65,6 +65,6 @@ async fn the_local_plugin_of_the_program_makes_instances() {
     let info = group.connect_info(&id).await.unwrap();
     let target = connector::target(&id, info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
-    assert_eq!(session.run(Run::new("exit 4")).await.unwrap().exit, Exit::Code(4));
+    assert_eq!(session.run(RemoteCommand::new("exit 4")).await.unwrap().exit, Exit::Code(4));
     group.stop().await;
 }

@@ -68,7 +68,7 @@ async fn verify_asks_for_all_and_only_a_refusal_means_dead() {
     let bench = bench().await;
     bench.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
     assert_eq!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [bench.system_id()].into());
-    bench.coordinator.fail(Call::Verify, [Fault::Before]);
+    bench.coordinator.fail(Call::Verify, [Fault::FailBefore]);
     bench.run("verify", &["--name", "two", "--delete"]).check(0, &["Verifying runner... failed"]);
     bench.coordinator.delete_runner(RUNNER_TOKEN);
     bench.run("verify", &[]).check(1, &["is not valid", "failed to verify `one`", "--delete"]);

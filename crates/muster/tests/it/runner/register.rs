@@ -93,7 +93,7 @@ async fn an_old_authentication_token_is_verified_only() {
     bench.run("register", &old("old-one")).check(0, &["use the '-r' instead of '-t'"]);
     assert!(bench.config().contains("token = \"old-one\"") && !bench.config().contains("token_obtained_at"));
     bench.run("register", &old("unknown")).check(1, &["failed to verify the runner"]);
-    bench.coordinator.fail(Call::Verify, [Fault::Before]);
+    bench.coordinator.fail(Call::Verify, [Fault::FailBefore]);
     bench.run("register", &old("old-one")).check(0, &["Verifying runner... failed"]);
 }
 

@@ -1,4 +1,4 @@
-//! Generated texts, read here and by libyaml (PyYAML's C extension), which is what GitLab reads YAML with.
+//! Compares the parser with libyaml (PyYAML's C extension), which GitLab uses, on generated texts.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -13,18 +13,18 @@ use crate::node::{Map, Node};
 
 const TEXTS: usize = 6000;
 
-/// Errors of the parser for texts that libyaml accepts.
-const REFUSED_HERE: &[&str] = &[
+/// Errors of this parser for texts that libyaml accepts.
+const REJECTED_BY_MUSTER: &[&str] = &[
     "comments must be separated from other tokens by whitespace",
     "simple key expected ':'",
     "a tab is used as indentation",
     "plain scalar cannot start with '-'",
-    // A name of an anchor may not hold a colon for libyaml.
+    // In libyaml, the name of an anchor cannot contain a colon.
     "unknown alias",
 ];
 
-/// Errors of libyaml for texts that are accepted here.
-const REFUSED_BY_LIBYAML: &[&str] = &[
+/// Errors of libyaml for texts that this parser accepts.
+const REJECTED_BY_LIBYAML: &[&str] = &[
     "did not find expected key",
     "found character that cannot start any token",
     "did not find expected node content",
@@ -120,7 +120,7 @@ fn text(rng: &mut ChaCha8Rng) -> String {
     text.into_iter().collect()
 }
 
-/// libyaml's node in the notation of [`shown`].
+/// Returns libyaml's node in the notation of [`shown`].
 fn shown_by_libyaml(node: &Json) -> String {
     let scalar = |text: &Json| text.as_str().unwrap().to_owned();
     if let Some(text) = node.get("plain") {
@@ -149,7 +149,7 @@ fn shown_by_libyaml(node: &Json) -> String {
     format!("{{{}}}", entries.join(" "))
 }
 
-/// Asks libyaml for each text.
+/// Parses each text with libyaml.
 fn libyaml(python: &std::path::Path, texts: &[String]) -> Vec<Json> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/yaml/tests/libyaml.py");
     let mut child =
@@ -163,7 +163,7 @@ fn libyaml(python: &std::path::Path, texts: &[String]) -> Vec<Json> {
 }
 
 #[test]
-fn c223_generated_texts_are_read_as_libyaml_reads_them() {
+fn c223_parses_generated_texts_like_libyaml() {
     let what = "a Python with PyYAML";
     let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", what) else { return };
     let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
@@ -183,10 +183,13 @@ fn c223_generated_texts_are_read_as_libyaml_reads_them() {
                 same += 1;
             }
             (Some(_), _, Some(problem)) => {
-                assert!(REFUSED_HERE.iter().any(|known| problem.contains(known)), "{text:?} is refused: {problem}");
+                assert!(
+                    REJECTED_BY_MUSTER.iter().any(|known| problem.contains(known)),
+                    "{text:?} is refused: {problem}"
+                );
             }
             (None, Some(error), None) => {
-                assert!(REFUSED_BY_LIBYAML.iter().any(|known| error.contains(known)), "{text:?} is accepted: {error}");
+                assert!(REJECTED_BY_LIBYAML.iter().any(|known| error.contains(known)), "{text:?} is accepted: {error}");
             }
             _ => {}
         }

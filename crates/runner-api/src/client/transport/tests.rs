@@ -1,4 +1,4 @@
-//! Connections that are old, and certificates that change, against servers that see who comes.
+//! Tests connection age and certificate changes with servers that count connections.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use super::super::{Client, Progress};
 use super::*;
 use crate::wire::JobRequest;
 
-/// How many connections three job requests take.
+/// Returns the number of connections that three job requests open.
 async fn connections(age: ConnectionAge) -> usize {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let note = Arc::clone(&seen);
@@ -33,7 +33,7 @@ async fn connections(age: ConnectionAge) -> usize {
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let serving = app.into_make_service_with_connect_info::<SocketAddr>();
     let server = tokio::spawn(async move { axum::serve(listener, serving).await.unwrap() });
-    let client = Client::aging(&url, &TlsFiles::default(), age).unwrap();
+    let client = Client::with_max_connection_age(&url, &TlsFiles::default(), age).unwrap();
     for _ in 0..3 {
         client.request_job(&JobRequest::default(), &Progress::default()).await.unwrap();
     }
@@ -42,14 +42,14 @@ async fn connections(age: ConnectionAge) -> usize {
 }
 
 #[tokio::test]
-async fn connections_are_used_again_up_to_their_age() {
+async fn connections_are_reused_up_to_their_max_age() {
     assert_eq!(connections(ConnectionAge::Any).await, 1);
     assert_eq!(connections(ConnectionAge::UpTo(Duration::from_secs(900))).await, 1);
     assert_eq!(connections(ConnectionAge::UpTo(Duration::from_nanos(1))).await, 3);
     assert_eq!(connections(ConnectionAge::NoReuse).await, 3);
 }
 
-/// A server of 204s whose certificate is signed by an authority of its own; the authority as PEM.
+/// Starts a server whose certificate is signed by its own authority. Returns the authority as PEM.
 async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -70,7 +70,7 @@ fn acceptor(certificate: CertificateDer<'static>, key: &KeyPair) -> TlsAcceptor 
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// A server of 204s with that certificate.
+/// Starts a server that always sends 204, with this certificate.
 async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, tokio::task::JoinHandle<()>) {
     let acceptor = acceptor(certificate, key);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -78,7 +78,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
     let server = tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            // Who does not trust it ends the handshake.
+            // A client that does not trust the certificate ends the handshake.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut request = [0; 4096];
             let _ = stream.read(&mut request).await;
@@ -89,7 +89,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
     (url, server)
 }
 
-/// A certificate that is signed by itself, as `openssl req -x509` makes it, changed.
+/// Creates a self-signed certificate as `openssl req -x509` does, with changes.
 fn own_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
@@ -98,7 +98,7 @@ fn own_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate,
     (params.self_signed(&key).unwrap(), key)
 }
 
-/// What a job request says to a server with a certificate, where `named` is the one that `tls-ca-file` has.
+/// Sends a job request to a server with a certificate, with `named` in `tls-ca-file`.
 async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) -> Result<(), String> {
     let (url, server) = server(certificate.der().clone(), key).await;
     let folder = tempfile::tempdir().unwrap();
@@ -111,14 +111,14 @@ async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) ->
 }
 
 #[tokio::test]
-async fn the_servers_own_certificate_is_accepted_where_it_is_named_and_only_there() {
+async fn server_certificate_is_accepted_only_if_configured() {
     let (authority, key) = own_certificate(|_| {});
     asked(&authority, &key, &authority).await.unwrap();
     let (plain, plain_key) = own_certificate(|params| params.is_ca = IsCa::ExplicitNoCa);
     asked(&plain, &plain_key, &plain).await.unwrap();
     let (other, _) = own_certificate(|_| {});
     let error = asked(&authority, &key, &other).await.unwrap_err();
-    assert!(error.contains("not the one that tls-ca-file names") && error.contains("https://127.0.0.1:"), "{error}");
+    assert!(error.contains("differs from the one in tls-ca-file") && error.contains("https://127.0.0.1:"), "{error}");
     let (elsewhere, key) =
         own_certificate(|params| params.subject_alt_names = vec![SanType::DnsName("g.example".try_into().unwrap())]);
     let error = asked(&elsewhere, &key, &elsewhere).await.unwrap_err();
@@ -129,7 +129,7 @@ async fn the_servers_own_certificate_is_accepted_where_it_is_named_and_only_ther
 }
 
 #[tokio::test]
-async fn certificates_are_read_again_when_their_file_changes_and_a_bad_file_changes_nothing() {
+async fn certificates_are_reloaded_and_invalid_files_are_ignored() {
     let (url, right, server) = server_with_authority().await;
     let (_, wrong, other) = server_with_authority().await;
     let folder = tempfile::tempdir().unwrap();
@@ -154,20 +154,21 @@ async fn certificates_are_read_again_when_their_file_changes_and_a_bad_file_chan
 }
 
 #[tokio::test]
-async fn a_patient_client_waits_for_its_certificates() {
+async fn deferred_tls_client_waits_for_its_certificates() {
     let (url, authority, server) = server_with_authority().await;
     let folder = tempfile::tempdir().unwrap();
     let ca = folder.path().join("ca.pem");
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     Client::with_tls(&url, &tls).unwrap_err();
-    let client = Client::patient(&url, &tls, ConnectionAge::Any).unwrap();
+    let client = Client::with_deferred_tls(&url, &tls, ConnectionAge::Any).unwrap();
     client.request_job(&JobRequest::default(), &Progress::default()).await.unwrap_err();
     replace(&ca, &authority);
     client.request_job(&JobRequest::default(), &Progress::default()).await.unwrap();
     server.abort();
 }
 
-/// A job can write the folder of its certificates: what is no plain file of a fair size is told, and not waited for.
+/// A job can write to the directory of its certificates, so anything except a regular file of moderate size is
+/// rejected.
 #[tokio::test]
 async fn certificates_are_read_from_regular_files_only() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +188,7 @@ async fn certificates_are_read_from_regular_files_only() {
             TlsFiles { certificate: at(path), key: at(path), ..TlsFiles::default() },
         ] {
             let url = url.clone();
-            // On a thread of its own, so that one that hangs fails the test.
+            // In a separate thread, so that the test fails if it hangs.
             let made = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
             let made = tokio::time::timeout(Duration::from_secs(60), made).await.expect("it hangs").unwrap();
             let error = made.unwrap_err().to_string();
@@ -197,7 +198,7 @@ async fn certificates_are_read_from_regular_files_only() {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_for_its_connection_can_be_taken_back() {
+async fn request_that_waits_for_connection_can_be_canceled() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
     let (certificate, key) = own_certificate(|_| {});
@@ -215,19 +216,19 @@ async fn a_request_that_waits_for_its_connection_can_be_taken_back() {
         });
         let (stream, _) = listener.accept().await.unwrap();
         assert_eq!(progress.sent_at(), None);
-        assert!(!takes_back || progress.take_back());
+        assert!(!takes_back || progress.cancel_unsent());
         let mut stream = acceptor(certificate.der().clone(), &key).accept(stream).await.unwrap();
         let mut request = Vec::new();
         while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|count| count > 0) {}
         let body = String::from_utf8(request).unwrap();
         assert_eq!(body.contains("\"token\":\"glrt-1\""), !takes_back, "{body}");
-        assert_eq!((progress.sent_at().is_some(), progress.take_back()), (!takes_back, takes_back));
+        assert_eq!((progress.sent_at().is_some(), progress.cancel_unsent()), (!takes_back, takes_back));
         drop(stream);
         assert!(asking.await.unwrap().is_err());
     }
 }
 
-/// As a renewal does it: a new file in the place of the old one.
+/// Replaces a file atomically, as a renewal of certificates does.
 fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();

@@ -73,7 +73,7 @@ impl Bench {
             "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
             "muster": { "trace_interval_ms": 20 }
         });
-        self.coordinator(which).push(serde_json::from_value(payload).unwrap());
+        self.coordinator(which).enqueue(serde_json::from_value(payload).unwrap());
     }
 
     pub(crate) fn let_go(&self, id: i64) {

@@ -122,15 +122,15 @@ async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() 
     run.signal(Signal::QUIT);
     run.logged("Starting graceful shutdown", 2).await;
     // The report finds nobody, so that the abort takes time.
-    bench.coordinator(0).fail(Call::UpdateJob, [Fault::Before; 20]);
+    bench.coordinator(0).fail(Call::UpdateJob, [Fault::FailBefore; 20]);
     run.signal(Signal::INT);
     run.logged("stop requested by SIGINT", 1).await;
     run.signal(Signal::TERM);
     assert_eq!(run.code().await, 1);
-    bench.coordinator(0).heal();
+    bench.coordinator(0).clear_faults();
     let _next = bench.run();
     let job = bench.ended(0, 1).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Failed, 1), "the next start reports it: {}", job.text());
+    assert_eq!((job.status, job.assignments), (JobStatus::Failed, 1), "the next start reports it: {}", job.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,7 +161,7 @@ async fn sigusr2_leaves_the_jobs_to_the_next_start() {
     bench.let_go(1);
     let _next = bench.run();
     let job = bench.ended(0, 1).await;
-    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
     assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
 }
 
@@ -192,7 +192,7 @@ async fn after_an_upgrade_jobs_end_at_the_old_agent_and_new_ones_have_a_new_one(
     for id in [1, 2] {
         bench.let_go(id);
         let job = bench.ended(0, id).await;
-        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+        assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
         assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
     }
     run.logged("an older agent has no job left and was ended", 1).await;
@@ -319,7 +319,7 @@ async fn a_state_directory_that_is_removed_ends_the_manager() {
     bench.push(0, 3);
     run.logged("was removed while the manager works", 1).await;
     assert_eq!(run.code().await, 1);
-    let untouched = |id| bench.coordinator(0).job(muster_job::JobId(id)).unwrap().handouts == 0;
+    let untouched = |id| bench.coordinator(0).job(muster_job::JobId(id)).unwrap().assignments == 0;
     assert!([2, 3].into_iter().any(untouched));
 }
 

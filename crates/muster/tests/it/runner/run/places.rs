@@ -30,7 +30,7 @@ fn push(bench: &Bench, id: i64, script: &str) {
         "features": { "failure_reasons": ["runner_system_failure"] },
         "muster": { "trace_interval_ms": 20 }
     });
-    bench.coordinator(0).push(serde_json::from_value(payload).unwrap());
+    bench.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
 }
 
 /// R220: both jobs are of the same project and the same runner.

@@ -22,7 +22,7 @@ async fn it_takes_as_many_jobs_as_it_was_told_and_leaves_the_others() {
     run.logged("This runner has taken its last job", 1).await;
     assert_eq!(run.code().await, 0);
     let third = bench.coordinator(0).job(JobId(3)).unwrap();
-    assert_eq!((third.status, third.handouts), (JobStatus::Pending, 0));
+    assert_eq!((third.status, third.assignments), (JobStatus::Pending, 0));
     assert_eq!(bench.coordinator(0).runner_tokens(), [RUNNER_TOKEN], "the runner stays registered");
     assert!(!bench.config().exists(), "nothing is written");
 }

@@ -21,7 +21,7 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
     let payload = json!({ "id": 1, "token": TOKEN, "job_info": { "name": "test", "project_id": 1 } });
-    coordinator.push(serde_json::from_value(payload).unwrap());
+    coordinator.enqueue(serde_json::from_value(payload).unwrap());
     let request = JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() };
     Client::new(&served.url)
         .unwrap()
@@ -79,7 +79,7 @@ async fn a_failure_that_can_heal_is_tried_again_and_a_refusal_is_not() {
     let home = Home::new();
     project(&home);
     let (coordinator, served) = coordinator().await;
-    coordinator.fail(Call::UploadArtifact, [Fault::Before]);
+    coordinator.fail(Call::UploadArtifact, [Fault::FailBefore]);
     let url = served.url.as_str();
     command(&home, "project", "artifacts-uploader", url, &["--path", "out"]).check(0, &["Retrying...", "201 Created"]);
     let store = Store::start().await;

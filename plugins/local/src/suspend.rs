@@ -1,25 +1,25 @@
-//! Suspension: the processes of an instance are stopped, and go on. They keep their memory, as those of a machine that a cloud
-//! hibernates; who looks at their clock sees that time has passed.
+//! Suspends instances: their processes are stopped and later continued. They keep their memory, as on a machine that is
+//! hibernated, but their clock shows the time that has passed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What runs may start more while it is looked at, and a signal takes its time: so often is looked again.
-const ROUNDS_MAX: usize = 1000;
-/// So long after the last time.
+/// Maximum number of rounds: processes may start others while they are being stopped, and signals take time.
+const MAX_ROUNDS: usize = 1000;
+/// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Stops all that runs in the instance of this process, or lets it go on. Whether nothing is left to be stopped.
+/// Stops or continues all processes of an instance. Returns true if there is nothing left to do.
 pub(crate) fn set(instance: u32, stop: bool) -> bool {
-    for _ in 0..ROUNDS_MAX {
+    for _ in 0..MAX_ROUNDS {
         let left: Vec<i32> = all(instance).into_iter().filter(|pid| is_stopped(*pid) != stop).collect();
         if left.is_empty() {
             return true;
         }
         for pid in left.into_iter().filter_map(Pid::from_raw) {
-            // One that has ended meanwhile needs nothing.
+            // A process that has ended meanwhile is ignored.
             let _ = kill_process(pid, if stop { Signal::STOP } else { Signal::CONT });
         }
         std::thread::sleep(PAUSE);
@@ -27,13 +27,13 @@ pub(crate) fn set(instance: u32, stop: bool) -> bool {
     false
 }
 
-/// Whether the instance of this process is suspended.
+/// Returns true if the instance is suspended.
 pub(crate) fn is_suspended(instance: u32) -> bool {
     let all = all(instance);
     !all.is_empty() && all.into_iter().all(is_stopped)
 }
 
-/// What runs in an instance, but for what made its namespaces: that waits for the end of them.
+/// Returns the processes of an instance except the one that created its namespaces, which waits for their end.
 fn all(instance: u32) -> BTreeSet<i32> {
     let Ok(root) = i32::try_from(instance) else { return BTreeSet::new() };
     let (mut found, mut next) = (BTreeSet::new(), vec![root]);
@@ -46,7 +46,7 @@ fn all(instance: u32) -> BTreeSet<i32> {
     if words.starts_with(b"unshare\0") {
         found.remove(&root);
     }
-    // What has ended and is not yet taken leave of cannot be stopped.
+    // Zombies cannot be stopped.
     found.retain(|pid| !matches!(state(*pid), None | Some('Z' | 'X')));
     found
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_and_what_it_started_stop_and_go_on() {
+    fn process_and_descendants_are_stopped_and_continued() {
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 1000 & wait"]).spawn().unwrap();
         while children(i32::try_from(child.id()).unwrap()).is_empty() {
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The least that must be known of a job to report it, from a description that is broken or not whole.
+//! Extracts ID and token from an invalid or incomplete payload, so that the job can be reported.
 
 use std::fmt;
 
@@ -7,45 +7,45 @@ use serde::Deserializer as _;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-/// Whose a job is: what its calls are made with.
-pub(super) struct Owner {
+/// ID and token of a job, which its calls need.
+pub(super) struct JobOwner {
     pub(super) id: JobId,
     pub(super) token: String,
 }
 
-impl Owner {
+impl JobOwner {
     /// # Errors
-    /// What is wrong with them: no call could be made with these.
+    /// Returns the reason why ID or token are unusable.
     pub(super) fn of(id: JobId, token: &str) -> Result<Self, String> {
         if id.0 <= 0 {
             return Err("the member `id` is not a positive number".to_owned());
         }
         if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("the member `token` is empty, or has characters that no token has".to_owned());
+            return Err("the member `token` is empty or contains invalid characters".to_owned());
         }
         Ok(Self { id, token: token.to_owned() })
     }
 }
 
-/// Members of a description, as far as they could be read.
+/// Members of a payload, as far as they could be decoded.
 #[derive(Default)]
-pub(super) struct Least {
+pub(super) struct PartialPayload {
     pub(super) id: Option<JobId>,
     pub(super) token: Option<String>,
     pub(super) job_info: Value,
     pub(super) features: Value,
 }
 
-impl Least {
+impl PartialPayload {
     pub(super) fn read(part: &[u8]) -> Self {
         let mut least = Self::default();
-        // What was read before an error stays, and nothing else is wanted.
+        // Members before an error are kept. The error itself is irrelevant.
         let _ = serde_json::Deserializer::from_slice(part).deserialize_map(Members(&mut least));
         least
     }
 }
 
-struct Members<'a>(&'a mut Least);
+struct Members<'a>(&'a mut PartialPayload);
 
 impl<'de> Visitor<'de> for Members<'_> {
     type Value = ();

@@ -1,38 +1,40 @@
-//! What a program printed: lines, or one JSON object. Pure.
+//! Parses the output of a program: lines, or one JSON object. No I/O.
 
 use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 use serde_json::{Map, Value};
 
-/// Bytes of an instance's id; the protocol's hosts take no longer ones.
-const ID_MAX_BYTES: usize = 4096;
+/// Maximum length of an instance ID in bytes. Hosts reject longer ones.
+const MAX_ID_BYTES: usize = 4096;
 
-/// An answer that cannot be used.
+/// Reason why an output is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AnswerError {
-    #[error("the answer begins with `{{` and is no JSON object: {0}")]
+pub(crate) enum OutputError {
+    #[error("output starts with `{{` but is not a valid JSON object: {0}")]
     Json(String),
-    #[error("{line:?} is not `ID STATE`")]
+    #[error("invalid line {line:?}: expected `ID STATE`")]
     NoState { line: String },
     #[error(
-        "instance {id}: no state is called {state:?}; use creating, running, deleting, deleted, timeout, suspending, suspended or resuming"
+        "instance {id}: invalid state {state:?}; use creating, running, deleting, deleted, timeout, suspending, suspended or resuming"
     )]
     State { id: String, state: String },
-    #[error("{id:?} is no instance id: 1 to {ID_MAX_BYTES} bytes without control characters")]
+    #[error("invalid instance ID {id:?}: expected 1 to {MAX_ID_BYTES} bytes without control characters")]
     Id { id: String },
-    #[error("{text:?} is no number of instances; print how many requests were taken, or nothing if all were")]
+    #[error(
+        "invalid number of instances {text:?}; print the number of accepted requests, or nothing if all were accepted"
+    )]
     Count { text: String },
-    #[error("`{key}` is no key of this answer; use {known}")]
+    #[error("unknown key `{key}`; use {known}")]
     Key { key: String, known: String },
-    #[error("`{key}`: {value:?} is no {wanted}")]
+    #[error("`{key}`: {value:?} is not a valid {wanted}")]
     Value { key: &'static str, value: String, wanted: &'static str },
 }
 
-/// JSON where it begins like it.
-fn json(text: &str) -> Result<Option<Map<String, Value>>, AnswerError> {
+/// Parses a JSON object if the text starts with `{`.
+fn json(text: &str) -> Result<Option<Map<String, Value>>, OutputError> {
     if !text.trim_start().starts_with('{') {
         return Ok(None);
     }
-    serde_json::from_str(text).map(Some).map_err(|error| AnswerError::Json(error.to_string()))
+    serde_json::from_str(text).map(Some).map_err(|error| OutputError::Json(error.to_string()))
 }
 
 fn plain(value: &Value) -> String {
@@ -47,22 +49,22 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty())
 }
 
-fn id(text: &str) -> Result<InstanceId, AnswerError> {
-    if text.is_empty() || text.len() > ID_MAX_BYTES || text.chars().any(char::is_control) {
-        return Err(AnswerError::Id { id: text.chars().take(80).collect() });
+fn id(text: &str) -> Result<InstanceId, OutputError> {
+    if text.is_empty() || text.len() > MAX_ID_BYTES || text.chars().any(char::is_control) {
+        return Err(OutputError::Id { id: text.chars().take(80).collect() });
     }
     Ok(InstanceId::new(text))
 }
 
-/// `update`: `ID STATE` in each line, or an object of states by id.
-pub(crate) fn snapshot(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, AnswerError> {
+/// Parses the output of `update`: lines of `ID STATE`, or an object of states by ID.
+pub(crate) fn snapshot(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, OutputError> {
     let pairs: Vec<(String, String)> = match json(text)? {
         Some(object) => object.iter().map(|(id, state)| (id.clone(), plain(state))).collect(),
         None => lines(text)
             .map(|line| {
                 let (id, state) = line
                     .rsplit_once(char::is_whitespace)
-                    .ok_or_else(|| AnswerError::NoState { line: line.to_owned() })?;
+                    .ok_or_else(|| OutputError::NoState { line: line.to_owned() })?;
                 Ok((id.trim_end().to_owned(), state.to_owned()))
             })
             .collect::<Result<_, _>>()?,
@@ -70,7 +72,7 @@ pub(crate) fn snapshot(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, A
     pairs.into_iter().map(|(name, word)| Ok((id(&name)?, state(&name, &word)?))).collect()
 }
 
-fn state(id: &str, word: &str) -> Result<InstanceState, AnswerError> {
+fn state(id: &str, word: &str) -> Result<InstanceState, OutputError> {
     Ok(match word.to_ascii_lowercase().as_str() {
         "creating" => InstanceState::Creating,
         "running" => InstanceState::Running,
@@ -80,21 +82,23 @@ fn state(id: &str, word: &str) -> Result<InstanceState, AnswerError> {
         "suspending" => InstanceState::Suspending,
         "suspended" => InstanceState::Suspended,
         "resuming" => InstanceState::Resuming,
-        _ => return Err(AnswerError::State { id: id.to_owned(), state: word.to_owned() }),
+        _ => return Err(OutputError::State { id: id.to_owned(), state: word.to_owned() }),
     })
 }
 
-/// `increase`: a number in the last line, or `succeeded` of an object; `None` where nothing is said.
-pub(crate) fn count(text: &str) -> Result<Option<u32>, AnswerError> {
+/// Parses the output of `increase`: a number in the last line, or `succeeded` of an object. `None` if the output is
+/// empty.
+pub(crate) fn count(text: &str) -> Result<Option<u32>, OutputError> {
     let word = match json(text)? {
         Some(object) => object.get("succeeded").map(plain),
         None => lines(text).last().map(str::to_owned),
     };
-    word.map(|text| text.parse().map_err(|_| AnswerError::Count { text })).transpose()
+    word.map(|text| text.parse().map_err(|_| OutputError::Count { text })).transpose()
 }
 
-/// `decrease`, `suspend`, `resume`: ids, one in each line, or `succeeded` of an object; `None` where nothing is said.
-pub(crate) fn ids(text: &str) -> Result<Option<Vec<InstanceId>>, AnswerError> {
+/// Parses the output of `decrease`, `suspend` and `resume`: an ID per line, or `succeeded` of an object. `None` if the
+/// output is empty.
+pub(crate) fn ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputError> {
     let words: Vec<String> = match json(text)? {
         Some(object) => match object.get("succeeded") {
             Some(Value::Array(ids)) => {
@@ -110,8 +114,8 @@ pub(crate) fn ids(text: &str) -> Result<Option<Vec<InstanceId>>, AnswerError> {
     words.iter().map(|text| id(text)).collect::<Result<_, _>>().map(Some)
 }
 
-/// Keys with values, which only may be `known`: `KEY VALUE` in each line, or an object.
-fn table(text: &str, known: &[&str]) -> Result<Map<String, Value>, AnswerError> {
+/// Parses keys and values, of which only those in `known` are allowed: lines of `KEY VALUE`, or an object.
+fn table(text: &str, known: &[&str]) -> Result<Map<String, Value>, OutputError> {
     let table = match json(text)? {
         Some(object) => object,
         None => lines(text)
@@ -122,14 +126,14 @@ fn table(text: &str, known: &[&str]) -> Result<Map<String, Value>, AnswerError> 
             .collect(),
     };
     match table.keys().find(|key| !known.contains(&key.as_str())) {
-        Some(key) => Err(AnswerError::Key { key: key.clone(), known: known.join(", ") }),
+        Some(key) => Err(OutputError::Key { key: key.clone(), known: known.join(", ") }),
         None => Ok(table),
     }
 }
 
-/// What `init` may say.
+/// Output of `init`.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct InitAnswer {
+pub(crate) struct InitOutput {
     pub(crate) id: Option<String>,
     pub(crate) max_size: Option<u32>,
     pub(crate) can_suspend: Option<bool>,
@@ -139,26 +143,27 @@ fn number<T: std::str::FromStr>(
     table: &Map<String, Value>,
     key: &'static str,
     wanted: &'static str,
-) -> Result<Option<T>, AnswerError> {
+) -> Result<Option<T>, OutputError> {
     let value = table.get(key).map(plain).filter(|value| !value.is_empty());
-    value.map(|value| value.parse().map_err(|_| AnswerError::Value { key, value, wanted })).transpose()
+    value.map(|value| value.parse().map_err(|_| OutputError::Value { key, value, wanted })).transpose()
 }
 
-pub(crate) fn init(text: &str) -> Result<InitAnswer, AnswerError> {
+pub(crate) fn init(text: &str) -> Result<InitOutput, OutputError> {
     let table = table(text, &["id", "max_size", "suspend_resume"])?;
     let max_size = number(&table, "max_size", "number of instances")?;
     if max_size == Some(0) {
-        return Err(AnswerError::Value { key: "max_size", value: "0".to_owned(), wanted: "number of at least 1" });
+        return Err(OutputError::Value { key: "max_size", value: "0".to_owned(), wanted: "number of at least 1" });
     }
-    Ok(InitAnswer {
+    Ok(InitOutput {
         id: table.get("id").map(plain).filter(|id| !id.is_empty()),
         max_size,
         can_suspend: number(&table, "suspend_resume", "`true` or `false`")?,
     })
 }
 
-/// `connect-info`, and the file of the key where it is in one. What the user set wins.
-pub(crate) fn connect_info(text: &str, set: &ConnectorConfig) -> Result<(ConnectInfo, Option<String>), AnswerError> {
+/// Parses the output of `connect-info`. Also returns the path of the key file, if set. Settings of the user take
+/// precedence.
+pub(crate) fn connect_info(text: &str, set: &ConnectorConfig) -> Result<(ConnectInfo, Option<String>), OutputError> {
     let table = table(
         text,
         &[
@@ -183,7 +188,7 @@ pub(crate) fn connect_info(text: &str, set: &ConnectorConfig) -> Result<(Connect
     };
     let protocol = or(&set.protocol, "protocol");
     if !matches!(protocol.as_str(), "" | "ssh" | "winrm" | "winrm+https") {
-        return Err(AnswerError::Value { key: "protocol", value: protocol, wanted: "ssh, winrm or winrm+https" });
+        return Err(OutputError::Value { key: "protocol", value: protocol, wanted: "ssh, winrm or winrm+https" });
     }
     let key = if set.key.is_empty() { get("key").into_bytes() } else { set.key.clone() };
     let path = Some(get("key_path")).filter(|path| key.is_empty() && !path.is_empty());
@@ -210,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_is_lines_or_json() {
+    fn parses_snapshot_from_lines_or_json() {
         let wanted = vec![
             (InstanceId::new("name:1 b"), InstanceState::Running),
             (InstanceId::new("x"), InstanceState::Creating),
@@ -221,8 +226,8 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
-        let text = |error: AnswerError| error.to_string();
+    fn error_names_invalid_output() {
+        let text = |error: OutputError| error.to_string();
         assert_eq!(text(snapshot("lonely").unwrap_err()), "\"lonely\" is not `ID STATE`");
         assert!(text(snapshot("a up").unwrap_err()).starts_with("instance a: no state is called \"up\"; use creating"));
         assert!(text(snapshot("{").unwrap_err()).contains("no JSON object"));
@@ -237,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_told_from_an_answer() {
+    fn empty_output_differs_from_an_answer() {
         assert_eq!(count(""), Ok(None));
         assert_eq!(count("made 2 of them\n2\n"), Ok(Some(2)));
         assert_eq!(count(r#"{"succeeded": 0}"#), Ok(Some(0)));
@@ -247,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_set_wins_and_the_rest_is_the_scripts() {
+    fn user_settings_take_precedence_over_script_output() {
         let set = ConnectorConfig { username: "ci".to_owned(), ..ConnectorConfig::default() };
         let answer =
             "internal_addr 10.0.0.5\nusername root\npassword two words\nprotocol_port 2222\nexpires 0\nkey_path /k";

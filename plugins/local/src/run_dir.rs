@@ -1,4 +1,4 @@
-//! The directory of one start of the plugin.
+//! Directory of a plugin process.
 //!
 //! ```text
 //! <base>/fleeting-local-<random>/.lock         held as long as the plugin lives: a later one clears away what nobody holds
@@ -14,20 +14,20 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 const PREFIX: &str = "fleeting-local-";
 const LOCK: &str = ".lock";
 
-/// See the module. Removed with all that is in it when this is dropped.
+/// A directory that is removed with its contents when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct RunDir {
     path: PathBuf,
     _lock: File,
 }
 
-impl Place {
-    /// A new one below `base`, which is there. What dead plugins of this user left beside it is removed.
+impl RunDir {
+    /// Creates a directory below `base`, which must exist. Removes directories of this user's dead plugins in `base`.
     pub(crate) fn make(base: &Path) -> io::Result<Self> {
         clear(base);
-        // Only this user's: jobs leave secrets in their homes.
+        // Only this user may read it: jobs store secrets in their home directories.
         let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(base)?;
-        // It has its name when it is held, and not before.
+        // The directory gets its final name once it is locked.
         let unnamed = directory.path().join(".new");
         let lock = File::create(&unnamed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -39,18 +39,18 @@ impl Place {
         &self.path
     }
 
-    /// Removes it; nothing runs there any more.
+    /// Removes the directory. Nothing may be running in it.
     pub(crate) fn remove(&self) {
         match muster_files::remove_tree(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(directory = %self.path.display(), %error, "the instances' directory is left");
+                tracing::warn!(directory = %self.path.display(), %error, "failed to remove the instances' directory");
             }
             _ => {}
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for RunDir {
     fn drop(&mut self) {
         self.remove();
     }
@@ -65,16 +65,16 @@ fn clear(base: &Path) {
         }
         let path = entry.path();
         match muster_files::remove_tree(&path) {
-            Ok(()) => tracing::info!(directory = %path.display(), "what an earlier start left was removed"),
+            Ok(()) => tracing::info!(directory = %path.display(), "removed leftover directory of an earlier process"),
             Err(error) => {
-                tracing::warn!(directory = %path.display(), %error, "what an earlier start left is there still")
+                tracing::warn!(directory = %path.display(), %error, "failed to remove leftover directory of an earlier process")
             }
         }
     }
 }
 
-/// The lock of a directory of this user's. The base may be /tmp: a directory that others made or can write is not read, and no
-/// link is followed, and no FIFO waited for.
+/// Locks a directory of this user. The base may be /tmp: directories that belong to or can be written by other users
+/// are ignored, and neither links nor FIFOs are opened.
 fn lock_of(path: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = open(path, flags, Mode::empty()).ok()?;
@@ -90,16 +90,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_holds_is_cleared_away_and_what_somebody_holds_is_not() {
+    fn removes_only_directories_that_are_not_locked() {
         let base = tempfile::tempdir().unwrap();
-        let held = Place::make(base.path()).unwrap();
+        let held = RunDir::make(base.path()).unwrap();
         std::fs::write(held.path().join("home"), "").unwrap();
         let dead = base.path().join("fleeting-local-dead");
         for path in [dead.join("local-1-1"), base.path().join("fleeting-local-begun"), base.path().join("mine")] {
             std::fs::create_dir_all(path).unwrap();
         }
         std::fs::write(dead.join(LOCK), "").unwrap();
-        let second = Place::make(base.path()).unwrap();
+        let second = RunDir::make(base.path()).unwrap();
         assert!(held.path().join("home").exists() && !dead.exists());
         drop((held, second));
         let mut left: Vec<_> = base.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -107,9 +107,9 @@ mod tests {
         assert_eq!(left, ["fleeting-local-begun", "mine"]);
     }
 
-    /// Others write there too. A FIFO would be waited for until the runner of the tests ends it.
+    /// Other users can write there, too. Opening a FIFO would block.
     #[test]
-    fn what_others_put_into_a_shared_base_is_neither_opened_nor_removed() {
+    fn files_of_others_in_shared_base_are_ignored() {
         let base = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         std::fs::write(elsewhere.path().join(LOCK), "").unwrap();
@@ -123,16 +123,16 @@ mod tests {
         std::os::unix::fs::symlink(elsewhere.path(), base.path().join(format!("{PREFIX}directory"))).unwrap();
         std::fs::write(writable.join(LOCK), "").unwrap();
         std::fs::set_permissions(&writable, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        let foreign = base.path().join(format!("{PREFIX}foreign"));
+        let other_user = base.path().join(format!("{PREFIX}other_user"));
         if rustix::process::geteuid().is_root() {
-            std::fs::create_dir(&foreign).unwrap();
-            std::fs::write(foreign.join(LOCK), "").unwrap();
-            std::os::unix::fs::chown(&foreign, Some(65534), Some(65534)).unwrap();
+            std::fs::create_dir(&other_user).unwrap();
+            std::fs::write(other_user.join(LOCK), "").unwrap();
+            std::os::unix::fs::chown(&other_user, Some(65534), Some(65534)).unwrap();
         }
         let before = base.path().read_dir().unwrap().count();
         let (tell, told) = std::sync::mpsc::channel();
         let path = base.path().to_owned();
-        std::thread::spawn(move || tell.send(Place::make(&path)));
+        std::thread::spawn(move || tell.send(RunDir::make(&path)));
         let place = told.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for a FIFO").unwrap();
         assert_eq!(base.path().read_dir().unwrap().count(), before + 1);
         assert!(elsewhere.path().join(LOCK).exists());

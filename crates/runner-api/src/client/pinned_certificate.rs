@@ -1,9 +1,9 @@
-//! A coordinator whose own certificate is named as trusted, as `openssl req -x509` makes it: signed by itself, and marked as
-//! an authority's (CA:TRUE).
+//! Accepts a coordinator's self-signed certificate that is configured as trusted. `openssl req -x509` marks such
+//! certificates as those of an authority (CA:TRUE).
 //!
-//! The usual verification refuses an authority's certificate as a server's own. Go, and with it GitLab Runner, accepts one
-//! that is named; so does this, for exactly that certificate, while it is valid and for the name that it is for. All else is
-//! as usual.
+//! The default verification rejects the certificate of an authority as that of a server. Go, and therefore
+//! gitlab-runner, accepts it if it is configured. This verifier does the same for exactly that certificate, if it is
+//! valid and matches the host name. Everything else follows the default verification.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
-/// The usual verification, and the named certificates.
+/// The default verification, and the configured certificates.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) usual: Arc<WebPkiServerVerifier>,
@@ -61,7 +61,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Whether that is all that is wrong: the time is looked at before, and an error of it would be this one.
+/// Returns true if this is the only problem: the validity period is checked before, and would be a different error.
 fn is_of_authority(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

@@ -1,4 +1,4 @@
-//! Instances that go on without the plugin.
+//! Tests persistent instances.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,10 +12,10 @@ use serde_json::json;
 
 use super::{group, output, target, wait};
 
-/// For what a plugin does at once, on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Timeout for fast operations of the plugin on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The process of an instance's directory whose last argument is this.
+/// Returns the process of an instance's directory whose last argument is `last`.
 fn process(directory: &Path, last: &str) -> Option<String> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
@@ -26,13 +26,13 @@ fn process(directory: &Path, last: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn the_next_plugin_finds_the_instances_and_ends_them() {
-    // Without namespaces no instance outlives its plugin.
+async fn next_plugin_restores_and_deletes_instances() {
+    // Without namespaces, instances cannot be persistent.
     if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let config = json!({"directory": directory.path(), "outlive_plugin": true});
+    let config = json!({"directory": directory.path(), "persistent_instances": true});
     let first = group(config.clone()).await;
     first.increase(2).await.unwrap();
     let ids = wait(&first, InstanceState::Running, 2).await;
@@ -46,10 +46,10 @@ async fn the_next_plugin_finds_the_instances_and_ends_them() {
     assert_eq!(exit, Exit::Code(0));
     first.stop().await;
 
-    // One of them is lost while nobody looks.
-    let lost = process(&directory.path().join(ids[1].as_str()), "alone").unwrap();
+    // One of them is killed while no plugin is running.
+    let lost = process(&directory.path().join(ids[1].as_str()), "persistent").unwrap();
     assert!(Command::new("kill").args(["-9", &lost]).status().unwrap().success());
-    while process(&directory.path().join(ids[1].as_str()), "alone").is_some() {
+    while process(&directory.path().join(ids[1].as_str()), "persistent").is_some() {
         tokio::task::yield_now().await;
     }
     let second = group(config).await;
@@ -67,7 +67,7 @@ async fn the_next_plugin_finds_the_instances_and_ends_them() {
     second.stop().await;
 }
 
-/// The plugin that works in a directory: who holds its lock.
+/// Returns the plugin that holds the lock of a directory.
 fn plugin(directory: &Path) -> Option<String> {
     let lock = directory.join(".lock");
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
@@ -77,7 +77,7 @@ fn plugin(directory: &Path) -> Option<String> {
     })
 }
 
-/// What is in a directory beside the lock.
+/// Returns the entries of a directory except the lock.
 fn entries(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut entries: Vec<_> = entries.filter(|name| name != ".lock").collect();
@@ -86,13 +86,13 @@ fn entries(directory: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_next_one() {
+async fn next_plugin_removes_interrupted_starts() {
     if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
-    let config = json!({"directory": directory, "outlive_plugin": true});
+    let config = json!({"directory": directory, "persistent_instances": true});
     for name in ["local-0000abcd-7", "mine", "local-abcd-7"] {
         std::fs::create_dir(directory.join(name)).unwrap();
     }
@@ -102,10 +102,10 @@ async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_
         assert_eq!(entries(directory), ["local-abcd-7", "mine"], "what nobody began as an instance is not touched");
         let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
         killed.increase(3).await.unwrap();
-        // Directories, records, and such as are being written.
+        // Directories, records, and records that are being written.
         let since = Instant::now();
         while entries(directory).len() < 2 + begun {
-            assert!(since.elapsed() < LIMIT, "{begun} are waited for: {:?}", entries(directory));
+            assert!(since.elapsed() < TIMEOUT, "{begun} are waited for: {:?}", entries(directory));
         }
         kill_process(plugin, Signal::KILL).unwrap();
         killed.stop().await;
@@ -123,12 +123,12 @@ async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_
 }
 
 #[tokio::test]
-async fn the_next_plugin_knows_what_is_suspended_and_resumes_it() {
+async fn next_plugin_resumes_suspended_instances() {
     if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let config = json!({"directory": directory.path(), "outlive_plugin": true, "suspendable": true});
+    let config = json!({"directory": directory.path(), "persistent_instances": true, "suspendable": true});
     let first = group(config.clone()).await;
     first.increase(1).await.unwrap();
     let ids = wait(&first, InstanceState::Running, 1).await;
@@ -142,7 +142,7 @@ async fn the_next_plugin_knows_what_is_suspended_and_resumes_it() {
     let session = dial(&target(&second, &ids[0]).await, &KnownHosts::default()).await.unwrap();
     let (_, said, _) = output(&*session, "echo awake").await;
     assert_eq!(said, "awake\n");
-    // One that is suspended can be removed.
+    // A suspended instance can be deleted.
     second.suspend(&ids).await.unwrap();
     second.decrease(&ids).await.unwrap();
     while !second.update().await.unwrap().instances.is_empty() {}
@@ -150,7 +150,7 @@ async fn the_next_plugin_knows_what_is_suspended_and_resumes_it() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_on() {
+async fn killed_server_is_restarted_and_its_processes_continue() {
     if !muster_test_needs::namespaces() {
         return;
     }
@@ -158,11 +158,11 @@ async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_o
     let executable = directory.path().join("plugin");
     std::fs::copy(env!("CARGO_BIN_EXE_fleeting-plugin-local"), &executable).unwrap();
     let mut spec = PluginSpec::new(&executable);
-    spec.config = json!({"directory": directory.path().join("machines"), "outlive_plugin": true});
+    spec.config = json!({"directory": directory.path().join("machines"), "persistent_instances": true});
     let group = Group::start(spec).await.unwrap();
     group.increase(1).await.unwrap();
     let id = wait(&group, InstanceState::Running, 1).await.remove(0);
-    // An upgrade takes its place.
+    // An upgrade replaces the executable.
     std::fs::remove_file(&executable).unwrap();
     let (target, hosts) = (target(&group, &id).await, KnownHosts::default());
     let session = dial(&target, &hosts).await.unwrap();
@@ -170,7 +170,7 @@ async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_o
     let server = process(directory.path(), "sshd").unwrap();
     assert!(Command::new("kill").args(["-9", &server]).status().unwrap().success());
     let again = loop {
-        // The one that was killed may take the connection with it.
+        // The killed server may take the connection with it.
         if let Ok(session) = dial(&target, &hosts).await {
             break session;
         }
@@ -184,11 +184,11 @@ async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_o
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_refused() {
+async fn invalid_persistent_settings_are_rejected() {
     for (config, told) in [
-        (json!({"outlive_plugin": true}), "needs a directory"),
-        (json!({"outlive_plugin": true, "directory": "/x", "isolation": "none"}), "needs namespaces"),
-        (json!({"outlive_plugin": true, "directory": "/x", "cpus_max": 1.0}), "cannot have memory_max_mib"),
+        (json!({"persistent_instances": true}), "needs directory"),
+        (json!({"persistent_instances": true, "directory": "/x", "isolation": "none"}), "needs namespaces"),
+        (json!({"persistent_instances": true, "directory": "/x", "max_cpus": 1.0}), "excludes max_memory_mib"),
     ] {
         let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
         spec.config = config;
@@ -203,18 +203,18 @@ async fn what_cannot_be_kept_is_refused() {
     }
 }
 
-/// R040: where an instance's credentials are, who may read them, and that they go with it.
+/// R040: the location and permissions of an instance's credentials, and their removal.
 #[tokio::test]
-async fn the_key_of_an_instance_is_its_owners_and_goes_with_it() {
+async fn key_of_an_instance_is_private_and_removed_with_it() {
     use std::os::unix::fs::PermissionsExt as _;
     if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let group = group(json!({"directory": directory.path(), "outlive_plugin": true})).await;
+    let group = group(json!({"directory": directory.path(), "persistent_instances": true})).await;
     group.increase(1).await.unwrap();
     let ids = wait(&group, InstanceState::Running, 1).await;
-    // Of what may come and go meanwhile nobody has a key.
+    // Other processes may come and go, but no one else has a key.
     let keys = || {
         let files = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.path());
         let holds = |path: &std::path::PathBuf| {

@@ -1,12 +1,12 @@
-//! Instances that outlive the plugin: beside the directory of each is a record, by which the next plugin finds it.
+//! Persistent instances: each has a record beside its directory, by which the next plugin finds it.
 //!
 //! ```text
 //! <directory>/.lock            held by the one plugin that works here
 //! <directory>/<instance>/      its home
 //! <directory>/<instance>.json  its record: written (as .new first) before it gets its key, removed after its end
 //! ```
-//! An instance that has no key yet ends with the plugin, so none runs without a record: what has none was begun by a plugin
-//! that was killed, and the next one clears it away.
+//! An instance without a key ends with the plugin, so every running instance has a record. A directory without a record
+//! belongs to a start that was interrupted, and the next plugin removes it.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -21,35 +21,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::Process;
 
-/// What a record's file name ends with.
-const EXTENSION: &str = "json";
-/// What the name of one that is being written ends with.
-const UNWRITTEN: &str = "new";
-/// For a plugin that was killed a moment ago to let go of the directory.
+/// Extension of the file name of a record.
+const RECORD_SUFFIX: &str = "json";
+/// Extension of the file name of a record that is being written.
+const TEMP_SUFFIX: &str = "new";
+/// Number of attempts to get the lock, in case the previous plugin was killed a moment ago.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// For what ran in an instance to be gone: the system may still be ending it, and it may write until then.
+/// Number of attempts to remove a directory: processes that are being killed may still write to it.
 const CLEAR_TRIES: u32 = 100;
 const CLEAR_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is to be known of an instance. Version 1.
+/// Data about an instance, in format version 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct InstanceRecord {
     version: u32,
-    /// Its process, and which start of the system and of the process that is.
+    /// Process ID, and IDs of the boot of the system and of the start of the process.
     boot: String,
     pid: u32,
     started_ticks: u64,
-    /// Where it listens, and how it is told from another one; none: it was not heard of yet.
+    /// Port and fingerprint of its host key. `None` until the instance has reported them.
     pub(crate) listens: Option<(u16, String)>,
-    /// The private key that lets in.
+    /// Private key for the login.
     pub(crate) key: String,
 }
 
-/// The sole use of a directory.
+/// Locks a directory for this plugin.
 ///
 /// # Errors
-/// Another plugin works there.
+/// Returns an error if another plugin uses the directory.
 pub(crate) async fn lock(root: &Path) -> Result<File, String> {
     let path = root.join(".lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -60,37 +60,40 @@ pub(crate) async fn lock(root: &Path) -> Result<File, String> {
         }
         tokio::time::sleep(LOCK_PAUSE).await;
     }
-    Err(format!("directory = {}: another plugin works there; give each group a directory of its own", root.display()))
+    Err(format!(
+        "directory = {}: the directory is used by another plugin; each group needs its own directory",
+        root.display()
+    ))
 }
 
-/// The instances that are recorded in a directory.
-pub(crate) fn recorded(root: &Path) -> io::Result<Vec<(String, Record)>> {
+/// Returns the instances with a record in a directory.
+pub(crate) fn recorded(root: &Path) -> io::Result<Vec<(String, InstanceRecord)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root)? {
         let path = entry?.path();
         let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
-        if path.extension().is_none_or(|extension| extension != EXTENSION) {
+        if path.extension().is_none_or(|extension| extension != RECORD_SUFFIX) {
             continue;
         }
-        match std::fs::read(&path).and_then(|text| Ok(serde_json::from_slice::<Record>(&text)?)) {
+        match std::fs::read(&path).and_then(|text| Ok(serde_json::from_slice::<InstanceRecord>(&text)?)) {
             Ok(record) if record.version == 1 => found.push((name.to_owned(), record)),
             Ok(record) => {
-                tracing::error!(path = %path.display(), version = record.version, "a record of another version is left alone")
+                tracing::error!(path = %path.display(), version = record.version, "ignoring record of another version")
             }
-            Err(error) => tracing::error!(path = %path.display(), %error, "a record that cannot be read is left alone"),
+            Err(error) => tracing::error!(path = %path.display(), %error, "ignoring unreadable record"),
         }
     }
     found.sort_by(|(one, _), (other, _)| one.cmp(other));
     Ok(found)
 }
 
-/// The names of instances that have something in a directory and no record.
+/// Returns the names of instances that have files in a directory but no record.
 pub(crate) fn unrecorded(root: &Path) -> io::Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
         let Some(name) = name.to_str() else { continue };
-        let name = name.strip_suffix(UNWRITTEN).and_then(|name| name.strip_suffix('.')).unwrap_or(name);
+        let name = name.strip_suffix(TEMP_SUFFIX).and_then(|name| name.strip_suffix('.')).unwrap_or(name);
         if is_name(name) && !path(root, name).try_exists()? {
             found.insert(name.to_owned());
         }
@@ -98,7 +101,7 @@ pub(crate) fn unrecorded(root: &Path) -> io::Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// The name of an instance: its number among those that one start of the plugin made.
+/// Returns the name of an instance: its number among those that a plugin process created.
 pub(crate) fn name(run: u32, number: u64) -> String {
     format!("local-{run:08x}-{number}")
 }
@@ -109,7 +112,7 @@ fn is_name(text: &str) -> bool {
     numbers.is_some_and(|(run, number)| name(run, number) == text)
 }
 
-/// Removes what is on disk of an instance that has ended: its record last.
+/// Removes the files of an instance that has ended, its record last.
 pub(crate) async fn clear(root: &Path, id: &str) {
     let directory = root.join(id);
     for attempt in 1..=CLEAR_TRIES {
@@ -118,71 +121,70 @@ pub(crate) async fn clear(root: &Path, id: &str) {
                 tokio::time::sleep(CLEAR_PAUSE).await;
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(id, %error, directory = %directory.display(), "the instance's directory is left");
+                tracing::warn!(id, %error, directory = %directory.display(), "failed to remove the instance's directory");
                 return;
             }
             _ => break,
         }
     }
     let record = path(root, id);
-    for path in [record.with_extension(UNWRITTEN), record] {
+    for path in [record.with_extension(TEMP_SUFFIX), record] {
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// Where the record of an instance is.
+/// Returns the path of the record of an instance.
 pub(crate) fn path(root: &Path, id: &str) -> PathBuf {
-    root.join(format!("{id}.{EXTENSION}"))
+    root.join(format!("{id}.{RECORD_SUFFIX}"))
 }
 
-impl Record {
-    /// Of a process that was started just now, with the key that will let in.
+impl InstanceRecord {
+    /// Creates the record of a process that was just started, with the key for the login.
     pub(crate) fn of(pid: u32, key: String) -> io::Result<Self> {
         let started_ticks = started(pid).ok_or(io::ErrorKind::NotFound)?;
         Ok(Self { version: 1, boot: boot()?, pid, started_ticks, listens: None, key })
     }
 
-    /// Whole or not at all; only this user reads it.
+    /// Writes the record atomically, readable by this user only.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
-        let beside = path.with_extension(UNWRITTEN);
+        let beside = path.with_extension(TEMP_SUFFIX);
         let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&beside)?;
         file.write_all(&serde_json::to_vec(self)?)?;
         std::fs::rename(beside, path)
     }
 
-    /// The process, if it is there still.
-    pub(crate) fn process(&self) -> io::Result<Option<Free>> {
+    /// Returns the process, if it still exists.
+    pub(crate) fn process(&self) -> io::Result<Option<DetachedProcess>> {
         if self.boot != boot()? {
             return Ok(None);
         }
-        let free = Free::of(self.pid)?;
-        // Held by now, the number cannot become another's.
+        let free = DetachedProcess::of(self.pid)?;
+        // The process is held open, so its ID cannot be reused.
         Ok(free.filter(|_| started(self.pid) == Some(self.started_ticks)))
     }
 }
 
-/// The process of an instance that is not this one's child for ever: `unshare`, whose child is the first one of the
-/// instance's namespace.
+/// The process of a persistent instance: `unshare`, whose child is the first process of the instance's namespace.
 #[derive(Debug)]
-pub(crate) struct Free {
+pub(crate) struct DetachedProcess {
     pub(crate) pid: u32,
     process: Process,
 }
 
-impl Free {
-    /// None where there is no such process.
+impl DetachedProcess {
+    /// Returns `None` if the process does not exist.
     pub(crate) fn of(pid: u32) -> io::Result<Option<Self>> {
         let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         Ok(Process::of(number)?.map(|process| Self { pid, process }))
     }
 
-    /// Waits for its end. Cancel-safe.
+    /// Waits until the process has ended. Cancel-safe.
     pub(crate) async fn ended(&self) {
         self.process.ended().await;
     }
 
-    /// Ends it and all that runs in it. The first process of a namespace is gone after all others of it are, and then
-    /// `unshare` ends: nothing writes into the directory any more.
+    /// Kills the process and all processes of the instance. `unshare` ends last, so nothing writes to the directory
+    /// after this returns.
     pub(crate) async fn end(self) {
         let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap_or_default();
         let first = children.split_whitespace().next().and_then(|child| child.parse().ok());
@@ -194,15 +196,15 @@ impl Free {
     }
 }
 
-/// Which start of the system this is.
+/// Returns the ID of the current boot.
 fn boot() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// When a process was started, in ticks since the start of the system; none where it is not there.
+/// Returns the start time of a process in ticks since boot. `None` if it does not exist.
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which may hold anything, the start is the twentieth field.
+    // The name may contain any characters. The start time is the twentieth field after it.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
@@ -211,15 +213,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_record_finds_its_process_and_no_other() {
+    async fn record_finds_only_its_process() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), "i-1");
         let mut child = tokio::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let record = Record::of(child.id().unwrap(), "a key".to_owned()).unwrap();
+        let record = InstanceRecord::of(child.id().unwrap(), "a key".to_owned()).unwrap();
         record.write(&path).unwrap();
         std::fs::write(directory.path().join("i-2.json"), "no record").unwrap();
         assert_eq!(recorded(directory.path()).unwrap(), [("i-1".to_owned(), record.clone())]);
-        let later = Record { started_ticks: record.started_ticks + 1, ..record.clone() };
+        let later = InstanceRecord { started_ticks: record.started_ticks + 1, ..record.clone() };
         assert!(later.process().unwrap().is_none(), "the number is another process's by now");
         let free = record.process().unwrap().unwrap();
         free.end().await;
@@ -228,14 +230,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_has_one_plugin() {
+    async fn directory_is_locked_by_one_plugin() {
         let directory = tempfile::tempdir().unwrap();
         let held = lock(directory.path()).await.unwrap();
         tokio::time::pause();
         let error = lock(directory.path()).await.unwrap_err();
         assert!(error.contains("another plugin works there"), "{error}");
         drop(held);
-        // A process that another test is just starting has a copy of the lock for a moment of real time.
+        // A process that another test is starting holds a copy of the lock for a moment.
         tokio::time::resume();
         lock(directory.path()).await.unwrap();
     }

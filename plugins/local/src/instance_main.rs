@@ -1,8 +1,9 @@
-//! The program of an instance. It reads its one authorized key from stdin, serves SSH on a port of the loopback interface,
-//! says which, and ends when stdin is closed.
+//! The instance process. It reads its authorized key from stdin, serves SSH on a port of the loopback interface, prints
+//! the port, and exits when stdin is closed.
 //!
-//! One that outlives the plugin ([`ALONE`]) goes on then. It has its server as a process apart ([`SERVER`]), as machines
-//! have, and starts it again when that ends: connections break then, and what was started over them goes on.
+//! A persistent instance ([`PERSISTENT_ARG`]) continues instead. Like a machine, it runs the server as a separate
+//! process ([`SERVER_ARG`]) and restarts it if it ends. Connections are lost then, but processes that were started over
+//! them continue.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{ExitCode, Stdio};
@@ -14,37 +15,37 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-use crate::instance::{ALONE, WORD, own_arguments};
+use crate::instance::{INSTANCE_ARG, PERSISTENT_ARG, own_arguments};
 use crate::{orphans, server};
 
-/// The next argument, of the server of such an instance.
-const SERVER: &str = "sshd";
-/// Before a server that ended is started again.
-const AGAIN: Duration = Duration::from_millis(20);
-/// The last line of a private key.
+/// Argument of the server process of a persistent instance.
+const SERVER_ARG: &str = "sshd";
+/// Pause before a server that ended is restarted.
+const RESTART_DELAY: Duration = Duration::from_millis(20);
+/// Last line of a private key.
 const KEY_END: &str = "-----END OPENSSH PRIVATE KEY-----";
 
-/// The whole program, with the arguments after [`WORD`].
+/// Runs the instance with the arguments after [`INSTANCE_ARG`].
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };
     let served = runtime.block_on(async {
         match arguments.first().map(String::as_str) {
-            Some(ALONE) => alone().await,
-            Some(SERVER) => serve_apart().await,
+            Some(PERSISTENT_ARG) => run_persistent().await,
+            Some(SERVER_ARG) => serve_apart().await,
             _ => serve().await,
         }
     });
     runtime.shutdown_background();
     match served {
         Ok(()) => ExitCode::SUCCESS,
-        // The plugin reads nothing but the port; it sees the end.
+        // The plugin reads only the port, and notices the exit.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// What an instance is made of.
+/// Components of an instance.
 struct Machine {
     authorized: PublicKey,
     host_key: PrivateKey,
@@ -52,7 +53,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Takes the key from the plugin, and tells it where to reach this.
+    /// Reads the key from the plugin, and reports the address.
     async fn boot<R: AsyncRead + Unpin>(stdin: &mut BufReader<R>) -> std::io::Result<Self> {
         let mut line = String::new();
         stdin.read_line(&mut line).await?;
@@ -79,7 +80,7 @@ impl Machine {
     }
 }
 
-/// The plugin holds the other end of stdin; when that closes, nobody wants this instance.
+/// The plugin holds the other end of stdin. When it is closed, the instance is not needed anymore.
 async fn serve() -> std::io::Result<()> {
     let mut stdin = BufReader::new(tokio::io::stdin());
     let machine = Machine::boot(&mut stdin).await?;
@@ -91,45 +92,46 @@ async fn serve() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Until it is killed, and with it its namespace.
-async fn alone() -> std::io::Result<()> {
-    // Of the plugin's session, a group with processes that are stopped (suspended) would be hung up when the plugin ends.
+/// Runs until it is killed together with its namespace.
+async fn run_persistent() -> std::io::Result<()> {
+    // In the plugin's session, a process group with stopped (suspended) processes would get SIGHUP when the plugin
+    // ends.
     rustix::process::setsid()?;
     let machine = Machine::boot(&mut BufReader::new(tokio::io::stdin())).await?;
     let listener = machine.listener.into_std()?;
     let host_key = machine.host_key.to_openssh(LineEnding::LF).map_err(std::io::Error::other)?;
     let authorized = machine.authorized.to_openssh().map_err(std::io::Error::other)?;
-    // The first process of its namespace is everybody's parent at last.
+    // The first process of the namespace becomes the parent of all orphans.
     let own = server::Commands::default();
     tokio::spawn(orphans::reap(own.clone()));
     let serve = || {
-        // The socket stays the same, so no connection is refused meanwhile: it waits.
+        // The socket is kept, so that connections wait instead of being refused.
         let socket = OwnedFd::from(listener.try_clone()?);
-        // Also where another file has this one's place by now.
+        // Works even if the file of the executable was replaced.
         let mut command = Command::new("/proc/self/exe");
         command.arg0(std::env::args_os().next().unwrap_or_default());
-        command.args(own_arguments()).args([WORD, SERVER]).process_group(0);
+        command.args(own_arguments()).args([INSTANCE_ARG, SERVER_ARG]).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::from(socket)).stderr(Stdio::null()).spawn()
     };
     loop {
         let Ok(mut server) = serve() else {
-            // No process, no file: what runs here goes on meanwhile.
-            tokio::time::sleep(AGAIN).await;
+            // No process or file could be created. Running processes continue.
+            tokio::time::sleep(RESTART_DELAY).await;
             continue;
         };
         let group = own.begin(&server);
-        // Held open until the server has ended.
+        // Kept open until the server has ended.
         let mut keys = server.stdin.take();
         if let Some(keys) = &mut keys {
             let _ = keys.write_all(format!("{authorized}\n{}\n", host_key.trim_end()).as_bytes()).await;
         }
         let _ = server.wait().await;
         own.ended(group);
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RESTART_DELAY).await;
     }
 }
 
-/// The server alone: keys from stdin, and stdout is the socket that listens.
+/// Runs the server only: keys are on stdin, and stdout is the listening socket.
 async fn serve_apart() -> std::io::Result<()> {
     let mut stdin = BufReader::new(tokio::io::stdin());
     let (mut authorized, mut host_key) = (String::new(), String::new());

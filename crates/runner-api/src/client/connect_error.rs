@@ -1,0 +1,57 @@
+//! Readable messages for connection errors: which server, what happened, and the likely cause.
+
+use url::Url;
+
+/// Returns the address and the cause: a readable description if it is well known, otherwise that of the root cause.
+pub(super) fn describe(error: &reqwest::Error) -> String {
+    let place = error.url().map(address).unwrap_or_default();
+    let cause = if error.is_timeout() { "timeout".to_owned() } else { root_cause(error) };
+    format!("{place}: {}", known_cause(&cause).unwrap_or(&cause))
+}
+
+/// Returns scheme, host and port. Other parts of the URL may be secret, such as the signed path of a storage.
+fn address(url: &Url) -> String {
+    url.origin().ascii_serialization()
+}
+
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut root_cause = error;
+    while let Some(cause) = root_cause.source() {
+        root_cause = cause;
+    }
+    root_cause.to_string()
+}
+
+/// Returns a readable description for error messages that would expose library internals.
+fn known_cause(cause: &str) -> Option<&'static str> {
+    const KNOWN: [(&str, &str); 9] = [
+        ("InvalidContentType", "the server does not use TLS: is it an http:// URL?"),
+        (
+            "connection closed before message completed",
+            "the server closed the connection without a response: is it an https:// URL?",
+        ),
+        ("no records found for Query", "host not found: is the name correct?"),
+        ("dns error", "host not found: is the name correct?"),
+        (
+            "CaUsedAsEndEntity",
+            "the certificate of the server is that of an authority (CA:TRUE), and differs from the one in tls-ca-file",
+        ),
+        ("UnknownIssuer", "the authority of its certificate is unknown: set tls-ca-file"),
+        ("NotValidForName", "its certificate is for another name"),
+        ("certificate expired", "its certificate has expired"),
+        ("certificate not valid yet", "its certificate is not valid yet: is the clock correct?"),
+    ];
+    KNOWN.iter().find(|(part, _)| cause.contains(part)).map(|(_, text)| *text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_errors_have_readable_messages() {
+        let name = "proto error: no records found for Query { name: Name(\"nosuch.invalid.\"), query_type: A, query_class: IN }";
+        assert_eq!(known_cause(name), Some("host not found: is the name correct?"));
+        assert_eq!(known_cause("Connection refused (os error 111)"), None, "it is clear as it is");
+    }
+}
