@@ -148,14 +148,19 @@ fn compare(pipelines: &str) {
         measure_seed(dir.path(), count);
         (dir, count)
     });
-    let mut results = Vec::new();
-    for (dir, count) in &folders {
-        let path = dir.path().to_str().expect("a path of text");
-        let runs: Vec<_> = (0..RUNS).map(|_| measure(&["start", path, count])).collect();
-        let (time, memory) =
-            (median(runs.iter().map(|run| run.0).collect()), median(runs.iter().map(|run| run.1).collect()));
+    // By turns, so that what else the machine does changes both.
+    let mut runs = [Vec::new(), Vec::new()];
+    for _ in 0..RUNS {
+        for ((dir, count), runs) in folders.iter().zip(&mut runs) {
+            runs.push(measure(&["start", dir.path().to_str().expect("a path of text"), count]));
+        }
+    }
+    let results: Vec<(f64, f64)> = runs
+        .iter()
+        .map(|runs| (median(runs.iter().map(|run| run.0).collect()), median(runs.iter().map(|run| run.1).collect())))
+        .collect();
+    for ((_, count), (time, memory)) in folders.iter().zip(&results) {
         println!("{count:>7} finished pipelines: start {:.1} ms, memory {:.1} MiB", time / 1000.0, memory / 1024.0);
-        results.push((time, memory));
     }
     if let [none, many] = results.as_slice() {
         println!("ratio: start time {:.2}, memory {:.2}", many.0 / none.0, many.1 / none.1);
