@@ -12,15 +12,18 @@
 //! the same socket; a process of this machine is spoken to only if the kernel confirms that it is an agent of ours; nothing here
 //! knows what a job does.
 
+pub mod deploy;
 mod error;
 pub mod host;
 pub mod instance;
 mod port;
+pub mod registry;
 mod slots;
 
 pub use error::ExecutorError;
 pub use port::{
-    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, Guard, Lease, LeaseRecord, NestedVm,
-    REQUEST_HELD_AFTER, ResumeRequest, Slot, SlotGuard, SlotKey, SlotShare, StickyContextSettings, VmImage,
+    Capacity, Directories, Elastic, EnvironmentRequest, ExecutionEnvironment, Executor, Guard, Lease, LeaseRecord,
+    Locality, NestedVm, REQUEST_HELD_AFTER, Replaceable, ResumeRequest, Sharing, Slot, SlotGuard, SlotKey, SlotShare,
+    StickyContextSettings, Suspend, VmImage,
 };
 pub use slots::{Slots, TakenSlot};

@@ -37,7 +37,8 @@ impl WallClock for SystemClock {
 }
 
 /// Seconds since 1970 by the machine's clock.
-pub(crate) fn unix_now() -> i64 {
+#[must_use]
+pub fn unix_now() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

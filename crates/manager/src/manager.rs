@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_config::settings::{RunnerKey, RunnerSettings, Settings};
-use muster_executor::Executor;
+use muster_executor::registry::Registry;
 use muster_runner_api::client::{Client, ClientError};
 use muster_telemetry::{ProcessState, Telemetry};
 use tokio::sync::mpsc;
@@ -24,7 +24,6 @@ use url::Url;
 use crate::admission::{Admission, Limits, Notice, Pace};
 use crate::job::{self, Answering, Context, JobError, Unreported};
 use crate::observe::Observer;
-use crate::providers::{Instances, Providers};
 use crate::requests::{Answer, Answered, Requests};
 use crate::running::RunLimits;
 use crate::state::JobState;
@@ -64,7 +63,7 @@ enum Phase {
 pub struct Manager {
     settings: Settings,
     store: Arc<Store>,
-    providers: Providers,
+    executors: Registry,
     admission: Admission,
     requests: Requests,
     observer: Arc<Observer>,
@@ -90,9 +89,9 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager with its state in `store` and its environments from `provider`, which tells of itself to `telemetry`.
+    /// A manager with its state in `store` and its environments from `executors`, which tells of itself to `telemetry`.
     #[must_use]
-    pub fn new(settings: Settings, store: Store, provider: Arc<dyn Executor>, telemetry: Arc<Telemetry>) -> Self {
+    pub fn new(settings: Settings, store: Store, executors: Registry, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
         let observer = Observer::new(telemetry);
         let (unreported, freed) = Unreported::new(settings.unreported_max);
@@ -105,7 +104,7 @@ impl Manager {
             requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
             observer,
             store,
-            providers: Providers::new(provider),
+            executors,
             admission: Admission::new(rand::random()),
             jobs: JoinSet::new(),
             ids: HashMap::new(),
@@ -117,13 +116,6 @@ impl Manager {
             generations: HashMap::new(),
             generation: 0,
         }
-    }
-
-    /// Jobs of the executor `instance` can run too.
-    #[must_use]
-    pub fn with_instances(mut self, instances: Instances) -> Self {
-        self.providers.allow(instances, self.observer.telemetry());
-        self
     }
 
     /// The same manager, which ends when it has done its quota.
@@ -159,16 +151,16 @@ impl Manager {
     }
 
     async fn work(&mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
-        self.providers.configure(&self.settings.runners, |_| true);
+        self.executors.configure(&self.settings.runners, |_| true);
         self.take_up().await?;
-        self.providers.expected_all();
+        self.executors.leases_announced();
         self.configure(self.settings.clone());
         self.observer.telemetry().life.reach(ProcessState::Running);
         self.ledger.rest();
         let mut refused = None;
         let mut ordered = true;
         while self.phase == Phase::Working || self.has_jobs_to_end() || !self.requests.is_empty() {
-            for (runner, capacity) in self.providers.capacities(&self.settings.runners) {
+            for (runner, capacity) in self.executors.capacities(&self.settings.runners) {
                 self.admission.set_capacity(&runner, capacity.jobs);
             }
             let wake = self.admit();
@@ -187,7 +179,7 @@ impl Manager {
                 }
                 Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
                 Some(run) = self.freed.recv() => self.slot_freed(run),
-                () = self.providers.changed(), if self.phase == Phase::Working => {}
+                () = self.executors.changed(), if self.phase == Phase::Working => {}
                 () = until(idle_until), if idle_until.is_some() => {
                     tracing::info!("This runner has not received a job in its time to wait, so now exiting");
                     self.stop_asking(Phase::Draining);
@@ -199,7 +191,7 @@ impl Manager {
             // As after a kill: the instances stay with their jobs.
             return refused.map_or(Ok(()), Err);
         }
-        self.providers.stop(self.time_for_instances()).await;
+        self.executors.stop(self.time_for_instances()).await;
         refused.map_or(Ok(()), Err)
     }
 
@@ -232,8 +224,8 @@ impl Manager {
                     continue;
                 }
             };
-            if let Some(held) = job.state.held() {
-                context.provider.expect(held);
+            if let (Some(held), Some(executor)) = (job.state.held(), context.provider.elastic()) {
+                executor.announce_lease(held);
             }
             contexts.push(Arc::clone(&context));
             if matches!(job.state, JobState::Finished { .. }) {
@@ -250,7 +242,7 @@ impl Manager {
     fn configure(&mut self, settings: Settings) {
         self.settings = settings.following(&self.settings);
         let admission = &self.admission;
-        self.providers.configure(&self.settings.runners, |runner| admission.has_jobs(runner));
+        self.executors.configure(&self.settings.runners, |runner| admission.has_jobs(runner));
         let known = std::mem::take(&mut self.generations);
         let mut all = Vec::new();
         for runner in &self.settings.runners {
@@ -263,7 +255,7 @@ impl Manager {
                 |(_, generation)| *generation,
             );
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
-            all.push(Limits::of(runner, generation, self.providers.has(runner)));
+            all.push(Limits::of(runner, generation, self.executors.has(runner)));
         }
         let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
         let own_limits = all.iter().filter_map(|limits| Some((limits.key.clone(), limits.limit?)));
@@ -298,7 +290,7 @@ impl Manager {
             tracing::info!(jobs, requests, "no more jobs are requested, waiting for requests in flight");
             // Instances that are left keep what they were kept for.
             if phase != Phase::Leaving {
-                self.providers.drain();
+                self.executors.drain();
             }
         }
         if phase == Phase::Aborting && self.phase != phase {
@@ -342,7 +334,7 @@ impl Manager {
         let now = Instant::now();
         if let Answer::Job(_) | Answer::Empty { .. } = answer {
             let at_once = matches!(answer, Answer::Job(_)) && !self.admission.is_held(poll, now);
-            self.providers.answered(&runner.key, at_once);
+            self.executors.request_answered(&runner.key, at_once);
         }
         let notice = self.admission.answered(poll, answer.outcome(), now);
         if repeats {
@@ -364,7 +356,7 @@ impl Manager {
             Answer::Failed(error) => Some(error),
             Answer::Empty { .. } | Answer::Repeated | Answer::Cut => None,
         };
-        self.providers.retire(|runner| self.admission.has_jobs(runner));
+        self.executors.remove_unused(|runner| self.admission.has_jobs(runner));
         if let Some(notice) = notice {
             notices::tell(&runner, notice, error.as_ref());
             if matches!(notice, Notice::Refused { unhealthy: true, .. }) && self.settings.refusal_is_fatal {
@@ -385,7 +377,7 @@ impl Manager {
             key: key.clone(),
             limits: Arc::clone(&self.limits),
             store: Arc::clone(&self.store),
-            provider: self.providers.of(runner, key),
+            provider: self.executors.executor(runner, key),
             agent_grace: self.settings.agent_grace,
             state_patience: self.settings.state_patience,
             host_name: self.settings.host_name.clone(),
@@ -427,7 +419,7 @@ impl Manager {
         if !self.without_slot.remove(&run) {
             self.admission.job_ended(&runner);
         }
-        self.providers.retire(|runner| self.admission.has_jobs(runner));
+        self.executors.remove_unused(|runner| self.admission.has_jobs(runner));
         self.ledger.rest();
         let error = match ended {
             Ok((_, Ok(()))) => {

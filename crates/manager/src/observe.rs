@@ -122,7 +122,8 @@ impl Observer {
 }
 
 /// What tells the series of a runner from those of others.
-pub(crate) fn labels(runner: &RunnerSettings) -> EntryLabels {
+#[must_use]
+pub fn labels(runner: &RunnerSettings) -> EntryLabels {
     EntryLabels {
         runner: short_token(runner.token.expose()),
         runner_name: runner.name.clone(),

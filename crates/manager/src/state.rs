@@ -268,7 +268,7 @@ mod tests {
 
     fn lease() -> LeaseRecord {
         let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: String::new(), project_id: 1 } };
-        LeaseRecord { environment: "host".to_owned(), slot, claim: String::new(), machine: None }
+        LeaseRecord::local("host", slot)
     }
 
     fn end() -> OwnEnd {

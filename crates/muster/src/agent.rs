@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_agent::Containment;
+use muster_executor::deploy::{self, CONNECTED, FAILED, MARK, OLDER};
 use muster_executor::host::{HostOptions, OneAgent, READY_MARKER, one_agent};
-use muster_executor::instance::{self, CONNECTED, FAILED, MARK, OLDER};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -129,7 +129,7 @@ async fn reach(dir: PathBuf) -> Result<Reached, String> {
     let executable = std::env::current_exe().map_err(|error| text(&error))?;
     let options = HostOptions {
         state_dir: dir,
-        directories: instance::directories(&home),
+        directories: deploy::directories(&home),
         slots: 0,
         executable,
         until_pid: None,

@@ -12,7 +12,8 @@ use clap::ValueEnum;
 use muster_config::settings::{RunnerSettings, Settings};
 use muster_config::system_id;
 use muster_executor::Directories;
-use muster_executor::host::{HostExecutor, HostOptions};
+use muster_executor::host::{self, HostExecutor, HostOptions};
+use muster_executor::registry::Registry;
 use muster_job::Secret;
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, Order};
@@ -178,7 +179,8 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         runners: vec![Arc::new(runner)],
         ..Settings::new()
     };
-    Ok(Manager::new(settings, store, Arc::new(provider), telemetry))
+    let executors = Registry::new().register_shared(host::NAME, Arc::new(provider));
+    Ok(Manager::new(settings, store, executors, telemetry))
 }
 
 /// Stops the manager at the first signal; returns at the second.

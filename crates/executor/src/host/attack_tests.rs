@@ -65,12 +65,7 @@ async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
     let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
     assert_ne!(lease.record.environment, "host", "a new job is given to the impostor");
     lease.release();
-    let record = LeaseRecord {
-        environment: "host".to_owned(),
-        slot: Slot { id: 0, project_slot: 0, key },
-        claim: String::new(),
-        machine: None,
-    };
+    let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
     let lease = provider.restore(&record).await.unwrap();
     let error = lease.environment.connect().await.unwrap_err().to_string();
     assert!(error.contains("is not an agent that this manager started"), "{error}");

@@ -45,6 +45,9 @@ pub use start::READY_MARKER;
 use agent::HostAgent;
 use agents::Agents;
 
+/// Name of the executor in the configuration.
+pub const NAME: &str = "shell";
+
 /// How this machine is used.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
@@ -101,7 +104,7 @@ impl HostExecutor {
     }
 
     fn lease(name: String, environment: Arc<HostEnvironment>, taken: TakenSlot) -> Lease {
-        let record = LeaseRecord { environment: name, slot: taken.slot.clone(), claim: String::new(), machine: None };
+        let record = LeaseRecord::local(name, taken.slot.clone());
         Lease::new(record, environment, Box::new(taken))
     }
 }
@@ -135,7 +138,7 @@ impl Executor for HostExecutor {
         lease.ok_or_else(|| ExecutorError::SlotTaken { environment: record.environment.clone(), slot: record.slot.id })
     }
 
-    fn without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
+    fn environment_without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         self.agents.named(&record.environment).map(|environment| environment as Arc<dyn ExecutionEnvironment>)
     }
 }

@@ -258,12 +258,7 @@ async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_t
     let error = lease.environment.connect().await.unwrap_err();
     assert!(error.to_string().contains("agent.log"), "a new one is to be started: {error}");
     lease.release();
-    let record = LeaseRecord {
-        environment: "host".to_owned(),
-        slot: Slot { id: 0, project_slot: 0, key },
-        claim: String::new(),
-        machine: None,
-    };
+    let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
     let lease = provider.restore(&record).await.unwrap();
     assert_eq!(lease.environment.connect().await.unwrap().identity().pid, 1);
     old.shutdown_background();

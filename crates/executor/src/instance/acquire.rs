@@ -10,7 +10,7 @@ use muster_taskscaler::words::{Key, Tried};
 use tokio::time::Instant;
 
 use super::isolation::NotMade;
-use super::lease::{Held, leased};
+use super::lease::{HeldLease, leased};
 use super::provider::{InstanceExecutor, Shared};
 use super::share;
 use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
@@ -65,7 +65,7 @@ impl InstanceExecutor {
             left = limit;
         };
         let mut lease = leased(held, counted);
-        lease.moved = search.moved;
+        lease.reschedule_notes = search.moved;
         Ok(lease)
     }
 
@@ -76,7 +76,7 @@ impl InstanceExecutor {
         key: &SlotKey,
         job: &EnvironmentRequest,
         resume: &ResumeRequest,
-    ) -> Result<Held, ExecutorError> {
+    ) -> Result<HeldLease, ExecutorError> {
         let refused = |why: String| ExecutorError::NotAcquired(format!("the job environment is not resumed: {why}"));
         if self.shared.settings().isolation.is_some() {
             return Err(refused("with vm_isolation no environment outlives its job".to_owned()));
@@ -92,11 +92,16 @@ impl InstanceExecutor {
         let gone = |why| refused(format!("{why}; run the job again that leaves it"));
         prepared(&lease, self.limit()).await.map_err(gone)?;
         let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
-        Ok(Held::new(lease, Arc::clone(&self.shared), taken))
+        Ok(HeldLease::new(lease, Arc::clone(&self.shared), taken))
     }
 
     /// A slot of an instance, which nobody has used yet. Dropped, it is free again.
-    async fn slot(&self, scaler: &Scaler, search: &mut Search<'_>, limit: Duration) -> Result<Held, ExecutorError> {
+    async fn slot(
+        &self,
+        scaler: &Scaler,
+        search: &mut Search<'_>,
+        limit: Duration,
+    ) -> Result<HeldLease, ExecutorError> {
         let (began, job) = (Instant::now(), search.job);
         let promise = self.shared.promises.lock().pop();
         let mut promise = match promise {
@@ -130,9 +135,9 @@ impl InstanceExecutor {
         let instance = self.shared.instance(lease.group(), lease.instance());
         // The list of all has one, and this is the other.
         if Arc::strong_count(&instance) <= 2 {
-            instance.found_free();
+            instance.mark_exclusive();
         }
-        Ok(Held::new(lease, Arc::clone(&self.shared), taken))
+        Ok(HeldLease::new(lease, Arc::clone(&self.shared), taken))
     }
 
     fn limit(&self) -> Duration {
@@ -140,7 +145,7 @@ impl InstanceExecutor {
     }
 
     fn not_within(&self, limit: Duration) -> ExecutorError {
-        let why = self.shared.capacity.borrow().why.clone().unwrap_or_default();
+        let why = self.shared.capacity.borrow().limit_reason.clone().unwrap_or_default();
         let seconds = limit.as_secs();
         ExecutorError::NotAcquired(format!(
             "unable to acquire instance within the configured timeout of {seconds}s: {why}"

@@ -14,7 +14,7 @@ pub(super) fn hosts(books: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`StoreError`].
-pub fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
     done("rename", from, std::fs::rename(hosts(from), hosts(to)))?;
     Journal::rename(from, to)
 }
@@ -23,7 +23,7 @@ pub fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// [`StoreError`].
-pub fn discard(books: &Path) -> Result<(), StoreError> {
+pub(super) fn discard(books: &Path) -> Result<(), StoreError> {
     done("remove", books, std::fs::remove_file(hosts(books)))?;
     Journal::discard(books)
 }

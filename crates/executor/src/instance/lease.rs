@@ -1,59 +1,68 @@
 //! A job's slot on an instance, as an environment.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_agent_api::client::{AgentConnection, FAR};
 use muster_agent_api::result::Used;
-use muster_remote::Session;
 use muster_taskscaler::driver::Lease as Slot;
+use parking_lot::Mutex;
 
 use super::acquire::UnderWay;
-use super::isolation::Nested;
+use super::isolation::NestedMachine;
 use super::provider::Shared;
-use super::reach::{Addresses, Dial, Instance, directories};
 use super::share;
-use crate::{Directories, ExecutionEnvironment, ExecutorError, Guard, Lease, LeaseRecord, SlotShare, TakenSlot};
+use crate::deploy::{Dial, Dialed, RemoteMachine, directories};
+use crate::{
+    Directories, ExecutionEnvironment, ExecutorError, Guard, Lease, LeaseRecord, Locality, Replaceable, Sharing,
+    SlotShare, Suspend, TakenSlot,
+};
 
 const SCALER_ENDED: &str = "the taskscaler has ended";
 
 /// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
 /// silent for up to 6 s: together a job hears of it within 15 s.
-pub const SILENCE_MAX: Duration = Duration::from_secs(7);
-const _: () = assert!(FAR.every.as_secs() + FAR.limit.as_secs() + SILENCE_MAX.as_secs() < 15);
+pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
+const _: () = assert!(FAR.every.as_secs() + FAR.limit.as_secs() + UNRESPONSIVE_TIMEOUT.as_secs() < 15);
+
+/// Whether a job has the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LeaseUse {
+    /// No job has it yet.
+    Unused,
+    /// A job has it, and may still run.
+    InUse,
+    /// Its job has no more use for it.
+    Over,
+}
 
 /// The scaler's lease. Given back when it is over, and else left to the manager's next start: the instance of a job that may
 /// still run must not be removed.
-pub(super) struct Held {
+pub(super) struct HeldLease {
     slot: Option<Slot>,
-    /// No job has it any more, or none yet.
-    over: AtomicBool,
+    lease_use: Mutex<LeaseUse>,
     /// These two are dropped after the slot: then it is free when the next job is asked for.
     _taken: TakenSlot,
     counted: Option<UnderWay>,
     record: LeaseRecord,
     /// The job's machine on the instance.
-    nested: Option<Arc<Nested>>,
+    nested: Option<Arc<NestedMachine>>,
     shared: Arc<Shared>,
 }
 
-impl Held {
+impl HeldLease {
     pub(super) fn new(slot: Slot, shared: Arc<Shared>, taken: TakenSlot) -> Self {
-        let record = LeaseRecord {
-            environment: slot.instance().as_str().to_owned(),
-            slot: taken.slot.clone(),
-            claim: slot.key().as_str().to_owned(),
-            machine: None,
-        };
-        let over = AtomicBool::new(true);
-        Self { slot: Some(slot), over, _taken: taken, counted: None, record, nested: None, shared }
+        let record = LeaseRecord::remote(slot.instance().as_str(), taken.slot.clone(), slot.key().as_str());
+        let lease_use = Mutex::new(LeaseUse::Unused);
+        Self { slot: Some(slot), lease_use, _taken: taken, counted: None, record, nested: None, shared }
     }
 
     /// With a machine for the job, which goes with the slot.
-    pub(super) fn with(mut self, nested: Arc<Nested>) -> Self {
-        self.record.machine = Some(nested.machine().clone());
+    pub(super) fn with(mut self, nested: Arc<NestedMachine>) -> Self {
+        if let Locality::Remote { vm, .. } = &mut self.record.locality {
+            *vm = Some(nested.machine().clone());
+        }
         self.nested = Some(nested);
         self
     }
@@ -74,7 +83,7 @@ impl Held {
     }
 
     /// Where its agent is: on the job's machine, or on the instance.
-    pub(super) fn place(&self) -> Arc<Instance> {
+    pub(super) fn place(&self) -> Arc<RemoteMachine> {
         match (&self.nested, &self.slot) {
             (Some(nested), _) => Arc::clone(nested.place()),
             (None, Some(slot)) => self.shared.instance(slot.group(), slot.instance()),
@@ -83,10 +92,10 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldLease {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        if !self.over.load(Ordering::Relaxed) {
+        if *self.lease_use.lock() == LeaseUse::InUse {
             return slot.keep();
         }
         match self.nested.take() {
@@ -97,12 +106,16 @@ impl Drop for Held {
 }
 
 #[async_trait]
-impl Dial for Held {
-    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
+impl Dial for HeldLease {
+    async fn dial(&self) -> Result<Dialed, String> {
         let slot = self.slot.as_ref().ok_or("the slot was given back")?;
         match &self.nested {
             Some(nested) => nested.dial(&self.shared, slot).await,
-            None => self.shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await,
+            None => {
+                let id = (slot.group(), slot.instance());
+                let (session, addresses) = self.shared.dial(id, || slot.connect_info(), false).await?;
+                Ok(self.shared.dialed(id, session, &addresses))
+            }
         }
     }
 
@@ -114,13 +127,13 @@ impl Dial for Held {
 }
 
 /// The environment of one lease; its instance may have others.
-struct Leased {
+struct InstanceEnvironment {
     /// Dropped before the slot is: who gets that finds the instance free.
-    place: Arc<Instance>,
-    held: Arc<Held>,
+    place: Arc<RemoteMachine>,
+    held: Arc<HeldLease>,
 }
 
-impl Leased {
+impl InstanceEnvironment {
     fn can_be_left(&self) -> Result<&Slot, String> {
         if self.held.nested.is_some() {
             return Err("with vm_isolation a job's machine goes with the job".to_owned());
@@ -129,26 +142,26 @@ impl Leased {
     }
 }
 
-struct HeldGuard(Arc<Held>);
+struct HeldLeaseGuard(Arc<HeldLease>);
 
-impl Guard for HeldGuard {
+impl Guard for HeldLeaseGuard {
     fn release(self: Box<Self>) {
-        self.0.over.store(true, Ordering::Relaxed);
+        *self.0.lease_use.lock() = LeaseUse::Over;
     }
 }
 
 /// A job's lease: from now on the slot is held until the job says that it is over. `counted` counts the job until then.
-pub(super) fn leased(mut held: Held, counted: UnderWay) -> Lease {
-    held.over.store(false, Ordering::Relaxed);
+pub(super) fn leased(mut held: HeldLease, counted: UnderWay) -> Lease {
+    *held.lease_use.get_mut() = LeaseUse::InUse;
     held.counted = Some(counted);
     let (record, place) = (held.record.clone(), held.place());
     let held = Arc::new(held);
-    let environment = Leased { place, held: Arc::clone(&held) };
-    Lease::new(record, Arc::new(environment), Box::new(HeldGuard(held)))
+    let environment = InstanceEnvironment { place, held: Arc::clone(&held) };
+    Lease::new(record, Arc::new(environment), Box::new(HeldLeaseGuard(held)))
 }
 
 #[async_trait]
-impl ExecutionEnvironment for Leased {
+impl ExecutionEnvironment for InstanceEnvironment {
     async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
         Ok(self.place.connect(self.held.as_ref()).await?.0)
     }
@@ -157,62 +170,20 @@ impl ExecutionEnvironment for Leased {
         Ok(directories(&self.place.connect(self.held.as_ref()).await?.1))
     }
 
-    fn words(&self) -> Vec<String> {
-        match &self.held.nested {
-            Some(nested) => nested.words(),
-            None => self.place.words(),
-        }
+    fn trace_lines(&self) -> Vec<String> {
+        self.place.trace_lines()
     }
 
-    fn share(&self) -> Option<SlotShare> {
-        let slot = self.held.slot.as_ref()?;
-        let (settings, home) = (self.held.shared.settings(), self.place.home());
-        Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        Some(self)
     }
 
-    fn used(&self, used: &Used) {
-        let Some(slot) = &self.held.slot else { return };
-        slot.used(share::used(used));
-        // Once: it is the same on all instances of one image.
-        if !used.no_share.is_empty() && !self.held.shared.told_no_share.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                runner = self.held.shared.options.name,
-                instance = %slot.instance(),
-                why = used.no_share,
-                "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
-                 the user on the instance must be allowed to make cgroups"
-            );
-        }
+    fn suspendable(&self) -> Option<&dyn Suspend> {
+        Some(self)
     }
 
-    async fn may_suspend(&self) -> Result<(), String> {
-        let slot = self.can_be_left()?;
-        slot.may_suspend().await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())
-    }
-
-    async fn suspend(&self, owner: &str) -> Result<(), String> {
-        let slot = self.can_be_left()?;
-        slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())?;
-        // Who resumes it finds it by another way.
-        let name = self.held.shared.name(slot.group(), slot.instance().as_str());
-        self.held.shared.instances.lock().remove(&name);
-        Ok(())
-    }
-
-    fn silence_max(&self) -> Option<Duration> {
-        Some(SILENCE_MAX)
-    }
-
-    fn give_up(&self, why: &str) {
-        match (&self.held.slot, &self.held.nested) {
-            (Some(slot), None) => slot.disown(why.to_owned()),
-            // That its machine is silent says little of the instance: whoever can find out is told.
-            (Some(slot), Some(_)) => {
-                slot.health(Err(why.to_owned()));
-                slot.suspect();
-            }
-            (None, _) => {}
-        }
+    fn replaceable(&self) -> Option<&dyn Replaceable> {
+        Some(self)
     }
 
     async fn lost(&self) -> String {
@@ -225,6 +196,67 @@ impl ExecutionEnvironment for Leased {
         tokio::select! {
             why = self.held.lost() => why,
             why = nested => why,
+        }
+    }
+}
+
+impl Sharing for InstanceEnvironment {
+    fn slot_share(&self) -> Option<SlotShare> {
+        let slot = self.held.slot.as_ref()?;
+        let (settings, home) = (self.held.shared.settings(), self.place.home());
+        Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
+    }
+
+    fn report_usage(&self, used: &Used) {
+        let Some(slot) = &self.held.slot else { return };
+        slot.used(share::used(used));
+        if used.no_share.is_empty() {
+            return;
+        }
+        // Once: it is the same on all instances of one image.
+        self.held.shared.warned_no_cgroup.call_once(|| {
+            tracing::warn!(
+                runner = self.held.shared.options.name,
+                instance = %slot.instance(),
+                why = used.no_share,
+                "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
+                 the user on the instance must be allowed to make cgroups"
+            );
+        });
+    }
+}
+
+#[async_trait]
+impl Suspend for InstanceEnvironment {
+    async fn can_suspend(&self) -> Result<(), String> {
+        let slot = self.can_be_left()?;
+        slot.may_suspend().await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())
+    }
+
+    async fn suspend(&self, owner: &str) -> Result<(), String> {
+        let slot = self.can_be_left()?;
+        slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())?;
+        // Who resumes it finds it by another way.
+        let name = self.held.shared.name(slot.group(), slot.instance().as_str());
+        self.held.shared.instances.lock().remove(&name);
+        Ok(())
+    }
+}
+
+impl Replaceable for InstanceEnvironment {
+    fn unresponsive_timeout(&self) -> Duration {
+        UNRESPONSIVE_TIMEOUT
+    }
+
+    fn retire(&self, reason: &str) {
+        match (&self.held.slot, &self.held.nested) {
+            (Some(slot), None) => slot.disown(reason.to_owned()),
+            // That its machine is silent says little of the instance: whoever can find out is told.
+            (Some(slot), Some(_)) => {
+                slot.health(Err(reason.to_owned()));
+                slot.suspect();
+            }
+            (None, _) => {}
         }
     }
 }

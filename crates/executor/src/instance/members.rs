@@ -9,7 +9,7 @@ use muster_taskscaler::driver::{Host, Journal, Late, Scaler};
 use muster_taskscaler::words::GroupId;
 
 use super::plugin_group::PluginGroup;
-use super::prepare::Ready;
+use super::prepare::InstancePreparer;
 use super::provider::{InstanceOptions, Shared, causes};
 use super::settings::{self, SettingsError};
 use super::{extension, resources};
@@ -90,9 +90,9 @@ async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Resu
     }
     let all = begun.into_iter().zip(groups).enumerate();
     let (hosts, members) = all.map(|(index, (begun, group))| Member::of(GroupId(index), begun, group.name)).unzip();
-    let ready = Ready { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
+    let ready = InstancePreparer { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
     let store = Box::new(Journal::new(books));
-    let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, wall).await;
+    let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, unix_now).await;
     Ok((scaler.map_err(|error| causes(&error))?, members))
 }
 
@@ -186,7 +186,7 @@ async fn arrive(late: &Late, group: &str, shared: &Shared) -> Weak<PluginGroup> 
 }
 
 /// Seconds since 1970.
-fn wall() -> i64 {
+pub(super) fn unix_now() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
 }

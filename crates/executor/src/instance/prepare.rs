@@ -4,30 +4,29 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use muster_config::settings::AutoscalerSettings;
-use muster_remote::Session;
 use muster_taskscaler::driver::{Prepare, Up};
 
 use super::provider::Shared;
-use super::reach::{Addresses, Dial, run};
+use crate::deploy::{Dial, Dialed, run_command};
 
 /// Makes an instance ready: the command of the configuration, then the agent, or what makes virtual machines for jobs.
-pub(super) struct Ready {
+pub(super) struct InstancePreparer {
     pub(super) shared: Weak<Shared>,
     /// Those that the scaler was started with.
     pub(super) settings: Arc<AutoscalerSettings>,
 }
 
 #[async_trait]
-impl Prepare for Ready {
+impl Prepare for InstancePreparer {
     async fn prepare(&self, up: Up) -> Result<(), String> {
         let shared = self.shared.upgrade().ok_or("the manager ends")?;
         if !up.host_keys.is_empty() {
             shared.hosts().pin(shared.name(&up.group, up.id.as_str()).as_str(), &up.host_keys);
         }
-        let way = Way { shared: &shared, up: &up };
+        let way = PrepareDialer { shared: &shared, up: &up };
         // Once: what it removes or starts again may be in use by the jobs of an earlier start.
         if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !up.again) {
-            run(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
+            run_command(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
         }
         if let Some(settings) = &self.settings.isolation {
             return shared.isolation.prepare(settings, &way, up.id.as_str()).await;
@@ -38,15 +37,17 @@ impl Prepare for Ready {
 }
 
 /// To an instance that no job has yet.
-struct Way<'a> {
+struct PrepareDialer<'a> {
     shared: &'a Shared,
     up: &'a Up,
 }
 
 #[async_trait]
-impl Dial for Way<'_> {
-    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
+impl Dial for PrepareDialer<'_> {
+    async fn dial(&self) -> Result<Dialed, String> {
         // One that was ready before has its key.
-        self.shared.dial((&self.up.group, &self.up.id), || self.up.connect_info(), !self.up.again).await
+        let id = (self.up.group.as_str(), &self.up.id);
+        let (session, addresses) = self.shared.dial(id, || self.up.connect_info(), !self.up.again).await?;
+        Ok(self.shared.dialed(id, session, &addresses))
     }
 }

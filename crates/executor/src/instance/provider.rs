@@ -9,16 +9,16 @@
 //! A job request is sent only where a promise stands behind it: so no job is taken that no instance is in sight for. An
 //! instance is ready when its agent answers; a job that gets one finds the connection open.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_config::settings::AutoscalerSettings;
 use muster_fleeting::host::{Counts, Meter, PluginSpec};
-use muster_fleeting::model::{ConnectInfo, InstanceId};
+use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::books::RowKey;
 use muster_taskscaler::driver::{Journal, Reservation, Scaler};
@@ -29,15 +29,15 @@ use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
 use super::acquire::UnderWay;
-use super::agents::Agents;
-use super::executable::Executable;
-use super::isolation::{Isolation, Nested};
-use super::lease::{Held, leased};
-use super::reach::{Addresses, Instance, dial};
+use super::claims::PendingClaims;
+use super::connect::{Addresses, dial, ensure_supported, trace_lines};
+use super::isolation::{Isolation, NestedMachine};
+use super::lease::{HeldLease, leased};
 use super::resources::Usage;
 use super::settings;
 use super::{files, work};
-use crate::{Capacity, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey, Slots};
+use crate::deploy::{Agents, Dialed, Executable, RemoteMachine};
+use crate::{Capacity, Elastic, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey, Slots};
 
 /// What a provider works by.
 #[derive(Debug, Clone)]
@@ -76,8 +76,7 @@ pub(super) struct Shared {
     /// They are others than those that did not do.
     pub(super) changed: Notify,
     pub(super) requests: AtomicUsize,
-    /// No more jobs are requested.
-    pub(super) draining: AtomicBool,
+    pub(super) intake: Mutex<Intake>,
     pub(super) turn: Mutex<Option<OwnedMutexGuard<()>>>,
     scaler: watch::Sender<Option<Scaler>>,
     pub(super) capacity: watch::Sender<Capacity>,
@@ -87,24 +86,26 @@ pub(super) struct Shared {
     /// Promises may be missing, or possible again.
     pub(super) again: Notify,
     pub(super) slots: Slots,
-    pub(super) instances: Mutex<HashMap<InstanceId, Arc<Instance>>>,
+    pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
     /// The virtual machines, where each job has one on its instance.
     pub(super) isolation: Arc<Isolation>,
-    /// It was told that jobs run without their share.
-    pub(super) told_no_share: AtomicBool,
+    /// The log says that jobs run without cgroups.
+    pub(super) warned_no_cgroup: Once,
     /// What the instances use.
     pub(super) usage: Usage,
     /// What counts the plugin of each group, by the group's name.
     meters: Mutex<BTreeMap<String, Meter>>,
-    expected: Mutex<Expected>,
+    pending_claims: Mutex<PendingClaims>,
 }
 
-/// Leases of an earlier start.
-#[derive(Default)]
-struct Expected {
-    claims: BTreeSet<String>,
-    /// No more are announced.
-    complete: bool,
+/// Whether jobs are requested.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Intake {
+    /// They are.
+    #[default]
+    Open,
+    /// No more are: the manager is to exit, or its jobs are to end.
+    Closed,
 }
 
 impl InstanceExecutor {
@@ -116,30 +117,33 @@ impl InstanceExecutor {
             newest: Mutex::new(Arc::clone(&options.settings)),
             changed: Notify::new(),
             requests: AtomicUsize::new(options.requests),
-            draining: AtomicBool::new(false),
+            intake: Mutex::default(),
             turn: Mutex::default(),
             agents: Arc::new(Agents::new(Arc::clone(&options.executable))),
             options,
             hosts: OnceLock::new(),
             scaler: watch::Sender::new(None),
-            capacity: watch::Sender::new(Capacity { jobs: 0, why: Some("its plugin has not been started yet".into()) }),
+            capacity: watch::Sender::new(Capacity {
+                jobs: 0,
+                limit_reason: Some("its plugin has not been started yet".into()),
+            }),
             under_way: AtomicUsize::new(0),
             promises: Mutex::default(),
             again: Notify::new(),
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
             isolation: Arc::default(),
-            told_no_share: AtomicBool::new(false),
+            warned_no_cgroup: Once::new(),
             usage: Usage::default(),
             meters: Mutex::default(),
-            expected: Mutex::default(),
+            pending_claims: Mutex::default(),
         });
         let work = tokio::spawn(work::work(Arc::clone(&shared)));
         Arc::new(Self { shared, work: Mutex::new(Some(work)) })
     }
 
     /// Other settings. Policies and `requests` take effect at once, the others as long as the plugin does not run.
-    pub fn configure(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
+    pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.again.notify_one();
         self.shared.newest.lock().clone_from(settings);
@@ -156,7 +160,7 @@ impl InstanceExecutor {
 
     /// No more jobs are requested: nothing is kept idle or promised. Jobs that are there already are served.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Relaxed);
+        *self.shared.intake.lock() = Intake::Closed;
         self.shared.promises.lock().clear();
         self.shared.again.notify_one();
         if let Some(scaler) = self.scaler() {
@@ -180,7 +184,7 @@ impl InstanceExecutor {
 
     /// As [`Self::stop`], for a runner that is not in the configuration any more: all its instances are removed, and with
     /// the last one its books.
-    pub async fn retire(&self, limit: Duration) -> Vec<String> {
+    pub async fn remove_all_and_stop(&self, limit: Duration) -> Vec<String> {
         let left = self.end(limit, true).await;
         // Without its turn it has not looked at the books.
         let turn = self.shared.turn.lock().take();
@@ -227,40 +231,49 @@ impl Executor for InstanceExecutor {
         self.shared.capacity.subscribe()
     }
 
-    fn answered(&self, at_once: bool) {
-        if let Some(scaler) = self.scaler() {
-            scaler.answered(at_once);
-        }
-    }
-
     async fn acquire(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         self.place_for(key, job).await
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         // Also where nobody waits for it any more.
-        let _seen = Seen { shared: &self.shared, claim: &record.claim };
-        self.restore_expected(record).await
+        let task_key = record.task_key().unwrap_or_default();
+        let _guard = ClaimGuard { shared: &self.shared, task_key };
+        self.restore_expected(record, task_key).await
     }
 
-    async fn has_left(&self, claim: &str) -> bool {
-        self.shared.scaler().await.has_environment(claim.to_owned()).await.unwrap_or_default()
+    fn elastic(&self) -> Option<&dyn Elastic> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Elastic for InstanceExecutor {
+    fn request_answered(&self, at_once: bool) {
+        if let Some(scaler) = self.scaler() {
+            scaler.answered(at_once);
+        }
     }
 
-    fn expect(&self, record: &LeaseRecord) {
+    fn announce_lease(&self, record: &LeaseRecord) {
+        let Some(task_key) = record.task_key() else { return };
         self.shared.isolation.expect(record);
-        self.shared.expected.lock().claims.insert(record.claim.clone());
+        self.shared.pending_claims.lock().task_keys().insert(task_key.to_owned());
     }
 
-    fn expected_all(&self) {
-        self.shared.expected.lock().complete = true;
+    fn leases_announced(&self) {
+        self.shared.pending_claims.lock().announced();
         self.shared.isolation.expected_all();
         self.shared.settle();
+    }
+
+    async fn has_suspended(&self, task_key: &str) -> bool {
+        self.shared.scaler().await.has_environment(task_key.to_owned()).await.unwrap_or_default()
     }
 }
 
 impl InstanceExecutor {
-    async fn restore_expected(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
+    async fn restore_expected(&self, record: &LeaseRecord, task_key: &str) -> Result<Lease, ExecutorError> {
         let counted = UnderWay::count(&self.shared);
         let lost = |message: &str| ExecutorError::Lost {
             environment: format!("instance {}", record.environment),
@@ -268,12 +281,12 @@ impl InstanceExecutor {
         };
         // However long its plugin takes to start: the job is on the instance meanwhile, and loses nothing.
         let scaler = self.shared.scaler().await;
-        let lease = scaler.claim(Key::new(&record.claim)).await;
+        let lease = scaler.claim(Key::new(task_key)).await;
         let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
-        let nested = match (&record.machine, &self.shared.settings().isolation) {
+        let nested = match (record.vm(), &self.shared.settings().isolation) {
             (None, _) => None,
             (Some(machine), Some(settings)) => {
-                Some(Nested::again(&self.shared, &lease, machine.clone(), settings.clone()))
+                Some(NestedMachine::again(&self.shared, &lease, machine.clone(), settings.clone()))
             }
             (Some(machine), None) => {
                 let id = &machine.id;
@@ -283,7 +296,7 @@ impl InstanceExecutor {
             }
         };
         let taken = self.shared.slots.take_again(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
-        let held = Held::new(lease, Arc::clone(&self.shared), taken);
+        let held = HeldLease::new(lease, Arc::clone(&self.shared), taken);
         Ok(leased(if let Some(nested) = nested { held.with(nested) } else { held }, counted))
     }
 
@@ -293,14 +306,14 @@ impl InstanceExecutor {
 }
 
 /// A lease of an earlier start is claimed, or not wanted, when this is dropped.
-struct Seen<'a> {
+struct ClaimGuard<'a> {
     shared: &'a Shared,
-    claim: &'a str,
+    task_key: &'a str,
 }
 
-impl Drop for Seen<'_> {
+impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
-        self.shared.seen(self.claim);
+        self.shared.claimed(self.task_key);
     }
 }
 
@@ -335,7 +348,7 @@ impl Shared {
             newest.clone_from(settings);
         }
         self.scaler.send_replace(Some(scaler.clone()));
-        if self.draining.load(Ordering::Relaxed) {
+        if *self.intake.lock() == Intake::Closed {
             scaler.drain();
         }
     }
@@ -353,7 +366,7 @@ impl Shared {
 
     /// Why no more jobs are requested now; none where they are.
     pub(super) fn no_requests(&self) -> Option<String> {
-        let why = self.capacity.borrow().why.as_ref().map(ToString::to_string);
+        let why = self.capacity.borrow().limit_reason.as_ref().map(ToString::to_string);
         why.filter(|_| self.promises.lock().is_empty())
     }
 
@@ -372,15 +385,32 @@ impl Shared {
         InstanceId::new(name_among(self.settings.lock().groups.len(), group, id))
     }
 
-    pub(super) fn instance(&self, group: &str, id: &InstanceId) -> Arc<Instance> {
+    pub(super) fn instance(&self, group: &str, id: &InstanceId) -> Arc<RemoteMachine> {
         let mut instances = self.instances.lock();
         let name = self.name(group, id.as_str());
         Arc::clone(instances.entry(name.clone()).or_insert_with(|| self.place(name.as_str())))
     }
 
     /// A place for an agent that nobody has reached yet.
-    pub(super) fn place(&self, name: &str) -> Arc<Instance> {
-        Arc::new(Instance::new(name, Arc::clone(&self.agents), settings::told(&self.settings())))
+    pub(super) fn place(&self, name: &str) -> Arc<RemoteMachine> {
+        Arc::new(RemoteMachine::new(format!("instance {name}"), Arc::clone(&self.agents)))
+    }
+
+    /// Returns a session with an instance, and what the trace shows of it.
+    pub(super) fn dialed(
+        &self,
+        (group, id): (&str, &InstanceId),
+        session: Box<dyn Session>,
+        addresses: &Addresses,
+    ) -> Dialed {
+        let name = self.name(group, id.as_str());
+        let shown = settings::trace_addresses(&self.settings());
+        Dialed { session, trace_lines: trace_lines(name.as_str(), addresses, shown) }
+    }
+
+    /// Checks that there is an agent for what a machine is said to be.
+    pub(super) fn ensure_supported(&self, name: &str, connector: &ConnectorConfig) -> Result<(), String> {
+        ensure_supported(&self.agents, name, connector)
     }
 
     pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
@@ -400,7 +430,7 @@ impl Shared {
             async move {
                 let info = asked.await?;
                 if runs_agent {
-                    self.agents.check(name.as_str(), &info.connector)?;
+                    self.ensure_supported(name.as_str(), &info.connector)?;
                 }
                 Ok(info)
             }
@@ -409,16 +439,14 @@ impl Shared {
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.
-    fn seen(&self, claim: &str) {
-        self.expected.lock().claims.remove(claim);
+    fn claimed(&self, task_key: &str) {
+        self.pending_claims.lock().task_keys().remove(task_key);
         self.settle();
     }
 
     /// Tells the scaler when no lease of an earlier start is left to be claimed.
     pub(super) fn settle(&self) {
-        let expected = self.expected.lock();
-        if expected.complete
-            && expected.claims.is_empty()
+        if self.pending_claims.lock().are_complete()
             && let Some(scaler) = &*self.scaler.borrow()
         {
             scaler.settled();
@@ -428,7 +456,7 @@ impl Shared {
     /// Tells how many jobs there may be.
     pub(super) fn publish(&self, promises: usize, why: Option<Arc<str>>) {
         let jobs = self.under_way.load(Ordering::Relaxed) + promises;
-        let capacity = Capacity { jobs, why };
+        let capacity = Capacity { jobs, limit_reason: why };
         self.capacity.send_if_modified(|told| {
             let changed = *told != capacity;
             *told = capacity;

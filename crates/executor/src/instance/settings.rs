@@ -9,7 +9,7 @@ use muster_fleeting::model::ConnectorConfig;
 use muster_taskscaler::config::Config;
 use muster_taskscaler::driver::Buckets;
 
-use super::reach::Told;
+use super::connect::TraceAddresses;
 
 /// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -68,9 +68,9 @@ pub(super) fn shutdown_limit(settings: &AutoscalerSettings) -> Duration {
     config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries)
 }
 
-/// What the trace tells.
-pub(super) fn told(settings: &AutoscalerSettings) -> Told {
-    Told { internal: settings.log_internal_ip, external: settings.log_external_ip }
+/// Returns which addresses the trace shows.
+pub(super) fn trace_addresses(settings: &AutoscalerSettings) -> TraceAddresses {
+    TraceAddresses { internal: settings.log_internal_ip, external: settings.log_external_ip }
 }
 
 /// Settings that no plugin gets.

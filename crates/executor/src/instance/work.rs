@@ -11,7 +11,7 @@ use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::words::Key;
 
 use super::members;
-use super::provider::Shared;
+use super::provider::{Intake, Shared};
 use super::settings;
 
 /// After a refused promise the scaler tells when one is possible; without a word it is asked again after this.
@@ -67,7 +67,7 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
             promises.len()
         };
         shared.publish(held, None);
-        if shared.draining.load(Ordering::Relaxed) {
+        if *shared.intake.lock() == Intake::Closed {
             shared.promises.lock().clear();
             return Some(DRAINING.into());
         }

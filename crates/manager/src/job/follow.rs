@@ -12,7 +12,8 @@ use tonic::Streaming;
 use super::beginning::Beginning;
 use super::interrupt::{Interruption, heard};
 use super::outage::Line;
-use super::place::Handed;
+use super::place::{Handed, unresponsive_timeout};
+use super::progress::AgentProgress;
 use super::uploader::Verdict;
 use super::{Actor, JobError};
 
@@ -76,7 +77,7 @@ impl Actor {
         let limit = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + limit;
         let mut silence = Silence::new(self.patience());
-        let place = self.state.held().filter(|record| !record.claim.is_empty());
+        let place = self.state.held().filter(|record| record.is_remote());
         let mut line = place.map(|record| self.context.answering.job_on(&record.environment));
         let mut pace = Pace::new(self.uploader.acknowledged());
         let mut last = None;
@@ -129,8 +130,8 @@ impl Actor {
 
     /// How long the agent may be silent. After a start of the manager all instances are reached anew at the same time.
     fn patience(&self) -> Duration {
-        let own = self.environment().and_then(|environment| environment.silence_max());
-        own.filter(|_| self.handed).unwrap_or(self.context.agent_grace)
+        let own = self.environment().and_then(|environment| unresponsive_timeout(environment.as_ref()));
+        own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.context.agent_grace)
     }
 
     fn lost_in_silence(&mut self, last: Option<&AgentError>) -> Followed {
@@ -159,7 +160,7 @@ impl Actor {
             Ok::<_, AgentError>((connection, log))
         };
         // Before the agent was reached a newer executable may be on its way to it, and one of this host may be starting.
-        let may_be_cut = self.handed && environment.silence_max().is_some();
+        let may_be_cut = self.progress.is_dispatched() && environment.replaceable().is_some();
         let try_limit = silence.try_limit();
         let (connection, log) = tokio::select! {
             connected = connecting => connected?,
@@ -170,7 +171,7 @@ impl Actor {
                 return Err(AgentError::Broken(format!("no connection within {} ms", try_limit.as_millis())));
             }
         };
-        self.handed = true;
+        self.progress.reach(AgentProgress::Dispatched);
         if let Some(line) = &mut line {
             line.set(true);
         }
@@ -272,7 +273,7 @@ impl Actor {
             Some(Ok(result)) => result,
             Some(Err(_)) => connection.wait(id).await?,
         };
-        self.executed = true;
+        self.progress.reach(AgentProgress::Executed);
         self.uploader.ending();
         if self.uploader.must_repeat() {
             self.ended(&result);

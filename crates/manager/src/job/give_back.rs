@@ -12,6 +12,7 @@ use muster_runner_api::wire::UpdateRequest;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Actor;
+use super::progress::AgentProgress;
 use crate::lower::suspension;
 use crate::state::JobState;
 use crate::store::RunName;
@@ -49,7 +50,7 @@ impl Actor {
     /// Goes on without a slot, as before the restart.
     pub(super) fn find_again(&mut self) {
         let JobState::Finished { place, .. } = &self.state else { return };
-        match self.context.provider.without_lease(place) {
+        match self.context.provider.environment_without_lease(place) {
             Some(environment) => {
                 let _place = Arc::clone(&self.context.unreported.places).try_acquire_owned().ok();
                 self.afterwards = Some(Afterwards { environment, _place });
@@ -60,10 +61,12 @@ impl Actor {
 
     /// The job has a result: its watchers hear of it. What is to be reported.
     pub(super) fn ended(&mut self, result: &JobResult) -> UpdateRequest {
-        self.executed = true;
-        if let (Some(used), Some(lease), false) = (&result.used, &self.lease, self.told_used) {
-            self.told_used = true;
-            lease.environment.used(used);
+        self.progress.reach(AgentProgress::Executed);
+        if let (Some(used), Some(lease), AgentProgress::Executed) = (&result.used, &self.lease, self.progress) {
+            self.progress.reach(AgentProgress::UsageReported);
+            if let Some(environment) = lease.environment.sharing() {
+                environment.report_usage(used);
+            }
         }
         self.uploader.ending();
         // A job that the coordinator did not cancel was wound down by a manager: this one, or the one before it, which ended
@@ -83,11 +86,11 @@ impl Actor {
             return;
         }
         let (true, JobState::Leased { lease: place, .. } | JobState::Running { lease: place, .. }) =
-            (self.executed, &self.state)
+            (self.progress.is_executed(), &self.state)
         else {
             return;
         };
-        let Some(environment) = self.context.provider.without_lease(place) else { return };
+        let Some(environment) = self.context.provider.environment_without_lease(place) else { return };
         let Ok(permit) = Arc::clone(&self.context.unreported.places).try_acquire_owned() else {
             return tracing::warn!("too many ended jobs wait for the coordinator: this one keeps its slot");
         };

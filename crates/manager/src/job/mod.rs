@@ -21,6 +21,7 @@ mod interrupt;
 mod outage;
 mod park;
 mod place;
+mod progress;
 mod report;
 mod uploader;
 
@@ -50,6 +51,7 @@ use give_back::Afterwards;
 pub(crate) use give_back::Unreported;
 use interrupt::{Interruption, heard};
 pub(crate) use outage::Answering;
+use progress::{AgentProgress, EnvironmentUse};
 use uploader::{Uploader, Verdict};
 
 /// Between two tries to go on with a job whose state could not be stored.
@@ -119,10 +121,8 @@ struct Actor {
     restoring: Option<AbortOnDropHandle<Result<Lease, ExecutorError>>>,
     /// Where the job has ended, after its slot was given back.
     afterwards: Option<Afterwards>,
-    /// An agent has the job's result.
-    executed: bool,
-    /// The environment knows what the job used.
-    told_used: bool,
+    progress: AgentProgress,
+    environment_use: EnvironmentUse,
     /// Why the lease of an earlier start is not there.
     no_lease: Option<String>,
     /// What the trace is to tell of places that were lost before anything was started.
@@ -130,12 +130,6 @@ struct Actor {
     lowered: Option<LoweredJob>,
     uploader: Uploader,
     places_tried: u32,
-    /// An agent has taken the job, as far as this manager knows.
-    handed: bool,
-    /// The place answers nothing, and nothing is expected of it any more.
-    given_up: bool,
-    /// Its environment is a later job's.
-    left: bool,
     /// An agent must have the job by then; none: that has no limit of its own.
     prepare_by: Option<tokio::time::Instant>,
 }
@@ -221,16 +215,13 @@ async fn execute_once(
         permit: kept.permit.take(),
         restoring,
         afterwards: None,
-        executed: false,
-        told_used: false,
+        progress: AgentProgress::default(),
+        environment_use: EnvironmentUse::default(),
         no_lease: None,
         moved: Vec::new(),
         lowered: None,
         uploader,
         places_tried: 0,
-        handed: false,
-        given_up: false,
-        left: false,
         prepare_by: None,
     };
     let result = actor.live(recovered).await;
@@ -323,8 +314,9 @@ impl Actor {
             JobState::Leased { .. } => self.start().await,
             JobState::Running { .. } | JobState::Finished { .. } => self.watch().await,
             JobState::Parked { place, update, owner, at, .. } => {
-                let (claim, update, owner, at) = (place.claim.clone(), update.clone(), owner.clone(), *at);
-                Ok(self.leave_environment(&claim, *update, &owner, at).await)
+                let (task_key, update, owner, at) =
+                    (place.task_key().map(str::to_owned), update.clone(), owner.clone(), *at);
+                Ok(self.leave_environment(task_key.as_deref(), *update, &owner, at).await)
             }
             JobState::Ended { end, .. } => {
                 let end = end.clone();
@@ -442,8 +434,8 @@ impl Actor {
     async fn clean_up(&mut self) -> Result<(), JobError> {
         self.watch.cleaning();
         // Also where the slot is another one's by now: an agent closes a job by its id.
-        let place = || self.state.held().and_then(|record| self.context.provider.without_lease(record));
-        let environment = self.environment().or_else(place).filter(|_| !self.given_up);
+        let place = || self.state.held().and_then(|record| self.context.provider.environment_without_lease(record));
+        let environment = self.environment().or_else(place).filter(|_| self.environment_use == EnvironmentUse::InUse);
         if let (Some(environment), Some(id)) = (environment, self.run_id()) {
             let closed = client::close(environment.as_ref(), &id, self.context.agent_grace);
             tokio::select! {
@@ -456,7 +448,7 @@ impl Actor {
             }
         }
         // That of an environment that was left for a later job is over already.
-        if let Some(lease) = self.lease.take().filter(|_| !self.left) {
+        if let Some(lease) = self.lease.take().filter(|_| self.environment_use != EnvironmentUse::Suspended) {
             lease.release();
         }
         let began = Instant::now();

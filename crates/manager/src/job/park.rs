@@ -5,12 +5,14 @@
 //! ```
 //!
 //! From the first of these on nothing is needed of the agent, so that a manager that is killed in between goes on: whether the
-//! environment was suspended is in the scaler's books, by the name of the job's claim.
+//! environment was suspended is in the scaler's ledger, by the task key of the job's lease.
 
 use muster_agent_api::client;
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_runner_api::wire::UpdateRequest;
 
+use super::place::NOT_SUSPENDABLE;
+use super::progress::EnvironmentUse;
 use super::report::Reported;
 use super::{Actor, CLOSE_LIMIT, JobError, Next};
 use crate::lower::suspension;
@@ -35,7 +37,7 @@ impl Actor {
     /// Leaves it, says so, and reports.
     pub(super) async fn leave_environment(
         &mut self,
-        claim: &str,
+        task_key: Option<&str>,
         mut update: UpdateRequest,
         owner: &str,
         at: u64,
@@ -46,22 +48,28 @@ impl Actor {
             if !matches!(tokio::time::timeout(CLOSE_LIMIT, closed).await, Ok(Ok(()))) {
                 tracing::warn!("the agent did not close the job; its retention will");
             }
-            suspended = tokio::time::timeout(CLOSE_LIMIT, lease.environment.suspend(owner))
-                .await
-                .unwrap_or_else(|_| Err(format!("the scaler did not answer within {} s", CLOSE_LIMIT.as_secs())));
+            suspended = match lease.environment.suspendable() {
+                Some(environment) => tokio::time::timeout(CLOSE_LIMIT, environment.suspend(owner))
+                    .await
+                    .unwrap_or_else(|_| Err(format!("the scaler did not answer within {} s", CLOSE_LIMIT.as_secs()))),
+                None => Err(NOT_SUSPENDABLE.to_owned()),
+            };
         }
-        self.given_up = true;
+        self.environment_use = EnvironmentUse::Retired;
         // An earlier manager may have done it. The job is reported in any case.
-        if suspended.is_err() {
-            let has_left = self.context.provider.has_left(claim);
-            if tokio::time::timeout(CLOSE_LIMIT, has_left).await.unwrap_or_default() {
+        let task_key = task_key.unwrap_or_default();
+        if suspended.is_err()
+            && let Some(executor) = self.context.provider.elastic()
+        {
+            let has_suspended = executor.has_suspended(task_key);
+            if tokio::time::timeout(CLOSE_LIMIT, has_suspended).await.unwrap_or_default() {
                 suspended = Ok(());
             }
         }
         let words = match suspended {
             Ok(()) => {
-                self.left = true;
-                let key = suspension::key(&self.context.runner, claim);
+                self.environment_use = EnvironmentUse::Suspended;
+                let key = suspension::key(&self.context.runner, task_key);
                 let words = format!("Job environment suspended: {key}\n");
                 update.runtime_environment_key = Some(key);
                 words

@@ -11,13 +11,17 @@ use std::time::Duration;
 
 use muster_agent_api::client::{AgentError, Run, RunOptions, Silence, run_until_taken};
 use muster_config::settings::TlsFiles;
-use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRecord, SlotKey};
+use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRecord, Replaceable, Sharing, SlotKey};
 use muster_job::{FailureReason, Secret};
 
 use super::interrupt::{Interruption, heard};
+use super::progress::{AgentProgress, EnvironmentUse};
 use super::{Actor, JobError, Next};
 use crate::lower::{Certificates, LowerError, Placement, asking, lower, suspension};
 use crate::state::JobState;
+
+/// Reason why an environment without the capability is not suspended.
+pub(super) const NOT_SUSPENDABLE: &str = "jobs do not run on instances of their own";
 
 /// Times that a place is tried in which no agent can be reached, before the job fails.
 const PLACES_MAX: u32 = 3;
@@ -114,7 +118,7 @@ impl Actor {
         };
         match lease {
             Ok(lease) => {
-                self.moved.extend(lease.moved.iter().map(|why| moved(why, lease.record.machine.is_some())));
+                self.moved.extend(lease.reschedule_notes.iter().map(|why| moved(why, lease.record.vm().is_some())));
                 // What an earlier place wrote stays in the trace.
                 let next = self.state.clone().lease(lease.record.clone(), self.uploader.end())?;
                 self.lease = Some(lease);
@@ -188,12 +192,12 @@ impl Actor {
             return self.lost(message).await;
         }
         tracing::warn!(message, "the place is lost, nothing of the user's has run: the job gets another one");
-        let had_machine = self.state.held().is_some_and(|record| record.machine.is_some());
+        let had_machine = self.state.held().is_some_and(|record| record.vm().is_some());
         self.moved.push(moved(message, had_machine));
-        if std::mem::take(&mut self.handed) {
+        if self.progress.reschedule() {
             self.prepare_by = self.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
         }
-        self.given_up = false;
+        self.environment_use = EnvironmentUse::InUse;
         self.no_lease = None;
         let next = self.state.clone().try_elsewhere()?;
         self.leave(next).await
@@ -201,10 +205,10 @@ impl Actor {
 
     /// The job is lost with its place: what its author can do stands behind the reason.
     pub(super) async fn lost(&mut self, message: &str) -> Result<Next, JobError> {
-        let again = match (self.is_resumed(), self.given_up) {
+        let again = match (self.is_resumed(), self.environment_use) {
             (true, _) => LEFT_BEHIND,
-            (false, true) => AGAIN_IN_SILENCE,
-            (false, false) => AGAIN,
+            (false, EnvironmentUse::InUse) => AGAIN,
+            (false, EnvironmentUse::Retired | EnvironmentUse::Suspended) => AGAIN_IN_SILENCE,
         };
         self.system_failure(&format!("{message}; {again}")).await
     }
@@ -227,9 +231,13 @@ impl Actor {
     /// The place answers nothing: no other job is to get it, and nothing more is asked of it.
     pub(super) fn give_up_place(&mut self, why: &str) {
         if let Some(lease) = &self.lease {
-            lease.environment.give_up(why);
+            if let Some(environment) = lease.environment.replaceable() {
+                environment.retire(why);
+            }
             // An agent of this host that is only slow is still to end the job.
-            self.given_up = self.is_elsewhere();
+            if self.is_elsewhere() {
+                self.environment_use = EnvironmentUse::Retired;
+            }
         }
     }
 
@@ -242,7 +250,8 @@ impl Actor {
         };
         let environment = Arc::clone(&lease.environment);
         // An agent that had the job once has prepared it.
-        let by = self.prepare_by.filter(|_| matches!(self.state, JobState::Leased { .. }) && !self.handed);
+        let by =
+            self.prepare_by.filter(|_| matches!(self.state, JobState::Leased { .. }) && !self.progress.is_dispatched());
         let grace = self.context.agent_grace;
         if self.lowered.is_none() {
             let directories = tokio::select! {
@@ -254,8 +263,11 @@ impl Actor {
                 let message = format!("no agent was reached within {} s", grace.as_secs());
                 return Ok(Handed::NotReached { message, asked: false });
             };
-            let suspends = environment.may_suspend().await;
-            if let Err(error) = self.lower(directories, environment.words(), suspends) {
+            let suspends = match environment.suspendable() {
+                Some(environment) => environment.can_suspend().await,
+                None => Err(NOT_SUSPENDABLE.to_owned()),
+            };
+            if let Err(error) = self.lower(directories, environment.trace_lines(), suspends) {
                 return Ok(error.into());
             }
         }
@@ -269,7 +281,7 @@ impl Actor {
         };
         let request = || lowered.request(&id).map_err(|error| AgentError::Refused(error.to_string()));
         // That a connection is broken has to be noticed first.
-        let mut silence = Silence::new(environment.silence_max().map_or(grace, |silence| silence * 2));
+        let mut silence = Silence::new(unresponsive_timeout(environment.as_ref()).map_or(grace, |timeout| timeout * 2));
         let run = async {
             tokio::select! {
                 answer = run_until_taken(environment.as_ref(), request, options) => Some(answer),
@@ -288,7 +300,7 @@ impl Actor {
         let asked = sent.load(Ordering::Relaxed);
         Ok(match answer {
             Some(Ok(Run::Taken { asks })) => {
-                self.handed = true;
+                self.progress.reach(AgentProgress::Dispatched);
                 Handed::Taken { asks }
             }
             Some(Ok(Run::AsksNot)) => Handed::AsksNot,
@@ -303,8 +315,8 @@ impl Actor {
         let how = last.map(|error| format!(": {error}")).unwrap_or_default();
         match &self.lease {
             Some(lease) if self.is_elsewhere() => {
-                let LeaseRecord { environment, machine, .. } = &lease.record;
-                let place = machine.as_ref().map(|machine| format!("virtual machine {} on ", machine.id));
+                let (environment, machine) = (&lease.record.environment, lease.record.vm());
+                let place = machine.map(|machine| format!("virtual machine {} on ", machine.id));
                 format!("{}instance {environment} was lost: nothing there answers{how}", place.unwrap_or_default())
             }
             _ => format!("the job's environment was lost: the agent does not answer{how}"),
@@ -313,7 +325,7 @@ impl Actor {
 
     /// Whether the job's place is one of several, each with an agent of its own.
     pub(super) fn is_elsewhere(&self) -> bool {
-        self.state.held().is_some_and(|record| !record.claim.is_empty())
+        self.state.held().is_some_and(LeaseRecord::is_remote)
     }
 
     /// How long preparing the job may take: `prepare_timeout`, where it is not longer than the job's own limit.
@@ -335,7 +347,7 @@ impl Actor {
             way: words,
             suspends,
             certificates: certificates(&runner.tls),
-            share: lease.environment.share(),
+            share: lease.environment.sharing().and_then(Sharing::slot_share),
         };
         let lowered = lower(&self.payload, &placement);
         self.watch.lowered(&lowered);
@@ -347,6 +359,11 @@ impl Actor {
         self.lowered = Some(lowered);
         Ok(())
     }
+}
+
+/// Returns how long the environment may answer nothing. `None` means as long as the manager's configuration says.
+pub(super) fn unresponsive_timeout(environment: &dyn ExecutionEnvironment) -> Option<Duration> {
+    environment.replaceable().map(Replaceable::unresponsive_timeout)
 }
 
 /// The one line of a job that is moved.

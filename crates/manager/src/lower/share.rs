@@ -3,7 +3,6 @@
 use muster_agent_api::builtin::{Share, StickyContext};
 use muster_config::settings::RunnerSettings;
 use muster_executor::EnvironmentRequest;
-use muster_executor::instance::{cpu_milli, memory_bytes};
 use muster_job::expand;
 use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
@@ -57,8 +56,8 @@ fn needs(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
     EnvironmentRequest {
         name: payload.job_info.name.clone(),
         protected: protected(payload).unwrap_or_default(),
-        cpu_milli: value(payload, &CPU).and_then(|(_, text)| cpu_milli(text)),
-        memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| memory_bytes(text)),
+        cpu_milli: value(payload, &CPU).and_then(|(_, text)| EnvironmentRequest::parse_cpu(text)),
+        memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| EnvironmentRequest::parse_memory(text)),
         // Of a level that nobody knows there is no context that could be its own.
         sticky: protected(payload).is_some() && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
         image: vm_image(payload, runner),
@@ -71,8 +70,8 @@ pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<Strin
     if placement.share.is_none() {
         return Vec::new();
     }
-    let cpu = value(payload, &CPU).filter(|(_, text)| cpu_milli(text).is_none());
-    let memory = value(payload, &MEMORY).filter(|(_, text)| memory_bytes(text).is_none());
+    let cpu = value(payload, &CPU).filter(|(_, text)| EnvironmentRequest::parse_cpu(text).is_none());
+    let memory = value(payload, &MEMORY).filter(|(_, text)| EnvironmentRequest::parse_memory(text).is_none());
     let told = |(name, text): (&str, &str), like: &str| {
         format!("{name} `{text}` cannot be read, and is as if it were not set; write for example {like}")
     };

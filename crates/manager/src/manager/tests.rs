@@ -31,7 +31,8 @@ async fn what_requests_and_jobs_took_of_shutdown_timeout_is_not_given_to_the_ins
     let store = Store::open(home.path()).await.unwrap();
     let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
     let settings = Settings { shutdown_timeout: Duration::from_secs(30), ..Settings::new() };
-    let mut manager = Manager::new(settings, store, Arc::new(NoPlace), telemetry);
+    let mut manager =
+        Manager::new(settings, store, Registry::new().register_shared("shell", Arc::new(NoPlace)), telemetry);
     let left = |manager: &Manager| manager.time_for_instances().as_secs();
     tokio::time::pause();
     manager.obey(Order::Drain);

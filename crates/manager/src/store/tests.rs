@@ -26,7 +26,7 @@ fn name(runner: &RunnerSettings, id: i64) -> RunName {
 
 fn leased() -> JobState {
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "short".to_owned(), project_id: 1 } };
-    let lease = LeaseRecord { environment: "host".to_owned(), slot, claim: String::new(), machine: None };
+    let lease = LeaseRecord::local("host", slot);
     JobState::taken().lease(lease, 0).unwrap()
 }
 

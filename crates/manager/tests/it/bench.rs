@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
 use muster_config::settings::{RunnerSettings, Settings};
+use muster_executor::registry::Registry;
 use muster_executor::{
     Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
     SlotKey, Slots,
@@ -182,9 +183,10 @@ impl Bench {
     pub(crate) async fn manager_with_quota(&self, settings: Settings, quota: Quota) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
-        let provider = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.given.clone());
+        let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.given.clone());
+        let executors = Registry::new().register_shared("shell", Arc::new(executor));
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
-        let manager = Manager::new(settings, store, Arc::new(provider), Arc::clone(&telemetry));
+        let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry));
         let (control, orders) = Control::new();
         Running { task: tokio::spawn(manager.with_quota(quota).run(orders)), control, state_limit, telemetry }
     }
@@ -241,12 +243,7 @@ impl FakeExecutor {
     }
 
     fn lease(&self, taken: muster_executor::TakenSlot) -> Lease {
-        let record = LeaseRecord {
-            environment: "fake".to_owned(),
-            slot: taken.slot.clone(),
-            claim: String::new(),
-            machine: None,
-        };
+        let record = LeaseRecord::local("fake", taken.slot.clone());
         Lease::new(record, self.environment.clone(), Box::new(taken))
     }
 }
@@ -267,7 +264,7 @@ impl Executor for FakeExecutor {
         Ok(self.lease(self.slots.take_again(&record.slot).expect("a slot of an earlier start is free")))
     }
 
-    fn without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
+    fn environment_without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         Some(self.environment.clone())
     }
 }

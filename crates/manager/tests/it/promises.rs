@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
 use muster_agent_api::result::Outcome;
 use muster_config::settings::{RunnerSettings, Settings};
-use muster_executor::instance::SILENCE_MAX;
+use muster_executor::instance::UNRESPONSIVE_TIMEOUT;
+use muster_executor::registry::Registry;
 use muster_executor::{
     Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
-    SlotKey, Slots,
+    Replaceable, SlotKey, Slots,
 };
 use muster_job::{JobStatus, Secret};
 use muster_manager::store::Store;
@@ -56,10 +57,11 @@ impl World {
         let settings = Settings { runners: vec![Arc::new(runner)], ..Settings::new() };
         let environment = Arc::new(Far { home: home.path().to_owned(), socket, frozen: frozen.subscribe() });
         let capacity = watch::Sender::new(Capacity::of(1));
-        let provider = Instances { slots: Slots::new(1), capacity, environment, has_slots };
+        let executor = Instances { slots: Slots::new(1), capacity, environment, has_slots };
+        let executors = Registry::new().register_shared("shell", Arc::new(executor));
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let store = Store::open(home.path()).await.unwrap();
-        let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
+        let manager = Manager::new(settings, store, executors, telemetry);
         let mut tasks = JoinSet::new();
         let (control, orders) = Control::new();
         tasks.spawn(async move {
@@ -129,9 +131,17 @@ impl ExecutionEnvironment for Far {
         Ok(Directories { builds: self.home.join("builds"), cache: self.home.join("cache"), shared: true })
     }
 
-    fn silence_max(&self) -> Option<Duration> {
-        Some(SILENCE_MAX)
+    fn replaceable(&self) -> Option<&dyn Replaceable> {
+        Some(self)
     }
+}
+
+impl Replaceable for Far {
+    fn unresponsive_timeout(&self) -> Duration {
+        UNRESPONSIVE_TIMEOUT
+    }
+
+    fn retire(&self, _: &str) {}
 }
 
 struct Instances {
@@ -143,8 +153,7 @@ struct Instances {
 
 impl Instances {
     fn lease(&self, taken: muster_executor::TakenSlot) -> Lease {
-        let (environment, slot) = ("i1".to_owned(), taken.slot.clone());
-        let record = LeaseRecord { environment, slot, claim: "claim".to_owned(), machine: None };
+        let record = LeaseRecord::remote("i1", taken.slot.clone(), "key");
         Lease::new(record, self.environment.clone(), Box::new(taken))
     }
 }
@@ -185,7 +194,7 @@ async fn a_job_on_an_instance_that_is_silent_ends_within_15_s() {
         job.text()
     );
     assert!(job.text().contains("nothing there answers"), "{}", job.text());
-    assert!((SILENCE_MAX..=Duration::from_secs(15)).contains(&took), "{took:?}");
+    assert!((UNRESPONSIVE_TIMEOUT..=Duration::from_secs(15)).contains(&took), "{took:?}");
 }
 
 #[tokio::test]

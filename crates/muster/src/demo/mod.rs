@@ -18,13 +18,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_coordinator::views::Event;
-use muster_manager::{EXPLAIN_PATH, STATUS_PATH};
 use muster_taskscaler::fleet::{Explanations, Reports};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::ci::{CiError, Interrupts, ui};
 use crate::fleet::ask;
+use crate::runner::{EXPLAIN_PATH, STATUS_PATH};
 use books::{Jobs, Meter};
 use load::{Load, Wave};
 use picture::{DECISIONS, Frame, draw};

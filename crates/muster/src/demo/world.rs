@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use super::DemoError;
 use crate::ci::end_descendants;
 use crate::observe::Observed;
+use crate::runner::{FleetEndpoints, executors};
 
 /// For the manager's end: its jobs are cancelled, its instances removed.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -46,6 +47,7 @@ pub(super) struct World {
     observed: Observed,
     control: Control,
     manager: JoinHandle<Result<(), ManagerError>>,
+    _endpoints: FleetEndpoints,
 }
 
 impl World {
@@ -84,10 +86,21 @@ impl World {
             open_files: None,
         })?;
         let instances = crate::runner::instances(&state).map_err(DemoError::Executable)?;
-        let manager = Manager::new(settings, store, Arc::new(host), Arc::clone(&observed.telemetry));
+        let endpoints = FleetEndpoints::new(&observed.telemetry, &instances);
+        let executors = executors(host, instances);
+        let manager = Manager::new(settings, store, executors, Arc::clone(&observed.telemetry));
         let (control, orders) = Control::new();
-        let manager = tokio::spawn(manager.with_instances(instances).run(orders));
-        Ok(Self { folder, coordinator, address: address.to_string(), serve, observed, control, manager })
+        let manager = tokio::spawn(manager.run(orders));
+        Ok(Self {
+            folder,
+            coordinator,
+            address: address.to_string(),
+            serve,
+            observed,
+            control,
+            manager,
+            _endpoints: endpoints,
+        })
     }
 
     /// Ends everything; how many instances are left, which is a defect.

@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_config::{self as config, Surroundings};
 use muster_manager::store::Store;
-use muster_manager::{EXPLAIN_PATH, STATUS_PATH};
 use muster_taskscaler::driver::StoreError;
 use muster_taskscaler::fleet::{Explanations, Reports, Source, Subject, VERSION, explain, offline};
 use muster_taskscaler::history;
@@ -13,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::ci::ui;
 use crate::runner::config::{ConfigArg, ConfigError};
-use crate::runner::flags;
+use crate::runner::{EXPLAIN_PATH, STATUS_PATH, flags};
 
 /// For an answer of a manager.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);

@@ -30,7 +30,7 @@ mod verify;
 mod verify_config;
 mod wrapper;
 
-pub(crate) use run::{INSTANCES, instances, state_dir};
+pub(crate) use run::{EXPLAIN_PATH, FleetEndpoints, INSTANCES, STATUS_PATH, executors, instances, state_dir};
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -24,10 +24,10 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use super::lease::Held;
-use super::reach::Dial;
+use super::lease::HeldLease;
+use crate::deploy::Dial;
 use crate::{LeaseRecord, VmImage};
-pub(super) use nested::Nested;
+pub(super) use nested::NestedMachine;
 use numbers::{Numbers, Operation};
 
 /// A job has no machine. The text is for the job's log.
@@ -51,7 +51,7 @@ pub(super) struct Isolation {
 impl Isolation {
     /// The machine of this lease of an earlier start is used on.
     pub(super) fn expect(&self, record: &LeaseRecord) {
-        if let Some(machine) = &record.machine {
+        if let Some(machine) = record.vm() {
             self.own(&record.environment, &machine.id);
         }
     }
@@ -87,7 +87,7 @@ impl Isolation {
         let mut announced = self.announced.subscribe();
         // The sender lives in `self`.
         let _ = announced.wait_for(|all| *all).await;
-        let host: Arc<dyn Session> = Arc::from(way.dial().await?.0);
+        let host: Arc<dyn Session> = Arc::from(way.dial().await?.session);
         let cleared = self.clear(settings, &host, instance).await;
         host.close().await;
         cleared.map_err(|error| format!("vm_isolation: {error}"))
@@ -122,17 +122,17 @@ impl Isolation {
     /// [`NotMade`]; the slot is free again, or will be.
     pub(super) async fn machine(
         self: &Arc<Self>,
-        held: Held,
+        held: HeldLease,
         settings: IsolationSettings,
         image: VmImage,
-    ) -> Result<Held, NotMade> {
+    ) -> Result<HeldLease, NotMade> {
         let (mut reply, answer) = oneshot::channel();
         let (busy, isolation) = (Busy::new(&self.busy), Arc::clone(self));
         tokio::spawn(async move {
             let _busy = busy;
             let began = Instant::now();
             let made = tokio::select! {
-                nested = Nested::make(&isolation, &held, settings, &image) => nested,
+                nested = NestedMachine::make(&isolation, &held, settings, &image) => nested,
                 why = held.lost() => Err(NotMade(why)),
             };
             let made = match made {
@@ -177,7 +177,7 @@ async fn daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result
 }
 
 /// The agent of a machine that has just been made answers.
-async fn reach(held: &Held) -> Result<(), NotMade> {
+async fn reach(held: &HeldLease) -> Result<(), NotMade> {
     let reached = held.place().connect(held).await;
     let Some(slot) = held.slot() else { return Ok(()) };
     match reached {

@@ -15,9 +15,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{Busy, Isolation, NotMade, Operation, daemon};
-use crate::instance::lease::Held;
+use crate::deploy::{Dialed, RemoteMachine};
+use crate::instance::connect::{Addresses, NEW_MACHINE_AUTH_GRACE, TraceAddresses, trace_lines};
+use crate::instance::lease::HeldLease;
 use crate::instance::provider::{Shared, causes};
-use crate::instance::reach::{Addresses, Instance, NEW_GRACE, words};
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
@@ -27,8 +28,8 @@ const AGAIN_LIMIT: Duration = Duration::from_secs(60);
 const DELETE_LIMIT: Duration = Duration::from_secs(60);
 const DELETE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// See the module.
-pub(in crate::instance) struct Nested {
+/// Virtual machine of one job on its instance.
+pub(in crate::instance) struct NestedMachine {
     isolation: Arc<Isolation>,
     /// The instance's name at its provider, and among those of all groups.
     id: String,
@@ -36,7 +37,7 @@ pub(in crate::instance) struct Nested {
     machine: NestedVm,
     settings: IsolationSettings,
     /// The machine as a place with an agent; no other job has it.
-    place: Arc<Instance>,
+    place: Arc<RemoteMachine>,
     /// What the trace is told after the way to the instance.
     told: Vec<String>,
     /// The addresses of the instance, once it was reached.
@@ -45,17 +46,17 @@ pub(in crate::instance) struct Nested {
     first: Mutex<Option<Arc<dyn Session>>>,
     /// Why the machine is no more.
     gone: watch::Sender<Option<String>>,
-    shown: super::super::reach::Told,
+    shown: TraceAddresses,
 }
 
-impl Nested {
+impl NestedMachine {
     /// Makes a machine in the slot.
     ///
     /// # Errors
     /// [`NotMade`].
     pub(super) async fn make(
         isolation: &Arc<Isolation>,
-        held: &Held,
+        held: &HeldLease,
         settings: IsolationSettings,
         image: &VmImage,
     ) -> Result<Arc<Self>, NotMade> {
@@ -154,7 +155,7 @@ impl Nested {
             addresses: Mutex::default(),
             first: Mutex::default(),
             gone: watch::Sender::new(None),
-            shown: settings::told(&shared.settings()),
+            shown: settings::trace_addresses(&shared.settings()),
         }
     }
 
@@ -162,13 +163,13 @@ impl Nested {
         &self.machine
     }
 
-    pub(in crate::instance) fn place(&self) -> &Arc<Instance> {
+    pub(in crate::instance) fn place(&self) -> &Arc<RemoteMachine> {
         &self.place
     }
 
-    /// What the trace tells of the way to it (job-execution 7.5).
-    pub(in crate::instance) fn words(&self) -> Vec<String> {
-        let way = words(&self.instance, &self.addresses.lock(), self.shown);
+    /// Returns what the trace shows of the connection to it.
+    fn trace_lines(&self) -> Vec<String> {
+        let way = trace_lines(&self.instance, &self.addresses.lock(), self.shown);
         way.into_iter().chain(self.told.iter().cloned()).collect()
     }
 
@@ -193,19 +194,17 @@ impl Nested {
     ///
     /// # Errors
     /// Why there is none, for people.
-    pub(in crate::instance) async fn dial(
-        &self,
-        shared: &Shared,
-        slot: &Slot,
-    ) -> Result<(Box<dyn Session>, Addresses), String> {
+    pub(in crate::instance) async fn dial(&self, shared: &Shared, slot: &Slot) -> Result<Dialed, String> {
         let first = self.first.lock().take();
         let is_first = first.is_some();
         let host = match first {
             Some(host) => host,
             None => self.host(shared, slot).await?,
         };
-        match self.dial_through(&host, is_first).await {
-            Ok(machine) => Ok((Box::new(Through { machine, host }), self.addresses.lock().clone())),
+        match self.dial_through(shared, &host, is_first).await {
+            Ok(machine) => {
+                Ok(Dialed { session: Box::new(TunneledSession { machine, host }), trace_lines: self.trace_lines() })
+            }
             Err(error) => {
                 host.close().await;
                 Err(error)
@@ -213,20 +212,25 @@ impl Nested {
         }
     }
 
-    async fn dial_through(&self, host: &Arc<dyn Session>, is_first: bool) -> Result<Box<dyn Session>, String> {
+    async fn dial_through(
+        &self,
+        shared: &Shared,
+        host: &Arc<dyn Session>,
+        is_first: bool,
+    ) -> Result<Box<dyn Session>, String> {
         if !is_first {
             self.look(host).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
         let mut connector = settings::of_machines(&self.settings.connector).map_err(|error| causes(&error))?;
-        let mut grace = NEW_GRACE.min(connector.timeout);
+        let mut grace = NEW_MACHINE_AUTH_GRACE.min(connector.timeout);
         if !is_first {
             connector.timeout = connector.timeout.min(AGAIN_LIMIT);
             grace = Duration::ZERO;
         }
         let internal_addr = self.machine.address.clone();
         let info = ConnectInfo { connector, internal_addr, external_addr: String::new(), expires: None };
-        self.place.check(&info.connector)?;
+        shared.ensure_supported(&name, &info.connector)?;
         let target = connector::target(&InstanceId::new(name.as_str()), info, DialOptions::default());
         let target = target.map_err(|error| format!("instance {name}: {error}"))?;
         let dialled = remote::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
@@ -345,14 +349,14 @@ fn remedy(error: &NestingError) -> &'static str {
 }
 
 /// A session that needs another one.
-struct Through {
+struct TunneledSession {
     machine: Box<dyn Session>,
     host: Arc<dyn Session>,
 }
 
 #[async_trait]
-impl Session for Through {
-    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
+impl Session for TunneledSession {
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<Outcome, RunError> {
         self.machine.run(run).await
     }
 

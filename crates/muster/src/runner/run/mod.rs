@@ -8,6 +8,7 @@
 //! The agent is a process of its own: however this one ends, jobs that were not aborted go on, and the next `run` on
 //! the same configuration takes them up.
 
+mod fleet_endpoints;
 mod problems;
 mod running;
 mod signals;
@@ -22,18 +23,21 @@ use muster_config::edit::{self, EditError};
 use muster_config::settings::Settings;
 use muster_config::{NoPlugin, Severity, Surroundings};
 use muster_executor::Directories;
-use muster_executor::host::{HostExecutor, HostOptions};
-use muster_executor::instance::Executable;
+use muster_executor::deploy::Executable;
+use muster_executor::host::{self, HostExecutor, HostOptions};
+use muster_executor::instance::{self, InstanceExecutors, InstancesOptions};
+use muster_executor::registry::Registry;
 use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
 use muster_manager::reload::ConfigWatch;
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Instances, Manager, ManagerError, Quota};
+use muster_manager::{Control, Manager, ManagerError, Quota};
 
 use super::config::ConfigArg;
 use super::{flags, paths};
 use crate::observe::Observed;
 use crate::open_files;
+pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
 use running::{Running, Source};
 use signals::Signals;
 
@@ -187,14 +191,15 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let observed = Observed::start(work.settings.listen_address.as_deref()).await?;
     let telemetry = Arc::clone(&observed.telemetry);
     telemetry.metrics.configuration_loaded(true);
+    let ledgers = work.host.state_dir.join(INSTANCES);
     let instances = instances(&work.host.state_dir)
         .map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
-    let books = instances.books.clone();
-    let provider = Arc::new(provider(work.host, work.settings.token_variables.clone())?);
-    let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
+    let _endpoints = FleetEndpoints::new(&telemetry, &instances);
+    let executors = executors(host_executor(work.host, work.settings.token_variables.clone())?, instances);
+    let manager = Manager::new(work.settings.clone(), work.store, executors, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
-    let manager = tokio::spawn(manager.with_instances(instances).with_quota(work.quota).run(orders));
-    let running = Running::new(work.source, work.settings, control, manager, telemetry, books);
+    let manager = tokio::spawn(manager.with_quota(work.quota).run(orders));
+    let running = Running::new(work.source, work.settings, control, manager, telemetry, ledgers);
     let mut running = std::pin::pin!(running.until_end(signals));
     let ended = tokio::select! {
         ended = &mut running => ended,
@@ -204,7 +209,12 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     ended
 }
 
-fn provider(host: Host, hidden: Vec<String>) -> Result<HostExecutor, RunError> {
+/// Returns the executors that `config.toml` can name. A new one is one line here ([`muster_executor::registry`]).
+pub(crate) fn executors(host: HostExecutor, instances: InstanceExecutors) -> Registry {
+    Registry::new().register_shared(host::NAME, Arc::new(host)).register_kind(instance::NAME, Arc::new(instances))
+}
+
+fn host_executor(host: Host, hidden: Vec<String>) -> Result<HostExecutor, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let directories =
@@ -221,10 +231,10 @@ fn provider(host: Host, hidden: Vec<String>) -> Result<HostExecutor, RunError> {
     })?)
 }
 
-/// What instances need: their books beside the manager's state, the executable that is their agent, plugins by name.
-pub(crate) fn instances(state_dir: &Path) -> std::io::Result<Instances> {
-    let executable = Executable::for_instances()?;
-    Ok(Instances { books: state_dir.join(INSTANCES), executable: Arc::new(executable), find_plugin })
+/// Returns the executors of instances, whose ledgers are in the state directory. Their agent is this program.
+pub(crate) fn instances(state_dir: &Path) -> std::io::Result<InstanceExecutors> {
+    let executable = Arc::new(Executable::for_instances()?);
+    Ok(InstanceExecutors::new(InstancesOptions { ledgers: state_dir.join(INSTANCES), executable, find_plugin }))
 }
 
 /// The plugin that `[runners.autoscaler]` names; the ones that come with this program are the last that are found.

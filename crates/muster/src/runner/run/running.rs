@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use muster_config::runtime;
 use muster_config::settings::Settings;
+use muster_executor::instance::log_instances_left;
 use muster_manager::clock::SystemClock;
 use muster_manager::reload::{ConfigWatch, Reload};
 use muster_manager::rotation::Rotation;
-use muster_manager::{Control, ManagerError, Order, log_instances_left};
+use muster_manager::{Control, ManagerError, Order};
 use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};

@@ -19,8 +19,6 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-use super::agents::Agents;
-use super::reach::{Instance, run};
 use std::sync::Arc;
 
 use super::*;
@@ -94,9 +92,10 @@ impl Session for Login {
 
 #[async_trait]
 impl Dial for Machine {
-    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
+    async fn dial(&self) -> Result<Dialed, String> {
         self.dials.fetch_add(1, Ordering::Relaxed);
-        Ok((Box::new(Login { home: self.home.path().to_owned() }), Addresses::default()))
+        let session = Box::new(Login { home: self.home.path().to_owned() });
+        Ok(Dialed { session, trace_lines: vec!["connected".to_owned()] })
     }
     fn doubt(&self) {
         self.doubts.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +130,7 @@ fn stand_in(place: &Path, then: &str) -> Arc<Agents> {
 
 /// What machines like this one get.
 fn own(agents: &Agents) -> Arc<Executable> {
-    agents.fitting(&Platform::this()).unwrap()
+    agents.executable_for(&Platform::this()).unwrap()
 }
 
 const RELAY: &str = r#"echo "muster: connected $HOME"
@@ -148,11 +147,11 @@ async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
     let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
     let agents = stand_in(place.path(), RELAY);
-    let instance = Instance::new("i-1", Arc::clone(&agents), Told::default());
+    let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let (connection, home) = instance.connect(&machine).await.unwrap();
     assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
     assert_eq!(machine.placed(), [own(&agents).known().await.unwrap().hash.clone()]);
-    assert_eq!(instance.words().last().unwrap(), "Instance i-1 connected");
+    assert_eq!(instance.trace_lines(), ["connected"]);
 
     // Jobs share the connection; one that finds it broken has it mended, without sending anything again.
     instance.connect(&machine).await.unwrap();
@@ -172,7 +171,7 @@ async fn what_is_on_the_instance_by_another_name_is_used_where_it_is_the_same() 
     machine.agent();
     let agents = stand_in(place.path(), RELAY);
     std::fs::set_permissions(own(&agents).path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    let connect = async || Instance::new("i-1", Arc::clone(&agents), Told::default()).connect(&machine).await.unwrap();
+    let connect = async || RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     connect().await;
     let bin = machine.home.path().join(".muster/bin");
     assert!(!bin.exists(), "the very file needs no other name");
@@ -199,7 +198,7 @@ async fn a_machine_of_another_kind_gets_the_agent_for_it_or_nothing_at_all() {
     machine.agent();
     of_another_kind(&machine);
     let agents = stand_in(place.path(), "exit 1");
-    let instance = Instance::new("i-1", Arc::clone(&agents), Told::default());
+    let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let error = instance.connect(&machine).await.unwrap_err().to_string();
     assert!(error.contains("it is linux/s390x: its agent is") && error.contains("muster-agent-linux-s390x"), "{error}");
     assert!(!machine.home.path().join(".muster/bin").exists(), "nothing was sent");
@@ -222,7 +221,7 @@ async fn an_executable_that_was_damaged_is_replaced() {
     let damaged = bin.join(&own(&agents).known().await.unwrap().hash);
     std::fs::write(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n").unwrap();
     std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o700)).unwrap();
-    let (_, home) = Instance::new("i-1", Arc::clone(&agents), Told::default()).connect(&machine).await.unwrap();
+    let (_, home) = RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     assert_eq!(home, machine.home.path());
     assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(own(&agents).path()).unwrap());
 }
@@ -231,7 +230,7 @@ async fn an_executable_that_was_damaged_is_replaced() {
 async fn an_agent_that_cannot_start_tells_why_and_the_instance_is_doubted() {
     let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
     let agents = stand_in(place.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
-    let error = Instance::new("i-9", agents, Told::default()).connect(&machine).await.unwrap_err();
+    let error = RemoteMachine::new("instance i-9", agents).connect(&machine).await.unwrap_err();
     assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
     assert_eq!(machine.doubts.load(Ordering::Relaxed), 1);
 }
@@ -239,8 +238,8 @@ async fn an_agent_that_cannot_start_tells_why_and_the_instance_is_doubted() {
 #[tokio::test]
 async fn a_ready_command_that_fails_tells_its_last_words() {
     let machine = Machine::new();
-    run(&machine, "test -d \"$HOME\"").await.unwrap();
-    let error = run(&machine, "echo no docker here >&2; exit 3").await.unwrap_err();
+    run_command(&machine, "test -d \"$HOME\"").await.unwrap();
+    let error = run_command(&machine, "echo no docker here >&2; exit 3").await.unwrap_err();
     assert!(error.contains("it ended with status 3: no docker here"), "{error}");
 }
 
@@ -276,7 +275,7 @@ async fn an_instance_that_prints_without_end_is_given_up_and_its_output_is_not_k
     let place = tempfile::tempdir().unwrap();
     let agents = stand_in(place.path(), RELAY);
     for to_stderr in [false, true] {
-        let error = super::place::tunnel(&Endless { to_stderr }, &agents, None).await.err().unwrap();
+        let error = super::tunnel::deploy_agent(&Endless { to_stderr }, &agents, None).await.err().unwrap();
         assert!(error.contains("prints more than 1 MiB"), "{} bytes", error.len());
         assert!(error.contains("bytes omitted]") && error.len() < 16 * 1024, "{} bytes", error.len());
     }

@@ -1,6 +1,6 @@
-//! What operators do to instances and groups by hand: a socket in the directory of the books, for the user of this process
+//! What operators do to instances and groups by hand: a socket in the directory of the ledger, for the user of this process
 //! and for root alone. An order is one line of JSON, and so is its answer
-//! ([`muster_executor::instance::operator`]). What is answered as done is in the books.
+//! ([`muster_taskscaler::operator`]). What is answered as done is in the ledger.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use muster_executor::instance::InstanceExecutor;
-use muster_executor::instance::fleet::Report;
-use muster_executor::instance::operator::{Act, Answer, Order, Place, VERSION};
+use muster_taskscaler::fleet::Report;
+use muster_taskscaler::operator::{Act, Answer, Order, Place, VERSION};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::fleets::Fleets;
+use super::fleet_list::FleetList;
+use crate::instance::InstanceExecutor;
 
 /// Conversations at the same time; who comes later waits.
-const CONVERSATIONS_MAX: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// A conversation takes no longer.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of an order.
-const ORDER_MAX_BYTES: u64 = 64 * 1024;
+const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 /// Before a connection is accepted again after one was not.
-const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
-/// Characters of a name or a reason that are kept: they stand in the books, in logs, and in answers.
-const WORDS_MAX: usize = 300;
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Characters of a name or a reason that are kept: they stand in the ledger, in logs, and in answers.
+const MAX_TEXT_CHARS: usize = 300;
 
 /// The open socket; closed and gone when it is dropped.
-pub(crate) struct Desk {
+pub(super) struct OperatorSocket {
     serving: JoinHandle<()>,
     path: PathBuf,
 }
 
-impl Drop for Desk {
+impl Drop for OperatorSocket {
     fn drop(&mut self) {
         self.serving.abort();
         // Without a manager there is nobody to be asked; one that was killed leaves it, and the next one takes it away.
@@ -42,13 +42,13 @@ impl Drop for Desk {
     }
 }
 
-impl Desk {
-    /// Opens it beside these books, and takes orders for these fleets until it is dropped.
+impl OperatorSocket {
+    /// Opens it beside these ledger, and takes orders for these fleets until it is dropped.
     ///
     /// # Errors
     /// What the system says, or that another manager is at work there.
-    pub(crate) fn open(books: &Path, fleets: Arc<Fleets>) -> io::Result<Self> {
-        let path = muster_executor::host::operator_socket_path(books).map_err(io::Error::other)?;
+    pub(super) fn open(ledger: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
+        let path = crate::host::operator_socket_path(ledger).map_err(io::Error::other)?;
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager answers there"));
         }
@@ -62,11 +62,11 @@ impl Desk {
     }
 }
 
-async fn serve(listener: UnixListener, fleets: Arc<Fleets>) {
+async fn serve(listener: UnixListener, fleets: Arc<FleetList>) {
     let mut conversations = JoinSet::new();
     loop {
         while conversations.try_join_next().is_some() {}
-        if conversations.len() >= CONVERSATIONS_MAX {
+        if conversations.len() >= MAX_CONNECTIONS {
             conversations.join_next().await;
         }
         match listener.accept().await {
@@ -74,25 +74,25 @@ async fn serve(listener: UnixListener, fleets: Arc<Fleets>) {
                 let fleets = Arc::clone(&fleets);
                 conversations.spawn(async move {
                     // Who is too slow is not answered, and knows no less than before.
-                    if let Ok(Err(error)) = tokio::time::timeout(LIMIT, converse(stream, &fleets)).await {
+                    if let Ok(Err(error)) = tokio::time::timeout(LIMIT, handle_connection(stream, &fleets)).await {
                         tracing::debug!(%error, "an operator went away");
                     }
                 });
             }
             Err(error) => {
                 tracing::warn!(%error, "an operator was not heard");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-async fn converse(mut stream: UnixStream, fleets: &Fleets) -> io::Result<()> {
+async fn handle_connection(mut stream: UnixStream, fleets: &FleetList) -> io::Result<()> {
     let user = stream.peer_cred()?.uid();
     let (read, mut write) = stream.split();
     let answer = if user == rustix::process::geteuid().as_raw() || user == 0 {
         let mut line = Vec::new();
-        BufReader::new(read.take(ORDER_MAX_BYTES)).read_until(b'\n', &mut line).await?;
+        BufReader::new(read.take(MAX_REQUEST_BYTES)).read_until(b'\n', &mut line).await?;
         match serde_json::from_slice::<Order>(&line) {
             Ok(order) => operate(fleets, &order, user).await,
             Err(error) => Err(format!("this is no order that this manager understands: {error}")),
@@ -110,31 +110,31 @@ async fn converse(mut stream: UnixStream, fleets: &Fleets) -> io::Result<()> {
 }
 
 /// Does it; what is done, or why it is not.
-async fn operate(fleets: &Fleets, order: &Order, user: u32) -> Result<String, String> {
-    let providers = fleets.providers();
-    let reports = join_all(providers.iter().map(|provider| provider.report())).await;
+async fn operate(fleets: &FleetList, order: &Order, user: u32) -> Result<String, String> {
+    let executors: Vec<_> = fleets.current().into_iter().map(|fleet| fleet.executor).collect();
+    let reports = join_all(executors.iter().map(|executor| executor.report())).await;
     let found: Vec<(&Arc<InstanceExecutor>, String, Place)> =
-        providers.iter().zip(&reports).flat_map(|(provider, report)| places(order, provider, report)).collect();
-    let (provider, words, place) = match found.as_slice() {
-        [] => return Err(nowhere(order, &reports)),
+        executors.iter().zip(&reports).flat_map(|(executor, report)| places(order, executor, report)).collect();
+    let (executor, words, place) = match found.as_slice() {
+        [] => return Err(not_found(order, &reports)),
         [one] => one,
         several => {
             let names: Vec<&str> = several.iter().map(|(_, words, _)| words.as_str()).collect();
             return Err(format!("`{}` is {}: say which with --runner or --group", order.name, names.join(", ")));
         }
     };
-    let by = by(order, user);
+    let by = requester(order, user);
     let act = match order.act {
         Act::Drain => "drain",
         Act::Resume => "resume",
         Act::Remove { .. } => "remove",
     };
     tracing::info!(act, on = words, by, "an operator's act");
-    match provider.operate(place, order.act, by).await {
+    match executor.operate(place, order.act, by).await {
         Some(Ok(done)) => Ok(format!("{words}: {done}")),
         Some(Err(refused)) => Err(format!("{words}: {refused}")),
         None => Err(format!(
-            "{words}: its scaler has ended, or cannot write its books; then it is done when it can: see `muster fleet status`"
+            "{words}: its scaler has ended, or cannot write its ledger; then it is done when it can: see `muster fleet status`"
         )),
     }
 }
@@ -142,7 +142,7 @@ async fn operate(fleets: &Fleets, order: &Order, user: u32) -> Result<String, St
 /// What an order may mean in one fleet.
 fn places<'a>(
     order: &Order,
-    provider: &'a Arc<InstanceExecutor>,
+    executor: &'a Arc<InstanceExecutor>,
     report: &Report,
 ) -> Vec<(&'a Arc<InstanceExecutor>, String, Place)> {
     let of_runner = order.runner.as_ref().is_none_or(|runner| report.runner == *runner);
@@ -152,18 +152,18 @@ fn places<'a>(
     for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| wanted(&group.name)) {
         let of = format!("group {} of runner {}", group.name, report.runner);
         if group.name == order.name {
-            found.push((provider, of.clone(), Place { group: number, instance: None }));
+            found.push((executor, of.clone(), Place { group: number, instance: None }));
         }
         let ours = status.instances.iter().any(|one| one.group == group.name && one.id == order.name);
         if ours || group.foreign.contains(&order.name) {
             let place = Place { group: number, instance: Some(order.name.clone()) };
-            found.push((provider, format!("instance {} in {of}", order.name), place));
+            found.push((executor, format!("instance {} in {of}", order.name), place));
         }
     }
     found
 }
 
-fn nowhere(order: &Order, reports: &[Report]) -> String {
+fn not_found(order: &Order, reports: &[Report]) -> String {
     let quoted = |before: &str, name: &Option<String>| name.as_ref().map(|name| format!("{before}`{name}`"));
     let runner = quoted(" ", &order.runner).unwrap_or_default();
     let group = quoted(" in a group ", &order.group).unwrap_or_default();
@@ -177,20 +177,20 @@ fn nowhere(order: &Order, reports: &[Report]) -> String {
 }
 
 /// Who says so, and why: the user is what the system says, his name what he says.
-fn by(order: &Order, user: u32) -> String {
-    let who = order.who.as_deref().map(words).filter(|who| !who.is_empty());
+fn requester(order: &Order, user: u32) -> String {
+    let who = order.who.as_deref().map(sanitize).filter(|who| !who.is_empty());
     let mut by = match who {
         Some(who) => format!("operator {who} (user {user})"),
         None => format!("operator (user {user})"),
     };
-    if let Some(why) = order.why.as_deref().map(words).filter(|why| !why.is_empty()) {
+    if let Some(why) = order.why.as_deref().map(sanitize).filter(|why| !why.is_empty()) {
         by = format!("{by}: {why}");
     }
     by
 }
 
-fn words(text: &str) -> String {
-    text.trim().chars().filter(|character| !character.is_control()).take(WORDS_MAX).collect()
+fn sanitize(text: &str) -> String {
+    text.trim().chars().filter(|character| !character.is_control()).take(MAX_TEXT_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -217,10 +217,10 @@ mod tests {
         let path = place.path().join("operator.sock");
         // One that was killed left its own.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let desk = Desk::open(place.path(), Arc::default()).unwrap();
+        let socket = OperatorSocket::open(place.path(), Arc::default()).unwrap();
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let second = Desk::open(place.path(), Arc::default()).err().unwrap().to_string();
+        let second = OperatorSocket::open(place.path(), Arc::default()).err().unwrap().to_string();
         assert_eq!(second, "another manager answers there");
         let mut line = serde_json::to_vec(&order()).unwrap();
         line.push(b'\n');
@@ -232,13 +232,13 @@ mod tests {
         assert!(answer.text.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
         let answer = ask(&path, b"{\"act\":\"explode\"}\n").await;
         assert!(!answer.done && answer.text.starts_with("this is no order"), "{answer:?}");
-        drop(desk);
+        drop(socket);
         assert!(!path.exists());
     }
 
     #[test]
     fn who_and_why_are_short_and_of_one_line() {
-        let by = by(&order(), 7);
+        let by = requester(&order(), 7);
         assert!(by.starts_with("operator ann (user 7): disk full!!!") && by.chars().count() < 400, "{by}");
     }
 }

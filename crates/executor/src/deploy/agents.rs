@@ -9,14 +9,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_fleeting::model::{ConnectorConfig, Platform};
+use muster_fleeting::model::Platform;
 use parking_lot::Mutex;
 
 use super::executable::{Executable, SMALL};
 
-/// The executables that are agents.
+/// The executables of agents, by the kind of machine.
 #[derive(Debug)]
-pub(super) struct Agents {
+pub struct Agents {
     own: Arc<Executable>,
     /// Those of other kinds that were needed, and what their files were then.
     others: Mutex<BTreeMap<Platform, (Stamp, Arc<Executable>)>>,
@@ -25,17 +25,18 @@ pub(super) struct Agents {
 }
 
 impl Agents {
-    /// One for machines of the manager's kind, and those beside it for others.
-    pub(super) fn new(own: Arc<Executable>) -> Self {
+    /// Returns the agents: `own` for machines of the manager's kind, the files beside it for others.
+    #[must_use]
+    pub fn new(own: Arc<Executable>) -> Self {
         let beside = own.path().with_file_name("");
         Self { own, others: Mutex::default(), beside }
     }
 
-    /// The agent for machines of this kind.
+    /// Returns the executable of the agent for machines of this kind.
     ///
     /// # Errors
-    /// There is none, with the remedy.
-    pub(super) fn fitting(&self, platform: &Platform) -> Result<Arc<Executable>, String> {
+    /// A message that says why there is none, and what to do.
+    pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, String> {
         if *platform == Platform::this() {
             return Ok(Arc::clone(&self.own));
         }
@@ -52,21 +53,9 @@ impl Agents {
         if let Some((_, known)) = others.get(platform).filter(|(then, _)| *then == stamp) {
             return Ok(Arc::clone(known));
         }
-        let opened = Arc::new(Executable::held(&path).map_err(wrong)?);
+        let opened = Arc::new(Executable::open(&path).map_err(wrong)?);
         others.insert(platform.clone(), (stamp, Arc::clone(&opened)));
         Ok(opened)
-    }
-
-    /// Before an instance is reached: whether there is an agent for what the configuration or the plugin says that it is.
-    ///
-    /// # Errors
-    /// There is none.
-    pub(super) fn check(&self, id: &str, connector: &ConnectorConfig) -> Result<(), String> {
-        let own = Platform::this();
-        let or = |told: &str, own: String| if told.is_empty() { own } else { told.to_owned() };
-        let told = Platform { os: or(&connector.os, own.os), arch: or(&connector.arch, own.arch) };
-        let fitting = self.fitting(&told).map(drop);
-        fitting.map_err(|why| format!("instance {id} is {told}: {why}, or correct os and arch in connector_config"))
     }
 }
 
@@ -83,31 +72,23 @@ fn stamp(path: &Path) -> io::Result<Stamp> {
 mod tests {
     use super::*;
 
-    fn connector(os: &str, arch: &str) -> ConnectorConfig {
-        ConnectorConfig { os: os.to_owned(), arch: arch.to_owned(), ..ConnectorConfig::default() }
-    }
-
     #[test]
-    fn a_machine_of_another_kind_is_told_before_anything_is_sent() {
+    fn a_machine_of_another_kind_has_the_agent_beside_the_executable() {
         let place = tempfile::tempdir().unwrap();
         let agents = Agents::new(Arc::new(Executable::new(place.path().join("muster"))));
-        agents.check("i-1", &connector("", "")).unwrap();
-        agents.check("i-1", &connector("linux", "")).unwrap();
-        let error = agents.check("i-1", &connector("windows", "")).unwrap_err();
-        assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
-        let error = agents.check("i-1", &connector("linux", "s390x")).unwrap_err();
-        assert!(
-            error.contains("instance i-1 is linux/s390x: its agent is") && error.contains("put it there"),
-            "{error}"
-        );
+        let of = |os: &str, arch: &str| Platform { os: os.to_owned(), arch: arch.to_owned() };
+        agents.executable_for(&Platform::this()).unwrap();
+        let error = agents.executable_for(&of("windows", "amd64")).unwrap_err();
+        assert!(error.contains("for Linux only"), "{error}");
+        let error = agents.executable_for(&of("linux", "s390x")).unwrap_err();
+        assert!(error.contains("its agent is") && error.contains("put it there"), "{error}");
 
         // It may be put there while the manager runs.
         std::fs::write(place.path().join("muster-agent-linux-s390x"), "its agent").unwrap();
-        agents.check("i-1", &connector("linux", "s390x")).unwrap();
-        let s390x = Platform { os: "linux".to_owned(), arch: "s390x".to_owned() };
-        let first = agents.fitting(&s390x).unwrap();
-        assert!(Arc::ptr_eq(&first, &agents.fitting(&s390x).unwrap()));
+        let s390x = of("linux", "s390x");
+        let first = agents.executable_for(&s390x).unwrap();
+        assert!(Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()));
         std::fs::write(place.path().join("muster-agent-linux-s390x"), "the next version").unwrap();
-        assert!(!Arc::ptr_eq(&first, &agents.fitting(&s390x).unwrap()), "it was replaced");
+        assert!(!Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()), "it was replaced");
     }
 }

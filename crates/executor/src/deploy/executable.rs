@@ -97,7 +97,7 @@ impl Executable {
     ///
     /// # Errors
     /// It cannot be opened.
-    pub(super) fn held(name: &Path) -> io::Result<Self> {
+    pub(super) fn open(name: &Path) -> io::Result<Self> {
         Ok(Self::opened(File::open(name)?, name))
     }
 

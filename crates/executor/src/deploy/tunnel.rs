@@ -1,4 +1,4 @@
-//! Placing the agent on an instance, and the way to it.
+//! Sends the agent's executable to a machine, and opens a stream to the agent there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,48 +20,47 @@ const PLACE_LIMIT: Duration = Duration::from_secs(600);
 const LINE_MAX_BYTES: usize = 8 * 1024;
 const LINES_MAX: usize = 100;
 
-/// The way to an agent.
-pub(super) struct Tunnel {
+/// A stream to an agent.
+pub(super) struct AgentStream {
     /// Bytes to and from the agent.
     pub(super) stream: Box<dyn Stream>,
     /// The home directory there.
     pub(super) home: PathBuf,
-    /// The agent is of another executable, and has jobs: when it has none, the next tunnel leads to a new one.
-    pub(super) is_older: bool,
+    /// The agent is of another executable, and has jobs. When it has none, the next stream leads to a new agent.
+    pub(super) is_outdated: bool,
 }
 
-/// A way to the instance's agent, and for what kind of machine that is; the executable is placed where it is missing, and the
-/// agent started where none runs. `kind` is what the machine was the last time. One of another kind says so before anything is
-/// sent to it.
+/// Returns a stream to the machine's agent, and what kind of machine it is. Sends the executable if it is missing, and starts the agent
+/// if none runs. `kind` is what the machine was the last time: a machine of another kind says so before anything is sent to it.
 ///
 /// # Errors
-/// Why not, for people.
-pub(super) async fn tunnel(
+/// A message that says why there is no agent.
+pub(super) async fn deploy_agent(
     session: &dyn Session,
     agents: &Agents,
     kind: Option<Platform>,
-) -> Result<(Tunnel, Platform), String> {
+) -> Result<(AgentStream, Platform), String> {
     let mut kind = kind.unwrap_or_else(Platform::this);
-    let mut executable = agents.fitting(&kind)?;
-    let (mut hash, mut command) = asking(&executable).await?;
-    match ask(session, &command).await? {
-        Asked::Connected(tunnel) => return Ok((tunnel, kind)),
-        Asked::Absent(Some(found)) if found != kind => {
+    let mut executable = agents.executable_for(&kind)?;
+    let (mut hash, mut command) = connect_command(&executable).await?;
+    match connect(session, &command).await? {
+        ConnectAnswer::Connected(tunnel) => return Ok((tunnel, kind)),
+        ConnectAnswer::Absent(Some(found)) if found != kind => {
             kind = found;
-            executable = agents.fitting(&kind).map_err(|why| format!("it is {kind}: {why}"))?;
-            (hash, command) = asking(&executable).await?;
-            if let Asked::Connected(tunnel) = ask(session, &command).await? {
+            executable = agents.executable_for(&kind).map_err(|why| format!("it is {kind}: {why}"))?;
+            (hash, command) = connect_command(&executable).await?;
+            if let ConnectAnswer::Connected(tunnel) = connect(session, &command).await? {
                 return Ok((tunnel, kind));
             }
         }
-        Asked::Absent(_) => {}
+        ConnectAnswer::Absent(_) => {}
     }
     tokio::time::timeout(PLACE_LIMIT, place(session, &executable, &hash))
         .await
         .map_err(|_| format!("the agent's executable was not placed within {} s", PLACE_LIMIT.as_secs()))??;
-    match ask(session, &command).await? {
-        Asked::Connected(tunnel) => Ok((tunnel, kind)),
-        Asked::Absent(_) => Err(
+    match connect(session, &command).await? {
+        ConnectAnswer::Connected(tunnel) => Ok((tunnel, kind)),
+        ConnectAnswer::Absent(_) => Err(
             "the agent's executable was placed, and is not there, or cannot be executed: is the home directory of the \
                  instance kept, and not mounted noexec?"
                 .to_owned(),
@@ -69,30 +68,30 @@ pub(super) async fn tunnel(
     }
 }
 
-/// The hash of an executable, and the command that asks for its agent.
-async fn asking(executable: &Executable) -> Result<(String, String), String> {
+/// Returns the hash of an executable, and the command that connects to its agent.
+async fn connect_command(executable: &Executable) -> Result<(String, String), String> {
     let unread = |error| format!("the agent's executable {} cannot be read: {error}", executable.path().display());
     let known = executable.known().await.map_err(unread)?;
     Ok((known.hash.clone(), shell::connect(known, &executable.path().to_string_lossy())))
 }
 
-/// What a machine answers.
-enum Asked {
-    Connected(Tunnel),
+/// The machine's answer to the command.
+enum ConnectAnswer {
+    Connected(AgentStream),
     /// The executable is missing. The machine's kind, where it says it.
     Absent(Option<Platform>),
 }
 
-async fn ask(session: &dyn Session, command: &str) -> Result<Asked, String> {
+async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, String> {
     let asked = async {
         let mut stream = session.dial_command(command).await.map_err(|error| error.to_string())?;
         let answer = answer(&mut *stream).await?;
         if let Some(machine) = answer.strip_prefix(ABSENT) {
-            return Ok(Asked::Absent(Platform::of_uname(machine)));
+            return Ok(ConnectAnswer::Absent(Platform::of_uname(machine)));
         }
-        for (word, is_older) in [(OLDER, true), (CONNECTED, false)] {
+        for (word, is_outdated) in [(OLDER, true), (CONNECTED, false)] {
             if let Some(home) = answer.strip_prefix(word) {
-                return Ok(Asked::Connected(Tunnel { stream, home: PathBuf::from(home), is_older }));
+                return Ok(ConnectAnswer::Connected(AgentStream { stream, home: PathBuf::from(home), is_outdated }));
             }
         }
         Err(answer.strip_prefix(FAILED).map_or_else(|| format!("it said {answer:?}"), str::to_owned))

@@ -1,6 +1,6 @@
-//! The books of the fleets: a set of files for each runner, by its key, and beside them whose they are.
+//! The ledger of the fleets: a set of files for each runner, by its key, and beside them whose they are.
 //!
-//! The key of an entry without an `id` comes of its token. Under a new token such an entry finds its books by url and name,
+//! The key of an entry without an `id` comes of its token. Under a new token such an entry finds its ledger by url and name,
 //! which the owner's file keeps, as its jobs find it.
 
 use std::collections::BTreeSet;
@@ -9,18 +9,19 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_executor::instance::{files, fleet};
+use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
+use muster_taskscaler::fleet;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
+use crate::instance::files;
 
 /// Hexadecimal digits of a runner's key in a file name.
 const KEY_DIGITS: usize = 16;
 /// The plugin's setting that its machines' names begin with.
 const PREFIX: &str = "prefix";
 
-/// Whose books they are. Version 1.
+/// Whose ledger they are. Version 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Owner {
     version: u32,
@@ -35,42 +36,46 @@ struct Owner {
     prefix: Option<String>,
 }
 
-/// The books of one runner.
+/// The ledger of one runner.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Own {
+pub(super) struct RunnerLedger {
     /// The file; its directory exists.
-    pub(super) books: PathBuf,
+    pub(super) ledger: PathBuf,
     prefix: Option<String>,
 }
 
-/// Books that no runner of the configuration has.
+/// Ledgers that no runner of the configuration has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Orphan {
-    pub(super) books: PathBuf,
+pub(super) struct OrphanedLedger {
+    pub(super) ledger: PathBuf,
     /// The name of the runner that it was.
     pub(super) runner: String,
     /// Its instances, by name.
     pub(super) instances: Vec<String>,
 }
 
-/// See the module.
-pub(super) struct Shelf<'a> {
+/// Directory of all ledgers.
+pub(super) struct LedgerDir<'a> {
     pub(super) folder: &'a Path,
 }
 
-impl Shelf<'_> {
-    /// The books of `runner`. The books of those in `known` stay theirs: they are in the file, or still have instances in hand.
+impl LedgerDir<'_> {
+    /// The ledger of `runner`. The ledger of those in `known` stay theirs: they are in the file, or still have instances in hand.
     ///
     /// # Errors
     /// What cannot be read or written, and why.
-    pub(super) fn take(&self, runner: &RunnerSettings, known: &BTreeSet<RunnerKey>) -> Result<Own, String> {
+    pub(super) fn open_for(
+        &self,
+        runner: &RunnerSettings,
+        known: &BTreeSet<RunnerKey>,
+    ) -> Result<RunnerLedger, String> {
         let folder = self.folder;
         muster_files::private_directory(folder)
             .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
-        let books = self.books(&runner.key);
-        let mut was = read_owner(&books);
-        if !books.exists()
-            && let Some(earlier) = self.follow(runner, known, &books)?
+        let ledger = self.ledger(&runner.key);
+        let mut was = read_owner(&ledger);
+        if !ledger.exists()
+            && let Some(earlier) = self.adopt_after_token_change(runner, known, &ledger)?
         {
             was = Some(earlier);
         }
@@ -87,14 +92,19 @@ impl Shelf<'_> {
             prefix: prefix.clone(),
         };
         if was.as_ref() != Some(&owner) {
-            let path = owner_of(&books);
+            let path = owner_of(&ledger);
             write_owner(&path, &owner).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         }
-        Ok(Own { books, prefix })
+        Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// The books of the entry without an id in whose place `runner` came with a new token are those of `runner` now.
-    fn follow(&self, runner: &RunnerSettings, known: &BTreeSet<RunnerKey>, to: &Path) -> Result<Option<Owner>, String> {
+    /// The ledger of the entry without an id in whose place `runner` came with a new token is that of `runner` now.
+    fn adopt_after_token_change(
+        &self,
+        runner: &RunnerSettings,
+        known: &BTreeSet<RunnerKey>,
+        to: &Path,
+    ) -> Result<Option<Owner>, String> {
         if runner.id > 0 || runner.name.is_empty() {
             return Ok(None);
         }
@@ -111,10 +121,10 @@ impl Shelf<'_> {
                 && was.url == runner.coordinator_url()
             {
                 tracing::info!(runner = runner.name, "its token is new: its instances are taken over");
-                // First: the books are never without the prefix of their machines' names, whenever this is ended.
+                // First: the ledger is never without the prefix of their machines' names, whenever this is ended.
                 write_owner(&owner_of(to), &was).map_err(|error| format!("its owner cannot be written: {error}"))?;
-                files::rename(&from, to).map_err(|error| format!("its books cannot be taken over: {error}"))?;
-                // Without books it is nobody's.
+                files::rename(&from, to).map_err(|error| format!("its ledger cannot be taken over: {error}"))?;
+                // Without a ledger it is nobody's.
                 let _ = std::fs::remove_file(entry);
                 return Ok(Some(was));
             }
@@ -122,16 +132,16 @@ impl Shelf<'_> {
         Ok(None)
     }
 
-    /// Books with instances that belong to none of these runners.
+    /// Ledgers with instances that belong to none of these runners.
     ///
     /// # Errors
-    /// Books that cannot be read.
+    /// Ledgers that cannot be read.
     pub(super) fn orphans<'r>(
         &self,
         keys: impl Iterator<Item = &'r RunnerKey>,
         unix: i64,
-    ) -> Result<Vec<Orphan>, String> {
-        let own: BTreeSet<PathBuf> = keys.map(|key| self.books(key)).collect();
+    ) -> Result<Vec<OrphanedLedger>, String> {
+        let own: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
         let fleets = fleet::offline(self.folder, unix).map_err(|error| error.to_string())?;
         let orphans = fleets.into_iter().filter(|fleet| !own.contains(&fleet.books)).map(|fleet| {
             let status = fleet.report.status.map(|status| status.instances).unwrap_or_default();
@@ -140,22 +150,26 @@ impl Shelf<'_> {
                 Some(owner) => owner.key.to_string(),
                 None => fleet.report.runner,
             };
-            Orphan { books: fleet.books, runner, instances: status.into_iter().map(|instance| instance.id).collect() }
+            OrphanedLedger {
+                ledger: fleet.books,
+                runner,
+                instances: status.into_iter().map(|instance| instance.id).collect(),
+            }
         });
         Ok(orphans.filter(|orphan| !orphan.instances.is_empty()).collect())
     }
 
-    /// A runner that is not in the file any more, and has no books: whose they were goes too.
+    /// A runner that is not in the file any more, and has no ledger: whose they were goes too.
     pub(super) fn forget(&self, key: &RunnerKey) {
-        let books = self.books(key);
-        if !books.exists() {
-            remove_owner(&owner_of(&books));
+        let ledger = self.ledger(key);
+        if !ledger.exists() {
+            remove_owner(&owner_of(&ledger));
         }
     }
 
     /// The same for all that are none of these: a manager that was killed left them.
-    pub(super) fn forget_others<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
-        let own: BTreeSet<PathBuf> = keys.map(|key| owner_of(&self.books(key))).collect();
+    pub(super) fn remove_stale_owners<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
+        let own: BTreeSet<PathBuf> = keys.map(|key| owner_of(&self.ledger(key))).collect();
         let entries = std::fs::read_dir(self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         entries
             .filter(|path| path.extension().is_some_and(|end| end == "owner") && !own.contains(path))
@@ -163,13 +177,13 @@ impl Shelf<'_> {
             .for_each(|path| remove_owner(&path));
     }
 
-    fn books(&self, key: &RunnerKey) -> PathBuf {
+    fn ledger(&self, key: &RunnerKey) -> PathBuf {
         let digest = format!("{:x}", Sha256::digest(key.as_str()));
         self.folder.join(format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
     }
 }
 
-impl Own {
+impl RunnerLedger {
     /// The settings as they are for machines that have names already.
     pub(super) fn settings(&self, settings: &Arc<AutoscalerSettings>) -> Arc<AutoscalerSettings> {
         let mut settings = Arc::clone(settings);
@@ -183,20 +197,20 @@ impl Own {
     }
 }
 
-fn owner_of(books: &Path) -> PathBuf {
-    books.with_extension("owner")
+fn owner_of(ledger: &Path) -> PathBuf {
+    ledger.with_extension("owner")
 }
 
-/// None where it is not there. One that cannot be read is told, and written anew.
-fn read_owner(books: &Path) -> Option<Owner> {
-    let path = owner_of(books);
+/// Returns the owner. `None` means that there is no file, or that it cannot be read: it is written again then.
+fn read_owner(ledger: &Path) -> Option<Owner> {
+    let path = owner_of(ledger);
     let text = match std::fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         text => text,
     };
     let owner = text.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::from));
     owner
-        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "it cannot be read whose books these are"))
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "it cannot be read whose ledger these are"))
         .ok()
 }
 
@@ -236,18 +250,18 @@ mod tests {
         Arc::new(RunnerSettings { name: name.to_owned(), autoscaler: Some(Arc::new(autoscaler)), ..own })
     }
 
-    fn one_row(books: &Path, instance: &str) {
+    fn one_row(ledger: &Path, instance: &str) {
         let instance = json!([[[{ "instance": { "group": "g", "id": instance } },
             { "instance": { "slots": [], "used": 0, "seen_unix": 1, "intent": "use" } }]]]);
         let text = format!("{{\"taskscaler_books\":1}}\n{}\n", instance[0]);
-        std::fs::write(books, text).unwrap();
+        std::fs::write(ledger, text).unwrap();
     }
 
     fn keys(runners: &[&Arc<RunnerSettings>]) -> BTreeSet<RunnerKey> {
         runners.iter().map(|runner| runner.key.clone()).collect()
     }
 
-    fn prefix(own: &Own, runner: &RunnerSettings) -> String {
+    fn prefix(own: &RunnerLedger, runner: &RunnerSettings) -> String {
         let settings = own.settings(runner.autoscaler.as_ref().unwrap());
         settings.plugin_config[PREFIX].as_str().unwrap().to_owned()
     }
@@ -256,48 +270,49 @@ mod tests {
     fn a_new_token_keeps_the_books_and_the_names_of_the_machines() {
         for id in [0, 7] {
             let place = tempfile::tempdir().unwrap();
-            let shelf = Shelf { folder: &place.path().join("instances") };
+            let ledgers = LedgerDir { folder: &place.path().join("instances") };
             let (old, new, other) = (runner("one-1", id, "a"), runner("two-2", id, "a"), runner("three", 0, "b"));
-            let own = shelf.take(&old, &keys(&[&old, &other])).unwrap();
-            shelf.take(&other, &keys(&[&old, &other])).unwrap();
-            one_row(&own.books, "i-1");
+            let own = ledgers.open_for(&old, &keys(&[&old, &other])).unwrap();
+            ledgers.open_for(&other, &keys(&[&old, &other])).unwrap();
+            one_row(&own.ledger, "i-1");
             let runners = keys(&[&other, &new]);
-            let (own, others) = (shelf.take(&new, &runners).unwrap(), shelf.take(&other, &runners).unwrap());
-            assert!(std::fs::read_to_string(&own.books).unwrap().contains("i-1"), "id {id}");
-            assert!(!others.books.exists());
+            let (own, others) =
+                (ledgers.open_for(&new, &runners).unwrap(), ledgers.open_for(&other, &runners).unwrap());
+            assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
+            assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(shelf.take(&new, &runners).unwrap(), own, "and so at each later start");
-            assert_eq!(shelf.orphans(runners.iter(), 9).unwrap(), []);
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "and so at each later start");
+            assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
 
     #[test]
     fn books_of_a_runner_that_is_in_the_file_or_has_jobs_are_not_taken_over_and_those_of_nobody_are_told() {
         let place = tempfile::tempdir().unwrap();
-        let shelf = Shelf { folder: place.path() };
+        let ledgers = LedgerDir { folder: place.path() };
         let (old, new) = (runner("one-1", 0, "a"), runner("two-2", 0, "a"));
         let both = keys(&[&old, &new]);
-        let books = shelf.take(&old, &both).unwrap().books;
-        one_row(&books, "i-1");
-        assert!(!shelf.take(&new, &both).unwrap().books.exists());
-        let orphan = Orphan { books, runner: "a".to_owned(), instances: vec!["i-1".to_owned()] };
-        assert_eq!(shelf.orphans([&new.key].into_iter(), 9).unwrap(), [orphan]);
+        let ledger = ledgers.open_for(&old, &both).unwrap().ledger;
+        one_row(&ledger, "i-1");
+        assert!(!ledgers.open_for(&new, &both).unwrap().ledger.exists());
+        let orphan = OrphanedLedger { ledger, runner: "a".to_owned(), instances: vec!["i-1".to_owned()] };
+        assert_eq!(ledgers.orphans([&new.key].into_iter(), 9).unwrap(), [orphan]);
     }
 
     #[test]
     fn whose_books_they_were_is_forgotten_with_the_books_and_not_before() {
         let place = tempfile::tempdir().unwrap();
-        let shelf = Shelf { folder: place.path() };
+        let ledgers = LedgerDir { folder: place.path() };
         let (stays, gone, with_books) = (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
         let all = keys(&[&stays, &gone, &with_books]);
-        let take = |runner: &Arc<RunnerSettings>| owner_of(&shelf.take(runner, &all).unwrap().books);
+        let take = |runner: &Arc<RunnerSettings>| owner_of(&ledgers.open_for(runner, &all).unwrap().ledger);
         let [of_stays, of_gone, of_books] = [&stays, &gone, &with_books].map(take);
         one_row(&of_books.with_extension("books"), "i-1");
-        shelf.forget(&with_books.key);
-        shelf.forget_others([&stays.key].into_iter());
+        ledgers.forget(&with_books.key);
+        ledgers.remove_stale_owners([&stays.key].into_iter());
         assert_eq!([&of_stays, &of_gone, &of_books].map(|path| path.exists()), [true, false, true]);
         std::fs::remove_file(of_books.with_extension("books")).unwrap();
-        shelf.forget(&with_books.key);
+        ledgers.forget(&with_books.key);
         assert!(!of_books.exists());
     }
 }

@@ -1,0 +1,153 @@
+//! One machine that a session reaches: the one connection to its agent, which its jobs share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use muster_agent_api::client::AgentConnection;
+use muster_fleeting::model::Platform;
+use muster_remote::Session;
+use parking_lot::Mutex as Lock;
+use tokio::sync::Mutex;
+
+use super::agents::Agents;
+use super::tunnel;
+use crate::{Directories, ExecutorError};
+
+/// Opens sessions with one machine.
+#[async_trait]
+pub trait Dial: Send + Sync {
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// A message that says why there is none.
+    async fn dial(&self) -> Result<Dialed, String>;
+
+    /// The machine could not be reached, or a connection to it broke. Whoever can find out why is notified.
+    fn doubt(&self) {}
+}
+
+/// A session that was opened.
+pub struct Dialed {
+    /// The session.
+    pub session: Box<dyn Session>,
+    /// What the trace shows of the connection to the machine, one line each.
+    pub trace_lines: Vec<String>,
+}
+
+/// A connection to the agent.
+struct Connected {
+    session: Box<dyn Session>,
+    connection: AgentConnection,
+    home: PathBuf,
+    /// The agent is of another executable.
+    is_outdated: bool,
+}
+
+/// A machine with an agent. Its jobs share one session and one agent.
+pub struct RemoteMachine {
+    /// Name of the machine in messages.
+    name: String,
+    agents: Arc<Agents>,
+    /// What kind of machine it was the last time.
+    kind: Lock<Option<Platform>>,
+    /// Held across connecting, so that jobs that lost it together mend it once, and the executable is sent once.
+    connected: Mutex<Option<Connected>>,
+    trace_lines: Lock<Vec<String>>,
+    home: Lock<Option<PathBuf>>,
+    /// No job of this manager has it: an older agent may be replaced.
+    is_free: AtomicBool,
+}
+
+impl RemoteMachine {
+    /// Returns a machine that was not reached yet. `name` stands in messages: `instance i-1`.
+    #[must_use]
+    pub fn new(name: impl Into<String>, agents: Arc<Agents>) -> Self {
+        let (connected, trace_lines, home) = (Mutex::new(None), Lock::default(), Lock::default());
+        let (kind, is_free) = (Lock::default(), AtomicBool::new(false));
+        Self { name: name.into(), agents, kind, connected, trace_lines, home, is_free }
+    }
+
+    /// Returns the home directory there, once it was reached.
+    pub fn home(&self) -> Option<PathBuf> {
+        self.home.lock().clone()
+    }
+
+    /// Marks the machine as free of jobs: an outdated agent may be replaced with the next connection.
+    pub fn mark_exclusive(&self) {
+        self.is_free.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns what the trace shows of the connection to the machine, once there was one.
+    pub fn trace_lines(&self) -> Vec<String> {
+        self.trace_lines.lock().clone()
+    }
+
+    /// Returns a connection to the agent that is believed to work, and the home directory.
+    ///
+    /// # Errors
+    /// [`ExecutorError`]. The machine may recover.
+    pub async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), ExecutorError> {
+        let mut connected = self.connected.lock().await;
+        let was_free = self.is_free.swap(false, Ordering::Relaxed);
+        if let Some(older) = connected.take_if(|known| known.is_outdated && was_free) {
+            tracing::info!(machine = self.name, "the agent of another executable has no job left: it is replaced");
+            older.session.close().await;
+        }
+        if let Some(known) = &*connected {
+            if !known.connection.is_in_doubt() {
+                return Ok((known.connection.clone(), known.home.clone()));
+            }
+            match known.connection.check().await {
+                Ok(()) => return Ok((known.connection.clone(), known.home.clone())),
+                Err(error) => tracing::warn!(machine = self.name, %error, "the connection to the agent is lost"),
+            }
+        }
+        if let Some(known) = connected.take() {
+            dial.doubt();
+            known.session.close().await;
+        }
+        let new = match self.reach(dial).await {
+            Ok(new) => new,
+            Err(error) => {
+                dial.doubt();
+                return Err(error);
+            }
+        };
+        let answer = (new.connection.clone(), new.home.clone());
+        *connected = Some(new);
+        Ok(answer)
+    }
+
+    async fn reach(&self, dial: &dyn Dial) -> Result<Connected, ExecutorError> {
+        let unreachable = |message: String| ExecutorError::unreachable(self.name.clone(), message);
+        let Dialed { session, trace_lines } = dial.dial().await.map_err(unreachable)?;
+        let kind = self.kind.lock().clone();
+        let (agent, kind) = tunnel::deploy_agent(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;
+        let connection = AgentConnection::over(self.name.clone(), agent.stream).await?;
+        tracing::info!(machine = self.name, pid = connection.identity().pid, "connected to the agent");
+        if !agent.is_outdated {
+            same_version(&connection.identity().version, &kind).map_err(unreachable)?;
+        }
+        *self.kind.lock() = Some(kind);
+        *self.home.lock() = Some(agent.home.clone());
+        *self.trace_lines.lock() = trace_lines;
+        Ok(Connected { session, connection, home: agent.home, is_outdated: agent.is_outdated })
+    }
+}
+
+/// The manager's own executable was asked for its version; that of another kind cannot be run here, so its agent is.
+fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
+    let own = env!("CARGO_PKG_VERSION");
+    if *kind == Platform::this() || version == own {
+        return Ok(());
+    }
+    Err(format!("its agent, for {kind}, is of version {version}, and this manager {own}: install both of one version"))
+}
+
+/// Returns the directories of jobs below the home directory there. Jobs of all projects share them.
+#[must_use]
+pub fn directories(home: &std::path::Path) -> Directories {
+    Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true }
+}

@@ -1,0 +1,148 @@
+//! Sessions with instances, by the connection details of their plugin.
+
+use std::time::Duration;
+
+use muster_fleeting::connector::{self, DialOptions};
+use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, Platform};
+use muster_remote::{self as remote, DialError, KnownHosts, Session};
+
+use crate::deploy::Agents;
+
+/// Time before connection details that have expired are requested again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The addresses of an instance.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Addresses {
+    /// From its own network.
+    pub(super) internal: String,
+    /// From outside.
+    pub(super) external: String,
+}
+
+impl Addresses {
+    /// Those of a plugin's answer.
+    pub(super) fn of(info: &ConnectInfo) -> Self {
+        Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
+    }
+}
+
+/// What the trace tells of an instance.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct TraceAddresses {
+    /// `log_internal_ip`.
+    pub(super) internal: bool,
+    /// `log_external_ip`.
+    pub(super) external: bool,
+}
+
+/// How long a machine that has just been made may refuse the credentials: some get the user's key a while after they answer.
+pub(super) const NEW_MACHINE_AUTH_GRACE: Duration = Duration::from_secs(120);
+
+/// A connection as a plugin's details say; `is_new` before the first job. Details may be of use for a minute only, and the
+/// machine may take longer to answer: they are asked for again, for as long as one set of them gives it.
+///
+/// # Errors
+/// Why there is none.
+pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
+    id: &str,
+    details: impl Fn() -> D,
+    options: DialOptions,
+    hosts: &KnownHosts,
+    is_new: bool,
+) -> Result<(Box<dyn Session>, Addresses), String> {
+    let began = tokio::time::Instant::now();
+    loop {
+        let info = details().await?;
+        let (addresses, limit) = (Addresses::of(&info), info.connector.timeout);
+        let failed = |error: &dyn std::error::Error| format!("instance {id}: {error}");
+        let target = connector::target(&InstanceId::new(id), info, options).map_err(|error| failed(&error))?;
+        let dialled = match is_new {
+            true => remote::dial_new(&target, hosts, NEW_MACHINE_AUTH_GRACE).await,
+            false => remote::dial(&target, hosts).await,
+        };
+        match dialled {
+            Ok(session) => return Ok((session, addresses)),
+            Err(DialError::Expired) if began.elapsed() < limit => {
+                tracing::debug!(instance = id, "connection details have expired; they are asked for again");
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+}
+
+/// Returns what the trace shows of the connection to an instance.
+pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses) -> Vec<String> {
+    let shown = [(shown.internal, &addresses.internal), (shown.external, &addresses.external)];
+    let shown: String = shown
+        .into_iter()
+        .filter(|(is_shown, address)| *is_shown && !address.is_empty())
+        .map(|(_, address)| format!(", {address}"))
+        .collect();
+    vec![
+        "Preparing instance...".to_owned(),
+        format!("Dialing instance {id}{shown}..."),
+        format!("Instance {id} connected"),
+    ]
+}
+
+/// Checks before an instance is reached that there is an agent for what the configuration or the plugin says that it is.
+///
+/// # Errors
+/// A message that says why there is none.
+pub(super) fn ensure_supported(agents: &Agents, id: &str, connector: &ConnectorConfig) -> Result<(), String> {
+    let own = Platform::this();
+    let or = |stated: &str, own: String| if stated.is_empty() { own } else { stated.to_owned() };
+    let platform = Platform { os: or(&connector.os, own.os), arch: or(&connector.arch, own.arch) };
+    let supported = agents.executable_for(&platform).map(drop);
+    supported.map_err(|why| format!("instance {id} is {platform}: {why}, or correct os and arch in connector_config"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_only_where_the_configuration_says_so() {
+        let addresses = Addresses { internal: "10.0.0.5".to_owned(), external: "192.0.2.1".to_owned() };
+        let dialing =
+            |internal, external| trace_lines("i-1", &addresses, TraceAddresses { internal, external }).remove(1);
+        assert_eq!(dialing(false, false), "Dialing instance i-1...");
+        assert_eq!(dialing(true, false), "Dialing instance i-1, 10.0.0.5...");
+        assert_eq!(dialing(true, true), "Dialing instance i-1, 10.0.0.5, 192.0.2.1...");
+    }
+
+    #[test]
+    fn a_machine_of_another_kind_is_told_before_anything_is_sent() {
+        let place = tempfile::tempdir().unwrap();
+        let agents = Agents::new(std::sync::Arc::new(crate::deploy::Executable::new(place.path().join("muster"))));
+        let stated = |os: &str, arch: &str| {
+            let connector = ConnectorConfig { os: os.to_owned(), arch: arch.to_owned(), ..ConnectorConfig::default() };
+            ensure_supported(&agents, "i-1", &connector)
+        };
+        stated("", "").unwrap();
+        stated("linux", "").unwrap();
+        let error = stated("windows", "").unwrap_err();
+        assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
+        let error = stated("linux", "s390x").unwrap_err();
+        assert!(error.contains("instance i-1 is linux/s390x: its agent is"), "{error}");
+    }
+
+    /// AWS gives keys that are good for a minute.
+    #[tokio::test]
+    async fn details_that_expire_before_the_machine_answers_are_asked_for_again() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let asked = std::cell::Cell::new(0);
+        let details = || {
+            asked.set(asked.get() + 1);
+            // The machine answers nobody before the third set; that one leads to another error.
+            let (expires, protocol) = if asked.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
+            let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
+            let internal_addr = closed.clone();
+            std::future::ready(Ok(ConnectInfo { connector, external_addr: String::new(), internal_addr, expires }))
+        };
+        let error = dial("i-1", details, DialOptions::default(), &KnownHosts::default(), true).await.err().unwrap();
+        assert!(error.contains("telnet") && asked.get() == 3, "{} {error}", asked.get());
+    }
+}

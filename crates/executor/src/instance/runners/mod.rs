@@ -1,0 +1,268 @@
+//! The executors of all runners with `executor = "instance"`: which ledger is whose, and what operators see and do.
+//!
+//! An executor lives as long as its runner is in the configuration, and then until its last job has ended. Its instances and its ledger
+//! are deleted with it.
+
+mod fleet_list;
+mod ledger_dir;
+mod operator_socket;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
+use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
+use muster_fleeting::host::PluginSpec;
+use parking_lot::Mutex;
+
+use self::fleet_list::Fleets;
+use self::ledger_dir::{LedgerDir, RunnerLedger};
+use self::operator_socket::OperatorSocket;
+use super::members::unix_now;
+use super::provider::{InstanceExecutor, InstanceOptions};
+use crate::Executor;
+use crate::deploy::Executable;
+use crate::port::Elastic as _;
+use crate::registry::ExecutorKind;
+
+pub use self::fleet_list::{Fleet, FleetList};
+
+/// Name of the executor in the configuration.
+pub const NAME: &str = "instance";
+/// Maximum time to delete the instances of a runner that was removed from the configuration.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
+/// What becomes of instances that a manager leaves.
+const FOUND_AGAIN: &str = "the next start finds them";
+
+/// What instances need of this machine.
+#[derive(Debug, Clone)]
+pub struct InstancesOptions {
+    /// Directory of the scalers' ledgers.
+    pub ledgers: PathBuf,
+    /// The agent of instances.
+    pub executable: Arc<Executable>,
+    /// Returns how to run the plugin of this name, or says why that is not possible.
+    pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
+}
+
+/// The executors of all runners that have instances.
+pub struct InstanceExecutors(Arc<Shared>);
+
+struct Shared {
+    options: InstancesOptions,
+    listed: Arc<FleetList>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    fleets: BTreeMap<RunnerKey, RunnerFleet>,
+    /// The runners that have instances, in the order of the configuration.
+    configured: Vec<RunnerKey>,
+    /// Locks of the ledgers, by runner: a fleet that ends may still use its own.
+    ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
+    life: Life,
+    /// Open from the first fleet on.
+    operators: Option<OperatorSocket>,
+}
+
+/// Life of the manager, as far as it concerns fleets. It only moves forward.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Life {
+    /// Leases of an earlier start are being announced.
+    #[default]
+    Restoring,
+    /// All leases of an earlier start are announced.
+    Working,
+    /// No more jobs are requested.
+    Draining,
+}
+
+struct RunnerFleet {
+    fleet: Fleet,
+    ledger: RunnerLedger,
+}
+
+impl InstanceExecutors {
+    /// Returns the executors of no runner.
+    #[must_use]
+    pub fn new(options: InstancesOptions) -> Self {
+        Self(Arc::new(Shared { options, listed: Arc::default(), state: Mutex::default() }))
+    }
+
+    /// Returns the list of all fleets, for metrics and status pages.
+    #[must_use]
+    pub fn fleets(&self) -> Arc<FleetList> {
+        Arc::clone(&self.0.listed)
+    }
+}
+
+#[async_trait]
+impl ExecutorKind for InstanceExecutors {
+    fn configure(
+        &self,
+        runner: &Arc<RunnerSettings>,
+        runners: &[Arc<RunnerSettings>],
+    ) -> Result<Arc<dyn Executor>, String> {
+        let settings = runner.autoscaler.as_ref().ok_or("executor `instance` needs [runners.autoscaler]")?;
+        let mut state = self.0.state.lock();
+        if let Some(known) = state.fleets.get_mut(&runner.key) {
+            known.fleet.executor.apply_settings(&known.ledger.settings(settings), runner.request_concurrency);
+            known.fleet.runner = Arc::clone(runner);
+        } else {
+            let fleet = self.0.start(&mut state, runner, settings, runners)?;
+            state.fleets.insert(runner.key.clone(), fleet);
+        }
+        let executor = state.fleets.get(&runner.key).map(|known| Arc::clone(&known.fleet.executor));
+        executor.map(|executor| executor as Arc<dyn Executor>).ok_or_else(|| "it was removed".to_owned())
+    }
+
+    fn configured(&self, runners: &[RunnerKey]) {
+        let mut state = self.0.state.lock();
+        state.configured = runners.to_vec();
+        self.0.publish(&mut state);
+    }
+
+    fn remove(&self, runner: &RunnerKey) -> Option<BoxFuture<'static, ()>> {
+        let RunnerFleet { fleet, .. } = self.0.state.lock().fleets.remove(runner)?;
+        let (shared, key) = (Arc::clone(&self.0), runner.clone());
+        let name = fleet.runner.name.clone();
+        tracing::info!(runner = name, "it is gone from the configuration: its instances are removed");
+        let removed = async move {
+            let left = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
+            log_left(&name, &left, "they are not removed by anyone any more: remove them at the provider");
+            // Unless the runner is in the configuration again.
+            let state = shared.state.lock();
+            if !state.fleets.contains_key(&key) {
+                shared.ledger_dir().forget(&key);
+            }
+        };
+        Some(removed.boxed())
+    }
+
+    fn leases_announced(&self) {
+        let mut state = self.0.state.lock();
+        state.life = state.life.max(Life::Working);
+        self.0.warn_orphaned_ledgers(&state);
+        state.fleets.values().for_each(|known| known.fleet.executor.leases_announced());
+    }
+
+    fn drain(&self) {
+        let mut state = self.0.state.lock();
+        state.life = Life::Draining;
+        state.fleets.values().for_each(|known| known.fleet.executor.drain());
+    }
+
+    async fn stop(&self, timeout: Duration) {
+        let fleets = std::mem::take(&mut self.0.state.lock().fleets);
+        join_all(fleets.into_values().map(|RunnerFleet { fleet, .. }| async move {
+            let left = fleet.executor.stop(timeout).await;
+            log_left(&fleet.runner.name, &left, FOUND_AGAIN);
+        }))
+        .await;
+    }
+}
+
+impl Shared {
+    fn ledger_dir(&self) -> LedgerDir<'_> {
+        LedgerDir { folder: &self.options.ledgers }
+    }
+
+    fn start(
+        &self,
+        state: &mut State,
+        runner: &Arc<RunnerSettings>,
+        settings: &Arc<AutoscalerSettings>,
+        runners: &[Arc<RunnerSettings>],
+    ) -> Result<RunnerFleet, String> {
+        // Runners that still have jobs, or whose instances are still being deleted, keep their ledgers.
+        let busy = state.ledger_locks.iter().filter(|(_, lock)| lock.try_lock().is_err()).map(|(key, _)| key);
+        let known: BTreeSet<RunnerKey> =
+            runners.iter().map(|runner| &runner.key).chain(state.fleets.keys()).chain(busy).cloned().collect();
+        let ledger = self.ledger_dir().open_for(runner, &known)?;
+        let name = if runner.name.is_empty() { runner.key.to_string() } else { runner.name.clone() };
+        let executor = InstanceExecutor::start(InstanceOptions {
+            name,
+            settings: ledger.settings(settings),
+            find_plugin: self.options.find_plugin,
+            requests: runner.request_concurrency,
+            books: ledger.ledger.clone(),
+            turn: Arc::clone(state.ledger_locks.entry(runner.key.clone()).or_default()),
+            executable: Arc::clone(&self.options.executable),
+        });
+        if state.life >= Life::Working {
+            // No job of an earlier start will ask for a lease of its ledger any more.
+            executor.leases_announced();
+        }
+        if state.life == Life::Draining {
+            executor.drain();
+        }
+        Ok(RunnerFleet { fleet: Fleet { runner: Arc::clone(runner), executor }, ledger })
+    }
+
+    /// Lists the fleets of the configuration in its order, then those that end.
+    fn publish(&self, state: &mut State) {
+        let ending = state.fleets.keys().filter(|key| !state.configured.contains(key));
+        let fleets = state.configured.iter().chain(ending).filter_map(|key| state.fleets.get(key));
+        let fleets: Fleets = fleets.map(|known| known.fleet.clone()).collect();
+        let has_fleets = !fleets.is_empty();
+        self.listed.replace(fleets);
+        if has_fleets && state.operators.is_none() {
+            let ledgers = &self.options.ledgers;
+            match OperatorSocket::open(ledgers, Arc::clone(&self.listed)) {
+                Ok(socket) => state.operators = Some(socket),
+                Err(error) => {
+                    let ledgers = ledgers.display();
+                    tracing::warn!(%error, %ledgers, "`muster fleet drain`, `resume` and `remove` cannot reach this manager");
+                }
+            }
+        }
+    }
+
+    /// Logs instances that no runner has any more.
+    fn warn_orphaned_ledgers(&self, state: &State) {
+        if !self.options.ledgers.exists() {
+            return;
+        }
+        let ledgers = self.ledger_dir();
+        ledgers.remove_stale_owners(state.configured.iter().chain(state.fleets.keys()));
+        match ledgers.orphans(state.configured.iter(), unix_now()) {
+            Ok(orphans) => orphans.iter().for_each(|orphan| {
+                tracing::warn!(
+                    runner = orphan.runner,
+                    instances = orphan.instances.join(", "),
+                    ledger = %orphan.ledger.display(),
+                    "these instances are of a runner that is not in the configuration with executor `instance` any more: \
+                     nobody uses or removes them, and they may cost money; put the runner back and take it out while the \
+                     manager runs, or remove them at the provider, and then the ledger"
+                );
+            }),
+            Err(error) => tracing::error!(error, "the ledgers of earlier fleets cannot be read"),
+        }
+    }
+}
+
+/// Logs the instances of each runner that the ledgers in `folder` name, for a manager that is ended before it has done so.
+pub fn log_instances_left(folder: &Path) {
+    if !folder.exists() {
+        return;
+    }
+    match (LedgerDir { folder }).orphans(std::iter::empty(), unix_now()) {
+        Ok(fleets) => fleets.iter().for_each(|fleet| log_left(&fleet.runner, &fleet.instances, FOUND_AGAIN)),
+        Err(error) => {
+            tracing::error!(error, "the ledgers of the instances cannot be read: which are left is not known")
+        }
+    }
+}
+
+fn log_left(runner: &str, left: &[String], what_then: &str) {
+    if left.is_empty() {
+        tracing::info!(runner, "no instance is left");
+    } else {
+        tracing::info!(runner, left = left.join(", "), "these instances are left; {what_then}");
+    }
+}

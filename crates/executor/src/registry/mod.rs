@@ -1,0 +1,253 @@
+//! Executors by name, as `executor = "..."` of a `[[runners]]` entry in `config.toml` chooses one.
+//!
+//! # How to add an executor
+//!
+//! 1. Implement [`Executor`] and [`ExecutionEnvironment`](crate::ExecutionEnvironment) in a module of this crate, or in a crate of its own. What
+//!    only some executors can do is a capability trait of the port, which the new one implements if it can.
+//! 2. Register it by name where the binary builds the registry (`muster::runner::run::executors`), with one line:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use muster_executor::{Executor, registry::Registry};
+//! # fn chroot(_: &muster_config::settings::RunnerSettings) -> Result<Arc<dyn Executor>, String> { Err("no root".to_owned()) }
+//! let registry = Registry::new().register("chroot", chroot);
+//! ```
+//!
+//! The function gets the checked settings of a runner and returns its executor. Three ways to register exist:
+//!
+//! - [`Registry::register`]: each runner has an executor of its own. This is the ordinary one.
+//! - [`Registry::register_shared`]: all runners share one executor, as they share this host.
+//! - [`Registry::register_kind`]: executors that leave something behind when a runner is removed, or when the manager exits
+//!   ([`ExecutorKind`]), as instances do.
+//!
+//! 3. Add the name to those that the configuration accepts (`muster_config`'s schema).
+//!
+//! An executor of a runner lives as long as the runner is in the configuration with that name, and then until its last job has ended.
+
+mod kind;
+#[cfg(test)]
+mod tests;
+mod unavailable;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{join_all, select_all};
+use muster_config::settings::{RunnerKey, RunnerSettings};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+pub use self::kind::ExecutorKind;
+use self::kind::PerRunner;
+use self::unavailable::UnavailableExecutor;
+use crate::{Capacity, Executor};
+
+/// The executors of all runners.
+pub struct Registry {
+    /// Executors that all runners of a name share.
+    shared: BTreeMap<&'static str, Provided>,
+    kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
+    /// Executors of one runner each.
+    runners: BTreeMap<(RunnerKey, &'static str), Provided>,
+    /// Runners of the configuration, with the names of their executors.
+    configured: Vec<(RunnerKey, &'static str)>,
+    /// Removals that are under way.
+    removals: JoinSet<()>,
+    /// A capacity has changed since [`Self::capacities`] returned it.
+    capacities_dirty: bool,
+}
+
+/// An executor, and its capacity as it was returned last.
+struct Provided {
+    executor: Arc<dyn Executor>,
+    capacity: watch::Receiver<Capacity>,
+}
+
+impl Provided {
+    fn new(executor: Arc<dyn Executor>) -> Self {
+        Self { capacity: executor.capacity(), executor }
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Registry {
+    /// Returns a registry without executors.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            shared: BTreeMap::new(),
+            kinds: BTreeMap::new(),
+            runners: BTreeMap::new(),
+            configured: Vec::new(),
+            removals: JoinSet::new(),
+            capacities_dirty: true,
+        }
+    }
+
+    /// Registers a function that returns the executor of a runner with these settings, or says why it cannot have one.
+    #[must_use]
+    pub fn register<F>(self, name: &'static str, create: F) -> Self
+    where
+        F: Fn(&RunnerSettings) -> Result<Arc<dyn Executor>, String> + Send + Sync + 'static,
+    {
+        self.register_kind(name, Arc::new(PerRunner::new(create)))
+    }
+
+    /// Registers an executor that all runners of this name share.
+    #[must_use]
+    pub fn register_shared(mut self, name: &'static str, executor: Arc<dyn Executor>) -> Self {
+        self.shared.insert(name, Provided::new(executor));
+        self
+    }
+
+    /// Registers a source of executors that own something beyond their jobs.
+    #[must_use]
+    pub fn register_kind(mut self, name: &'static str, kind: Arc<dyn ExecutorKind>) -> Self {
+        self.kinds.insert(name, kind);
+        self
+    }
+
+    /// Returns whether there can be environments for a runner.
+    #[must_use]
+    pub fn has(&self, runner: &RunnerSettings) -> bool {
+        self.provided(&runner.executor, &runner.key).is_some()
+    }
+
+    /// Returns the executor of jobs that were taken with these settings; `key` is what their runner goes by now.
+    #[must_use]
+    pub fn executor(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Executor> {
+        match self.provided(&runner.executor, key) {
+            Some(provided) => Arc::clone(&provided.executor),
+            None => Arc::new(UnavailableExecutor::new()),
+        }
+    }
+
+    fn provided(&self, executor: &str, runner: &RunnerKey) -> Option<&Provided> {
+        let of_runner = || {
+            let (name, _) = self.kinds.get_key_value(executor)?;
+            self.runners.get(&(runner.clone(), *name))
+        };
+        self.shared.get(executor).or_else(of_runner)
+    }
+
+    /// Applies a configuration. Executors of runners that are gone are removed; `has_jobs` says which may not be yet.
+    pub fn configure(&mut self, runners: &[Arc<RunnerSettings>], has_jobs: impl Fn(&RunnerKey) -> bool) {
+        self.capacities_dirty = true;
+        self.configured.clear();
+        for runner in runners {
+            let Some((name, kind)) = self.kinds.get_key_value(runner.executor.as_str()) else { continue };
+            match kind.configure(runner, runners) {
+                Ok(executor) => {
+                    let id = (runner.key.clone(), *name);
+                    self.configured.push(id.clone());
+                    match self.runners.get(&id) {
+                        Some(known) if Arc::ptr_eq(&known.executor, &executor) => {}
+                        _ => drop(self.runners.insert(id, Provided::new(executor))),
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(runner = runner.name, error, "no jobs are requested for this runner");
+                }
+            }
+        }
+        self.remove_unused(has_jobs);
+        self.announce_configured();
+    }
+
+    /// Removes the executors of runners that are gone, or have another executor, and have no jobs any more.
+    pub fn remove_unused(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
+        while self.removals.try_join_next().is_some() {}
+        let configured: BTreeSet<_> = self.configured.iter().collect();
+        let is_unused = |id: &&(RunnerKey, &'static str)| !configured.contains(id) && !has_jobs(&id.0);
+        let unused: Vec<_> = self.runners.keys().filter(is_unused).cloned().collect();
+        for id in &unused {
+            self.runners.remove(id);
+            if let Some(removal) = self.kinds.get(id.1).and_then(|kind| kind.remove(&id.0)) {
+                self.removals.spawn(removal);
+            }
+        }
+        if !unused.is_empty() {
+            self.capacities_dirty = true;
+            self.announce_configured();
+        }
+    }
+
+    fn announce_configured(&self) {
+        for (name, kind) in &self.kinds {
+            let runners = self.configured.iter().filter(|(_, executor)| executor == name);
+            kind.configured(&runners.map(|(key, _)| key.clone()).collect::<Vec<_>>());
+        }
+    }
+
+    /// No jobs are requested any more.
+    pub fn drain(&mut self) {
+        self.kinds.values().for_each(|kind| kind.drain());
+    }
+
+    /// All leases of an earlier start have been announced to their executors.
+    pub fn leases_announced(&mut self) {
+        self.kinds.values().for_each(|kind| kind.leases_announced());
+    }
+
+    /// Returns how many jobs each runner can have, or nothing if that has not changed since the last call.
+    pub fn capacities(&mut self, runners: &[Arc<RunnerSettings>]) -> Vec<(RunnerKey, Capacity)> {
+        if !std::mem::take(&mut self.capacities_dirty) {
+            return Vec::new();
+        }
+        let (shared, kinds, own) = (&mut self.shared, &self.kinds, &mut self.runners);
+        let mut capacity = |runner: &Arc<RunnerSettings>| {
+            let executor = runner.executor.as_str();
+            let provided = match (shared.get_mut(executor), kinds.get_key_value(executor)) {
+                (Some(shared), _) => Some(shared),
+                (None, Some((name, _))) => own.get_mut(&(runner.key.clone(), *name)),
+                (None, None) => None,
+            };
+            let capacity = provided.map(|provided| provided.capacity.borrow_and_update().clone());
+            (runner.key.clone(), capacity.unwrap_or_else(|| Capacity::of(0)))
+        };
+        runners.iter().map(&mut capacity).collect()
+    }
+
+    /// The coordinator answered a job request of the runner. `at_once` means: with a job, and without holding the request.
+    pub fn request_answered(&self, runner: &RunnerKey, at_once: bool) {
+        let of_runner = self.runners.iter().filter(|((key, _), _)| key == runner);
+        for executor in of_runner.filter_map(|(_, provided)| provided.executor.elastic()) {
+            executor.request_answered(at_once);
+        }
+    }
+
+    /// Waits until a capacity changes. Cancel-safe.
+    pub async fn changed(&mut self) {
+        let all = self.shared.values_mut().chain(self.runners.values_mut());
+        let changes = all.map(|provided| {
+            async move {
+                if provided.capacity.changed().await.is_err() {
+                    // An executor that is gone reports nothing more.
+                    std::future::pending().await
+                }
+            }
+            .boxed()
+        });
+        // Without executors there is nothing to wait for.
+        let changes: Vec<_> = changes.chain(std::iter::once(std::future::pending().boxed())).collect();
+        tokio::select! {
+            _ = select_all(changes) => self.capacities_dirty = true,
+            Some(_) = self.removals.join_next() => {}
+        }
+    }
+
+    /// Ends all executors, each within about `timeout`.
+    pub async fn stop(&mut self, timeout: Duration) {
+        self.runners.clear();
+        let stopped = join_all(self.kinds.values().map(|kind| kind.stop(timeout)));
+        let removed = async { while self.removals.join_next().await.is_some() {} };
+        let _ = tokio::join!(stopped, tokio::time::timeout(timeout, removed));
+    }
+}

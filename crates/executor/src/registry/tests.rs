@@ -1,0 +1,69 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use async_trait::async_trait;
+use muster_job::Secret;
+
+use super::*;
+use crate::{EnvironmentRequest, ExecutorError, Lease, LeaseRecord, Slot, SlotKey};
+
+struct Empty(watch::Sender<Capacity>);
+
+impl Empty {
+    fn with(jobs: usize) -> Arc<dyn Executor> {
+        Arc::new(Self(watch::Sender::new(Capacity::of(jobs))))
+    }
+}
+
+#[async_trait]
+impl Executor for Empty {
+    fn capacity(&self) -> watch::Receiver<Capacity> {
+        self.0.subscribe()
+    }
+
+    async fn acquire(&self, _: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
+        Err(ExecutorError::NotAcquired("none".to_owned()))
+    }
+
+    async fn restore(&self, _: &LeaseRecord) -> Result<Lease, ExecutorError> {
+        Err(ExecutorError::NotAcquired("none".to_owned()))
+    }
+}
+
+fn runner(token: &str, executor: &str) -> Arc<RunnerSettings> {
+    let own = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new(token), 0);
+    Arc::new(RunnerSettings { executor: executor.to_owned(), ..own })
+}
+
+#[tokio::test]
+async fn one_registration_gives_each_runner_an_executor_until_its_last_job_ends() {
+    let created = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&created);
+    let mut registry = Registry::new().register_shared("shell", Empty::with(7)).register("chroot", move |runner| {
+        count.fetch_add(1, Ordering::Relaxed);
+        if runner.name == "bad" { Err("no root".to_owned()) } else { Ok(Empty::with(3)) }
+    });
+    let runners = [runner("a", "shell"), runner("b", "chroot"), runner("c", "chroot"), runner("d", "unknown")];
+    registry.configure(&runners, |_| false);
+    assert_eq!(runners.each_ref().map(|runner| registry.has(runner)), [true, true, true, false]);
+    let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, one)| one.jobs).collect();
+    assert_eq!(jobs, [7, 3, 3, 0]);
+    assert!(registry.capacities(&runners).is_empty(), "nothing has changed");
+    registry.configure(&runners, |_| false);
+    assert_eq!(created.load(Ordering::Relaxed), 2, "runners that are as they were keep their executors");
+
+    let own = registry.executor(&runners[1], &runners[1].key);
+    registry.configure(&runners[..1], |_| true);
+    assert!(Arc::ptr_eq(&own, &registry.executor(&runners[1], &runners[1].key)), "it has jobs");
+    registry.remove_unused(|_| false);
+    assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
+}
+
+#[tokio::test]
+async fn a_job_whose_runner_has_no_executor_is_lost_with_a_reason() {
+    let registry = Registry::new();
+    let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "r".to_owned(), project_id: 1 } };
+    let gone = runner("a", "instance");
+    let lost = registry.executor(&gone, &gone.key).restore(&LeaseRecord::remote("i-1", slot, "key")).await.unwrap_err();
+    let expected = "instance i-1 is gone: its runner is not in the configuration any more, or has another executor";
+    assert_eq!(lost.to_string(), expected);
+}
