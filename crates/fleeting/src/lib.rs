@@ -4,7 +4,7 @@
 //! - [`sdk`] is the other side: one trait, one `main`, and the executable is a plugin that any host of the protocol runs.
 //! - [`conformance`] tests any plugin, in any language.
 //! - [`connector`] makes the target of a session from what a plugin returns for an instance.
-//! - `install` (feature of that name) brings plugins from registries and finds them; `oci` is what it speaks with.
+//! - `install` (feature of that name) brings plugins from registries and finds them.
 //! - [`extension`] has what a plugin may offer beside the protocol: prices, notices, resource use, hooks.
 //! - `hostile` (feature `test-support`) is a plugin that means ill, for tests of what runs plugins.
 //! - [`nesting`] makes virtual machines on an instance, by the hypervisor daemon there.
@@ -29,8 +29,6 @@ mod layout;
 pub mod model;
 #[cfg(unix)]
 pub mod nesting;
-#[cfg(all(unix, feature = "install"))]
-pub mod oci;
 mod platform;
 mod protocol;
 pub mod sdk;

@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::lock_file::LockFileError;
-use super::unpack::UnpackError;
-use crate::oci::{CredentialsError, RegistryError};
+use muster_oci::{CredentialsError, LockFileError, Reference, RegistryError, UnpackError};
 
 /// Why a plugin is not installed, or not removed.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +13,14 @@ pub enum InstallError {
         /// What was asked for.
         reference: String,
         /// Why not.
+        source: RegistryError,
+    },
+    /// The registry refuses access.
+    #[error("plugin {reference}: log in with: muster plugin login {}", reference.split('/').next().unwrap_or_default())]
+    Refused {
+        /// The plugin, which begins with its registry.
+        reference: String,
+        /// Reason of the registry.
         source: RegistryError,
     },
     /// The credentials for it.
@@ -109,4 +115,15 @@ pub enum InstallError {
         /// Where it was looked for.
         folder: PathBuf,
     },
+}
+
+impl InstallError {
+    /// The error of a plugin's registry.
+    pub(super) fn of_registry(reference: &Reference, source: RegistryError) -> Self {
+        let reference = reference.to_string();
+        match source {
+            RegistryError::Refused { .. } => Self::Refused { reference, source },
+            source => Self::Registry { reference, source },
+        }
+    }
 }

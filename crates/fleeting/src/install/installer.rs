@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use muster_oci::{
+    Constraint, Descriptor, Digest, DockerConfig, Entry, HostPlatform, LockFile, Reference, Registry, RegistryError,
+    TagList, Unpacked, Version,
+};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::error::InstallError;
 use super::folder::FileLock;
-use super::lock_file::{Entry, LockFile};
 use super::store::{Installed, NEW, Store, clear, set_aside};
 use super::{EXECUTABLE, unpack};
-use crate::oci::{
-    Constraint, Descriptor, Digest, DockerConfig, Host, LAYER_ANNOTATION, Reference, Registry, RegistryError, TagList,
-    Version,
-};
 
+/// Annotation of the layer that holds the plugin. Its value is the version of the plugin (docs/spec/fleeting.md, section 6.3).
+pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
 /// Bytes of a plugin's packed archive; real ones have some 20 MB.
 const LAYER_MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// Versions that an error names.
@@ -94,7 +95,7 @@ impl Store {
             let _ = std::fs::remove_file(&archive);
             return Ok(unchanged());
         }
-        let failed = |source| InstallError::Registry { reference: reference.to_string(), source };
+        let failed = |source| InstallError::of_registry(reference, source);
         registry.download(&layer, &archive).await.map_err(failed)?;
 
         let _held = FileLock::of_folder(self.folder()).await?;
@@ -110,9 +111,9 @@ impl Store {
         lock.put(Entry {
             repository: reference.repository.to_string(),
             version: installed.version.to_string(),
-            platform: Host::this().to_string(),
+            platform: HostPlatform::this().to_string(),
             layer: layer.digest.clone(),
-            files: files.into_iter().map(|(name, digest)| (name, digest.to_string())).collect(),
+            files: files.into_iter().map(|(name, file)| (name, file.digest.to_string())).collect(),
         });
         lock.write(&self.lock_file())?;
         put(new, &folder).map_err(|source| InstallError::Folder {
@@ -152,7 +153,7 @@ impl Store {
 
     /// Where an archive is downloaded to: what is there already of it is the start.
     fn archive(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
-        let failed = |source| InstallError::Registry { reference: reference.to_string(), source };
+        let failed = |source| InstallError::of_registry(reference, source);
         let nonsense = |what| failed(RegistryError::Nonsense { url: reference.repository.to_string(), what });
         let digest: Digest = layer.digest.parse().map_err(nonsense)?;
         if layer.size > LAYER_MAX_BYTES {
@@ -176,16 +177,22 @@ impl Store {
         &self,
         reference: &Reference,
         archive: PathBuf,
-    ) -> Result<(tempfile::TempDir, BTreeMap<String, Digest>), InstallError> {
+    ) -> Result<(tempfile::TempDir, BTreeMap<String, Unpacked>), InstallError> {
         let beside = self.repository_folder(&reference.repository);
         let failed = |source| InstallError::Folder { path: beside.clone(), what: "made", source };
         std::fs::create_dir_all(&beside).map_err(failed)?;
         clear(&beside);
         let new = tempfile::Builder::new().prefix(NEW).tempdir_in(&beside).map_err(failed)?;
         let into = new.path().to_owned();
-        let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(&archive, &into)).await;
+        let unpacked =
+            tokio::task::spawn_blocking(move || muster_oci::unpack(&archive, &into, &unpack::LIMITS, &unpack::target))
+                .await;
         let unpacked = unpacked.unwrap_or_else(|error| Err(std::io::Error::other(error).into()));
         let files = unpacked.map_err(|source| InstallError::Unpack { reference: reference.to_string(), source })?;
+        if !unpack::has_executable(&files) {
+            let what = format!("its archive has no executable file plugin/{EXECUTABLE}");
+            return Err(InstallError::NoPlugin { reference: reference.to_string(), what });
+        }
         Ok((new, files))
     }
 }
@@ -229,33 +236,34 @@ async fn open(reference: &Reference, credentials: Option<&DockerConfig>) -> Resu
     };
     let credentials = credentials.map_err(|source| InstallError::Credentials { registry: registry.clone(), source })?;
     Registry::new(reference.repository.clone(), credentials)
-        .map_err(|source| InstallError::Registry { reference: reference.to_string(), source })
+        .map_err(|source| InstallError::of_registry(reference, source))
 }
 
-impl Reference {
-    /// The versions at the registry that will do, the lowest first.
-    ///
-    /// # Errors
-    /// [`InstallError`]; also where the registry does not list them.
-    pub async fn available(&self, credentials: Option<&DockerConfig>) -> Result<Vec<Version>, InstallError> {
-        let failed = |source| InstallError::Registry { reference: self.to_string(), source };
-        let TagList::Tags(tags) = open(self, credentials).await?.tags().await.map_err(failed)? else {
-            let there = "the registry does not list them".to_owned();
-            return Err(InstallError::NoVersion { reference: self.to_string(), there });
-        };
-        let versions = tags.iter().filter_map(|tag| tag.parse().ok());
-        let mut versions: Vec<Version> = versions.filter(|version| self.constraint.matches(version)).collect();
-        versions.sort();
-        versions.dedup();
-        Ok(versions)
-    }
+/// The versions at the registry that fit, the lowest first.
+///
+/// # Errors
+/// [`InstallError`]; also if the registry does not list them.
+pub async fn available(
+    reference: &Reference,
+    credentials: Option<&DockerConfig>,
+) -> Result<Vec<Version>, InstallError> {
+    let failed = |source| InstallError::of_registry(reference, source);
+    let TagList::Tags(tags) = open(reference, credentials).await?.tags().await.map_err(failed)? else {
+        let there = "the registry does not list them".to_owned();
+        return Err(InstallError::NoVersion { reference: reference.to_string(), there });
+    };
+    let versions = tags.iter().filter_map(|tag| tag.parse().ok());
+    let mut versions: Vec<Version> = versions.filter(|version| reference.constraint.matches(version)).collect();
+    versions.sort();
+    versions.dedup();
+    Ok(versions)
 }
 
 /// The version that fits best, and its archive for this system. Versions are chosen from the list of tags, not from alias
 /// tags: what is installed for a constraint is what the look-up finds for it.
 async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
     let text = || reference.to_string();
-    let failed = |source| InstallError::Registry { reference: text(), source };
+    let failed = |source| InstallError::of_registry(reference, source);
     let tag = match &reference.constraint {
         Constraint::Exact(version) => version.to_string(),
         constraint => match registry.tags().await.map_err(failed)? {
@@ -280,7 +288,7 @@ async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, 
         },
     };
     let index = registry.index(&tag).await.map_err(failed)?;
-    let host = Host::this();
+    let host = HostPlatform::this();
     let Some(entry) = host.select(&index.manifests) else {
         let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref().map(ToString::to_string));
         let there = platforms.take(SHOWN).collect::<Vec<_>>().join(", ");

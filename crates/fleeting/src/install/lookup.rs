@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use muster_oci::{LockFileError, Reference, ReferenceError};
+
 use super::error::InstallError;
-use super::lock_file::LockFileError;
 use super::store::{Installed, Store};
 use crate::host::PluginSpec;
-use crate::oci::{Reference, ReferenceError};
 
 /// What the executables of plugins are called on `PATH`.
 const PREFIX: &str = "fleeting-plugin-";
@@ -165,7 +165,7 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
         let found = on_path(plugin, around).map(Found::OnPath).or_else(|| built_in(plugin, around));
         return found.ok_or_else(|| ResolveError::NotOnPath { name: plugin.to_owned() });
     }
-    let reference: Reference = plugin.parse()?;
+    let reference = Reference::parse(plugin, &super::DEFAULTS)?;
     if let Some(store) = &around.store
         && let Some(installed) = store.find(&reference)
     {
@@ -318,12 +318,12 @@ mod tests {
         let here = Here::new();
         let path = here.installed("aws", "1.0.0");
         assert_eq!(here.resolve("aws"), Ok(Found::Installed(path.clone())), "another program's has no digest");
-        let digest = crate::oci::Digest::of_file(&path).unwrap().to_string();
-        let mut lock = crate::install::LockFile::default();
-        lock.put(crate::install::Entry {
+        let digest = muster_oci::Digest::of_file(&path).unwrap().to_string();
+        let mut lock = muster_oci::LockFile::default();
+        lock.put(muster_oci::Entry {
             repository: "registry.gitlab.com/gitlab-org/fleeting/plugins/aws".to_owned(),
             version: "1.0.0".to_owned(),
-            platform: crate::oci::Host::this().to_string(),
+            platform: muster_oci::HostPlatform::this().to_string(),
             layer: "sha256:0a".to_owned(),
             files: [("plugin".to_owned(), digest)].into(),
         });

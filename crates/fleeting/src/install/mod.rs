@@ -13,20 +13,22 @@
 mod error;
 mod folder;
 mod installer;
-mod lock_file;
 mod lookup;
 mod store;
 mod unpack;
+mod verify;
+
+use muster_oci::Defaults;
 
 pub use error::InstallError;
-pub use installer::{Done, Options, Outcome};
-pub use lock_file::{Entry, LockFile, LockFileError};
+pub use installer::{Done, LAYER_ANNOTATION, Options, Outcome, available};
 pub use lookup::{BuiltIn, Found, ResolveError, Surroundings, resolve};
 pub use store::{Installed, Store};
-pub use unpack::UnpackError;
 
 pub use verify::{Finding, Verdict};
-mod verify;
+
+/// The parts that the name of a plugin may leave out: what GitLab publishes needs only its name.
+pub const DEFAULTS: Defaults = Defaults { registry: "registry.gitlab.com", group: "gitlab-org/fleeting/plugins" };
 
 /// The executable in a version's folder.
 const EXECUTABLE: &str = "plugin";

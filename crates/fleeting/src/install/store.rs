@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use muster_oci::{Constraint, LockFile, Reference, Repository, Version};
+
 use super::EXECUTABLE;
 use super::error::InstallError;
 use super::folder::FileLock;
-use super::lock_file::LockFile;
 use crate::layout::{escape, unescape};
-use crate::oci::{Constraint, Reference, Repository, Version};
 
 /// Segments of a repository's name.
 const DEPTH_MAX: usize = 16;
@@ -57,7 +57,7 @@ impl Store {
     /// The file of digests.
     #[must_use]
     pub fn lock_file(&self) -> PathBuf {
-        self.folder.join(LockFile::NAME)
+        self.folder.join("plugins.lock")
     }
 
     pub(super) fn repository_folder(&self, repository: &Repository) -> PathBuf {

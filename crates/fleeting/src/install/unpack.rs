@@ -1,18 +1,15 @@
 //! The archive of a plugin: regular files under `plugin/`, nothing else, and not too much of it.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Seek};
 use std::path::{Component, Path};
 
-use muster_archive::{Entry, EntryKind, Exceeded, Format, Limits, Meter, Root, create_root, read, write_new};
-use sha2::{Digest as _, Sha256};
+use muster_archive::Limits;
+use muster_oci::{Target, Unpacked};
 
 use super::EXECUTABLE;
-use crate::oci::Digest;
 
 /// Most that a plugin unpacks to. The ratio says nothing, because the bytes are limited already.
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: Limits = Limits {
     bytes: 1024 * 1024 * 1024,
     entries: 1024,
     ratio: u64::MAX,
@@ -20,128 +17,27 @@ const LIMITS: Limits = Limits {
     header_bytes: 1024 * 1024,
 };
 
-/// Why an archive is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum UnpackError {
-    /// It cannot be read, or written.
-    #[error("it cannot be unpacked")]
-    Io(#[from] io::Error),
-    /// It would fill the disk, or the memory.
-    #[error("{0}, which no plugin needs")]
-    TooMuch(Exceeded),
-    /// An entry that would leave its folder.
-    #[error("its entry {name:?} points out of the folder plugin/")]
-    Outside {
-        /// The entry.
-        name: String,
-    },
-    /// An entry that is no file.
-    #[error("its entry {name:?} is a {kind}, and only regular files belong there")]
-    Kind {
-        /// The entry.
-        name: String,
-        /// What it is.
-        kind: &'static str,
-    },
-    /// Two entries of the same name.
-    #[error("its file {name:?} comes twice")]
-    Twice {
-        /// The file.
-        name: String,
-    },
-    /// There is no plugin in it.
-    #[error("it has no executable file plugin/plugin")]
-    NoExecutable,
-    /// It is packed in another way.
-    #[error("it is packed with {0}; gzip is what plugins are packed with")]
-    Packed(&'static str),
-}
-
-impl From<muster_archive::UnpackError> for UnpackError {
-    fn from(error: muster_archive::UnpackError) -> Self {
-        use muster_archive::UnpackError as Archive;
-        match error {
-            Archive::Limit(exceeded) => Self::TooMuch(exceeded),
-            Archive::Outside { name } => Self::Outside { name },
-            Archive::Kind { name, kind } => Self::Kind { name, kind },
-            Archive::Broken(error) | Archive::Io { source: error, .. } => Self::Io(error),
-            Archive::Stopped => Self::Io(io::Error::other("stopped")),
-        }
+/// The file name of an entry: files under `plugin/`, without their folders.
+pub(super) fn target(path: &Path, is_directory: bool) -> Target {
+    if is_directory {
+        let name = path.to_string_lossy();
+        let is_known = ["", "plugin", "Files", "Files/plugin", "Hives"].contains(&&*name);
+        return if is_known { Target::Skipped } else { Target::Outside };
     }
-}
-
-/// Unpacks into an empty folder; the digest of each file.
-pub(super) fn unpack(layer: &Path, into: &Path) -> Result<BTreeMap<String, Digest>, UnpackError> {
-    unpack_up_to(layer, into, &LIMITS)
-}
-
-fn unpack_up_to(layer: &Path, into: &Path, limits: &Limits) -> Result<BTreeMap<String, Digest>, UnpackError> {
-    let mut archive = File::open(layer)?;
-    let mut head = [0; 4];
-    let length = archive.read(&mut head)?;
-    archive.rewind()?;
-    let head = head.get(..length).unwrap_or_default();
-    let format = match Format::from_magic(head) {
-        Some(Format::TarZstd) => return Err(UnpackError::Packed("zstd")),
-        _ if head.starts_with(b"BZh") => return Err(UnpackError::Packed("bzip2")),
-        Some(Format::TarGzip) => Format::TarGzip,
-        _ => Format::Tar,
-    };
-    let dir = create_root(into, &Root::Chosen)?;
-    let mut files = BTreeMap::new();
-    let mut is_executable = false;
-    read(archive, format, &Meter::new(*limits, &|| false), &mut |entry, content| {
-        let Some(name) = target(entry)? else { return Ok(()) };
-        if files.contains_key(&name) {
-            return Err(UnpackError::Twice { name });
-        }
-        let mode = entry.mode.unwrap_or(0o644);
-        is_executable |= name == EXECUTABLE && mode & 0o100 != 0;
-        let mut content = Hashed { content, hash: Sha256::new() };
-        // Never more than a plain file's rights: no setuid, no writing by others.
-        write_new(&dir, &name, 0o644 | (mode & 0o111), &mut content)?.sync_all()?;
-        files.insert(name, Digest::finish(content.hash));
-        Ok(())
-    })?;
-    if !is_executable {
-        return Err(UnpackError::NoExecutable);
-    }
-    File::open(into)?.sync_all()?;
-    Ok(files)
-}
-
-/// The file's name in the version's folder; `None` for what is passed over.
-fn target(entry: &Entry) -> Result<Option<String>, UnpackError> {
-    let name = entry.path.to_string_lossy().into_owned();
-    match entry.kind {
-        EntryKind::File => {}
-        EntryKind::Directory if ["", "plugin", "Files", "Files/plugin", "Hives"].contains(&&*name) => return Ok(None),
-        EntryKind::Directory => return Err(UnpackError::Outside { name }),
-        EntryKind::Link(_) => return Err(UnpackError::Kind { name, kind: "symbolic link" }),
-    }
-    let parts: Vec<_> = entry.path.components().map(Component::as_os_str).collect();
+    let parts: Vec<_> = path.components().map(Component::as_os_str).collect();
     // An image for Windows has another root.
     let parts = if parts.first().is_some_and(|part| *part == "Files") { parts.get(1..) } else { Some(&parts[..]) };
     match parts.unwrap_or_default() {
         [folder, .., file] if *folder == "plugin" && !file.to_string_lossy().contains('\\') => {
-            Ok(Some(file.to_string_lossy().into_owned()))
+            Target::File(file.to_string_lossy().into_owned())
         }
-        _ => Err(UnpackError::Outside { name }),
+        _ => Target::Outside,
     }
 }
 
-/// Content whose digest is computed while it is read.
-struct Hashed<'a> {
-    content: &'a mut dyn Read,
-    hash: Sha256,
-}
-
-impl Read for Hashed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.content.read(buffer)?;
-        self.hash.update(buffer.get(..length).unwrap_or_default());
-        Ok(length)
-    }
+/// Whether the executable of the plugin is among the files.
+pub(super) fn has_executable(files: &BTreeMap<String, Unpacked>) -> bool {
+    files.get(EXECUTABLE).is_some_and(|file| file.is_executable)
 }
 
 #[cfg(test)]
@@ -150,7 +46,8 @@ mod tests {
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
-    use muster_archive::Limit;
+    use muster_archive::{Exceeded, Limit};
+    use muster_oci::UnpackError;
     use tar::{Builder, EntryType, Header};
 
     use super::*;
@@ -177,7 +74,8 @@ mod tests {
         std::fs::write(folder.path().join("layer"), layer).unwrap();
         let into = folder.path().join("into");
         std::fs::create_dir(&into).unwrap();
-        let files = unpack_up_to(&folder.path().join("layer"), &into, &Limits { bytes: limit, ..LIMITS });
+        let limits = Limits { bytes: limit, ..LIMITS };
+        let files = muster_oci::unpack(&folder.path().join("layer"), &into, &limits, &target);
         (folder, files.map(|files| files.into_keys().collect()))
     }
 
@@ -236,9 +134,19 @@ mod tests {
         let (_folder, files) =
             unpacked(&archive(&[("plugin/plugin", FILE, 0o755, b"1"), ("plugin/plugin", FILE, 0o755, b"2")]), 1 << 20);
         assert!(matches!(files, Err(UnpackError::Twice { .. })), "{files:?}");
-        for layer in [archive(&[]), archive(&[("plugin/plugin", FILE, 0o644, b"1")])] {
-            let (_folder, files) = unpacked(&layer, 1 << 20);
-            assert!(matches!(files, Err(UnpackError::NoExecutable)), "{files:?}");
+    }
+
+    #[test]
+    fn a_plugin_has_an_executable() {
+        for (name, mode, expected) in
+            [("plugin/plugin", 0o755, true), ("plugin/plugin", 0o644, false), ("plugin/other", 0o755, false)]
+        {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("layer"), archive(&[(name, FILE, mode, b"1")])).unwrap();
+            let into = folder.path().join("into");
+            std::fs::create_dir(&into).unwrap();
+            let files = muster_oci::unpack(&folder.path().join("layer"), &into, &LIMITS, &target).unwrap();
+            assert_eq!(has_executable(&files), expected, "{name} {mode:o}");
         }
     }
 
@@ -264,7 +172,8 @@ mod tests {
         let good = archive(&[("plugin/plugin", FILE, 0o755, &[7; 100_000])]);
         for layer in [&good[..good.len() / 2], b"", b"hello", &[0x1f, 0x8b, 0xff], &[0x28, 0xb5, 0x2f, 0xfd]] {
             let (_folder, files) = unpacked(layer, 1 << 20);
-            assert!(files.is_err(), "{} bytes", layer.len());
+            // The installer refuses an archive without the executable.
+            assert!(files.as_ref().map_or(true, Vec::is_empty), "{} bytes: {files:?}", layer.len());
         }
     }
 }

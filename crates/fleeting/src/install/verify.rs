@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use muster_oci::{Digest, Entry, LockFile};
+
 use super::error::InstallError;
-use super::lock_file::{Entry, LockFile};
 use super::store::{Installed, Store};
-use crate::oci::Digest;
 
 /// What is to be said of one installed version.
 #[derive(Debug, Clone, PartialEq, Eq)]

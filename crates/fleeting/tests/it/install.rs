@@ -3,8 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use muster_fleeting::install::{Done, InstallError, Options, Outcome, Store, Verdict};
-use muster_fleeting::oci::{Credentials, Digest, DockerConfig, Host, RegistryError};
+use muster_fleeting::install::{DEFAULTS, Done, InstallError, Options, Outcome, Store, Verdict, available};
+use muster_oci::{Credentials, Digest, DockerConfig, HostPlatform, Reference, RegistryError, Repository};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -75,7 +75,7 @@ async fn o02_constraints_are_met_from_the_list_of_versions() {
     assert_eq!(here.names("g/p"), ["1.10.0", "1.2.3", "2.0.0-rc.1"], "side by side, and nothing else");
     let error = text(&here.install("g/p:2").await.unwrap_err());
     assert!(error.contains("no version fits; the registry has 2.0.0-rc.1, 1.10.0, 1.2.3"), "{error}");
-    let available = here.registry.reference("g/p:1").available(None).await.unwrap();
+    let available = available(&here.registry.reference("g/p:1"), None).await.unwrap();
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
@@ -94,7 +94,7 @@ async fn peers_defect_4_latest_is_the_same_for_install_and_look_up() {
 #[tokio::test]
 async fn o03_the_entry_for_this_platform_is_taken() {
     let Some(here) = Here::new() else { return };
-    let this = Host::this();
+    let this = HostPlatform::this();
     let other = json!({"os": "plan9", "architecture": "vax"});
     let mine = json!({"os": this.os, "architecture": this.architecture});
     here.registry.push_for("g/p", "1.0.0", &["1.0.0"], &archive(b"x"), &[other.clone(), mine]).await;
@@ -150,7 +150,7 @@ async fn o06_an_archive_that_points_outside_is_refused() {
     let packed = archive_of(&[("plugin/plugin", b"x"), ("plugin/../../x", b"y")]);
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
     let error = text(&here.install("g/p").await.unwrap_err());
-    assert!(error.contains("\"plugin/../../x\" points out of the folder plugin/"), "{error}");
+    assert!(error.contains("\"plugin/../../x\" is outside of the folder that is unpacked"), "{error}");
     assert_eq!(here.names("g/p"), [""; 0], "nothing is left of it");
     assert_eq!(here.folder.path().read_dir().unwrap().count(), 1);
 }
@@ -246,7 +246,7 @@ async fn connections_that_break_do_not_break_an_install() {
     let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
     let host = cutting_proxy(here.registry.host.clone(), 100_000).await;
-    let done = here.store.install(&format!("{host}/g/p").parse().unwrap(), Options::default(), None).await.unwrap();
+    let done = here.store.install(&reference(&format!("{host}/g/p")), Options::default(), None).await.unwrap();
     assert_eq!(Digest::of_file(&done.installed.executable).unwrap(), Digest::of(&content));
 }
 
@@ -261,7 +261,7 @@ async fn a_registry_that_wants_a_login_gets_one() {
 
     let error = text(&install().await.unwrap_err());
     assert!(
-        error.contains("there is none") && error.contains(&format!("muster plugin login {}", registry.host)),
+        error.contains("a login is required") && error.contains(&format!("muster plugin login {}", registry.host)),
         "{error}"
     );
     docker.put(&registry.host, &Credentials::new(USER, "wrong")).await.unwrap();
@@ -309,8 +309,7 @@ async fn what_is_not_there_is_named() {
     }
     // A port where nobody listens any more.
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error =
-        here.store.install(&format!("{nobody}/g/p").parse().unwrap(), Options::default(), None).await.unwrap_err();
+    let error = here.store.install(&reference(&format!("{nobody}/g/p")), Options::default(), None).await.unwrap_err();
     assert!(text(&error).contains("no answer") && text(&error).contains("can it be reached from here?"), "{error}");
 }
 
@@ -352,8 +351,17 @@ pub(crate) fn body(status: &str, headers: &str, body: &str) -> String {
     format!("{status}\r\n{headers}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
+/// A reference as users write it.
+pub(crate) fn reference(text: &str) -> Reference {
+    Reference::parse(text, &DEFAULTS).unwrap()
+}
+
+fn repository(host: &str) -> Repository {
+    Repository::parse(&format!("{host}/g/p"), &DEFAULTS).unwrap()
+}
+
 async fn check_login(host: &str, credentials: Option<Credentials>) -> Result<(), String> {
-    let registry = muster_fleeting::oci::Registry::new(format!("{host}/g/p").parse().unwrap(), credentials).unwrap();
+    let registry = muster_oci::Registry::new(repository(host), credentials).unwrap();
     registry.check_login().await.map_err(|error| error.to_string())
 }
 
@@ -376,12 +384,11 @@ async fn a_token_is_fetched_from_where_the_registry_says() {
     .await;
     let credentials = Credentials::new(USER, PASSWORD);
     check_login(&host, Some(credentials.clone())).await.unwrap();
-    let registry =
-        muster_fleeting::oci::Registry::new(format!("{host}/g/p").parse().unwrap(), Some(credentials)).unwrap();
-    assert_eq!(registry.tags().await.unwrap(), muster_fleeting::oci::TagList::Tags(vec!["1.0.0".to_owned()]));
+    let registry = muster_oci::Registry::new(repository(&host), Some(credentials)).unwrap();
+    assert_eq!(registry.tags().await.unwrap(), muster_oci::TagList::Tags(vec!["1.0.0".to_owned()]));
     let error = check_login(&host, Some(Credentials::new(USER, "wrong"))).await.unwrap_err();
     assert!(
-        error.contains("gives no token: 403 Forbidden, as \"tester\"") && error.contains("muster plugin login"),
+        error.contains("gives no token: 403 Forbidden, as \"tester\"") && error.contains("refuses access"),
         "{error}"
     );
     let error = check_login(&host, None).await.unwrap_err();
@@ -401,7 +408,7 @@ async fn a_password_goes_nowhere_unsafe_and_answers_have_a_limit() {
     let host =
         token_registry(|_, _, _| "200 OK\r\ncontent-length: 9999999999\r\n\r\n".to_owned() + &" ".repeat(5 << 20))
             .await;
-    let registry = muster_fleeting::oci::Registry::new(format!("{host}/g/p").parse().unwrap(), None).unwrap();
+    let registry = muster_oci::Registry::new(repository(&host), None).unwrap();
     let error = registry.tags().await.unwrap_err();
     assert!(matches!(error, RegistryError::TooLarge { .. }), "{error}");
 }

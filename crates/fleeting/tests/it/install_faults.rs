@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use crate::install::{Here, body, text, token_registry};
+use crate::install::{Here, body, reference, text, token_registry};
 use crate::registry::archive;
 
 const ACCEPT: Options = Options { upgrade: false, accept_changed: true };
@@ -116,7 +116,7 @@ async fn a_slow_download_holds_up_no_other_install() {
     here.registry.push("g/q", "1.0.0", &["1.0.0"], &archive(b"small")).await;
     let (held, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let host = stalling_proxy(here.registry.host.clone(), 100_000, Arc::clone(&held), Arc::clone(&go)).await;
-    let (store, reference) = (here.store.clone(), format!("{host}/g/p").parse().unwrap());
+    let (store, reference) = (here.store.clone(), reference(&format!("{host}/g/p")));
     let slow = tokio::spawn(async move { store.install(&reference, Options::default(), None).await });
     tokio::time::timeout(Duration::from_secs(60), held.notified()).await.expect("the download is under way");
     let other = tokio::time::timeout(Duration::from_secs(60), here.install("g/q")).await;
@@ -133,7 +133,7 @@ async fn a_range_needs_the_list_of_versions() {
     })
     .await;
     let store = muster_fleeting::install::Store::new(tempfile::tempdir().unwrap().path());
-    let reference = format!("{host}/g/p:^1.2").parse().unwrap();
+    let reference = reference(&format!("{host}/g/p:^1.2"));
     let error = text(&store.install(&reference, Options::default(), None).await.unwrap_err());
     assert!(error.contains("does not list its versions, and a range needs that list: name the version"), "{error}");
 }

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use muster_fleeting::oci::{Digest, DockerConfig, Host, LAYER_ANNOTATION, Reference};
+use muster_fleeting::install::{DEFAULTS, LAYER_ANNOTATION};
+use muster_oci::{Digest, DockerConfig, HostPlatform, Reference};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -84,7 +85,7 @@ impl Registry {
 
     /// A reference to a plugin here.
     pub(crate) fn reference(&self, name: &str) -> Reference {
-        format!("{}/{name}", self.host).parse().unwrap()
+        Reference::parse(&format!("{}/{name}", self.host), &DEFAULTS).unwrap()
     }
 
     /// Where the registry keeps a blob.
@@ -123,7 +124,7 @@ impl Registry {
 
     /// Pushes a plugin as its makers do, with the tags; the digest of its archive.
     pub(crate) async fn push(&self, repository: &str, version: &str, tags: &[&str], archive: &[u8]) -> String {
-        let this = Host::this();
+        let this = HostPlatform::this();
         let platform = json!({"os": this.os, "architecture": this.architecture});
         self.push_for(repository, version, tags, archive, &[platform]).await
     }

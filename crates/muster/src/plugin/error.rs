@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use muster_fleeting::install::{InstallError, ResolveError};
-use muster_fleeting::oci::{CredentialsError, ReferenceError, RegistryError};
+use muster_oci::{CredentialsError, ReferenceError, RegistryError};
 
 /// Why a command failed. What went wrong with one of several plugins is told at once, and is none.
 #[derive(Debug, thiserror::Error)]

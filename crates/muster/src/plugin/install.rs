@@ -1,7 +1,7 @@
 //! `install`: brings plugins from their registries.
 
-use muster_fleeting::install::{Done, Options, Outcome, Store};
-use muster_fleeting::oci::{DockerConfig, Reference};
+use muster_fleeting::install::{DEFAULTS, Done, Options, Outcome, Store};
+use muster_oci::{DockerConfig, Reference};
 
 use super::error::PluginError;
 use super::runners;
@@ -63,7 +63,7 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
 
 /// Installs one plugin.
 pub(super) async fn one(store: &Store, plugin: &str, how: How) -> Result<Done, PluginError> {
-    let reference: Reference = plugin.parse()?;
+    let reference = Reference::parse(plugin, &DEFAULTS)?;
     // Without a home directory there is nobody to log in.
     let docker = DockerConfig::of_environment().ok();
     let options = Options { upgrade: how.upgrade, accept_changed: how.accept_changed };

@@ -1,7 +1,7 @@
 //! `list`: what is installed, or what a registry has.
 
-use muster_fleeting::install::Store;
-use muster_fleeting::oci::{DockerConfig, Reference};
+use muster_fleeting::install::{DEFAULTS, Store, available};
+use muster_oci::{DockerConfig, Reference};
 
 use super::error::PluginError;
 use crate::ci::ui;
@@ -19,13 +19,13 @@ pub(crate) struct Args {
 
 /// Runs the command: one line for each version.
 pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
-    let reference = args.plugin.as_deref().map(str::parse::<Reference>).transpose()?;
+    let reference = args.plugin.as_deref().map(|plugin| Reference::parse(plugin, &DEFAULTS)).transpose()?;
     // All versions are shown, unless some were asked for.
     let any =
         args.plugin.as_deref().is_none_or(|plugin| plugin.rsplit('/').next().is_none_or(|name| !name.contains(':')));
     if let Some(reference) = reference.as_ref().filter(|_| args.remote) {
         let docker = DockerConfig::of_environment().ok();
-        for version in reference.available(docker.as_ref()).await? {
+        for version in available(reference, docker.as_ref()).await? {
             ui::outln(&format!("{} {version}", reference.repository));
         }
         return Ok(true);

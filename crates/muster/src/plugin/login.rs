@@ -2,7 +2,8 @@
 
 use std::io::Read as _;
 
-use muster_fleeting::oci::{Credentials, DEFAULT_REGISTRY, DockerConfig, Registry, Repository};
+use muster_fleeting::install::DEFAULTS;
+use muster_oci::{Credentials, DockerConfig, Registry, Repository};
 
 use super::error::PluginError;
 use crate::ci::ui;
@@ -14,7 +15,7 @@ const PASSWORD_MAX_BYTES: u64 = 64 * 1024;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Host of the registry, with its port where it has one.
-    #[arg(value_name = "SERVER", default_value = DEFAULT_REGISTRY)]
+    #[arg(value_name = "SERVER", default_value = DEFAULTS.registry)]
     server: String,
     /// Who logs in.
     #[arg(short, long, env = "MUSTER_PLUGIN_USERNAME")]
@@ -40,7 +41,7 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
         return Err(PluginError::Words("the password is empty"));
     }
     // Any path will do to see that it is a host.
-    let Repository { registry, .. } = format!("{}/login", args.server).parse()?;
+    let Repository { registry, .. } = Repository::parse(&format!("{}/login", args.server), &DEFAULTS)?;
     let credentials = Credentials::new(username, password);
     let repository = Repository { registry: args.server.clone(), path: "login".to_owned() };
     if registry != args.server {

@@ -1,7 +1,7 @@
 //! `remove`: removes installed plugins.
 
-use muster_fleeting::install::Store;
-use muster_fleeting::oci::Reference;
+use muster_fleeting::install::{DEFAULTS, Store};
+use muster_oci::Reference;
 
 use super::error::PluginError;
 use crate::ci::ui;
@@ -22,7 +22,7 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
     let store = Store::of_environment()?;
     let mut all = true;
     for plugin in &args.plugins {
-        let reference: Reference = plugin.parse()?;
+        let reference = Reference::parse(plugin, &DEFAULTS)?;
         match store.remove(&reference, args.forget).await {
             Ok(removed) => {
                 for one in removed {

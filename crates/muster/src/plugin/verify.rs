@@ -1,7 +1,7 @@
 //! `verify`: whether installed plugins are what was installed.
 
-use muster_fleeting::install::{Installed, Store, Verdict};
-use muster_fleeting::oci::{Constraint, Reference};
+use muster_fleeting::install::{DEFAULTS, Installed, Store, Verdict};
+use muster_oci::{Constraint, Reference};
 
 use super::error::PluginError;
 use crate::ci::ui;
@@ -17,7 +17,8 @@ pub(crate) struct Args {
 /// Runs the command: one line for each version, more where it has changed.
 pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
     let store = Store::of_environment()?;
-    let wanted: Vec<Reference> = args.plugins.iter().map(|plugin| plugin.parse()).collect::<Result<_, _>>()?;
+    let wanted = args.plugins.iter().map(|plugin| Reference::parse(plugin, &DEFAULTS));
+    let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
     let mut installed = store.list();
     installed.retain(|installed| wanted.is_empty() || wanted.iter().any(|wanted| fits(wanted, installed)));
     let missing: Vec<_> =

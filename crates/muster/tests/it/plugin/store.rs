@@ -11,7 +11,7 @@ async fn plugins_are_installed_listed_checked_and_removed() {
     }
     let (home, host) = (Home::new(), registry.host.as_str());
     let plugin = format!("{host}/g/p");
-    home.run(&["muster", "plugin", "install", &plugin]).check(1, &["there is none", "muster plugin login"]);
+    home.run(&["muster", "plugin", "install", &plugin]).check(1, &["a login is required", "muster plugin login"]);
     let login = ["muster", "plugin", "login", host, "--username", USER, "--password-stdin"];
     home.run_with(&login, "wrong\n").check(1, &["refuses access"]);
     assert!(!home.path(".docker").exists(), "what the registry refuses is not kept");
@@ -86,7 +86,7 @@ async fn the_program_answers_to_the_name_fleeting() {
 #[test]
 fn words_that_make_no_sense_are_told() {
     let home = Home::new();
-    home.run(&["muster", "plugin", "install", "a//b"]).check(1, &["names no plugin", "REGISTRY/GROUP/NAME"]);
+    home.run(&["muster", "plugin", "install", "a//b"]).check(1, &["is not a valid reference", "REGISTRY/GROUP/NAME"]);
     home.run(&["muster", "plugin", "install", "aws:v1"])
         .check(1, &["invalid semantic version", "write latest, 1, 1.2"]);
     home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found", "muster plugin install aws"]);

@@ -1,13 +1,12 @@
-//! Which of an index's entries runs here (fleeting.md 6.4).
+//! Which of an index's entries runs here (docs/spec/fleeting.md, section 6.4).
 
 use std::fmt;
 
-use super::manifest::{Descriptor, Platform};
-use crate::model;
+use crate::manifest::{Descriptor, Platform};
 
-/// The system that a plugin is to run on, in Go's words.
+/// The system that content is selected for, in Go's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
+pub struct HostPlatform {
     /// `linux`, `darwin`.
     pub os: String,
     /// `amd64`, `arm64`, `arm`.
@@ -16,17 +15,24 @@ pub struct Host {
     pub arm: u8,
 }
 
-impl Host {
+impl HostPlatform {
     /// This system.
     #[must_use]
     pub fn this() -> Self {
-        let model::Platform { os, arch } = model::Platform::this();
-        let arm = match arch.as_str() {
-            "arm64" => 8,
-            "arm" => 7,
-            _ => 0,
+        let os = match std::env::consts::OS {
+            "macos" => "darwin",
+            other => other,
         };
-        Self { os, architecture: arch, arm }
+        let (architecture, arm) = match std::env::consts::ARCH {
+            "x86_64" => ("amd64", 0),
+            "x86" => ("386", 0),
+            "aarch64" => ("arm64", 8),
+            "arm" => ("arm", 7),
+            "powerpc64" if cfg!(target_endian = "little") => ("ppc64le", 0),
+            "powerpc64" => ("ppc64", 0),
+            other => (other, 0),
+        };
+        Self { os: os.to_owned(), architecture: architecture.to_owned(), arm }
     }
 
     /// How well an entry fits: 0 best, none where it does not run.
@@ -40,7 +46,7 @@ impl Host {
             _ => variant.trim_start_matches('v').parse::<u8>().ok(),
         };
         match (self.architecture.as_str(), entry.architecture.as_str()) {
-            // v2 and later need a newer processor than a plugin may count on.
+            // v2 and later need a newer processor than every machine of this kind has.
             ("amd64", "amd64") if matches!(variant, "" | "v1") => Some(0),
             ("amd64", "386") => Some(1),
             ("arm64", "arm64") if matches!(variant, "" | "v8" | "8") => Some(0),
@@ -60,7 +66,7 @@ impl Host {
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for HostPlatform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.os, self.architecture)
     }
@@ -77,7 +83,7 @@ mod tests {
     }
 
     fn selected(architecture: &str, arm: u8, entries: &[Descriptor]) -> Option<String> {
-        let host = Host { os: "linux".to_owned(), architecture: architecture.to_owned(), arm };
+        let host = HostPlatform { os: "linux".to_owned(), architecture: architecture.to_owned(), arm };
         host.select(entries).and_then(|entry| entry.platform.as_ref()).map(ToString::to_string)
     }
 

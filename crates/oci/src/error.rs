@@ -10,11 +10,11 @@ pub enum RegistryError {
     Unreachable {
         /// What was asked for.
         url: String,
-        /// Why.
+        /// Reason.
         cause: String,
     },
     /// It wants to know who asks, or does not let them.
-    #[error("{url}: {registry} refuses access ({why}); log in with: muster plugin login {registry}")]
+    #[error("{url}: {registry} refuses access ({why})")]
     Refused {
         /// What was asked for.
         url: String,

@@ -10,14 +10,17 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 use url::Url;
 
-use super::auth::{self, Challenge};
-use super::credentials::Credentials;
-use super::digest::Digest;
-use super::error::RegistryError;
-use super::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
-use super::reference::Repository;
-use crate::causes::causes;
+use crate::auth::{self, Challenge};
+use crate::body::read_body;
+use crate::credentials::Credentials;
+use crate::digest::Digest;
+use crate::error::RegistryError;
+use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
+use crate::reference::Repository;
+use crate::text::causes;
 
+/// Name of this program at registries.
+const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Bytes of an index, a manifest, or a page of tags: what the specification asks registries to take.
 const DOCUMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;
 /// Pages of tags; a page has up to a thousand.
@@ -76,7 +79,7 @@ impl Registry {
             }
         });
         let http = reqwest::Client::builder()
-            .user_agent(super::USER_AGENT)
+            .user_agent(USER_AGENT)
             .connect_timeout(CONNECT_LIMIT)
             .read_timeout(SILENCE_LIMIT)
             .redirect(policy)
@@ -104,7 +107,7 @@ impl Registry {
     /// All tags of the repository.
     ///
     /// # Errors
-    /// [`RegistryError`]; that it does not list them is none.
+    /// [`RegistryError`]; a registry that does not list its tags is not an error.
     pub async fn tags(&self) -> Result<TagList, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -149,7 +152,7 @@ impl Registry {
         let is_index = INDEX_TYPES.contains(&index.media_type.as_str()) || !index.manifests.is_empty();
         if !is_index {
             let what = "the tag points to an image for one platform without saying which, where an index of platforms is \
-                        expected; publish the plugin with its index";
+                        expected; publish an index of platforms";
             return Err(RegistryError::Nonsense { url: url.to_string(), what: what.to_owned() });
         }
         Ok(index)
@@ -239,7 +242,9 @@ impl Registry {
                 auth::bearer(&self.http, &self.repository.registry, plain, challenge, credentials.as_ref()).await?
             }
             (Some(Challenge::Basic), Some(credentials)) => auth::basic(credentials),
-            (Some(Challenge::Basic), None) => return Err(self.refused(url, "it wants a login, and there is none")),
+            (Some(Challenge::Basic), None) => {
+                return Err(self.refused(url, "a login is required, and none is configured"));
+            }
             (None, _) => return Err(self.refused(url, "it wants a login of a kind that is not known here")),
         };
         *self.authorization.lock().await = Some(authorization);
@@ -250,21 +255,6 @@ impl Registry {
         let by = self.credentials.as_ref().map(|credentials| format!(", as {:?}", credentials.username));
         let why = format!("{why}{}", by.unwrap_or_default());
         RegistryError::Refused { url: url.to_string(), registry: self.repository.registry.clone(), why }
-    }
-}
-
-/// A body up to a limit.
-pub(super) async fn read_body(mut answer: Response, url: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
-    let mut body = Vec::new();
-    loop {
-        let chunk = answer.chunk().await;
-        let chunk = chunk
-            .map_err(|error| RegistryError::Unreachable { url: url.to_owned(), cause: causes(&error.without_url()) })?;
-        let Some(chunk) = chunk else { return Ok(body) };
-        if body.len() as u64 + chunk.len() as u64 > limit {
-            return Err(RegistryError::TooLarge { url: url.to_owned(), limit });
-        }
-        body.extend_from_slice(&chunk);
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a registry is told who asks: Basic, or a token from where it says.
+//! Authentication at a registry: Basic, or a token of the server that the registry names.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,10 +7,10 @@ use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
 use serde::Deserialize;
 use url::Url;
 
-use super::client::read_body;
-use super::credentials::Credentials;
-use super::error::RegistryError;
-use crate::causes::causes;
+use crate::body::read_body;
+use crate::credentials::Credentials;
+use crate::error::RegistryError;
+use crate::text::causes;
 
 /// Bytes of a token's answer.
 const TOKEN_MAX_BYTES: u64 = 1024 * 1024;

@@ -1,18 +1,22 @@
-//! `[registry/][group/]name[:constraint]` (fleeting.md 6.1).
+//! `[registry/][group/]name[:constraint]` (docs/spec/fleeting.md, section 6.1).
 
 use std::fmt;
-use std::str::FromStr;
 
-use super::version::{Constraint, VersionError};
+use crate::version::{Constraint, VersionError};
 
-/// Where a plugin without a registry comes from.
-pub const DEFAULT_REGISTRY: &str = "registry.gitlab.com";
-/// Where a plugin without a group comes from.
-const DEFAULT_GROUP: &str = "gitlab-org/fleeting/plugins";
 /// Bytes of a reference; registries allow less.
 const LENGTH_MAX: usize = 512;
 
-/// A repository of plugins at a registry.
+/// The parts that a name may leave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Defaults {
+    /// Registry of a name without one.
+    pub registry: &'static str,
+    /// Group of a name that has neither registry nor group.
+    pub group: &'static str,
+}
+
+/// A repository at a registry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Repository {
     /// Host, with its port where it has one.
@@ -27,21 +31,21 @@ impl fmt::Display for Repository {
     }
 }
 
-/// A plugin, and which versions of it will do.
+/// A repository, and a constraint on the version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
-    /// Which plugin.
+    /// The repository.
     pub repository: Repository,
-    /// Which versions.
+    /// The constraint.
     pub constraint: Constraint,
 }
 
-/// A text that names no plugin.
+/// Reason why a text is not a valid reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
     /// The part before the constraint.
     #[error(
-        "{found:?} names no plugin: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed ({why})"
+        "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed ({why})"
     )]
     Name {
         /// What stands there.
@@ -50,7 +54,7 @@ pub enum ReferenceError {
         why: &'static str,
     },
     /// The constraint.
-    #[error("plugin {name}")]
+    #[error("{name}")]
     Constraint {
         /// The part before it.
         name: String,
@@ -59,21 +63,22 @@ pub enum ReferenceError {
     },
 }
 
-impl FromStr for Repository {
-    type Err = ReferenceError;
-
-    /// The first segment is a registry where it has a dot or a port, or is `localhost`. The Go host sees a dot only, and
-    /// cannot install from a registry with a port.
-    fn from_str(name: &str) -> Result<Self, ReferenceError> {
+impl Repository {
+    /// Reads `[registry/][group/]name`. The first segment is a registry if it has a dot or a port, or is `localhost`. GitLab's
+    /// host of plugins sees a dot only, and cannot install from a registry with a port.
+    ///
+    /// # Errors
+    /// [`ReferenceError::Name`].
+    pub fn parse(name: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {
         let bad = |why| ReferenceError::Name { found: name.to_owned(), why };
         if name.len() > LENGTH_MAX {
             return Err(bad("it is too long"));
         }
         let is_registry = |segment: &str| segment == "localhost" || segment.contains(['.', ':', '[']);
         let (registry, path) = match name.split_once('/') {
-            None => (DEFAULT_REGISTRY, format!("{DEFAULT_GROUP}/{name}")),
+            None => (defaults.registry, format!("{}/{name}", defaults.group)),
             Some((first, rest)) if is_registry(first) => (first, rest.to_owned()),
-            Some(_) => (DEFAULT_REGISTRY, name.to_owned()),
+            Some(_) => (defaults.registry, name.to_owned()),
         };
         let host_part = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
         if registry.is_empty() || !registry.chars().all(host_part) || registry.starts_with(['.', '-', ':']) {
@@ -95,10 +100,12 @@ impl FromStr for Repository {
     }
 }
 
-impl FromStr for Reference {
-    type Err = ReferenceError;
-
-    fn from_str(text: &str) -> Result<Self, ReferenceError> {
+impl Reference {
+    /// Reads `[registry/][group/]name[:constraint]`. Without a constraint it is the highest release.
+    ///
+    /// # Errors
+    /// [`ReferenceError`].
+    pub fn parse(text: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {
         let (name, constraint) = match text.split_once('@') {
             Some(parts) => parts,
             None => match text.rfind(':').filter(|at| !text[*at..].contains('/')) {
@@ -107,7 +114,7 @@ impl FromStr for Reference {
             },
         };
         let source = |source| ReferenceError::Constraint { name: name.to_owned(), source };
-        let repository = name.parse()?;
+        let repository = Repository::parse(name, defaults)?;
         if constraint.is_empty() {
             return Err(source(VersionError::Constraint { found: String::new() }));
         }
@@ -125,8 +132,10 @@ impl fmt::Display for Reference {
 mod tests {
     use super::*;
 
+    const DEFAULTS: Defaults = Defaults { registry: "registry.gitlab.com", group: "gitlab-org/fleeting/plugins" };
+
     fn full(text: &str) -> String {
-        text.parse::<Reference>().unwrap().to_string()
+        Reference::parse(text, &DEFAULTS).unwrap().to_string()
     }
 
     #[test]
@@ -149,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_plugin_is_told() {
+    fn a_text_that_names_no_repository_is_an_error() {
         for text in [
             "",
             "a//b",
@@ -164,10 +173,10 @@ mod tests {
             "aws:v1",
             "a/-b",
         ] {
-            let error = text.parse::<Reference>().unwrap_err();
+            let error = Reference::parse(text, &DEFAULTS).unwrap_err();
             assert!(!error.to_string().is_empty(), "{text}");
         }
-        let error = "aws@sha256:0123".parse::<Reference>().unwrap_err();
+        let error = Reference::parse("aws@sha256:0123", &DEFAULTS).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("is a digest"), "{source}");
     }

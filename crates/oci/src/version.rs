@@ -1,4 +1,4 @@
-//! Versions of plugins, and constraints on them (fleeting.md 6.2).
+//! Versions, and constraints on them (docs/spec/fleeting.md, section 6.2).
 
 use std::fmt;
 use std::str::FromStr;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use super::credentials::{Credentials, CredentialsError};
+use crate::credentials::{Credentials, CredentialsError};
 
 /// Docker Hub's key, from before there were others.
 const HUB_KEY: &str = "https://index.docker.io/v1/";

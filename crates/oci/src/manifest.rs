@@ -1,12 +1,10 @@
-//! The documents of a registry (fleeting.md 6.3).
+//! The documents of a registry (docs/spec/fleeting.md, section 6.3).
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
 
-/// Tells the layer that holds the plugin; its value is the plugin's version.
-pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
 /// What an index may call itself.
 pub(super) const INDEX_TYPES: [&str; 2] =
     ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];

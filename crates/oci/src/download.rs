@@ -9,11 +9,11 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 use url::Url;
 
-use super::client::{PAUSE, Registry, TRIES, check};
-use super::digest::{self, Digest};
-use super::error::RegistryError;
-use super::manifest::Descriptor;
-use crate::causes::causes;
+use crate::client::{PAUSE, Registry, TRIES, check};
+use crate::digest::{self, Digest};
+use crate::error::RegistryError;
+use crate::manifest::Descriptor;
+use crate::text::causes;
 
 /// A whole download.
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);

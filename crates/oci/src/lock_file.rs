@@ -1,4 +1,4 @@
-//! `plugins.lock`: what was installed under which version, by digest.
+//! The lock file: the digest of what was installed under each version.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::oci::{Host, Repository, Version};
+use crate::platform::HostPlatform;
+use crate::reference::Repository;
+use crate::version::Version;
 
 /// Version of the format.
 const FORMAT: u32 = 1;
 const HEAD: &str =
-    "# Digests of installed plugins, kept by `muster plugin`. A version that is installed again must be the same.\n";
+    "# Digests of what was installed, kept by `muster`. A version that is installed again must be the same.\n";
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +31,7 @@ pub enum LockFileError {
         source: std::io::Error,
     },
     /// Its content.
-    #[error("{}: {what}; restore it, or remove it to trust the registries anew", path.display())]
+    #[error("{}: {what}; restore it, or remove it to trust the registries again", path.display())]
     Content {
         /// The file.
         path: PathBuf,
@@ -55,16 +57,14 @@ pub struct Entry {
 
 /// The file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LockFile {
     version: u32,
-    #[serde(default, rename = "plugin")]
+    #[serde(default, rename = "package")]
     entries: Vec<Entry>,
 }
 
 impl LockFile {
-    /// Its name in the folder of plugins.
-    pub const NAME: &'static str = "plugins.lock";
-
     /// Reads it; one that is not there is empty.
     ///
     /// # Errors
@@ -95,10 +95,10 @@ impl LockFile {
             .map_err(|error| LockFileError::Content { path: path.to_owned(), what: error.to_string() })?;
         let write = || {
             let folder = path.parent().unwrap_or(Path::new("."));
-            let mut new = tempfile::Builder::new().prefix(".plugins.lock.").tempfile_in(folder)?;
+            let mut new = tempfile::Builder::new().prefix(".lock-").tempfile_in(folder)?;
             new.write_all(HEAD.as_bytes())?;
             new.write_all(text.as_bytes())?;
-            // Nothing in it is secret, and who did not install the plugins may check them.
+            // Nothing in it is secret, and other users may check what is installed.
             new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
             new.as_file().sync_all()?;
             new.persist(path).map_err(|error| error.error)?;
@@ -131,7 +131,7 @@ impl LockFile {
 type Key = (String, String, String);
 
 fn key(repository: &Repository, version: &Version) -> Key {
-    (repository.to_string(), version.to_string(), Host::this().to_string())
+    (repository.to_string(), version.to_string(), HostPlatform::this().to_string())
 }
 
 fn is(entry: &Entry, (repository, version, platform): &Key) -> bool {
@@ -142,24 +142,24 @@ fn is(entry: &Entry, (repository, version, platform): &Key) -> bool {
 mod tests {
     use super::*;
 
-    /// The format of version 1, as it was first written. It is read for ever.
-    const FORMAT_1: &str = r#"# Digests of installed plugins
+    /// A sample of format version 1.
+    const FORMAT_1: &str = r#"# Digests of what was installed
 version = 1
 
-[[plugin]]
+[[package]]
 repository = "registry.gitlab.com/gitlab-org/fleeting/plugins/aws"
 version = "1.2.3"
 platform = "plan9/vax"
 layer = "sha256:0a"
 
-[plugin.files]
+[package.files]
 plugin = "sha256:0b"
 "#;
 
     #[test]
     fn the_first_format_is_read_and_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("plugins.lock");
+        let path = folder.path().join("packages.lock");
         assert_eq!(LockFile::read(&path).unwrap(), LockFile::default(), "a file that is not there is empty");
         std::fs::write(&path, FORMAT_1).unwrap();
         let mut file = LockFile::read(&path).unwrap();
@@ -170,6 +170,6 @@ plugin = "sha256:0b"
         std::fs::write(&path, "version = 2\n").unwrap();
         assert!(LockFile::read(&path).unwrap_err().to_string().contains("its format is 2"));
         std::fs::write(&path, "version = ").unwrap();
-        assert!(LockFile::read(&path).unwrap_err().to_string().contains("remove it to trust the registries anew"));
+        assert!(LockFile::read(&path).unwrap_err().to_string().contains("remove it to trust the registries again"));
     }
 }

@@ -43,7 +43,7 @@ pub enum CredentialsError {
         source: std::io::Error,
     },
     /// Its content.
-    #[error("{}: {what}; it is the configuration file of docker, mend it or move it away", path.display())]
+    #[error("{}: {what}; it is the configuration file of docker, fix it or move it away", path.display())]
     Content {
         /// The file.
         path: PathBuf,

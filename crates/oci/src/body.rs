@@ -1,0 +1,21 @@
+//! Bodies of answers, read up to a limit.
+
+use reqwest::Response;
+
+use crate::error::RegistryError;
+use crate::text::causes;
+
+/// A body up to a limit.
+pub(crate) async fn read_body(mut answer: Response, url: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
+    let mut body = Vec::new();
+    loop {
+        let chunk = answer.chunk().await;
+        let chunk = chunk
+            .map_err(|error| RegistryError::Unreachable { url: url.to_owned(), cause: causes(&error.without_url()) })?;
+        let Some(chunk) = chunk else { return Ok(body) };
+        if body.len() as u64 + chunk.len() as u64 > limit {
+            return Err(RegistryError::TooLarge { url: url.to_owned(), limit });
+        }
+        body.extend_from_slice(&chunk);
+    }
+}
