@@ -3,21 +3,18 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::Shared;
 use muster_job::TerminationCause;
-use muster_steps::engine::Brakes;
 use muster_steps::process::Host;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::gate::Gate;
+use crate::job::{AgentContext, Job};
 use crate::running;
-use crate::spool::{Entry, Journal, LogFile, Spool};
+use crate::spool::Spool;
 
 /// How long `Close` waits for a job that it ended.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
@@ -39,74 +36,10 @@ pub(crate) enum Refusal {
     Stuck,
 }
 
-/// One job, from `Run` to `Close`.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) id: String,
-    pub(crate) entry: Entry,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) log: Arc<LogFile>,
-    pub(crate) brakes: Brakes,
-    pub(crate) gate: Gate,
-    pub(crate) started: SystemTime,
-    /// The result, once it is in the spool.
-    pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
-    /// Whether its entry is removed: what comes after may belong to another attempt with this id.
-    removed: Mutex<bool>,
-}
-
-/// How a job ended, and when.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) result: JobResult,
-    pub(crate) ended: SystemTime,
-}
-
-impl Job {
-    pub(crate) fn new(entry: Entry, journal: Journal, log: LogFile, finished: Option<Finished>) -> Self {
-        let started = SystemTime::now();
-        Self {
-            id: entry.id.clone(),
-            entry,
-            journal: Arc::new(journal),
-            log: Arc::new(log),
-            brakes: Brakes::default(),
-            gate: Gate::default(),
-            started,
-            result: watch::Sender::new(finished.map(Arc::new)),
-            removed: Mutex::new(false),
-        }
-    }
-
-    /// Removes its entry, once. This blocks.
-    fn remove(&self) -> io::Result<()> {
-        let mut removed = self.removed.lock();
-        if !*removed {
-            self.entry.remove()?;
-            *removed = true;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn finished(&self) -> Option<Arc<Finished>> {
-        self.result.borrow().clone()
-    }
-
-    /// Waits for the result.
-    pub(crate) async fn wait(&self) -> Option<Arc<Finished>> {
-        let mut result = self.result.subscribe();
-        result.wait_for(Option::is_some).await.ok().and_then(|finished| finished.clone())
-    }
-}
-
 /// What all calls share.
 #[derive(Debug)]
 pub(crate) struct Agent {
-    pub(crate) spool: Spool,
-    /// Which start of the system this is.
-    pub(crate) boot_id: String,
-    pub(crate) host: Arc<Host>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) context: Arc<AgentContext>,
     state: Mutex<State>,
 }
 
@@ -119,7 +52,8 @@ struct State {
 
 impl Agent {
     pub(crate) fn new(spool: Spool, shared: Shared, host: Arc<Host>, boot_id: String) -> Self {
-        Self { spool, boot_id, host, shared: Arc::new(shared), state: Mutex::default() }
+        let context = Arc::new(AgentContext { spool, boot_id, host, shared: Arc::new(shared) });
+        Self { context, state: Mutex::default() }
     }
 
     /// Puts a job in whose result is known already.
@@ -129,7 +63,7 @@ impl Agent {
 
     /// Starts a job, or does nothing if there is one with this id (R3).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), Refusal> {
-        let entry = self.spool.entry(&request.id).ok_or_else(|| Refusal::BadId(request.id.clone()))?;
+        let entry = self.context.spool.entry(&request.id).ok_or_else(|| Refusal::BadId(request.id.clone()))?;
         // Held while the request is written, so that the same id cannot start twice.
         let mut state = self.state.lock();
         while state.tasks.try_join_next().is_some() {}
@@ -144,7 +78,7 @@ impl Agent {
         let log = entry.log().map_err(Refusal::Spool)?;
         let job = Arc::new(Job::new(entry, journal, log, None));
         state.jobs.insert(job.id.clone(), Arc::clone(&job));
-        state.tasks.spawn(running::execute(Arc::clone(self), job, request, work));
+        state.tasks.spawn(running::execute(Arc::clone(&self.context), job, request, work));
         Ok(())
     }
 
@@ -163,7 +97,7 @@ impl Agent {
     pub(crate) async fn close(&self, id: &str) -> Result<(), Refusal> {
         let Ok(job) = self.job(id) else {
             // What an attempt that started nothing left behind.
-            return match self.spool.entry(id) {
+            return match self.context.spool.entry(id) {
                 Some(entry) => entry.remove_apart().await.map_err(Refusal::Spool),
                 None => Ok(()),
             };
@@ -185,7 +119,7 @@ impl Agent {
             state.jobs.remove(&job.id);
         }
         drop(state);
-        self.spool.make_reserve();
+        self.context.spool.make_reserve();
         Ok(())
     }
 
@@ -197,7 +131,7 @@ impl Agent {
                 tracing::warn!(job = job.id, %error, "the job stays in the spool");
             }
         }
-        for entry in self.spool.entries().unwrap_or_default() {
+        for entry in self.context.spool.entries().unwrap_or_default() {
             if self.job(&entry.id).is_err() && entry.age() > retention {
                 tracing::info!(job = entry.id, "a job that never started is forgotten");
                 let _ = entry.remove_apart().await;
@@ -210,7 +144,7 @@ impl Agent {
     pub(crate) fn is_idle(&self, reachable: bool) -> bool {
         let state = self.state.lock();
         let runs = state.jobs.values().any(|job| job.finished().is_none());
-        !runs && (!reachable || state.jobs.is_empty() && self.spool.is_empty())
+        !runs && (!reachable || state.jobs.is_empty() && self.context.spool.is_empty())
     }
 
     /// Takes no new jobs, ends those that run, and waits for them.

@@ -13,12 +13,12 @@
 mod agent;
 mod door;
 mod gate;
+mod job;
 mod recover;
 mod running;
 mod serve;
 mod service;
 mod spool;
 
-pub use muster_steps::process::Containment;
 pub use serve::{Options, ServeError, boot_id, serve};
 pub use spool::SpoolError;

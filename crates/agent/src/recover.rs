@@ -10,7 +10,8 @@ use muster_steps::engine::Began;
 use muster_steps::process::end_leftovers;
 use muster_steps::style;
 
-use crate::agent::{Agent, Finished, Job};
+use crate::agent::Agent;
+use crate::job::{Finished, Job};
 use crate::running::{parse, settle, system_failure};
 use crate::spool::Entry;
 
@@ -23,7 +24,7 @@ const REBOOTED: &str =
 /// Brings every job of the spool to where it belongs: finished ones are served as they are, lost ones are ended and
 /// failed, and one whose first command never started waits for its `Run` to be said again.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<()> {
-    for entry in agent.spool.entries()? {
+    for entry in agent.context.spool.entries()? {
         if let Err(error) = recover_one(agent, &entry).await {
             tracing::error!(job = entry.id, %error, "a job in the spool cannot be recovered: it is left as it is");
         }
@@ -44,7 +45,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
         // `Run` was never answered, so nobody knows of it.
         return entry.remove_apart().await;
     };
-    let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.boot_id);
+    let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
     // Of an earlier start of the system nothing is left, and its process ids are others' by now.
     if !rebooted {
         end_leftovers(&past.trail, GRACE).await;
@@ -65,7 +66,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     job.log.append(format!("{gap}{line}").as_bytes())?;
     let end = system_failure(Began::now(), lost, Some(TerminationCause::EnvironmentLost));
     // Nothing of it is the job's.
-    settle(agent, &job, end, &Secrets::default());
+    settle(&agent.context, &job, end, &Secrets::default());
     agent.adopt(job);
     Ok(())
 }

@@ -20,7 +20,7 @@ use muster_steps::failure::Failure;
 use muster_steps::style;
 use rand::Rng;
 
-use crate::agent::{Agent, Finished, Job};
+use crate::job::{AgentContext, Finished, Job};
 use crate::spool::LogSink;
 
 /// What a request asks for.
@@ -53,7 +53,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
 }
 
 /// Executes a job, and writes its result before it tells anyone.
-pub(crate) async fn execute(agent: Arc<Agent>, job: Arc<Job>, request: RunRequest, work: Work) {
+pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, work: Work) {
     let began = Began::now();
     let variables = Variables::new(variables(request));
     let secrets = secrets(&work.plan, &variables);
@@ -77,7 +77,7 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 }
 
 /// Makes a job's result durable, then known. Every text of it is masked here: names and errors of steps quote values.
-pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd, secrets: &Secrets) {
+pub(crate) fn settle(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Secrets) {
     let mut tree = end.tree;
     mask(&mut tree, secrets);
     let result = JobResult {
@@ -107,7 +107,7 @@ fn mask(node: &mut StepNode, secrets: &Secrets) {
 }
 
 async fn run(
-    agent: &Arc<Agent>,
+    agent: &Arc<AgentContext>,
     job: &Arc<Job>,
     variables: Variables,
     work: &Work,

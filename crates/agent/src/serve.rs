@@ -148,17 +148,17 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         closed.cancel();
         tokio::time::sleep(FAREWELL).await;
     };
-    let shared = Arc::clone(&agent.shared);
+    let shared = Arc::clone(&agent.context.shared);
     let result = tokio::select! {
         result = server => result,
         () = end => Ok(()),
     };
     // The next agent waits for the end of this one from here on. What is not there any more may be another one's by now.
-    agent.spool.say_ending();
+    agent.context.spool.say_ending();
     if socket.is_there() {
         let _ = fs::remove_file(&options.socket);
     }
-    if agent.spool.is_there() {
+    if agent.context.spool.is_there() {
         let _ = muster_files::remove_tree(&templates);
     }
     let emptied = tokio::task::spawn_blocking(move || shared.trash.close());
@@ -192,7 +192,7 @@ async fn unneeded(door: &Door, agent: &Agent, socket: &Owned, limit: Option<Dura
         let is_idle = agent.is_idle(socket.is_there());
         if is_idle {
             // Before the first one is sent away, who then starts the next agent.
-            agent.spool.say_ending();
+            agent.context.spool.say_ending();
         }
         is_idle
     };

@@ -11,7 +11,8 @@ use muster_agent_api::step_runner as proto;
 use muster_job::TerminationCause;
 use tonic::{Request, Response, Status};
 
-use crate::agent::{Agent, Job, Refusal};
+use crate::agent::{Agent, Refusal};
+use crate::job::Job;
 
 /// Serves one agent.
 #[derive(Debug, Clone)]

@@ -1,11 +1,13 @@
 //! What the built-in steps of one job share: its directories, variables, processes and trace.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures::future::BoxFuture;
 use muster_agent_api::builtin::UnpackLimits;
 use muster_agent_api::plan::{Coordinator, JobPlan, Step, job_steps};
@@ -17,14 +19,16 @@ use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
 use muster_steps::stop::Stop;
+use muster_steps::style;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use url::Url;
 
 use crate::blocking::blocking;
-use crate::checkout::Templates;
-use crate::files::extract::{Extraction, LimitsFrom};
+use crate::extraction::{Extraction, LimitsFrom};
+use crate::site::{Site, Tone};
+use crate::templates::Templates;
 use crate::trace::Trace;
 use crate::trash::Trash;
 use crate::variables::Variables;
@@ -301,5 +305,48 @@ impl engine::Job for Context {
         told.map_err(Failure::io("cannot record the start of the script in the spool"))?;
         *started = true;
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Site for Context {
+    fn root(&self) -> &Path {
+        &self.project_dir
+    }
+
+    fn extraction(&self) -> Extraction {
+        self.extraction.clone()
+    }
+
+    fn staging(&self) -> &Path {
+        &self.temp_dir
+    }
+
+    fn environment(&self) -> Vec<(OsString, OsString)> {
+        Context::environment(self)
+    }
+
+    fn tell(&self, tone: Tone, line: &str) {
+        match tone {
+            Tone::Plain => self.say(&format!("{line}\n")),
+            Tone::Notice => self.say(&style::info(line)),
+            Tone::Warning => self.say(&style::warning(line)),
+            Tone::Error => self.say(&style::error(line)),
+        }
+    }
+
+    async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure> {
+        let command = Command {
+            program: "git".into(),
+            args: args.iter().map(Into::into).collect(),
+            env: Context::environment(self),
+            work_dir: Some(self.project_dir.clone()),
+            stdin: None,
+            stdout: Some(out),
+        };
+        match self.processes.run(command, &self.log(), stop, self.grace).await? {
+            Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
+            Ended::Exited(status) => Ok(status.success()),
+        }
     }
 }

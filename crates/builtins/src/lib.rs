@@ -11,13 +11,16 @@ mod blocking;
 pub mod cache;
 mod checkout;
 mod context;
+mod extraction;
 mod files;
 pub mod job;
 mod prepare;
+mod removal;
 mod script;
 pub mod share;
 mod site;
 mod sticky;
+mod templates;
 pub mod trace;
 mod trash;
 mod variables;
@@ -27,12 +30,13 @@ use muster_agent_api::builtin::{
 };
 use muster_steps::builtin::Registry;
 
-pub use checkout::Templates;
 pub use context::{Context, OnUserCode, Shared};
-pub use files::extract::{Extraction, LimitsFrom, extract};
+pub use extraction::{Extraction, LimitsFrom};
+pub use files::extract::extract;
 pub use files::format::{Format, Level};
 pub use files::select::Wanted;
 pub use site::{Meter, Site, Tone};
+pub use templates::Templates;
 pub use trash::Trash;
 pub use variables::{JobVariable, Resolved, Variables};
 

@@ -7,15 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
-use muster_steps::process::{Command, Ended};
 use muster_steps::stop::Stop;
-use muster_steps::style;
 
 use crate::blocking::Report;
-use crate::context::Context;
-use crate::files::extract::Extraction;
+use crate::extraction::Extraction;
 
 /// How a line is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,49 +64,6 @@ impl<S: Site + ?Sized> Report for S {
         let line = format!("{line}; check the file system of `{}`", self.root().display());
         self.tell(Tone::Warning, &line);
         tracing::error!("{line}");
-    }
-}
-
-#[async_trait]
-impl Site for Context {
-    fn root(&self) -> &Path {
-        &self.project_dir
-    }
-
-    fn extraction(&self) -> Extraction {
-        self.extraction.clone()
-    }
-
-    fn staging(&self) -> &Path {
-        &self.temp_dir
-    }
-
-    fn environment(&self) -> Vec<(OsString, OsString)> {
-        Context::environment(self)
-    }
-
-    fn tell(&self, tone: Tone, line: &str) {
-        match tone {
-            Tone::Plain => self.say(&format!("{line}\n")),
-            Tone::Notice => self.say(&style::info(line)),
-            Tone::Warning => self.say(&style::warning(line)),
-            Tone::Error => self.say(&style::error(line)),
-        }
-    }
-
-    async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure> {
-        let command = Command {
-            program: "git".into(),
-            args: args.iter().map(Into::into).collect(),
-            env: Context::environment(self),
-            work_dir: Some(self.project_dir.clone()),
-            stdin: None,
-            stdout: Some(out),
-        };
-        match self.processes.run(command, &self.log(), stop, self.grace).await? {
-            Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
-            Ended::Exited(status) => Ok(status.success()),
-        }
     }
 }
 

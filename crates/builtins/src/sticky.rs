@@ -19,7 +19,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
-use crate::checkout::remove_tree;
+use crate::removal::remove_tree;
 
 const LOCK: &str = ".lock";
 /// Maximum time to wait for the lock of a context that is being removed.

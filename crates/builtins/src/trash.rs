@@ -15,7 +15,7 @@ use std::thread::{Builder, JoinHandle};
 use parking_lot::Mutex;
 use rand::Rng;
 
-use crate::checkout::remove_tree;
+use crate::removal::remove_tree;
 
 /// Behind the jobs themselves, and still sure of its turn.
 const NICE: i32 = 10;

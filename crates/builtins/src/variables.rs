@@ -14,7 +14,7 @@ use muster_files::{FileError, Limit, open_in, read_open};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
-use crate::checkout::remove_tree;
+use crate::removal::remove_tree;
 
 /// The file in the temporary directory by which a job passes variables to its later phases.
 const ENV_FILE: &str = "gitlab_runner_env";

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_agent::Containment;
 use muster_executor::deploy::{self, CONNECTED, FAILED, MARK, OLDER};
 use muster_executor::host::{HostOptions, OneAgent, READY_MARKER, one_agent};
+use muster_steps::process::Containment;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 

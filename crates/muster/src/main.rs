@@ -7,12 +7,15 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 mod agent;
 mod ci;
+mod config_file;
 mod demo;
+mod flags;
 mod fleet;
 mod logging;
 mod manager;
 mod observe;
 mod open_files;
+mod paths;
 mod plugin;
 mod runner;
 mod runtime;

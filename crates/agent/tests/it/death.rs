@@ -8,7 +8,8 @@ use muster_agent_api::plan::Call;
 use muster_agent_api::result::Outcome;
 use muster_job::TerminationCause;
 
-use muster_agent::{Containment, Options};
+use muster_agent::Options;
+use muster_steps::process::Containment;
 
 use crate::harness::*;
 

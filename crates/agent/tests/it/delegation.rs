@@ -134,7 +134,7 @@ async fn a_timeout_and_a_close_end_the_steps_at_the_second_agent() {
 async fn a_second_agent_that_is_killed_fails_its_step_by_name_and_nothing_of_it_is_left() {
     // The first agent has a process of its own: it ends what the second one left only while no other job runs, and other tests have jobs.
     let dir = tempfile::tempdir().unwrap();
-    let mut process = spawn_agent_with(dir.path(), muster_agent::Containment::default());
+    let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;
     let inner = Inner::below(&agent);
     let plan = plan(&agent, &inner, vec![script(&[TELL])]);
@@ -204,7 +204,7 @@ async fn a_connection_that_is_cut_is_opened_again_and_the_log_has_each_byte_once
 #[tokio::test]
 async fn an_outer_agent_that_is_killed_takes_the_second_one_with_it_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
-    let mut process = spawn_agent_with(dir.path(), muster_agent::Containment::default());
+    let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;
     let inner = Inner::below(&agent);
     let plan = plan(&agent, &inner, vec![script(&[TELL])]);

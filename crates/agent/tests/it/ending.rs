@@ -2,8 +2,7 @@
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::StepStatus;
-
-use muster_agent::Containment;
+use muster_steps::process::Containment;
 
 use crate::death::spawn_agent_with;
 use crate::harness::*;

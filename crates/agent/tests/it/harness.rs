@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use muster_agent::{Containment, Options, ServeError, serve};
+use muster_agent::{Options, ServeError, serve};
 use muster_agent_api::agent::agent_client::AgentClient;
 use muster_agent_api::agent::{ListRequest, WaitRequest};
 use muster_agent_api::builtin::Script;
@@ -12,6 +12,7 @@ use muster_agent_api::plan::{Call, JobPlan, Step, When, job_steps};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_agent_api::step_runner::step_runner_client::StepRunnerClient;
 use muster_agent_api::step_runner::{CancelRequest, CloseRequest, FollowLogsRequest, Job, RunRequest, Variable};
+use muster_steps::process::Containment;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

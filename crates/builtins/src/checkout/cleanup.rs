@@ -8,9 +8,10 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use muster_steps::style;
 
-use super::{clear, exists, remote, remove_tree, submodules};
+use super::{clear, exists, remote, submodules};
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::removal::remove_tree;
 
 /// Locks and hooks that a killed git or an earlier job leaves behind.
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];

@@ -6,12 +6,9 @@
 mod cleanup;
 mod config;
 mod remote;
-mod restore;
 mod submodules;
 mod template;
-mod tree;
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,7 +23,6 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::script;
 use crate::site::Site;
-pub use template::Templates;
 
 #[async_trait]
 impl Builtin<Context> for Checkout {
@@ -120,15 +116,6 @@ async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
 async fn exists(context: &Context, name: &str, stop: &Stop) -> Result<bool, Failure> {
     let path = context.project_dir.join(name);
     blocking(context, "looking at the project directory", stop, move || Ok(path.exists())).await
-}
-
-/// Removes a directory if it is there, also where a job took away its own permission to write (job-execution 4.3).
-pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
-    match muster_files::remove_tree(dir) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(_) => muster_files::remove_locked_tree(dir),
-    }
 }
 
 /// A URL without user and password, as it may stand in a file or in the trace.

@@ -1,135 +1,31 @@
 //! Checkouts of a repository on this machine: git runs once per commit, jobs get copies. A directory that a job had
-//! before is not filled again, but brought back to what it was ([`super::restore`]).
+//! before is not filled again, but brought back to what it was ([`crate::templates`]).
 //!
 //! A job's `.git` is its own, except that it borrows the objects of the repository (`objects/info/alternates`), so
 //! whatever the job does to it touches nothing else. The copied index fits the copied files, because the private
 //! configuration has git compare size and modification time only.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use muster_agent_api::builtin::Checkout;
 use muster_files::{Limit, open, read_open};
 use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use muster_steps::style;
-use parking_lot::Mutex;
-use tokio::sync::OnceCell;
 
-use super::restore::{Marks, Restore};
-use super::tree::Tree;
-use super::{config, remote, remove_tree, short, submodules, without_credentials};
+use super::{config, remote, short, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::site::Site;
-use crate::trash::Trash;
+use crate::templates::{Key, Template, Tree};
 
-/// How many commits are kept ready. The oldest makes room for the next.
-const KEPT: usize = 8;
-/// Of how many project directories is known how they were left. Of any other the files are compared.
-const KEPT_LEFT: usize = 64;
 /// Of the repository's packed references.
 const REFS_LIMIT: Limit = Limit { bytes: 64 * 1024 * 1024, remedy: "the checkout is made without tags" };
-
-#[derive(Debug, PartialEq, Eq, Clone)]
-struct Key {
-    repository: PathBuf,
-    sha: String,
-    url: String,
-}
-
-#[derive(Debug)]
-struct Template {
-    /// No other one of this process has it.
-    number: u64,
-    tree: Tree,
-    /// Removes the directory that the tree was read from.
-    _directory: tempfile::TempDir,
-}
-
-type Cell = Arc<OnceCell<Arc<Template>>>;
-
-/// The templates of an agent.
-#[derive(Debug, Default)]
-pub struct Templates {
-    directory: PathBuf,
-    cells: Mutex<VecDeque<(Key, Cell)>>,
-    left: Mutex<VecDeque<Left>>,
-    made: AtomicU64,
-}
-
-/// How a job's directory was left when it was filled.
-#[derive(Debug)]
-struct Left {
-    project: PathBuf,
-    /// The template that it was filled from.
-    number: u64,
-    bare: bool,
-    marks: Marks,
-}
-
-impl Templates {
-    /// Templates below `directory`, which is emptied: what an agent before this one left there is of no use.
-    ///
-    /// # Errors
-    /// What the disk says.
-    pub fn new(directory: PathBuf) -> io::Result<Self> {
-        remove_tree(&directory)?;
-        fs::create_dir_all(&directory)?;
-        Ok(Self { directory, ..Self::default() })
-    }
-
-    /// Fills a project directory, or brings it back to its first state.
-    fn restore(
-        &self,
-        template: &Template,
-        (project, bare): (&Path, bool),
-        trash: &Trash,
-        go_on: &dyn Fn() -> bool,
-    ) -> io::Result<()> {
-        let fits = |left: &Left| left.number == template.number && left.bare == bare;
-        let left = self.take_left(project).filter(fits).map(|left| left.marks).unwrap_or_default();
-        let restore = |left| Restore { tree: &template.tree, target: project, bare, trash, go_on, left }.run();
-        let marks = match restore(left) {
-            Err(error) if go_on() => {
-                tracing::debug!(%error, project = %project.display(), "the directory is filled from scratch");
-                trash.discard(project)?;
-                restore(Marks::default())?
-            }
-            restored => restored?,
-        };
-        let mut kept = self.left.lock();
-        if kept.len() >= KEPT_LEFT {
-            kept.pop_front();
-        }
-        kept.push_back(Left { project: project.to_owned(), number: template.number, bare, marks });
-        Ok(())
-    }
-
-    fn take_left(&self, project: &Path) -> Option<Left> {
-        let mut kept = self.left.lock();
-        let index = kept.iter().position(|left| left.project == project)?;
-        kept.remove(index)
-    }
-
-    fn cell(&self, key: &Key) -> Cell {
-        let mut cells = self.cells.lock();
-        if let Some((_, cell)) = cells.iter().find(|(own, _)| own == key) {
-            return Arc::clone(cell);
-        }
-        if cells.len() >= KEPT {
-            cells.pop_front();
-        }
-        let cell = Cell::default();
-        cells.push_back((key.clone(), Arc::clone(&cell)));
-        cell
-    }
-}
 
 /// Fills the project directory with the commit.
 pub(super) async fn check_out(
@@ -194,7 +90,7 @@ async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop
 
 async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
     let problem = || Failure::io("cannot prepare the checkout");
-    let directory = tempfile::TempDir::new_in(&context.shared.templates.directory).map_err(problem())?;
+    let directory = context.shared.templates.directory().map_err(problem())?;
     // Not that directory itself, whose permissions are not those of a new one.
     let root = directory.path().join("tree");
     let (place, of, about) = (root.clone(), checkout.clone(), key.clone());
@@ -205,8 +101,7 @@ async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -
     remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
     let read = move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"));
     let tree = blocking(context, "reading the checkout", stop, read).await?;
-    let number = context.shared.templates.made.fetch_add(1, Ordering::Relaxed);
-    Ok(Arc::new(Template { number, tree, _directory: directory }))
+    Ok(context.shared.templates.template(tree, directory))
 }
 
 /// Makes `.git`, as `git init` would, but for the objects.

@@ -11,8 +11,9 @@ use muster_taskscaler::history;
 use serde::de::DeserializeOwned;
 
 use crate::ci::ui;
-use crate::runner::config::{ConfigArg, ConfigError};
-use crate::runner::{EXPLAIN_PATH, STATUS_PATH, flags};
+use crate::config_file::{ConfigArg, ConfigError};
+use crate::flags;
+use crate::runner::{EXPLAIN_PATH, STATUS_PATH};
 
 /// For an answer of a manager.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);

@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 
 use super::ask::{AskError, instances};
 use crate::ci::{self, ui};
-use crate::runner::config::ConfigArg;
-use crate::runner::flags;
+use crate::config_file::ConfigArg;
+use crate::flags;
 
 /// For an answer of a manager.
 const ANSWER_LIMIT: Duration = Duration::from_secs(25);

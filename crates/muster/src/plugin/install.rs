@@ -17,7 +17,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     how: How,
     #[command(flatten)]
-    config: crate::runner::config::ConfigArg,
+    config: crate::config_file::ConfigArg,
 }
 
 /// How to install.

@@ -80,7 +80,7 @@ pub(crate) fn is_called(program: Option<&OsString>) -> bool {
 /// Parses the arguments of `fleeting`, program name first, and runs the command.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     // It reads `-flag` as Go programs do.
-    run(Cli::parse_from(crate::runner::flags::as_gitlab_runner_reads(&Cli::command(), arguments, 1)).command)
+    run(Cli::parse_from(crate::flags::as_gitlab_runner_reads(&Cli::command(), arguments, 1)).command)
 }
 
 /// Runs a command.

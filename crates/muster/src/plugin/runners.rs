@@ -6,7 +6,7 @@ use super::error::PluginError;
 use super::install::{self, How};
 use super::serve::surroundings;
 use crate::ci::ui;
-use crate::runner::config::ConfigArg;
+use crate::config_file::ConfigArg;
 
 /// Arguments of `gitlab-runner fleeting install`.
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use muster_telemetry::logs::{Format, Level, LogOptions};
 
-use super::flags::{go_bool, optional, path};
+use crate::flags::{go_bool, optional, path};
 
 /// Flags of all commands (runner-config 2.1).
 #[derive(Debug, clap::Args)]

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use muster_telemetry::logs::AS_IT_IS;
 
-use super::config::ConfigArg;
+use crate::config_file::ConfigArg;
 
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::ValueEnum;
 use muster_config::{self as config, Facts, migrate};
 
-use super::config::ConfigArg;
+use crate::config_file::ConfigArg;
 
 /// Flags of the command.
 #[derive(Debug, clap::Args)]

@@ -6,15 +6,12 @@
 
 mod cache_init;
 mod change;
-pub(crate) mod config;
 mod entry;
 mod error;
-pub(crate) mod flags;
 mod globals;
 mod health_check;
 mod list;
 mod migrate_machine;
-pub(crate) mod paths;
 #[cfg(test)]
 mod peer;
 mod read_logs;
@@ -137,7 +134,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 
 /// The arguments as clap reads them; from the `first` on they are those of this program.
 pub(crate) fn words(arguments: &[OsString], first: usize) -> Vec<OsString> {
-    flags::as_gitlab_runner_reads(&Cli::command(), arguments, first)
+    crate::flags::as_gitlab_runner_reads(&Cli::command(), arguments, first)
 }
 
 /// Runs the command.

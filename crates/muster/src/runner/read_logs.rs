@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 0)]
     offset: u64,
     /// How long to wait for the file to appear, for example 1s.
-    #[arg(long, default_value = "1s", value_parser = super::flags::go_duration)]
+    #[arg(long, default_value = "1s", value_parser = crate::flags::go_duration)]
     wait_file_timeout: Duration,
 }
 

@@ -9,8 +9,8 @@ use muster_runner_api::client::ClientError;
 use muster_runner_api::wire::RunnerCredentials;
 use time::OffsetDateTime;
 
-use super::config::{ConfigError, client_of, tell_mode};
 use super::select::{SelectArgs, same_url};
+use crate::config_file::{ConfigError, client_of, tell_mode};
 
 /// Arguments of `reset-token`.
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,6 @@
 //! Which runners of the file a command is about: flags that `verify`, `unregister` and `reset-token` share.
 
-use super::config::ConfigArg;
+use crate::config_file::ConfigArg;
 
 /// The file, and what a runner of it may be known by.
 #[derive(Debug, clap::Args)]

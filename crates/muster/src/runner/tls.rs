@@ -6,7 +6,7 @@ use muster_config::Runner;
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use url::Url;
 
-use super::flags::{filled, path};
+use crate::flags::{filled, path};
 
 /// Certificates instead of those of the file.
 #[derive(Debug, Clone, clap::Args)]
@@ -37,7 +37,7 @@ impl TlsArgs {
     pub(super) fn client_of(&self, runner: &Runner) -> Result<Client, ClientError> {
         let tls = TlsFiles::from(self);
         if tls.is_empty() {
-            return super::config::client_of(runner);
+            return crate::config_file::client_of(runner);
         }
         let url = Url::parse(&runner.url).map_err(|error| ClientError::Setup(format!("`{}`: {error}", runner.url)))?;
         Client::with_tls(&url, &tls)

@@ -7,8 +7,8 @@ use muster_config::{Config, Runner};
 use muster_job::short_token;
 use muster_runner_api::client::ClientError;
 
-use super::config::{ConfigError, info, is_made_at_server, tell_mode, token_request};
 use super::select::{SelectArgs, filled, same_url};
+use crate::config_file::{ConfigError, info, is_made_at_server, tell_mode, token_request};
 
 /// Arguments of `unregister`.
 #[derive(Debug, clap::Args)]

@@ -9,9 +9,9 @@ use muster_config::edit::EditError;
 use muster_job::short_token;
 use muster_runner_api::wire::TokenRequest;
 
-use super::config::{ConfigError, info, is_made_at_server, tell_mode, token_request};
 use super::select::{SelectArgs, filled};
 use super::tls::TlsArgs;
+use crate::config_file::{ConfigError, info, is_made_at_server, tell_mode, token_request};
 
 /// Runners that are verified at the same time.
 const AT_ONCE: usize = 8;

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use muster_config::{self as config, Effective, Facts, FindPlugin, Loaded, Place, Problem, Severity};
 use serde_json::{Value, json};
 
-use super::config::ConfigArg;
+use crate::config_file::ConfigArg;
 
 /// Codes of problems that break the rules of the format, whatever their severity.
 const RULES: [&str; 5] = ["C010", "C011", "C012", "C014", "C018"];

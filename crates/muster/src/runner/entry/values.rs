@@ -4,7 +4,7 @@ use muster_config::schema::Kind;
 use toml_edit::{Array, ArrayOfTables, Item, Table, Value};
 
 use super::flags::Reading;
-use crate::runner::flags::{go_bool, go_duration};
+use crate::flags::{go_bool, go_duration};
 
 /// The value that `words` stand for; none where they say nothing.
 pub(super) fn item(kind: Kind, reading: &Reading, words: &[String]) -> Result<Option<Item>, String> {

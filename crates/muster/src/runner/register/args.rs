@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::runner::config::ConfigArg;
+use crate::config_file::ConfigArg;
+use crate::flags::{go_bool, go_int};
 use crate::runner::entry::EntryFlags;
-use crate::runner::flags::{go_bool, go_int};
 
 /// Arguments of `register`.
 #[derive(Debug, clap::Args)]
@@ -13,7 +13,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) config: ConfigArg,
     /// Take what the flags do not say from the one [[runners]] entry of this file.
-    #[arg(long, value_name = "FILE", env = "TEMPLATE_CONFIG_FILE", value_parser = crate::runner::flags::path())]
+    #[arg(long, value_name = "FILE", env = "TEMPLATE_CONFIG_FILE", value_parser = crate::flags::path())]
     pub(super) template_config: Option<PathBuf>,
     /// Ask nothing: what is needed and missing is an error.
     #[arg(short, long, env = "REGISTER_NON_INTERACTIVE", value_parser = go_bool, num_args = 0..=1)]

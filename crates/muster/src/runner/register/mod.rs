@@ -23,8 +23,8 @@ pub(crate) use args::Args;
 use ask::{AskError, Asker, Question};
 use server::{Known, Server};
 
-use super::config::{ConfigError, client, client_of, info, is_made_at_server, tell_mode};
 use super::entry::{TemplateError, merge, template};
+use crate::config_file::{ConfigError, client, client_of, info, is_made_at_server, tell_mode};
 
 /// Why nothing was registered.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, VersionInfo};
 
 use super::args::ServerArgs;
-use crate::runner::config::{is_made_at_server, token_request};
+use crate::config_file::{is_made_at_server, token_request};
 
 /// The server, and who speaks to it.
 #[derive(Clone)]

@@ -33,11 +33,11 @@ use muster_manager::reload::ConfigWatch;
 use muster_manager::store::{Store, StoreError};
 use muster_manager::{Control, Manager, ManagerError, Quota};
 
-use super::config::ConfigArg;
-use super::{flags, paths};
+use crate::config_file::ConfigArg;
 use crate::observe::Observed;
 use crate::open_files;
 pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
+use crate::{flags, paths};
 use running::{Running, Source};
 use signals::Signals;
 

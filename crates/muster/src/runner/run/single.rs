@@ -17,10 +17,10 @@ use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use super::signals::Signals;
 use super::{Host, RunError, Work, absolute, manage, problems, state_dir};
-use crate::runner::config::{ConfigArg, ConfigError};
+use crate::config_file::{ConfigArg, ConfigError};
+use crate::flags::{self, go_int};
+use crate::paths;
 use crate::runner::entry::{EntryFlags, TemplateError, entries, merge};
-use crate::runner::flags::{self, go_int};
-use crate::runner::paths;
 
 /// Processes that work for one runner in one place, each with a state of its own.
 const PROCESSES_MAX: usize = 256;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::runner::paths;
+use crate::paths;
 
 /// Hexadecimal digits of the path's hash.
 const DIGITS: usize = 12;

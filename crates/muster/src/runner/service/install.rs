@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use super::systemctl::{Scope, Systemctl};
 use super::unit::{Unit, temporary_unit, temporary_unit_name};
 use super::{Args, ServiceError, unit_name};
-use crate::runner::paths;
+use crate::paths;
 
 /// What a new configuration file says.
 const NEW_CONFIG: &str = "\
@@ -32,7 +32,7 @@ pub(crate) struct InstallArgs {
     working_directory: Option<PathBuf>,
     /// Log to syslog too; with systemd, the journal has the log anyway.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
-    #[arg(value_parser = crate::runner::flags::go_bool, hide_default_value = true, value_name = "BOOL")]
+    #[arg(value_parser = crate::flags::go_bool, hide_default_value = true, value_name = "BOOL")]
     syslog: bool,
     /// Run the manager as root, and the commands of jobs as this user.
     #[arg(short, long, value_name = "NAME", conflicts_with = "init_user")]

@@ -23,7 +23,7 @@ impl Scope {
             return Ok(PathBuf::from("/etc/systemd/system"));
         }
         let variable = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-        let config = variable.or_else(|| Some(crate::runner::paths::home()?.join(".config")));
+        let config = variable.or_else(|| Some(crate::paths::home()?.join(".config")));
         config.map(|config| config.join("systemd/user")).ok_or(ServiceError::NoOwnHome)
     }
 }

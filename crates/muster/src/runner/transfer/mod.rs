@@ -20,8 +20,8 @@ use muster_steps::stop::Stop;
 use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
-use super::flags::{go_bool, go_duration, go_int, path};
-use super::paths;
+use crate::flags::{go_bool, go_duration, go_int, path};
+use crate::paths;
 
 pub(super) use artifacts::{DownloadArgs, UploadArgs, download, upload};
 pub(super) use cache::{ArchiveArgs, ExtractArgs, archive, extract};

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL", value_parser = listen::address)]
     grpc_listen: Option<Address>,
     /// How long the runner may take to end when the wrapper is asked to end; then it is killed.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = super::flags::go_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = crate::flags::go_duration)]
     process_termination_timeout: Duration,
     /// The runner's own arguments, such as `run --config FILE`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]

@@ -7,7 +7,7 @@ use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_runner_api::wire::{TokenRequest, VersionInfo};
 use url::Url;
 
-use super::{flags, paths};
+use crate::{flags, paths};
 
 /// Which file.
 #[derive(Debug, Clone, clap::Args)]
@@ -54,14 +54,14 @@ impl ConfigArg {
     }
 
     /// This manager's system id.
-    pub(super) fn system_id(&self) -> String {
+    pub(crate) fn system_id(&self) -> String {
         let path = self.path();
         system_id(path.parent().unwrap_or(std::path::Path::new(".")))
     }
 }
 
 /// A coordinator, spoken to with one runner's certificates.
-pub(super) fn client(url: &str, table: &config::tree::Table) -> Result<Client, ClientError> {
+pub(crate) fn client(url: &str, table: &config::tree::Table) -> Result<Client, ClientError> {
     let url = Url::parse(url).map_err(|error| ClientError::Setup(format!("`{url}`: {error}")))?;
     let file = |key: &str| table.str(key).map(PathBuf::from);
     let tls = TlsFiles { ca: file("tls-ca-file"), certificate: file("tls-cert-file"), key: file("tls-key-file") };
@@ -70,28 +70,28 @@ pub(super) fn client(url: &str, table: &config::tree::Table) -> Result<Client, C
 }
 
 /// The client of an entry of the file.
-pub(super) fn client_of(runner: &Runner) -> Result<Client, ClientError> {
+pub(crate) fn client_of(runner: &Runner) -> Result<Client, ClientError> {
     client(&runner.url, &runner.table)
 }
 
 /// What a call about a runner says of its sender.
-pub(super) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> TokenRequest {
+pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> TokenRequest {
     TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
 /// Who speaks, and what it can do: the same that it says with each job request (runner-api 1.4, 2.2).
-pub(super) fn info(config: &Config, runner: &Runner) -> VersionInfo {
+pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &Surroundings::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
 /// Whether the token is one of a runner that was made at the server: it is verified, never registered.
-pub(super) fn is_made_at_server(token: &str) -> bool {
+pub(crate) fn is_made_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }
 
 /// Tells for which user this runs, since the configuration depends on it.
-pub(super) fn tell_mode() {
+pub(crate) fn tell_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");
     } else {

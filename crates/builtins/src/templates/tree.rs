@@ -20,7 +20,7 @@ const CHUNK: usize = 256 * 1024;
 
 /// A tree, ready to be written elsewhere.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     root: PathBuf,
     /// A directory stands before what is in it.
     pub(super) entries: Vec<Entry>,
@@ -58,7 +58,7 @@ pub(super) struct Content {
 
 impl Tree {
     /// Reads the tree below `root`. It must not change while this lives.
-    pub(super) fn read(root: &Path) -> io::Result<Self> {
+    pub(crate) fn read(root: &Path) -> io::Result<Self> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut kept = 0;
         let mut open: Vec<usize> = Vec::new();

@@ -100,7 +100,7 @@ fn respelled(argument: &str) -> String {
 }
 
 /// A truth value as Go reads it; an empty variable of the environment is false.
-pub(super) fn go_bool(text: &str) -> Result<bool, String> {
+pub(crate) fn go_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
         "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
@@ -119,12 +119,12 @@ pub(crate) fn filled(path: &Option<PathBuf>) -> Option<PathBuf> {
 }
 
 /// A whole number; an empty variable of the environment is 0.
-pub(super) fn go_int(text: &str) -> Result<i64, String> {
+pub(crate) fn go_int(text: &str) -> Result<i64, String> {
     if text.is_empty() { Ok(0) } else { text.trim().parse().map_err(|_| "this is no whole number".to_owned()) }
 }
 
 /// One of the words, by what it stands for; an empty text, as of an empty variable, is none.
-pub(super) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
+pub(crate) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -134,7 +134,7 @@ pub(super) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Optio
 }
 
 /// A duration in Go's words, not negative.
-pub(super) fn go_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn go_duration(text: &str) -> Result<Duration, String> {
     match GoDuration::parse(text) {
         Some(GoDuration::Positive(duration)) => Ok(duration),
         _ => Err("no duration; write it like 300ms, 10s or 1h30m".to_owned()),

@@ -1,0 +1,85 @@
+//! A job of the agent, and what all jobs share.
+
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use muster_agent_api::result::JobResult;
+use muster_builtins::Shared;
+use muster_steps::engine::Brakes;
+use muster_steps::process::Host;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::gate::Gate;
+use crate::spool::{Entry, Journal, LogFile, Spool};
+
+/// The part of an agent that its jobs use.
+#[derive(Debug)]
+pub(crate) struct AgentContext {
+    pub(crate) spool: Spool,
+    /// ID of this start of the system.
+    pub(crate) boot_id: String,
+    pub(crate) host: Arc<Host>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// One job, from `Run` to `Close`.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: String,
+    pub(crate) entry: Entry,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) log: Arc<LogFile>,
+    pub(crate) brakes: Brakes,
+    pub(crate) gate: Gate,
+    pub(crate) started: SystemTime,
+    /// The result, once it is in the spool.
+    pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
+    /// Whether its entry is removed: what comes after may belong to another attempt with this id.
+    removed: Mutex<bool>,
+}
+
+/// How a job ended, and when.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) result: JobResult,
+    pub(crate) ended: SystemTime,
+}
+
+impl Job {
+    pub(crate) fn new(entry: Entry, journal: Journal, log: LogFile, finished: Option<Finished>) -> Self {
+        let started = SystemTime::now();
+        Self {
+            id: entry.id.clone(),
+            entry,
+            journal: Arc::new(journal),
+            log: Arc::new(log),
+            brakes: Brakes::default(),
+            gate: Gate::default(),
+            started,
+            result: watch::Sender::new(finished.map(Arc::new)),
+            removed: Mutex::new(false),
+        }
+    }
+
+    /// Removes its entry, once. This blocks.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        let mut removed = self.removed.lock();
+        if !*removed {
+            self.entry.remove()?;
+            *removed = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finished(&self) -> Option<Arc<Finished>> {
+        self.result.borrow().clone()
+    }
+
+    /// Waits for the result.
+    pub(crate) async fn wait(&self) -> Option<Arc<Finished>> {
+        let mut result = self.result.subscribe();
+        result.wait_for(Option::is_some).await.ok().and_then(|finished| finished.clone())
+    }
+}

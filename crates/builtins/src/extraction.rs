@@ -1,0 +1,110 @@
+//! How archives of artifacts and caches are unpacked. The work itself, and what makes it safe, is in `muster-archive`.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::PathBuf;
+
+use cap_std::fs::Dir;
+use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_root};
+use muster_steps::failure::Failure;
+use muster_steps::stop::Stop;
+
+/// Where the limits of an extraction come from: a limit that is exceeded names what raises it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitsFrom {
+    /// `[runners.unpack]` in config.toml.
+    Config,
+    /// `[unpack]` in `ci.toml`.
+    CiConfig,
+    /// Flags of a command.
+    Flags,
+    /// Nothing raises them.
+    Defaults,
+}
+
+/// How archives are unpacked.
+#[derive(Debug, Clone)]
+pub struct Extraction {
+    /// The directory that archives are unpacked into. Created if it does not exist.
+    pub root: PathBuf,
+    /// Which part of its path jobs can change.
+    pub root_kind: Root,
+    /// Limits of each archive.
+    pub limits: Limits,
+    /// Origin of the limits.
+    pub limits_from: LimitsFrom,
+}
+
+impl Extraction {
+    /// An extraction into a directory that the user chose, with the default limits.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Self {
+        Self { root, root_kind: Root::Chosen, limits: Limits::default(), limits_from: LimitsFrom::Defaults }
+    }
+
+    /// Unpacks an archive, whose first bytes tell its format. Returns the entries that were left out.
+    ///
+    /// # Errors
+    /// [`Failure::Step`] if the archive is at fault, [`Failure::System`] if the machine is, or that it was stopped.
+    pub fn run(&self, mut archive: File, stop: &Stop) -> Result<LeftOut, Failure> {
+        let mut head = [0; 4];
+        let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
+        let length = length.map_err(Failure::io("cannot read the archive"))?;
+        // The reference also takes whatever is nothing else for zip.
+        let format = Format::from_magic(head.get(..length).unwrap_or_default()).unwrap_or(Format::Zip);
+        if format == Format::TarGzip {
+            return Err(Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned()));
+        }
+        let root = self.open_root()?;
+        let unpacked = muster_archive::unpack(archive, &root, &self.limits, format, &|| stop.cause().is_some());
+        unpacked.map_err(|error| self.failure(&error, stop))
+    }
+
+    /// Opens the directory; creates it, and those above it, if they do not exist. A link that a job may have made is refused
+    /// ([`create_root`]).
+    ///
+    /// # Errors
+    /// [`Failure::System`].
+    pub(crate) fn open_root(&self) -> Result<Dir, Failure> {
+        create_root(&self.root, &self.root_kind)
+            .map_err(|error| Failure::System(format!("cannot use the directory `{}`: {error}", self.root.display())))
+    }
+
+    /// Creates the directory above [`Extraction::root`], as [`Extraction::open_root`] does.
+    ///
+    /// # Errors
+    /// [`Failure::System`].
+    pub(crate) fn create_parent(&self) -> Result<(), Failure> {
+        let Some(above) = self.root.parent() else { return Ok(()) };
+        Self { root: above.to_owned(), ..self.clone() }.open_root().map(drop)
+    }
+
+    fn failure(&self, error: &UnpackError, stop: &Stop) -> Failure {
+        if let Some(cause) = stop.cause() {
+            return Failure::Stopped(cause);
+        }
+        match error {
+            UnpackError::Limit(exceeded) => Failure::Step(format!("{exceeded}{}", self.remedy(exceeded.limit))),
+            UnpackError::Broken(source) => Failure::Step(format!("{error}: {source}")),
+            UnpackError::Io { source, .. } => Failure::System(format!("{error}: {source}")),
+            UnpackError::Stopped | UnpackError::Outside { .. } | UnpackError::Kind { .. } => {
+                Failure::Step(error.to_string())
+            }
+        }
+    }
+
+    fn remedy(&self, limit: Limit) -> String {
+        let key = match limit {
+            Limit::Bytes => "max_bytes",
+            Limit::Entries => "max_entries",
+            Limit::Ratio => "max_ratio",
+            Limit::HeaderBytes => "max_header_bytes",
+        };
+        match self.limits_from {
+            LimitsFrom::Config => format!("; `{key}` of [runners.unpack] in config.toml raises the limit"),
+            LimitsFrom::CiConfig => format!("; `{key}` of [unpack] in ci.toml raises the limit"),
+            LimitsFrom::Flags => format!("; --{} raises the limit", key.replace('_', "-")),
+            LimitsFrom::Defaults => String::new(),
+        }
+    }
+}
