@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muster_agent_api::builtin::Share;
 use muster_agent_api::result::Used;
+use muster_job::milliseconds;
 use muster_steps::process::{Processes, Stalled};
 use muster_steps::stop::Stop;
 use muster_steps::style;
@@ -83,9 +84,9 @@ impl Sharing {
         let counted = context.processes.counted();
         let around = Stalled::of_machine().since(self.stalled);
         let stalled = if counted.stalled == Stalled::default() { around } else { counted.stalled };
-        used.cpu_stalled_ms = stalled.cpu.map(millis);
-        used.memory_stalled_ms = stalled.memory.map(millis);
-        used.io_stalled_ms = stalled.io.map(millis);
+        used.cpu_stalled_ms = stalled.cpu.map(milliseconds);
+        used.memory_stalled_ms = stalled.memory.map(milliseconds);
+        used.io_stalled_ms = stalled.io.map(milliseconds);
     }
 }
 
@@ -93,14 +94,10 @@ impl Sharing {
 pub(crate) fn used(processes: &Processes, wall: Duration) -> Used {
     let counted = processes.counted();
     Used {
-        wall_ms: millis(wall),
-        cpu_ms: counted.cpu.map(millis),
+        wall_ms: milliseconds(wall),
+        cpu_ms: counted.cpu.map(milliseconds),
         memory_bytes: counted.memory_bytes,
         by_processes: counted.by_processes,
         ..Used::default()
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

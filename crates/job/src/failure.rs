@@ -125,8 +125,6 @@ pub enum TerminationCause {
     EnvironmentLost,
     /// The job exceeded a limit for disk, memory or another resource.
     ResourceExhausted,
-    /// A policy forbids the job.
-    PolicyRefused,
     /// The manager shut down before the job finished.
     ManagerShutdown,
 }
@@ -137,7 +135,6 @@ impl From<TerminationCause> for FailureReason {
             TerminationCause::CanceledByUser => Self::JobCanceled,
             TerminationCause::TimedOut => Self::JobExecutionTimeout,
             TerminationCause::EnvironmentLost | TerminationCause::ResourceExhausted => Self::RunnerSystemFailure,
-            TerminationCause::PolicyRefused => Self::RunnerConfigurationError,
             TerminationCause::ManagerShutdown => Self::RunnerInterrupted,
         }
     }

@@ -6,9 +6,9 @@
 //!
 //! Invariants: an invalid state transition returns an error. A [`Secret`] never prints its value.
 
+mod duration;
 mod expand;
 mod failure;
-mod go_duration;
 mod id;
 pub mod invariants;
 pub mod mask;
@@ -16,9 +16,9 @@ mod short_token;
 mod status;
 mod variable;
 
+pub use duration::{GoDuration, go_duration, milliseconds};
 pub use expand::{expand, expand_within};
 pub use failure::{FailureReason, TerminationCause};
-pub use go_duration::{GoDuration, go_duration};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
 pub use short_token::short_token;
 pub use status::{InvalidTransition, JobEvent, JobStatus};

@@ -52,7 +52,6 @@ fn stopped(cause: TerminationCause) -> &'static str {
         TerminationCause::TimedOut => "timed out",
         TerminationCause::EnvironmentLost => "the environment was lost",
         TerminationCause::ResourceExhausted => "no space left for the job's log",
-        TerminationCause::PolicyRefused => "refused by policy",
         TerminationCause::ManagerShutdown => "aborted: the runner is shutting down",
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::{StepNode, StepStatus};
-use muster_job::TerminationCause;
+use muster_job::{TerminationCause, milliseconds};
 
 use super::StepError;
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ impl Began {
     /// Returns the beginning of what begins now.
     #[must_use]
     pub fn now() -> Self {
-        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis);
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, milliseconds);
         Self { at: Instant::now(), unix_ms }
     }
 
@@ -39,7 +39,7 @@ impl Began {
     #[must_use]
     pub fn node(&self, name: &str, ending: Ending, steps: Vec<StepNode>) -> StepNode {
         let Ending { status, exit_code, message, cause } = ending;
-        let duration_ms = millis(self.elapsed());
+        let duration_ms = milliseconds(self.elapsed());
         StepNode {
             name: name.to_owned(),
             status,
@@ -91,8 +91,4 @@ impl<T> From<&Result<T, StepError>> for Ending {
         };
         Self { status, exit_code, message: error.to_string(), cause }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_job::go_duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -239,52 +240,5 @@ impl Drop for JobRecord {
         self.table.rows.lock().1.remove(&self.key);
         self.log.job_removed();
         self.entry.job_duration.with_label_values(&[self.mode.label()]).observe(self.since.elapsed().as_secs_f64());
-    }
-}
-
-/// As Go prints a duration: `1m2.5s`, `17.2ms`.
-fn go_duration(duration: Duration) -> String {
-    let fraction = |whole: u128, part: u128, digits: usize, unit: &str| {
-        let part = format!("{part:0digits$}");
-        let part = part.trim_end_matches('0');
-        let dot = if part.is_empty() { "" } else { "." };
-        format!("{whole}{dot}{part}{unit}")
-    };
-    let nanos = duration.as_nanos();
-    if nanos == 0 {
-        return "0s".to_owned();
-    }
-    if nanos < 1_000 {
-        return format!("{nanos}ns");
-    }
-    if nanos < 1_000_000 {
-        return fraction(nanos / 1_000, nanos % 1_000, 3, "µs");
-    }
-    if nanos < 1_000_000_000 {
-        return fraction(nanos / 1_000_000, nanos % 1_000_000, 6, "ms");
-    }
-    let seconds = nanos / 1_000_000_000;
-    let rest = fraction(seconds % 60, nanos % 1_000_000_000, 9, "s");
-    match (seconds / 3600, seconds / 60 % 60) {
-        (0, 0) => rest,
-        (0, minutes) => format!("{minutes}m{rest}"),
-        (hours, minutes) => format!("{hours}h{minutes}m{rest}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_printed_as_go_does() {
-        let printed = |nanos| go_duration(Duration::from_nanos(nanos));
-        assert_eq!(printed(0), "0s");
-        assert_eq!(printed(999), "999ns");
-        assert_eq!(printed(1_500), "1.5µs");
-        assert_eq!(printed(17_200_000), "17.2ms");
-        assert_eq!(printed(1_000_000_000), "1s");
-        assert_eq!(printed(62_500_000_001), "1m2.500000001s");
-        assert_eq!(printed(3_600_000_000_000), "1h0m0s");
     }
 }

@@ -1,6 +1,7 @@
 //! One JSON object per line. The fields are documented in `docs/reference/ci.md`; new ones may be added, none changes.
 
 use muster_coordinator::views::{JobView, PipelineSummary};
+use muster_job::milliseconds;
 use serde_json::{Value, json};
 
 use super::super::error::ExitStatus;
@@ -12,10 +13,6 @@ pub(super) struct Json;
 
 fn print(event: &Value) {
     ui::outln(&event.to_string());
-}
-
-fn milliseconds(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn job_fields(job: &JobView) -> Value {

@@ -302,7 +302,7 @@ async fn with_coordinator(
     reporter.finished(&Ending { status, elapsed, picture: &follower.picture, critical_path });
     let blocked = status == ExitStatus::Passed && follower.picture.is_blocked();
     record.outcome = Some(if blocked { "blocked" } else { outcome(status) }.to_owned());
-    record.duration_ms = u64::try_from(elapsed.as_millis()).ok();
+    record.duration_ms = Some(muster_job::milliseconds(elapsed));
     record.write(&run.folder)?;
     tasks.end().await;
     coordinator.shutdown().await;

@@ -1,4 +1,4 @@
-//! Durations in Go's syntax, which users and tools know from gitlab-runner: `1h0m0s`, `2s`, `300ms`.
+//! Durations as text in Go's syntax, which users and tools know from gitlab-runner (`1h0m0s`, `2s`, `300ms`), and as milliseconds.
 
 use std::time::Duration;
 
@@ -52,22 +52,41 @@ impl GoDuration {
     }
 }
 
-/// Formats a duration like Go's `time.Duration`, with a precision of milliseconds.
+/// Formats a duration like Go's `time.Duration`: `1m2.5s`, `17.2ms`.
 #[must_use]
 pub fn go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let millis = duration.subsec_millis();
-    if seconds == 0 {
-        return if millis == 0 { "0s".to_owned() } else { format!("{millis}ms") };
+    let fraction = |whole: u128, part: u128, digits: usize, unit: &str| {
+        let part = format!("{part:0digits$}");
+        let part = part.trim_end_matches('0');
+        let dot = if part.is_empty() { "" } else { "." };
+        format!("{whole}{dot}{part}{unit}")
+    };
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".to_owned();
     }
-    let fraction =
-        if millis == 0 { String::new() } else { format!(".{}", format!("{millis:03}").trim_end_matches('0')) };
-    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match (hours, minutes) {
-        (0, 0) => format!("{rest}{fraction}s"),
-        (0, _) => format!("{minutes}m{rest}{fraction}s"),
-        _ => format!("{hours}h{minutes}m{rest}{fraction}s"),
+    if nanos < 1_000 {
+        return format!("{nanos}ns");
     }
+    if nanos < 1_000_000 {
+        return fraction(nanos / 1_000, nanos % 1_000, 3, "µs");
+    }
+    if nanos < 1_000_000_000 {
+        return fraction(nanos / 1_000_000, nanos % 1_000_000, 6, "ms");
+    }
+    let seconds = nanos / 1_000_000_000;
+    let rest = fraction(seconds % 60, nanos % 1_000_000_000, 9, "s");
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0) => rest,
+        (0, minutes) => format!("{minutes}m{rest}"),
+        (hours, minutes) => format!("{hours}h{minutes}m{rest}"),
+    }
+}
+
+/// A duration in whole milliseconds. What is too long for the type is its largest value.
+#[must_use]
+pub fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -76,16 +95,20 @@ mod tests {
 
     #[test]
     fn formats_durations_like_go() {
-        for (millis, text) in [
+        for (nanoseconds, text) in [
             (0, "0s"),
-            (300, "300ms"),
-            (2_000, "2s"),
-            (1_500, "1.5s"),
-            (62_050, "1m2.05s"),
-            (3_600_000, "1h0m0s"),
-            (9_900_000, "2h45m0s"),
+            (999, "999ns"),
+            (1_500, "1.5µs"),
+            (17_200_000, "17.2ms"),
+            (300_000_000, "300ms"),
+            (2_000_000_000, "2s"),
+            (1_500_000_000, "1.5s"),
+            (62_050_000_000, "1m2.05s"),
+            (62_500_000_001, "1m2.500000001s"),
+            (3_600_000_000_000, "1h0m0s"),
+            (9_900_000_000_000, "2h45m0s"),
         ] {
-            assert_eq!(go_duration(Duration::from_millis(millis)), text);
+            assert_eq!(go_duration(Duration::from_nanos(nanoseconds)), text);
         }
     }
 
