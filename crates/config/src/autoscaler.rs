@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_taskscaler::need::memory_bytes;
+use muster_taskscaler::resources::memory_bytes;
 
 use super::scaling;
 use super::tree::{Table, Value};
@@ -77,8 +77,8 @@ fn passed_on(table: &Table, name: &str) -> Option<serde_json::Value> {
 fn sticky(table: &Table) -> Option<StickySettings> {
     let default = StickySettings::default();
     table.bool("enabled").unwrap_or_default().then(|| StickySettings {
-        size_max_bytes: table.str("size_max").and_then(memory_bytes).unwrap_or(default.size_max_bytes),
-        age_max: table.time("age_max").unwrap_or(default.age_max),
+        max_size_bytes: table.str("max_size").and_then(memory_bytes).unwrap_or(default.max_size_bytes),
+        max_age: table.time("max_age").unwrap_or(default.max_age),
     })
 }
 
@@ -114,12 +114,12 @@ mod tests {
     use std::time::Duration;
 
     use jiff::tz::TimeZone;
-    use muster_taskscaler::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
+    use muster_taskscaler::config::{Config, GroupConfig, GroupSelection, Throttle, UnmanagedPolicy};
     use muster_taskscaler::driver::Buckets;
     use muster_taskscaler::forecast::ForecastConfig;
-    use muster_taskscaler::need::Density;
-    use muster_taskscaler::policy::{Placement, Policies, Policy, Wanted};
-    use muster_taskscaler::words::Need;
+    use muster_taskscaler::policy::{IdleTarget, Placement, Policies, Policy};
+    use muster_taskscaler::resources::Density;
+    use muster_taskscaler::types::ResourceRequest;
 
     use super::*;
     use crate::settings::Scaling;
@@ -156,7 +156,7 @@ log_internal_ip = true
 log_external_ip = true
 delete_instances_on_shutdown = true
 instance_creation_time_buckets = [1, 2.5]
-foreign_instances = "adopt"
+unmanaged_instances = "adopt"
 [runners.autoscaler.forecast]
 days = 14
 [runners.autoscaler.scale_throttle]
@@ -165,13 +165,13 @@ burst = 7
 [runners.autoscaler.density]
 slot_cpus = 1.5
 slot_memory = "2g"
-measured = true
-measured_runs = 7
-measured_margin = 2
+learn_from_usage = true
+min_runs = 7
+usage_margin = 2
 [runners.autoscaler.sticky_context]
 enabled = true
-size_max = "1g"
-age_max = "24h"
+max_size = "1g"
+max_age = "24h"
 [runners.autoscaler.plugin_config]
 name = "group"
 sizes = [1, 2]
@@ -208,29 +208,29 @@ placement = "spread"
             allow_unencrypted: true,
             ..ConnectorSettings::default()
         };
-        let wanted_idle = Wanted {
+        let wanted_idle = IdleTarget {
             idle_count: 2,
             idle_time: Duration::from_secs(300),
             scale_factor: 1.5,
             ahead: false,
             placement: Placement::Spread,
-            ..Wanted::default()
+            ..IdleTarget::default()
         };
         let periods = vec!["* * * * *".parse().unwrap()];
         let zone = TimeZone::get("Europe/Berlin").unwrap();
-        let slot = Need { cpu_milli: Some(1500), memory_bytes: Some(2 << 30) };
+        let slot = ResourceRequest { cpu_milli: Some(1500), memory_bytes: Some(2 << 30) };
         let group = GroupConfig { throttle: Throttle { limit: -1, burst: 7 }, ..GroupConfig::new("", 4) };
         let config = Config {
             capacity: 2.try_into().unwrap(),
-            uses_max: Some(3.try_into().unwrap()),
-            policies: Policies::new(vec![Policy { periods, zone, wanted: wanted_idle }]),
+            max_uses: Some(3.try_into().unwrap()),
+            policies: Policies::new(vec![Policy { periods, zone, idle_target: wanted_idle }]),
             forecast: Some(ForecastConfig { days: 14, ..ForecastConfig::default() }),
             failure_threshold: 5,
             update_interval: Duration::from_secs(30),
             deletion_retry_interval: Duration::from_millis(90_500),
             reservation_throttling: false,
-            density: Density { slot, measured: true, runs_least: 7, margin: 2.0 },
-            foreign: Foreign::Adopt,
+            density: Density { slot, learn_from_usage: true, min_runs: 7, usage_margin: 2.0 },
+            unmanaged: UnmanagedPolicy::Adopt,
             delete_on_shutdown: true,
             ..Config::new(group)
         };
@@ -247,7 +247,7 @@ placement = "spread"
             log_internal_ip: true,
             log_external_ip: true,
             scaling,
-            sticky: Some(StickySettings { size_max_bytes: 1 << 30, age_max: Duration::from_secs(86_400) }),
+            sticky: Some(StickySettings { max_size_bytes: 1 << 30, max_age: Duration::from_secs(86_400) }),
             isolation: None,
         };
         assert!(found == wanted, "{found:?}");
@@ -258,7 +258,7 @@ placement = "spread"
         let found = of(r#"
 [runners.autoscaler]
 plugin = "aws"
-group_order = "price"
+group_selection = "price"
 [runners.autoscaler.plugin_config]
 name = "all"
 [runners.autoscaler.connector_config]
@@ -294,11 +294,11 @@ password = "secret"
             group("other cloud", "googlecloud", "all", user("root", "secret")),
         ];
         assert!(found.groups == wanted && found.all_groups("") == wanted);
-        let spot = GroupConfig { listed: true, ..GroupConfig::new("spot", 8) };
+        let spot = GroupConfig { is_named: true, ..GroupConfig::new("spot", 8) };
         let throttle = Throttle { limit: 3, burst: 0 };
-        let other = GroupConfig { listed: true, price_per_hour: 0.5, throttle, ..GroupConfig::new("other cloud", 0) };
+        let other = GroupConfig { is_named: true, price_per_hour: 0.5, throttle, ..GroupConfig::new("other cloud", 0) };
         let config = found.scaling.named("a").unwrap();
-        assert_eq!((config.groups, config.order), (vec![spot, other], GroupOrder::Price));
+        assert_eq!((config.groups, config.group_selection), (vec![spot, other], GroupSelection::Price));
     }
 
     #[test]
@@ -373,11 +373,11 @@ timeout = "3m"
             let runner = &settings.runners[0];
             let autoscaler = runner.autoscaler.as_deref().unwrap();
             let config = autoscaler.scaling.named("").unwrap();
-            let wanted = config.policies.at(0).1.clone();
+            let wanted = config.policies.active_at(0).1.clone();
             [
                 autoscaler.plugin_config.to_string(),
                 autoscaler.plugin.clone(),
-                format!("{} {}", config.groups[0].instances_max, wanted.idle_count),
+                format!("{} {}", config.groups[0].max_instances, wanted.idle_count),
                 format!("{:?}", wanted.placement),
                 runner.shell.clone(),
             ]

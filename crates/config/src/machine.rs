@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use muster_job::short_token;
 use muster_taskscaler::config::{Config, GroupConfig};
-use muster_taskscaler::policy::{Policies, Wanted};
+use muster_taskscaler::policy::{IdleTarget, Policies};
 use serde_json::json;
 
 use super::runners::Runner;
@@ -31,7 +31,7 @@ pub(super) struct PolicySettings {
     pub(super) periods: Vec<String>,
     /// Empty: this machine's.
     pub(super) timezone: String,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: IdleTarget,
 }
 
 /// What an entry's `[runners.machine]` comes to, if it has one and no `[runners.autoscaler]`.
@@ -56,7 +56,7 @@ fn scaling(entry: &Runner, machine: &Table) -> Scaling {
         in_periods(&policy.periods, &policy.timezone, policy.wanted, tell)
     });
     let mut config = Config::new(GroupConfig::new("", max_instances(entry)));
-    config.uses_max = NonZeroU32::new(max_use_count(machine));
+    config.max_uses = NonZeroU32::new(max_use_count(machine));
     config.policies = Policies::new(policies.collect());
     Scaling { config, problems, ..Scaling::default() }
 }
@@ -114,7 +114,7 @@ pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     std::iter::once(outside).chain(periods).collect()
 }
 
-fn wanted(table: &Table) -> Wanted {
+fn wanted(table: &Table) -> IdleTarget {
     let idle_count = count(table, "IdleCount");
     let factor = factor(table);
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
@@ -125,7 +125,7 @@ fn wanted(table: &Table) -> Wanted {
         (idle_count, 0.0, 0)
     };
     let preemptive = idle_count > 0;
-    Wanted { idle_count, idle_time, scale_factor, scale_factor_limit, preemptive, ..Wanted::default() }
+    IdleTarget { idle_count, idle_time, scale_factor, scale_factor_limit, preemptive, ..IdleTarget::default() }
 }
 
 /// A period of seven fields without its seconds and its year, as one or two of five: steps count from the first value there,
@@ -233,13 +233,13 @@ IdleTime = 3600
             })
         );
         let config = found.scaling.named("").unwrap();
-        assert_eq!((config.uses_max.unwrap().get(), config.groups), (100, vec![GroupConfig::new("", 12)]));
+        assert_eq!((config.max_uses.unwrap().get(), config.groups), (100, vec![GroupConfig::new("", 12)]));
         let periods = ["* 9-17 * * mon-fri", "30 8 * * sat"].map(str::to_owned);
-        let wanted = |idle_count, seconds| Wanted {
+        let wanted = |idle_count, seconds| IdleTarget {
             idle_count,
             idle_time: Duration::from_secs(seconds),
             preemptive: true,
-            ..Wanted::default()
+            ..IdleTarget::default()
         };
         let policy =
             |periods: &[String], zone, wanted| in_periods(periods, zone, wanted, |_, problem| panic!("{problem}"));
@@ -253,7 +253,7 @@ IdleTime = 3600
             of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
                         IdleCount = 20\nIdleScaleFactor = 1.5\n");
         let config = found.unwrap().scaling.config;
-        let (_, wanted) = config.policies.at(0);
+        let (_, wanted) = config.policies.active_at(0);
         assert_eq!((wanted.idle_count, wanted.scale_factor, wanted.scale_factor_limit), (1, 1.5, 20));
     }
 
@@ -276,7 +276,14 @@ IdleTime = 3600
         let wanted = |keys: &str| {
             let machine =
                 "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";
-            of(&format!("executor = \"instance\"\n{machine}{keys}")).unwrap().scaling.config.policies.at(0).1.clone()
+            of(&format!("executor = \"instance\"\n{machine}{keys}"))
+                .unwrap()
+                .scaling
+                .config
+                .policies
+                .active_at(0)
+                .1
+                .clone()
         };
         for none in ["", "IdleCount = 0\nIdleCountMin = 3\n"] {
             let wanted = wanted(none);

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use muster_job::GoDuration;
-use muster_taskscaler::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
+use muster_taskscaler::config::{Config, GroupConfig, GroupSelection, Throttle, UnmanagedPolicy};
 use muster_taskscaler::driver::Buckets;
 use muster_taskscaler::forecast::ForecastConfig;
-use muster_taskscaler::need::{Density, cpu_milli, memory_bytes};
-use muster_taskscaler::policy::{Placement, Policies, Policy, Wanted};
-use muster_taskscaler::words::Need;
+use muster_taskscaler::policy::{IdleTarget, Placement, Policies, Policy};
+use muster_taskscaler::resources::{Density, cpu_milli, memory_bytes};
+use muster_taskscaler::types::ResourceRequest;
 
 use super::settings::Scaling;
 use super::tree::{Table, Value};
@@ -48,10 +48,10 @@ pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
 fn config(read: &mut Reader<'_>) -> Config {
     let mut config = Config::new(GroupConfig::new("", 0));
     config.capacity = NonZeroU32::new(read.count("capacity_per_instance")).unwrap_or(NonZeroU32::MIN);
-    config.uses_max = NonZeroU32::new(read.count("max_use_count"));
+    config.max_uses = NonZeroU32::new(read.count("max_use_count"));
     config.groups = groups(read);
-    let orders = [("listed", GroupOrder::Listed), ("price", GroupOrder::Price)];
-    config.order = read.one_of("group_order", &orders).unwrap_or_default();
+    let orders = [("order", GroupSelection::Order), ("price", GroupSelection::Price)];
+    config.group_selection = read.one_of("group_selection", &orders).unwrap_or_default();
     let ahead = read.table.bool("request_ahead").unwrap_or(true);
     config.policies = Policies::new(read.each("policy", |read| policy(read, ahead)));
     config.forecast = read.below("forecast", forecast);
@@ -69,10 +69,10 @@ fn config(read: &mut Reader<'_>) -> Config {
         ("update_interval_when_expecting", &mut config.update_interval_when_expecting),
         ("deletion_retry_interval", &mut config.deletion_retry_interval),
         ("shutdown_deletion_interval", &mut config.shutdown_deletion_interval),
-        ("create_deadline", &mut config.create_deadline),
-        ("boot_deadline", &mut config.boot_deadline),
-        ("prepare_deadline", &mut config.prepare_deadline),
-        ("suspended_max", &mut config.suspended_max),
+        ("create_timeout", &mut config.create_timeout),
+        ("boot_timeout", &mut config.boot_timeout),
+        ("ready_timeout", &mut config.ready_timeout),
+        ("suspended_ttl", &mut config.suspended_ttl),
     ] {
         *place = read.duration(key, *place);
     }
@@ -81,9 +81,10 @@ fn config(read: &mut Reader<'_>) -> Config {
         _ => config.heartbeat_interval.map(|default| read.duration("heartbeat_interval", default)),
     };
     config.reservation_throttling = read.table.bool("reservation_throttling").unwrap_or(true);
-    config.spend_max_per_hour = read.amount("spend_max_per_hour");
-    let foreign = [("leave", Foreign::Leave), ("adopt", Foreign::Adopt), ("delete", Foreign::Delete)];
-    config.foreign = read.one_of("foreign_instances", &foreign).unwrap_or_default();
+    config.max_cost_per_hour = read.amount("max_cost_per_hour");
+    let foreign =
+        [("ignore", UnmanagedPolicy::Ignore), ("adopt", UnmanagedPolicy::Adopt), ("delete", UnmanagedPolicy::Delete)];
+    config.unmanaged = read.one_of("unmanaged_instances", &foreign).unwrap_or_default();
     config.density = read.below("density", density).unwrap_or_default();
     config.delete_on_shutdown = read.table.bool("delete_instances_on_shutdown").unwrap_or_default();
     config
@@ -103,7 +104,7 @@ fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
             read.problem("name", format!("`{name}` is the name of another group"));
         }
         names.push(name.clone());
-        GroupConfig { name, listed: true, ..group(read) }
+        GroupConfig { name, is_named: true, ..group(read) }
     });
     if listed.is_empty() { vec![group(read)] } else { listed }
 }
@@ -123,7 +124,7 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
     let idle_count = read.count("idle_count");
     let preemptive = read.table.bool("preemptive_mode");
     let placements = [("pack", Placement::Pack), ("spread", Placement::Spread)];
-    let wanted = Wanted {
+    let wanted = IdleTarget {
         idle_count,
         idle_time: read.duration("idle_time", Duration::ZERO),
         scale_factor: read.amount("scale_factor").unwrap_or_default(),
@@ -142,7 +143,7 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
 pub(super) fn in_periods<T: AsRef<str>>(
     periods: &[T],
     zone: &str,
-    wanted: Wanted,
+    wanted: IdleTarget,
     mut problem: impl FnMut(&'static str, String),
 ) -> Policy {
     let always = || "* * * * *".parse().ok();
@@ -157,7 +158,7 @@ pub(super) fn in_periods<T: AsRef<str>>(
             TimeZone::UTC
         }),
     };
-    Policy { periods: parsed, zone, wanted }
+    Policy { periods: parsed, zone, idle_target: wanted }
 }
 
 fn forecast(read: &mut Reader<'_>) -> ForecastConfig {
@@ -170,11 +171,11 @@ fn forecast(read: &mut Reader<'_>) -> ForecastConfig {
     ForecastConfig {
         days: within.flatten().unwrap_or(default.days),
         quantile: read.within("quantile", 0.0..=1.0, default.quantile),
-        safety: read.within("safety", -10.0..=100.0, default.safety),
-        keep: read.amount("keep").unwrap_or(default.keep),
+        safety_factor: read.within("safety_factor", -10.0..=100.0, default.safety_factor),
+        retention_factor: read.amount("retention_factor").unwrap_or(default.retention_factor),
         by_weekday: read.table.bool("by_weekday").unwrap_or_default(),
-        lead: read.duration("lead", default.lead),
-        idle_hours_per_day_max: read.amount("idle_hours_per_day_max"),
+        lead_time: read.duration("lead_time", default.lead_time),
+        max_idle_slot_hours_per_day: read.amount("max_idle_slot_hours_per_day"),
     }
 }
 
@@ -185,14 +186,17 @@ fn density(read: &mut Reader<'_>) -> Density {
     if let Some((text, None)) = memory {
         read.problem("slot_memory", format!("`{text}` is no amount of memory; write for example 2g"));
     }
-    let runs = read.count("measured_runs");
+    let runs = read.count("min_runs");
     // Zero is the default, as of durations.
-    let margin = read.amount("measured_margin").filter(|margin| *margin > 0.0);
+    let margin = read.amount("usage_margin").filter(|margin| *margin > 0.0);
     Density {
-        slot: Need { cpu_milli: cpu_milli(&cpus.to_string()), memory_bytes: memory.and_then(|(_, bytes)| bytes) },
-        measured: read.table.bool("measured").unwrap_or_default(),
-        runs_least: if runs > 0 { runs as usize } else { default.runs_least },
-        margin: margin.unwrap_or(default.margin),
+        slot: ResourceRequest {
+            cpu_milli: cpu_milli(&cpus.to_string()),
+            memory_bytes: memory.and_then(|(_, bytes)| bytes),
+        },
+        learn_from_usage: read.table.bool("learn_from_usage").unwrap_or_default(),
+        min_runs: if runs > 0 { runs as usize } else { default.min_runs },
+        usage_margin: margin.unwrap_or(default.usage_margin),
     }
 }
 

@@ -23,9 +23,9 @@ use muster_executor::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
 use muster_taskscaler::config::{Config, GroupConfig};
-use muster_taskscaler::driver::{Buckets, Host, Journal, NoPreparation, Scaler};
-use muster_taskscaler::policy::{Policies, Wanted};
-use muster_taskscaler::words::{Key, Request};
+use muster_taskscaler::driver::{Buckets, FileLedger, InstanceGroupPort, ReadyWhenReachable, Scaler};
+use muster_taskscaler::policy::{IdleTarget, Policies};
+use muster_taskscaler::types::{SlotRequest, TaskKey};
 use tokio::task::JoinSet;
 
 /// For all of it.
@@ -139,20 +139,22 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let mut spec = PluginSpec::new(std::env::current_exe().unwrap());
     spec.arguments = vec![PLUGIN.to_owned()];
     spec.config = serde_json::json!({ "max_size": instances, "creations_per_second": rate, "boot_ms": boot_ms });
-    let host: Arc<dyn Host> = PluginGroup::new(Group::start(spec).await.unwrap());
+    let host: Arc<dyn InstanceGroupPort> = PluginGroup::new(Group::start(spec).await.unwrap());
     // The defaults, but for jobs that have an instance each.
     let mut config = Config::new(GroupConfig::new("rate", instances));
-    config.uses_max = Some(NonZeroU32::MIN);
-    config.policies = Policies::always(Wanted::default());
-    let store = Box::new(Journal::new(place.path().join("books")));
-    let scaler =
-        Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), wall).await.unwrap();
+    config.max_uses = Some(NonZeroU32::MIN);
+    config.policies = Policies::always(IdleTarget::default());
+    let store = Box::new(FileLedger::new(place.path().join("ledger")));
+    let scaler = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall)
+        .await
+        .unwrap();
     let begin = micros();
     let mut jobs = JoinSet::new();
     for job in 0..instances {
         let scaler = scaler.clone();
         jobs.spawn(async move {
-            let lease = scaler.admit(Key::new(job.to_string())).acquire(Request::default(), LIMIT).await.unwrap();
+            let lease =
+                scaler.admit(TaskKey::new(job.to_string())).acquire(SlotRequest::default(), LIMIT).await.unwrap();
             let leased = micros();
             let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
             // All hold theirs until the last one has one: none is made twice.

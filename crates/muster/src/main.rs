@@ -41,7 +41,7 @@ enum Command {
     /// Plugins of instance groups: bring, check, test and make them.
     #[command(subcommand)]
     Plugin(plugin::Command),
-    /// Instances for jobs: how they are, why, and what a policy would cost.
+    /// Inspect and operate autoscaled instances, and simulate scaling policies.
     #[command(subcommand)]
     Fleet(fleet::Command),
     /// Watch a fleet breathe: a coordinator, a manager, instances and jobs, all on this machine, for as long as you look.

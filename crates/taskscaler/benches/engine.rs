@@ -22,8 +22,7 @@ use muster_taskscaler::config::{Config, GroupConfig, Throttle};
 use muster_taskscaler::engine::Engine;
 use muster_taskscaler::event::{Action, Event};
 use muster_taskscaler::time::{Now, Time};
-use muster_taskscaler::words::Need;
-use muster_taskscaler::words::{Context, GroupId, Key, Request};
+use muster_taskscaler::types::{GroupId, ResourceRequest, SlotRequest, StickyContextId, TaskKey};
 
 const INSTANCES: u32 = 5_000;
 const WAITING: usize = 20_000;
@@ -53,14 +52,14 @@ impl Fleet {
         black_box(self.engine.changes());
         let actions = self.engine.actions();
         for action in &actions {
-            if let Action::Update { call, .. } = action {
+            if let Action::List { call, .. } = action {
                 self.call = *call;
             }
         }
         actions
     }
 
-    fn want(&mut self, job: usize, request: Request) {
+    fn want(&mut self, job: usize, request: SlotRequest) {
         let (now, key) = (self.now(), key(job));
         self.engine.admit(key.clone());
         self.engine.acquire(now, key, &request).unwrap();
@@ -74,8 +73,8 @@ fn list() -> Vec<(InstanceId, InstanceState)> {
         .collect()
 }
 
-fn key(job: usize) -> Key {
-    Key::new(format!("runner-{job:016}"))
+fn key(job: usize) -> TaskKey {
+    TaskKey::new(format!("runner-{job:016}"))
 }
 
 fn figures(name: &str, mut times: Vec<Duration>) {
@@ -91,21 +90,21 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
 }
 
 /// Slots that a job says it needs: one, or now and then several.
-fn mixed(job: usize) -> Request {
+fn mixed(job: usize) -> SlotRequest {
     let cpu_milli = [300, 700, 1000, 2500, 400, 800, 4000, 900][job % 8];
-    Request {
-        need: Need { cpu_milli: Some(cpu_milli), memory_bytes: None },
-        context: Some(Context(job as u64 % 500)),
-        ..Request::default()
+    SlotRequest {
+        resources: ResourceRequest { cpu_milli: Some(cpu_milli), memory_bytes: None },
+        sticky_context: Some(StickyContextId(job as u64 % 500)),
+        ..SlotRequest::default()
     }
 }
 
 fn main() {
     let one = GroupConfig { throttle: Throttle { limit: -1, burst: 0 }, ..GroupConfig::new("main", INSTANCES) };
     let mut config = Config::new(one);
-    config.foreign = muster_taskscaler::config::Foreign::Adopt;
+    config.unmanaged = muster_taskscaler::config::UnmanagedPolicy::Adopt;
     println!("{INSTANCES} instances of one slot in use, {WAITING} jobs wait");
-    measure(config.clone(), INSTANCES as usize, |_| Request::default());
+    measure(config.clone(), INSTANCES as usize, |_| SlotRequest::default());
     config.capacity = NonZeroU32::new(8).unwrap();
     config.density.slot.cpu_milli = Some(1000);
     println!(
@@ -114,18 +113,18 @@ fn main() {
     measure(config, INSTANCES as usize * 8, mixed);
 }
 
-fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
+fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
     let engine = Engine::new(config, Now::steady(Time::ZERO, 1_772_409_600));
     let mut fleet = Fleet { engine, at: 0, call: 0 };
     let before = counting::held();
-    fleet.tell(Event::GroupUp { group: G, max_size: 0 });
+    fleet.tell(Event::PluginUp { group: G, max_size: 0 });
     let call = fleet.call;
-    fleet.tell(Event::Updated { group: G, call, result: Ok(list()) });
+    fleet.tell(Event::Listed { group: G, call, result: Ok(list()) });
     for (id, _) in list() {
         fleet.tell(Event::Prepared { group: G, id, result: Ok(()) });
     }
     for job in 0..running {
-        fleet.want(job, Request::default());
+        fleet.want(job, SlotRequest::default());
     }
     let instances = counting::held() - before;
     let before = counting::held();
@@ -154,7 +153,7 @@ fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
         fleet.at += 120_000;
         fleet.tell(Event::Tick);
         let (call, all) = (fleet.call, list());
-        lists.push(timed(|| fleet.tell(Event::Updated { group: G, call, result: Ok(all) })).0);
+        lists.push(timed(|| fleet.tell(Event::Listed { group: G, call, result: Ok(all) })).0);
     }
     // All do the same work. What takes a millisecond is often cut by another process of the machine: that is not the engine's.
     let best = lists.chunks_exact(3).filter_map(|three| three.iter().min().copied()).collect();

@@ -20,11 +20,11 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::forecast::ForecastConfig;
-use muster_taskscaler::policy::{Policies, Policy, Wanted};
+use muster_taskscaler::policy::{IdleTarget, Policies, Policy};
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::simulation::Simulation;
 use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
-use muster_taskscaler::sim::world::World;
 use muster_taskscaler::time::Time;
 
 const DAYS: u32 = 12;
@@ -45,9 +45,9 @@ fn base() -> Config {
     config
 }
 
-fn wanted(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> Wanted {
+fn wanted(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> IdleTarget {
     let idle_time = Duration::from_secs(idle_time_s);
-    Wanted { idle_count, idle_time, scale_factor, ..Wanted::default() }
+    IdleTarget { idle_count, idle_time, scale_factor, ..IdleTarget::default() }
 }
 
 const IDLE_TIMES: [u64; 5] = [15, 30, 60, 180, 300];
@@ -61,7 +61,7 @@ fn fixed() -> Vec<(String, Config)> {
                     let policy = |periods: String, wanted| Policy {
                         periods: periods.parse().into_iter().collect(),
                         zone: TimeZone::UTC,
-                        wanted,
+                        idle_target: wanted,
                     };
                     let mut config = base();
                     config.policies = Policies::new(vec![
@@ -85,7 +85,8 @@ fn predictive() -> Vec<(String, Config)> {
         for idle_time in [0, 30] {
             let mut config = base();
             config.policies = Policies::always(wanted(0, idle_time, 0.0));
-            config.forecast = Some(ForecastConfig { safety, keep, ..ForecastConfig::default() });
+            config.forecast =
+                Some(ForecastConfig { safety_factor: safety, retention_factor: keep, ..ForecastConfig::default() });
             all.push((format!("safety {safety}; keep {keep:.1}; {idle_time} s"), config));
         }
     }
@@ -95,9 +96,9 @@ fn predictive() -> Vec<(String, Config)> {
 fn judge(name: &str, config: &Config, jobs: &[Job], seed: u64) -> Point {
     let end = Time::ZERO + Duration::from_secs(u64::from(DAYS) * 86_400);
     let cloud = CloudConfig { boot: Spread::new(90.0, 1.5), ..CloudConfig::default() };
-    let mut scenario = Scenario::honest(config.clone(), vec![cloud], seed, end);
+    let mut scenario = Scenario::fault_free(config.clone(), vec![cloud], seed, end);
     scenario.measured_from = Time::ZERO + Duration::from_secs(LEARN * 86_400);
-    let report = World::new(&scenario, jobs).run().expect("an honest world breaks no invariant");
+    let report = Simulation::new(&scenario, jobs).run().expect("an honest world breaks no invariant");
     Point {
         name: name.to_owned(),
         p95: report.wait(0.95).as_secs_f64(),
@@ -136,7 +137,7 @@ fn curve(mut points: Vec<Point>, wait: fn(&Point) -> f64) -> Vec<Point> {
 fn main() {
     let seeds: Vec<u64> = std::env::args().skip(1).filter_map(|seed| seed.parse().ok()).collect();
     for seed in if seeds.is_empty() { vec![1, 2, 3] } else { seeds } {
-        let pattern = Pattern { shape: Shape::Day, days: DAYS, varies: 1.6, ..Pattern::default() };
+        let pattern = Pattern { shape: Shape::Day, days: DAYS, daily_variation: 1.6, ..Pattern::default() };
         let jobs = pattern.jobs(seed);
         let (fixed, predictive) = (judge_all(&fixed(), &jobs, seed), judge_all(&predictive(), &jobs, seed));
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());

@@ -1,132 +1,138 @@
-//! What the engine is told to do: checked values, no text.
+//! Validated configuration of the scaler.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::forecast::ForecastConfig;
-use crate::need::Density;
 use crate::policy::Policies;
+use crate::resources::Density;
 
-/// An environment is kept for so long: a person who is to look at it first does so within a working day.
-const SUSPENDED_MAX: Duration = Duration::from_secs(8 * 3600);
+/// Default of `suspended_ttl`: a working day, so that somebody can inspect the environment.
+const DEFAULT_SUSPENDED_TTL: Duration = Duration::from_secs(8 * 3600);
 
-/// One scaler: instances of one or more groups for the jobs of one runner.
+/// Configuration of a scaler, which manages the instances of one or more groups for the jobs of one runner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Slots of an instance (`capacity_per_instance`).
+    /// Slots per instance (`capacity_per_instance`).
     pub capacity: NonZeroU32,
-    /// Jobs of an instance in its life (`max_use_count`); none: no limit.
-    pub uses_max: Option<NonZeroU32>,
-    /// The groups; another is taken where one has no capacity.
+    /// Maximum number of jobs per instance before it is replaced (`max_use_count`). `None` means no limit.
+    pub max_uses: Option<NonZeroU32>,
+    /// Instance groups. If one has no capacity, the next one is used.
     pub groups: Vec<GroupConfig>,
-    /// Which group is asked first.
-    pub order: GroupOrder,
-    /// How much is idle, and when.
+    /// Order in which groups are used.
+    pub group_selection: GroupSelection,
+    /// Policies that define the idle capacity.
     pub policies: Policies,
-    /// By history, beside the policies; none: off.
+    /// Forecast from past demand, in addition to the policies. `None` disables it.
     pub forecast: Option<ForecastConfig>,
-    /// Failures of health in a row after which an instance gets no more jobs (`failure_threshold`).
+    /// Consecutive failed health checks after which an instance is drained (`failure_threshold`).
     pub failure_threshold: u32,
-    /// Instances are listed so often while nothing is expected.
+    /// Interval between lists while no change is expected.
     pub update_interval: Duration,
-    /// At least so often while something is; more often when it is due (see [`crate::engine`]).
+    /// Maximum interval between lists while a change is expected. See [`crate::engine`] for when it is shorter.
     pub update_interval_when_expecting: Duration,
-    /// A removal that had no effect is repeated after this.
+    /// Time after which a delete call that had no effect is repeated.
     pub deletion_retry_interval: Duration,
-    /// The same while the engine stops.
+    /// Time after which a delete call is repeated during shutdown.
     pub shutdown_deletion_interval: Duration,
-    /// How often it is repeated then: whoever waits for the end waits for so many intervals.
+    /// Number of `shutdown_deletion_interval`s that a shutdown waits for deletions.
     pub shutdown_deletion_retries: u32,
-    /// What was granted appears within this, or counts as failed.
-    pub create_deadline: Duration,
-    /// What appeared runs within this, or is replaced.
-    pub boot_deadline: Duration,
-    /// What runs is ready within this (connection details, ready command), or is replaced.
-    pub prepare_deadline: Duration,
-    /// A ready instance is asked for its health so often; none: never.
+    /// Time within which an accepted instance must appear. Otherwise its creation counts as failed.
+    pub create_timeout: Duration,
+    /// Time within which an instance must run after it appeared. Otherwise it is replaced.
+    pub boot_timeout: Duration,
+    /// Time within which a running instance must be ready (connection details, ready command). Otherwise it is replaced.
+    pub ready_timeout: Duration,
+    /// Interval between health checks of a ready instance. `None` disables them.
     pub heartbeat_interval: Option<Duration>,
-    /// Reservations keep no instance beyond its idle time, unless the policy is preemptive (`reservation_throttling`).
+    /// Whether reservations do not keep an instance beyond its idle time, unless the policy is preemptive.
     pub reservation_throttling: bool,
     /// How jobs share an instance.
     pub density: Density,
-    /// All instances together never cost more than this per hour, in the unit of [`GroupConfig::price_per_hour`].
-    pub spend_max_per_hour: Option<f64>,
-    /// What is done with instances that nobody here asked for.
-    pub foreign: Foreign,
-    /// Instances without jobs are removed when the engine stops (`delete_instances_on_shutdown`).
+    /// Maximum cost of all instances per hour, in the unit of [`GroupConfig::price_per_hour`]. `None` means no limit.
+    pub max_cost_per_hour: Option<f64>,
+    /// How to treat unmanaged instances.
+    pub unmanaged: UnmanagedPolicy,
+    /// Whether instances without jobs are deleted on shutdown (`delete_instances_on_shutdown`).
     pub delete_on_shutdown: bool,
-    /// Jobs leave nothing on an instance, since each has a machine of its own there: an instance whose job did not survive a
-    /// restart is used on.
-    pub jobs_leave_nothing: bool,
-    /// An environment that a job leaves for a later one is kept for so long.
-    pub suspended_max: Duration,
-    /// Where jitter comes from: two managers with different seeds do not knock at the same time.
+    /// Whether each job runs in its own virtual machine on the instance. If so, an instance whose job did not survive a restart
+    /// remains in use.
+    pub jobs_are_isolated: bool,
+    /// Time after which a suspended environment that no job resumed is deleted.
+    pub suspended_ttl: Duration,
+    /// Seed of the jitter, so that several managers do not call a provider at the same time.
     pub jitter_seed: u64,
 }
 
-/// One instance group.
+/// Configuration of an instance group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GroupConfig {
-    /// Its name for people, unique in the scaler.
+    /// Name, unique in the scaler.
     pub name: String,
-    /// It is one of a list, with a name that an operator gave it; else it is the runner's only one, and named after it.
-    pub listed: bool,
-    /// The most instances in any state (`max_instances`); 0: as the plugin says.
-    pub instances_max: u32,
-    /// What an instance costs in an hour; 0 where nobody says.
+    /// Whether the name comes from the configuration. The only group of a runner is named after the runner.
+    pub is_named: bool,
+    /// Maximum number of instances in any state. 0 uses the plugin's limit.
+    pub max_instances: u32,
+    /// Price of an instance per hour. 0 means unknown.
     pub price_per_hour: f64,
-    /// How fast instances are created.
+    /// Limit on the creation rate.
     pub throttle: Throttle,
 }
 
 impl GroupConfig {
-    /// A group with the usual throttle and no price.
+    /// Creates a group with the default throttle and without a price.
     #[must_use]
     pub fn new(name: impl Into<String>, instances_max: u32) -> Self {
-        Self { name: name.into(), listed: false, instances_max, price_per_hour: 0.0, throttle: Throttle::default() }
+        Self {
+            name: name.into(),
+            is_named: false,
+            max_instances: instances_max,
+            price_per_hour: 0.0,
+            throttle: Throttle::default(),
+        }
     }
 }
 
 /// A token bucket on created instances (`scale_throttle`).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Throttle {
-    /// Instances per second: 0 is the default of 100, below 0 is no limit.
+    /// Instances per second. 0 means the default of 100, a negative value means no limit.
     pub limit: i64,
-    /// At most so many at once; 0: `max_instances`, or the limit.
+    /// Maximum number of instances at once. 0 uses `max_instances`, or `limit` if there is no maximum.
     pub burst: u32,
 }
 
-/// Which group is asked first.
+/// Order in which groups are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum GroupOrder {
-    /// As they are listed.
+pub enum GroupSelection {
+    /// Order of the configuration.
     #[default]
-    Listed,
-    /// The cheapest.
+    Order,
+    /// Cheapest first.
     Price,
 }
 
-/// What is done with instances that nobody here asked for.
+/// How to treat unmanaged instances: instances in the group that this manager did not create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Foreign {
-    /// They are reported and left alone.
+pub enum UnmanagedPolicy {
+    /// They are reported and otherwise ignored.
     #[default]
-    Leave,
-    /// They are used as if they had been asked for.
+    Ignore,
+    /// They are used like managed instances.
     Adopt,
-    /// They are removed.
+    /// They are deleted.
     Delete,
 }
 
 impl Config {
-    /// The defaults of the peer's keys (fleeting.md 3.1, 5.1) for one group.
+    /// Creates the configuration of a single group with gitlab-runner's defaults (docs/spec/fleeting.md 3.1 and 5.1).
     #[must_use]
     pub fn new(group: GroupConfig) -> Self {
         Self {
             capacity: NonZeroU32::MIN,
-            uses_max: None,
+            max_uses: None,
             groups: vec![group],
-            order: GroupOrder::default(),
+            group_selection: GroupSelection::default(),
             policies: Policies::default(),
             forecast: None,
             failure_threshold: 3,
@@ -135,24 +141,24 @@ impl Config {
             deletion_retry_interval: Duration::from_secs(60),
             shutdown_deletion_interval: Duration::from_secs(10),
             shutdown_deletion_retries: 3,
-            create_deadline: Duration::from_secs(600),
-            boot_deadline: Duration::from_secs(1800),
-            prepare_deadline: Duration::from_secs(900),
+            create_timeout: Duration::from_secs(600),
+            boot_timeout: Duration::from_secs(1800),
+            ready_timeout: Duration::from_secs(900),
             heartbeat_interval: Some(Duration::from_secs(300)),
             reservation_throttling: true,
             density: Density::default(),
-            spend_max_per_hour: None,
-            foreign: Foreign::default(),
+            max_cost_per_hour: None,
+            unmanaged: UnmanagedPolicy::default(),
             delete_on_shutdown: false,
-            jobs_leave_nothing: false,
-            suspended_max: SUSPENDED_MAX,
+            jobs_are_isolated: false,
+            suspended_ttl: DEFAULT_SUSPENDED_TTL,
             jitter_seed: 0,
         }
     }
 
-    /// Slots of a new instance that will be given.
+    /// Returns the number of slots that jobs can use on a new instance.
     #[must_use]
-    pub fn usable(&self) -> u32 {
-        self.uses_max.map_or(self.capacity, |uses| uses.min(self.capacity)).get()
+    pub fn slots_per_new_instance(&self) -> u32 {
+        self.max_uses.map_or(self.capacity, |uses| uses.min(self.capacity)).get()
     }
 }

@@ -69,14 +69,14 @@ impl CronError {
 impl Cron {
     /// Whether it holds in a minute: `month` and `day` from 1, `weekday` from 0, which is Sunday.
     #[must_use]
-    pub fn holds(&self, minute: u8, hour: u8, day: u8, month: u8, weekday: u8) -> bool {
+    pub fn matches(&self, minute: u8, hour: u8, day: u8, month: u8, weekday: u8) -> bool {
         let values = [minute, hour, day, month, weekday];
         self.fields.iter().zip(values).all(|(set, value)| value < 64 && set & (1 << value) != 0)
     }
 
     /// Whether it holds in every minute there is.
     #[must_use]
-    pub fn is_always(&self) -> bool {
+    pub fn always_matches(&self) -> bool {
         let weekday = |index: usize| if index == 4 { ALSO_SUNDAY } else { 0 };
         (self.fields.iter().zip(&FIELDS).enumerate())
             .all(|(index, (set, field))| *set | weekday(index) == range(field.min, field.max))
@@ -86,7 +86,7 @@ impl Cron {
 impl Cron {
     /// Whether it holds in no minute of any year: such as on February 30.
     #[must_use]
-    pub fn is_never(&self) -> bool {
+    pub fn never_matches(&self) -> bool {
         /// Of each month, in a leap year.
         const DAYS: [u32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
         let [.., days, months, _] = self.fields;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn minutes(text: &str) -> Vec<u8> {
-        (0..60).filter(|minute| cron(&format!("{text} * * * *")).holds(*minute, 0, 1, 1, 0)).collect()
+        (0..60).filter(|minute| cron(&format!("{text} * * * *")).matches(*minute, 0, 1, 1, 0)).collect()
     }
 
     #[test]
@@ -186,20 +186,20 @@ mod tests {
         assert_eq!(minutes("*/7"), [0, 7, 14, 21, 28, 35, 42, 49, 56]);
         assert_eq!(minutes("1-20/5"), [5, 10, 15, 20], "the step divides the value, it is not counted from 1");
         assert_eq!(minutes("0/5"), [0]);
-        let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").holds(0, *hour, 1, 1, 0)).collect();
+        let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").matches(0, *hour, 1, 1, 0)).collect();
         assert_eq!(hours, [0, 1, 2, 3, 4, 22, 23]);
-        let weekdays: Vec<u8> = (0..7).filter(|day| cron("* * * * 7").holds(0, 0, 1, 1, *day)).collect();
+        let weekdays: Vec<u8> = (0..7).filter(|day| cron("* * * * 7").matches(0, 0, 1, 1, *day)).collect();
         assert_eq!(weekdays, [0], "7 is Sunday too");
-        let hours = (0..24).filter(|hour| cron("* 0-12 * * *").holds(0, *hour, 1, 1, 0)).count();
+        let hours = (0..24).filter(|hour| cron("* 0-12 * * *").matches(0, *hour, 1, 1, 0)).count();
         assert_eq!(hours, 13, "both ends belong to a range");
     }
 
     #[test]
     fn s02_day_and_weekday_must_both_match() {
         let friday_13 = cron("* * 13 * FRI");
-        assert!(friday_13.holds(0, 0, 13, 1, 5));
-        assert!(!friday_13.holds(0, 0, 13, 1, 4));
-        assert!(!friday_13.holds(0, 0, 12, 1, 5));
+        assert!(friday_13.matches(0, 0, 13, 1, 5));
+        assert!(!friday_13.matches(0, 0, 13, 1, 4));
+        assert!(!friday_13.matches(0, 0, 12, 1, 5));
     }
 
     #[test]
@@ -222,18 +222,18 @@ mod tests {
 
     #[test]
     fn every_minute_is_recognised() {
-        assert!(cron("* * * * *").is_always());
-        assert!(cron("0-59 * 1-31 jan-dec sun-sat").is_always());
-        assert!(!cron("* * * * 1-5").is_always());
+        assert!(cron("* * * * *").always_matches());
+        assert!(cron("0-59 * 1-31 jan-dec sun-sat").always_matches());
+        assert!(!cron("* * * * 1-5").always_matches());
     }
 
     #[test]
     fn what_never_comes_is_recognised() {
         for text in ["* * 30 2 *", "* * 31 2,4,6,9,11 *", "1/7 * * * *", "* * 30-31 feb mon"] {
-            assert!(cron(text).is_never(), "{text}");
+            assert!(cron(text).never_matches(), "{text}");
         }
         for text in ["* * 29 2 *", "* * 31 4,5 *", "* * 28-31 2 *", "* * * * *", "* * 13 * fri"] {
-            assert!(!cron(text).is_never(), "{text}");
+            assert!(!cron(text).never_matches(), "{text}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the engine decided, with what it knew: for logs, metrics, and the answer to "why".
+//! Decisions of the engine with their inputs, for logs, metrics and `muster fleet explain`.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,403 +6,374 @@ use std::time::Duration;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use crate::formula::Inputs;
-use crate::need::Used;
-use crate::operator::{Act, Done};
-use crate::sleep::Step;
-use crate::words::{GroupId, Key, Loss, Removal};
+use crate::operator::{OperatorAction, OperatorOutcome};
+use crate::resources::JobUsage;
+use crate::suspend::SuspendEvent;
+use crate::types::{GroupId, LossReason, RemovalReason, TaskKey};
 
-/// One decision.
+/// A decision and when it was made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// Seconds since 1970.
     pub unix: i64,
-    /// What it is.
-    pub what: What,
+    /// The decision.
+    pub kind: DecisionKind,
 }
 
-/// What was decided, or learned.
+/// What the engine decided or observed.
 #[derive(Debug, Clone, PartialEq)]
-pub enum What {
-    /// Another policy holds.
+#[expect(missing_docs, reason = "`group` and `id` name the group and the instance that a decision is about")]
+pub enum DecisionKind {
+    /// Another policy is active.
     Policy {
-        /// Its number in the file, from 0; none: the default.
+        /// Index in the configuration. `None` means the default.
         index: Option<usize>,
-        /// Its idle slots.
+        /// The policy's number of idle slots.
         idle_count: u32,
     },
-    /// Instances were asked for.
-    Ask {
-        /// Where.
+    /// Instances are requested from the provider.
+    ScaleUp {
         group: GroupId,
-        /// How many.
-        n: u32,
-        /// How many were missing.
+        /// Number of requested instances.
+        count: u32,
+        /// Number of missing instances.
         missing: u64,
-        /// Why so many.
+        /// Inputs of the scaling formula.
         inputs: Inputs,
-        /// Groups that come before this one, and why they were passed over.
-        passed: Vec<(GroupId, Hold)>,
+        /// Groups that come before this one in the selection order, and why they were skipped.
+        passed: Vec<(GroupId, ScaleUpBlock)>,
     },
-    /// Instances are missing, and cannot be asked for.
-    Hold {
-        /// How many.
+    /// Instances are missing, but no group can create them now.
+    ScaleUpBlocked {
+        /// Number of missing instances.
         missing: u64,
-        /// Why, for each group in the order in which they are asked.
-        reasons: Vec<(GroupId, Hold)>,
-        /// Why so many.
+        /// Reason for each group, in selection order.
+        reasons: Vec<(GroupId, ScaleUpBlock)>,
+        /// Inputs of the scaling formula.
         inputs: Inputs,
     },
-    /// The provider answered a request for instances.
-    Granted {
-        /// Where.
+    /// The provider accepted a request for instances.
+    ScaleUpAccepted {
         group: GroupId,
-        /// How many were asked for.
-        asked: u32,
-        /// How many of them it makes.
-        granted: u32,
+        /// Number of requested instances.
+        requested: u32,
+        /// Number of instances that the provider creates.
+        accepted: u32,
     },
-    /// A creation failed.
+    /// A request for instances failed, or an instance did not become ready.
     CreationFailed {
-        /// Where.
         group: GroupId,
-        /// The provider's words.
+        /// Error message of the provider.
         error: String,
-        /// Failures in a row.
+        /// Consecutive failures.
         failures: u32,
-        /// Nothing is tried for so long.
+        /// Time until the next attempt.
         pause: Duration,
     },
-    /// An instance appeared.
-    Appeared {
-        /// Where.
+    /// An instance appeared in the provider's list.
+    Discovered {
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Why it is here.
-        cause: Cause,
-        /// Since it was asked for, where it was.
+        origin: InstanceOrigin,
+        /// Time since it was requested. Zero if it was not requested.
         after: Duration,
     },
-    /// The provider says that it runs.
+    /// The provider reports that an instance is running.
     Running {
-        /// Where.
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Since it was asked for.
+        /// Time since it was requested.
         after: Duration,
     },
-    /// An instance that nobody here asked for.
-    Foreign {
-        /// Where.
+    /// An instance appeared that this manager did not create, and is ignored.
+    Unmanaged {
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// What the provider says of it.
+        /// State that the provider reports.
         state: InstanceState,
     },
-    /// Jobs can have it.
+    /// An instance can run jobs.
     Ready {
-        /// Where.
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Since it runs.
+        /// Time since it is running.
         after: Duration,
         /// Time since the request for it. `None` means that it was ready before, or was not requested here.
         created: Option<Duration>,
     },
-    /// A job has a slot.
+    /// Slots were assigned to a job.
     Leased {
-        /// Whose.
-        key: Key,
-        /// Where.
+        key: TaskKey,
         group: GroupId,
-        /// On which.
         id: InstanceId,
-        /// Which slot.
+        /// Lowest of the assigned slots.
         slot: u32,
-        /// How many slots it takes.
+        /// Number of assigned slots.
         slots: u32,
-        /// Jobs on the instance, this one included.
+        /// Number of jobs on the instance, including this one.
         jobs: u32,
-        /// Whether the instance has the sticky context that it asked for; none where it asked for none.
+        /// Whether the instance has the requested sticky context. `None` means that none was requested.
         sticky: Option<bool>,
-        /// How long it waited.
+        /// Time in the queue.
         waited: Duration,
     },
-    /// What a job used is known.
-    Used {
-        /// Whose.
-        key: Key,
-        /// What.
-        used: Used,
-        /// Other jobs on its instance, on average over its time.
-        neighbours: f64,
-        /// How many times longer it took than jobs of its kind do alone.
-        slow_down: Option<f64>,
+    /// A job reported its resource usage.
+    JobUsage {
+        key: TaskKey,
+        usage: JobUsage,
+        /// Average number of other jobs on the instance during the job.
+        neighbors: f64,
+        /// Run time divided by the usual run time without neighbors. `None` means not enough data.
+        slowdown: Option<f64>,
     },
-    /// A job needs more slots than any instance has free: this one gets no others until it has room.
-    Kept {
-        /// Whose.
-        key: Key,
-        /// Where.
+    /// An instance is held for a job that needs more slots than any instance has free.
+    Held {
+        key: TaskKey,
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// How many slots it waits for.
+        /// Number of slots that the job needs.
         slots: u32,
     },
-    /// A slot is free again.
-    Released {
-        /// Whose it was.
-        key: Key,
-    },
-    /// Something happens to an environment that a job left for a later one.
+    /// A job released its slots.
+    Released { key: TaskKey },
+    /// An environment that a job saved for a later job changed its state.
     Environment {
-        /// Where.
         group: GroupId,
-        /// On which instance.
         id: InstanceId,
-        /// The job that left it: its name.
-        name: Key,
-        /// What.
-        step: Step,
+        /// Key of the job that saved the environment.
+        name: TaskKey,
+        step: SuspendEvent,
     },
-    /// An instance gets no more jobs and goes when its last one has ended.
+    /// An instance gets no new jobs and is deleted after its last job.
     Drain {
-        /// Where.
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Why.
-        why: Removal,
-        /// Its jobs.
+        reason: RemovalReason,
+        /// Number of jobs that still run on it.
         jobs: u32,
     },
-    /// An instance is removed.
-    Remove {
-        /// Where.
+    /// The deletion of an instance starts.
+    Delete {
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Why.
-        why: Removal,
-        /// What there was when that was decided.
+        reason: RemovalReason,
+        /// Inputs of the scaling formula at that time.
         inputs: Inputs,
     },
-    /// A removal has no effect for long; it is repeated until it has.
-    Stuck {
-        /// Where.
+    /// An instance still exists after several delete calls. They are repeated until it is gone.
+    DeletionStuck {
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Calls so far.
+        /// Number of delete calls so far.
         attempts: u32,
     },
-    /// An instance is gone.
-    Gone {
-        /// Where.
+    /// An instance was deleted.
+    Deleted {
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// Since it was seen first.
-        life: Duration,
-        /// Since its removal was asked for; none where it was not.
+        /// Time since it was first seen.
+        lifetime: Duration,
+        /// Time since the first delete call. `None` means that it disappeared without one.
         deletion: Option<Duration>,
     },
-    /// An instance went with its jobs.
+    /// An instance was lost with its jobs.
     Lost {
-        /// Where.
         group: GroupId,
-        /// Which.
         id: InstanceId,
-        /// How that was seen.
-        cause: Loss,
-        /// The jobs that were on it.
-        jobs: Vec<Key>,
+        reason: LossReason,
+        /// Jobs that ran on it.
+        jobs: Vec<TaskKey>,
     },
-    /// An operator did something by hand.
+    /// An operator changed an instance or a group.
     Operator {
-        /// Where.
         group: GroupId,
-        /// To which; none: to the group.
+        /// `None` means the whole group.
         id: Option<InstanceId>,
-        /// What.
-        act: Act,
-        /// Who, and why.
+        action: OperatorAction,
+        /// Operator and reason.
         by: String,
-        /// What came of it.
-        done: Done,
+        outcome: OperatorOutcome,
     },
-    /// A listed instance was missing in a snapshot.
-    Missed {
-        /// Where.
+    /// A known instance is missing from a provider list.
+    MissingFromList { group: GroupId, id: InstanceId },
+    /// Listing the instances failed.
+    ListFailed {
         group: GroupId,
-        /// Which.
-        id: InstanceId,
-    },
-    /// The instances could not be listed.
-    UpdateFailed {
-        /// Where.
-        group: GroupId,
-        /// Why.
+        /// Error message of the provider.
         error: String,
-        /// In a row.
+        /// Consecutive failures.
         failures: u32,
     },
 }
 
-/// Why an instance is in the books.
+/// Origin of an instance in the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// It was asked for.
+pub enum InstanceOrigin {
+    /// This manager requested it.
     Requested,
-    /// It was asked for, and was given up before it appeared.
-    Late,
-    /// Nobody asked for it; the configuration adopts such ones.
+    /// This manager requested it, and had written off the request before the instance appeared.
+    RequestedLate,
+    /// Unmanaged; used because `unmanaged_instances = "adopt"`.
     Adopted,
-    /// As [`Self::Adopted`], and it is removed.
-    Unwanted,
+    /// Unmanaged; deleted because `unmanaged_instances = "delete"`.
+    Unmanaged,
 }
 
-/// Why a group gives no more instances now.
+impl fmt::Display for InstanceOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Requested => "requested",
+            Self::RequestedLate => "requested, late",
+            Self::Adopted => "adopted",
+            Self::Unmanaged => "unmanaged",
+        })
+    }
+}
+
+/// Reason for which a group cannot create instances now.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Hold {
-    /// Its plugin does not run.
-    Down {
-        /// Why.
+pub enum ScaleUpBlock {
+    /// The group's plugin is not running.
+    PluginDown {
+        /// Reason for which it is not running.
         cause: String,
     },
-    /// An operator drained it.
+    /// An operator drained the group.
     Drained {
-        /// Who, and why.
+        /// Operator and reason.
         by: String,
     },
-    /// Its instances are not known yet.
-    Unknown {
-        /// Why the last list failed, in the provider's words; none where none has.
+    /// The group's instances have not been listed since the start.
+    NotListedYet {
+        /// Error of the last attempt. `None` means that none has failed.
         error: Option<String>,
     },
-    /// It has as many as it may.
+    /// The group has its maximum number of instances.
     AtMax {
-        /// How many.
+        /// The maximum.
         max: u32,
-        /// Those that go, whose places will be free.
-        leaving: u32,
-        /// Of those, the ones that should be gone for long.
-        stuck: Stuck,
+        /// Number of instances that are being deleted.
+        deleting: u32,
+        /// Deletions that take too long.
+        stuck: StuckDeletions,
     },
-    /// The last creations failed.
+    /// The last creations failed, and the next attempt must wait.
     BackOff {
-        /// The provider's words.
+        /// Error message of the provider.
         error: String,
-        /// In a row.
+        /// Consecutive failures.
         failures: u32,
-        /// For so long.
+        /// Time until the next attempt.
         pause: Duration,
     },
-    /// After failures, one attempt is under way that will show whether it works again.
+    /// After failures, one attempt is in progress. More follow if it succeeds.
     Probing {
-        /// The provider's words.
+        /// Error message of the last failure.
         error: String,
     },
-    /// The provider granted fewer than were asked for, a moment ago.
-    Short,
-    /// Its plugin says that the provider has none now.
+    /// The provider has just accepted fewer instances than requested.
+    PartialGrant,
+    /// The plugin reports that the provider has no instances left.
     OutOfStock,
-    /// As many per second as `scale_throttle` allows.
+    /// `scale_throttle` is exhausted.
     Throttled,
-    /// What an instance costs is not known, and spending is bounded.
-    Unpriced,
-    /// More would cost more per hour than allowed.
-    Spend {
-        /// The bound.
+    /// `max_cost_per_hour` is set, but the price of an instance is unknown.
+    PriceUnknown,
+    /// One more instance would exceed `max_cost_per_hour`.
+    CostLimit {
+        /// The maximum cost per hour.
         max_per_hour: f64,
     },
-    /// The scaler ends.
+    /// The scaler is shutting down.
     Stopping,
 }
 
-/// Instances that do not go, however often they are removed.
+/// Instances whose deletion takes too long.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Stuck {
-    /// How many.
+pub struct StuckDeletions {
+    /// Number of these instances.
     pub count: u32,
-    /// The one that should be gone for longest.
+    /// The one that has been deleting for the longest time.
     pub first: Option<InstanceId>,
 }
 
-impl fmt::Display for Hold {
+impl fmt::Display for ScaleUpBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Down { cause } => write!(f, "its plugin does not run: {cause}"),
+            Self::PluginDown { cause } => write!(f, "its plugin is not running: {cause}"),
             Self::Drained { by } => write!(f, "it was drained by {by}"),
-            Self::Unknown { error: None } => f.write_str("its instances have not been listed yet"),
-            Self::Unknown { error: Some(error) } => write!(f, "its instances cannot be listed: {error}"),
-            Self::AtMax { max, leaving: 0, .. } => write!(f, "it has its {max} instances"),
-            Self::AtMax { max, leaving, stuck } => {
-                write!(f, "it has its {max} instances, of which {leaving} are going")?;
+            Self::NotListedYet { error: None } => f.write_str("its instances have not been listed yet"),
+            Self::NotListedYet { error: Some(error) } => write!(f, "failed to list its instances: {error}"),
+            Self::AtMax { max, deleting: 0, .. } => write!(f, "it has its maximum of {max} instances"),
+            Self::AtMax { max, deleting, stuck } => {
+                write!(f, "it has its maximum of {max} instances, {deleting} of them deleting")?;
                 match &stuck.first {
                     Some(id) => write!(
                         f,
-                        "; {} of these should be gone for long, and {id} is still there: look at the provider's console",
+                        "; {} deletions take too long, the longest is {id}: check the provider's console",
                         stuck.count
                     ),
                     None => Ok(()),
                 }
             }
             Self::BackOff { error, failures, pause } => {
-                write!(f, "{failures} failures in a row, next attempt in {} s: {error}", pause.as_secs())
+                write!(f, "{failures} consecutive failures, next attempt in {} s: {error}", pause.as_secs())
             }
-            Self::Probing { error } => write!(f, "an attempt is under way after: {error}"),
-            Self::Short => f.write_str("the provider gave fewer than were asked for"),
+            Self::Probing { error } => write!(f, "an attempt is in progress after: {error}"),
+            Self::PartialGrant => f.write_str("the provider accepted fewer instances than requested"),
             Self::OutOfStock => f.write_str("the provider is out of stock"),
-            Self::Throttled => f.write_str("scale_throttle is reached"),
-            Self::Unpriced => f.write_str(
-                "spend_max_per_hour bounds what it may cost, and no price is known: set price_per_hour, or use a plugin that tells prices",
+            Self::Throttled => f.write_str("scale_throttle is exhausted"),
+            Self::PriceUnknown => f.write_str(
+                "max_cost_per_hour is set, but its price is unknown; set price_per_hour, or use a plugin that reports prices",
             ),
-            Self::Spend { max_per_hour } => write!(f, "more would cost over {max_per_hour} per hour"),
-            Self::Stopping => f.write_str("the scaler ends"),
+            Self::CostLimit { max_per_hour } => {
+                write!(f, "one more instance would exceed max_cost_per_hour ({max_per_hour})")
+            }
+            Self::Stopping => f.write_str("the scaler is shutting down"),
         }
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for DecisionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = |duration: &Duration| format!("{:.3} s", duration.as_secs_f64());
         match self {
             Self::Policy { index: Some(index), idle_count } => {
-                write!(f, "policy {} holds: {idle_count} idle slots", index + 1)
+                write!(f, "policy {} is active: {idle_count} idle slots", index + 1)
             }
-            Self::Policy { index: None, .. } => f.write_str("no policy holds: nothing is kept idle"),
-            Self::Ask { n, missing, inputs, .. } => write!(
+            Self::Policy { index: None, .. } => f.write_str("no policy is active: no idle slots"),
+            Self::ScaleUp { count, missing, inputs, .. } => write!(
                 f,
-                "{n} of {missing} missing instances asked for: {} in use, {} waiting, {} idle wanted, {} instances of {} slots",
+                "requested {count} of {missing} missing instances: {} slots in use, {} queued, idle target {}, \
+                 {} instances of {} slots",
                 inputs.acquired,
                 inputs.waiting,
-                crate::formula::idle(inputs),
+                crate::formula::idle_target(inputs),
                 inputs.instances,
                 inputs.capacity
             ),
-            Self::Hold { missing, reasons, .. } => {
-                write!(f, "{missing} instances are missing and cannot be asked for")?;
-                reasons.iter().try_for_each(|(group, hold)| write!(f, "; group {}: {hold}", group.0 + 1))
+            Self::ScaleUpBlocked { missing, reasons, .. } => {
+                write!(f, "cannot scale up by {missing} instances")?;
+                reasons.iter().try_for_each(|(group, block)| write!(f, "; group {}: {block}", group.0 + 1))
             }
-            Self::Granted { asked, granted, .. } => write!(f, "{granted} of {asked} instances granted"),
+            Self::ScaleUpAccepted { requested, accepted, .. } => {
+                write!(f, "provider accepted {accepted} of {requested} requested instances")
+            }
             Self::CreationFailed { error, failures, pause, .. } => {
-                write!(f, "creation failed ({failures} in a row; next in {}): {error}", seconds(pause))
+                write!(
+                    f,
+                    "failed to create instances ({failures} in a row, next attempt in {}): {error}",
+                    seconds(pause)
+                )
             }
-            Self::Appeared { id, cause, after, .. } => {
-                write!(f, "instance {id} appeared ({cause:?}, {})", seconds(after))
+            Self::Discovered { id, origin, after, .. } => {
+                write!(f, "instance {id} discovered ({origin}) after {}", seconds(after))
             }
-            Self::Running { id, after, .. } => write!(f, "instance {id} runs after {}", seconds(after)),
-            Self::Foreign { id, state, .. } => {
-                write!(f, "instance {id} ({state}) was not asked for here; it is left alone")
-            }
-            Self::Ready { id, after, .. } => write!(f, "instance {id} is ready after {}", seconds(after)),
+            Self::Running { id, after, .. } => write!(f, "instance {id} running after {}", seconds(after)),
+            Self::Unmanaged { id, state, .. } => write!(f, "instance {id} ({state}) is unmanaged and ignored"),
+            Self::Ready { id, after, .. } => write!(f, "instance {id} ready after {}", seconds(after)),
             Self::Leased { key, id, slot, slots, sticky, waited, .. } => {
-                write!(f, "{key} has slot {slot} of {id} after {}", seconds(waited))?;
+                write!(f, "{key} got slot {slot} of {id} after {}", seconds(waited))?;
                 if *slots > 1 {
                     write!(f, ", and {} more", slots - 1)?;
                 }
@@ -412,37 +383,36 @@ impl fmt::Display for What {
                     None => Ok(()),
                 }
             }
-            Self::Used { key, used, neighbours, slow_down } => {
-                write!(f, "{key} ran for {} beside {neighbours:.1} others", seconds(&used.wall))?;
-                slow_down.map_or(Ok(()), |times| write!(f, ", {times:.2} times as long as alone"))
+            Self::JobUsage { key, usage, neighbors, slowdown } => {
+                write!(f, "{key} ran for {} next to {neighbors:.1} other jobs", seconds(&usage.wall))?;
+                slowdown.map_or(Ok(()), |factor| write!(f, ", {factor:.2} times as long as alone"))
             }
-            Self::Kept { key, id, slots, .. } => {
-                write!(f, "instance {id} gets no more jobs until {slots} of its slots are free for {key}")
-            }
+            Self::Held { key, id, slots, .. } => write!(f, "instance {id} held until {slots} slots are free for {key}"),
             Self::Environment { id, name, step, .. } => write!(f, "environment of {name} on {id}: {step}"),
-            Self::Released { key } => write!(f, "{key} gave its slot back"),
-            Self::Drain { id, why, jobs, .. } => write!(f, "instance {id} gets no more jobs ({jobs} run): {why}"),
-            Self::Remove { id, why, .. } => write!(f, "instance {id} is removed: {why}"),
-            Self::Stuck { id, attempts, .. } => {
-                write!(f, "instance {id} is still there after {attempts} removals; look at the provider's console")
+            Self::Released { key } => write!(f, "{key} released its slots"),
+            Self::Drain { id, reason, jobs, .. } => write!(f, "draining instance {id} ({jobs} running jobs): {reason}"),
+            Self::Delete { id, reason, .. } => write!(f, "deleting instance {id}: {reason}"),
+            Self::DeletionStuck { id, attempts, .. } => {
+                write!(f, "instance {id} still exists after {attempts} delete calls; check the provider's console")
             }
-            Self::Gone { id, life, .. } => write!(f, "instance {id} is gone after {}", seconds(life)),
-            Self::Lost { id, cause, jobs, .. } => write!(f, "instance {id} with {} jobs: {cause}", jobs.len()),
-            Self::Operator { id, act, by, done, .. } => {
+            Self::Deleted { id, lifetime, .. } => write!(f, "instance {id} deleted after {}", seconds(lifetime)),
+            Self::Lost { id, reason, jobs, .. } => write!(f, "instance {id} lost with {} jobs: {reason}", jobs.len()),
+            Self::Operator { id, action, by, outcome, .. } => {
                 match id {
                     Some(id) => write!(f, "instance {id}")?,
-                    None => f.write_str("the group")?,
+                    None => f.write_str("group")?,
                 }
-                let act = match act {
-                    Act::Drain => "drained",
-                    Act::Resume => "resumed",
-                    Act::Remove { .. } => "removed",
+                let action = match action {
+                    OperatorAction::Cordon => "cordon",
+                    OperatorAction::Uncordon => "uncordon",
+                    OperatorAction::Drain => "drain",
+                    OperatorAction::Delete { .. } => "delete",
                 };
-                write!(f, " was {act} by {by}: {done}")
+                write!(f, ": {action} by {by}: {outcome}")
             }
-            Self::Missed { id, .. } => write!(f, "instance {id} is missing in the provider's list"),
-            Self::UpdateFailed { error, failures, .. } => {
-                write!(f, "instances cannot be listed ({failures} in a row): {error}")
+            Self::MissingFromList { id, .. } => write!(f, "instance {id} is missing from the provider's list"),
+            Self::ListFailed { error, failures, .. } => {
+                write!(f, "failed to list instances ({failures} in a row): {error}")
             }
         }
     }

@@ -2,11 +2,11 @@
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-use crate::need::Used;
-use crate::operator::{Act, Done, Refused};
+use crate::operator::{OperatorAction, OperatorError, OperatorOutcome};
 use crate::policy::Policies;
-use crate::sleep::NotResumed;
-use crate::words::{GroupId, Key, Lease, Loss};
+use crate::resources::JobUsage;
+use crate::suspend::ResumeError;
+use crate::types::{GroupId, LossReason, SlotAssignment, TaskKey};
 
 /// What happened. Errors are the words of who failed.
 #[derive(Debug, Clone)]
@@ -14,14 +14,14 @@ pub enum Event {
     /// Time passed.
     Tick,
     /// A group's plugin runs.
-    GroupUp {
+    PluginUp {
         /// Which.
         group: GroupId,
         /// The most instances it can have; 0: it does not say.
         max_size: u32,
     },
     /// A group's plugin does not run.
-    GroupDown {
+    PluginDown {
         /// Which.
         group: GroupId,
         /// Why.
@@ -35,7 +35,7 @@ pub enum Event {
         can: bool,
     },
     /// The answer to [`Action::Update`].
-    Updated {
+    Listed {
         /// Which group.
         group: GroupId,
         /// The call.
@@ -105,14 +105,14 @@ pub enum Event {
         id: InstanceId,
     },
     /// A job lost its connection to its instance: look at once.
-    Suspect {
+    ConnectionLost {
         /// The lease.
-        key: Key,
+        key: TaskKey,
     },
     /// A reservation is not needed any more.
     Unreserve {
         /// Whose.
-        key: Key,
+        key: TaskKey,
     },
     /// The coordinator answered a job request that a reservation was made for.
     Answered {
@@ -122,61 +122,61 @@ pub enum Event {
     /// A waiting request is given up; its reservation stays until [`Event::Unreserve`] (S15).
     Cancel {
         /// Whose.
-        key: Key,
+        key: TaskKey,
     },
     /// What the job of a lease used; told before it ends.
-    Used {
+    JobUsage {
         /// Whose.
-        key: Key,
+        key: TaskKey,
         /// What.
-        used: Used,
+        usage: JobUsage,
     },
     /// A lease ends.
     Release {
         /// Whose.
-        key: Key,
+        key: TaskKey,
     },
     /// A lease was granted, and nobody waits for it any more: as [`Event::Release`], but the environment that it was resumed
     /// with, which nobody has seen, is kept.
-    Unused {
+    GrantAbandoned {
         /// Whose.
-        key: Key,
+        key: TaskKey,
     },
     /// After a restart, all leases that are still wanted have been claimed.
-    Settled,
+    ClaimsComplete,
     /// Other policies.
     Policies(Policies),
     /// An operator does something to an instance, or to a whole group; [`Action::Answer`] says what came of it.
     Operator {
         /// The question's number, to be given back.
-        question: u64,
+        request: u64,
         /// Which group.
         group: GroupId,
         /// Which instance; none: the group.
         id: Option<InstanceId>,
         /// What.
-        act: Act,
+        action: OperatorAction,
         /// Who, and why.
         by: String,
     },
     /// A plugin says that an instance should not be used any more: the provider takes it back, or a job has spoilt it.
-    Disowned {
+    Retire {
         /// Which group.
         group: GroupId,
         /// Which instance.
         id: InstanceId,
         /// Why.
-        why: String,
+        reason: String,
     },
     /// What an instance of a group costs from now on, in the place of [`crate::config::GroupConfig::price_per_hour`].
-    Priced {
+    PriceChanged {
         /// Which group.
         group: GroupId,
         /// In the same unit.
         per_hour: f64,
     },
     /// Whether a group's provider has any instances to give.
-    Stock {
+    StockChanged {
         /// Which group.
         group: GroupId,
         /// It has.
@@ -185,7 +185,7 @@ pub enum Event {
     /// No more jobs are requested: nothing is kept idle any more, whatever the policies say.
     Drain,
     /// At the end all instances go, whatever [`crate::config::Config::delete_on_shutdown`] says.
-    RemoveAtTheEnd,
+    DeleteAllOnStop,
     /// Nothing more is created or granted.
     Stop,
 }
@@ -194,7 +194,7 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// List all instances of a group.
-    Update {
+    List {
         /// Which.
         group: GroupId,
         /// The call's number, to be given back.
@@ -247,40 +247,40 @@ pub enum Action {
         id: InstanceId,
     },
     /// A waiting request has its slot.
-    Grant(Lease),
+    Grant(SlotAssignment),
     /// A lease ended, and what its job left is kept for a later one: that is in the books.
-    Parked {
+    EnvironmentSaved {
         /// Whose it was; the environment goes by it.
-        key: Key,
+        key: TaskKey,
     },
     /// Who waited for an environment does not get it.
-    NotResumed {
+    ResumeFailed {
         /// Who.
-        key: Key,
+        key: TaskKey,
         /// Why.
-        why: NotResumed,
+        error: ResumeError,
     },
     /// A lease ended, since its instance did.
     Lost {
         /// Whose.
-        key: Key,
+        key: TaskKey,
         /// How that was seen.
-        cause: Loss,
+        reason: LossReason,
     },
     /// A promise that no job has used is taken back: what stood behind it goes, or is not in sight any more.
-    Withdraw {
+    RevokeReservation {
         /// Whose.
-        key: Key,
+        key: TaskKey,
     },
     /// What came of [`Event::Operator`]; it is in the books.
-    Answer {
+    OperatorReply {
         /// The question's number.
-        question: u64,
+        request: u64,
         /// What is done, or why it cannot be.
-        answer: Result<Done, Refused>,
+        result: Result<OperatorOutcome, OperatorError>,
     },
     /// An instance is gone: what is known of it can be forgotten.
-    Forget {
+    ForgetInstance {
         /// Of which group.
         group: GroupId,
         /// Which.
@@ -293,7 +293,7 @@ impl Action {
     #[must_use]
     pub fn group(&self) -> Option<GroupId> {
         match self {
-            Self::Update { group, .. }
+            Self::List { group, .. }
             | Self::Increase { group, .. }
             | Self::Decrease { group, .. }
             | Self::Suspend { group, .. }
@@ -301,12 +301,12 @@ impl Action {
             | Self::Prepare { group, .. }
             | Self::Heartbeat { group, .. } => Some(*group),
             Self::Grant(_)
-            | Self::Parked { .. }
-            | Self::NotResumed { .. }
+            | Self::EnvironmentSaved { .. }
+            | Self::ResumeFailed { .. }
             | Self::Lost { .. }
-            | Self::Withdraw { .. }
-            | Self::Forget { .. }
-            | Self::Answer { .. } => None,
+            | Self::RevokeReservation { .. }
+            | Self::ForgetInstance { .. }
+            | Self::OperatorReply { .. } => None,
         }
     }
 }

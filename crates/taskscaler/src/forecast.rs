@@ -17,15 +17,15 @@ const BUCKETS_PER_DAY: i64 = 24 * 3600 / BUCKET_S;
 /// Records over which the slope is taken.
 const SLOPE_BUCKETS: i64 = 2;
 /// Records of today that are compared with the past, beside the one of now.
-const COMPARED: i64 = 24;
+const COMPARED_BUCKETS: i64 = 24;
 /// Records on each side that smooth one.
-const SMOOTHED: i64 = 2;
+const SMOOTHING_RADIUS: i64 = 2;
 /// The part of what is in use above the usual that will be free when an instance has booted.
-const RETURNS: f64 = 0.3;
+const RETURNING_FRACTION: f64 = 0.3;
 /// What is kept where nothing is said, in square roots.
-const KEEP: f64 = 1.5;
+const DEFAULT_RETENTION_FACTOR: f64 = 1.5;
 /// Today is compared with the past within these.
-const RATIO: std::ops::RangeInclusive<f64> = 0.5..=2.0;
+const RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.5..=2.0;
 
 /// How it is done.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,16 +36,16 @@ pub struct ForecastConfig {
     pub quantile: f64,
     /// Idle slots that are asked for, for chance: so many square roots of the slots that are expected in use. Below zero:
     /// so many fewer than are expected to be needed.
-    pub safety: f64,
+    pub safety_factor: f64,
     /// Idle slots that are kept where they are there: as many more square roots as this is more than `safety`. Those beyond
     /// go after the policy's idle time.
-    pub keep: f64,
+    pub retention_factor: f64,
     /// Weekdays are compared with the same weekday, where `days` reach that far back.
     pub by_weekday: bool,
     /// Instances are wanted so long before they are needed, beside the time that they take.
-    pub lead: Duration,
+    pub lead_time: Duration,
     /// Slot hours per day that it may keep idle; none: no bound.
-    pub idle_hours_per_day_max: Option<f64>,
+    pub max_idle_slot_hours_per_day: Option<f64>,
 }
 
 impl Default for ForecastConfig {
@@ -53,11 +53,11 @@ impl Default for ForecastConfig {
         Self {
             days: 7,
             quantile: 0.5,
-            safety: 0.8,
-            keep: KEEP,
+            safety_factor: 0.8,
+            retention_factor: DEFAULT_RETENTION_FACTOR,
             by_weekday: false,
-            lead: Duration::ZERO,
-            idle_hours_per_day_max: None,
+            lead_time: Duration::ZERO,
+            max_idle_slot_hours_per_day: None,
         }
     }
 }
@@ -74,12 +74,12 @@ pub struct Forecast {
     /// The most that it wanted of late, and since when: instances outlive the wish for them by the policy's idle time.
     most: (i64, u64),
     /// What was last looked up.
-    outlook: Cell<Option<Outlook>>,
+    outlook: Cell<Option<Projection>>,
 }
 
 /// What the past says of the next minutes.
 #[derive(Debug, Clone, Copy)]
-struct Outlook {
+struct Projection {
     /// From this record ...
     bucket: i64,
     /// ... to this one.
@@ -133,7 +133,7 @@ impl Forecast {
     }
 
     /// It wants so many slots idle: how many there are for its sake, where idle ones stay for `idle_time`.
-    pub(crate) fn lingering(&mut self, unix: i64, wanted: u64, idle_time: Duration) -> u64 {
+    pub(crate) fn not_yet_idle_for(&mut self, unix: i64, wanted: u64, idle_time: Duration) -> u64 {
         let (since, most) = self.most;
         let lingers = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
         if wanted >= most || unix.saturating_sub(since) > lingers {
@@ -143,7 +143,7 @@ impl Forecast {
     }
 
     /// `idle` slots are kept idle for its sake from now on; the day's sum bounds it. The days whose sum this changed.
-    pub fn spend(&mut self, unix: i64, idle: u64) -> Vec<i64> {
+    pub fn record_idle(&mut self, unix: i64, idle: u64) -> Vec<i64> {
         let day = unix.div_euclid(24 * 3600);
         let (mut changed, before) = (Vec::new(), self.idle_slot_seconds);
         if day != self.today {
@@ -161,53 +161,53 @@ impl Forecast {
     }
 
     /// The sum of a day, in seconds of idle slots; none where it is not the day's.
-    pub(crate) fn spent(&self, day: i64) -> Option<u64> {
+    pub(crate) fn idle_slot_seconds_on(&self, day: i64) -> Option<u64> {
         (day == self.today).then(|| rounded(self.idle_slot_seconds))
     }
 
     /// From the books: the sum of a day.
-    pub(crate) fn has_spent(&mut self, day: i64, slot_seconds: u64) {
+    pub(crate) fn restore_idle(&mut self, day: i64, slot_seconds: u64) {
         (self.today, self.idle_slot_seconds, self.last) = (day, float(slot_seconds), None);
     }
 
     /// Slots that should be idle now, beside the `in_use` ones, so that those are ready that will be needed when an
     /// instance that is asked for now has booted.
     #[must_use]
-    pub fn idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
-        self.stock(unix, in_use, boot, self.config.safety)
+    pub fn idle_target(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
+        self.safety_stock(unix, in_use, boot, self.config.safety_factor)
     }
 
     /// Slots that should stay idle where they are, beside the `in_use` ones; no fewer than [`Self::idle`] says.
     #[must_use]
-    pub fn kept(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
-        self.stock(unix, in_use, boot, self.config.keep.max(self.config.safety))
+    pub fn retained_idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
+        self.safety_stock(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
     }
 
-    fn stock(&self, unix: i64, in_use: u64, boot: Duration, roots: f64) -> u64 {
+    fn safety_stock(&self, unix: i64, in_use: u64, boot: Duration, roots: f64) -> u64 {
         let hours = self.idle_slot_seconds / 3600.0;
-        if self.config.idle_hours_per_day_max.is_some_and(|max| hours >= max) {
+        if self.config.max_idle_slot_hours_per_day.is_some_and(|max| hours >= max) {
             return 0;
         }
-        let horizon = i64::try_from((boot + self.config.lead).as_secs()).unwrap_or(i64::MAX / 2);
+        let horizon = i64::try_from((boot + self.config.lead_time).as_secs()).unwrap_or(i64::MAX / 2);
         let bucket = unix.div_euclid(BUCKET_S);
         let until = unix.saturating_add(horizon).div_euclid(BUCKET_S).min(bucket + BUCKETS_PER_DAY);
         let outlook = self.outlook(bucket, until);
         let in_use = float(in_use);
-        let rise = outlook.rise.max(self.by_slope(bucket, in_use, horizon));
+        let rise = outlook.rise.max(self.trend(bucket, in_use, horizon));
         // Without a past there is nothing to go back to.
         let (ahead, back) = match outlook.ahead {
-            ahead if ahead > 0.0 => (ahead, RETURNS * (outlook.usual - in_use)),
+            ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (outlook.usual - in_use)),
             _ => (in_use, 0.0),
         };
         rounded(rise + roots * ahead.sqrt() + back)
     }
 
     /// What the past says of the time from one record to another; it is looked up once for each.
-    fn outlook(&self, bucket: i64, until: i64) -> Outlook {
+    fn outlook(&self, bucket: i64, until: i64) -> Projection {
         match self.outlook.get() {
             Some(known) if (known.bucket, known.until) == (bucket, until) => known,
             _ => {
-                let outlook = self.by_past(bucket, until);
+                let outlook = self.seasonal(bucket, until);
                 self.outlook.set(Some(outlook));
                 outlook
             }
@@ -215,23 +215,23 @@ impl Forecast {
     }
 
     /// The same hours of past days, scaled by how today compares with them.
-    fn by_past(&self, bucket: i64, until: i64) -> Outlook {
+    fn seasonal(&self, bucket: i64, until: i64) -> Projection {
         let now = self.level(bucket);
         let ahead = (bucket..=until).map(|at| self.level(at)).fold(0.0, f64::max);
         let (mut today, mut then) = (1.0, 1.0);
-        for at in bucket - COMPARED..bucket {
+        for at in bucket - COMPARED_BUCKETS..bucket {
             if let Some(most) = self.history.get(&at) {
                 (today, then) = (today + f64::from(*most), then + self.level(at));
             }
         }
-        let ratio = (today / then).clamp(*RATIO.start(), *RATIO.end());
-        Outlook { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
+        let ratio = (today / then).clamp(*RATIO_RANGE.start(), *RATIO_RANGE.end());
+        Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
     }
 
     /// What was in use at this time on the past days. The records beside it smooth away chance, but no step.
     fn level(&self, bucket: i64) -> f64 {
-        let (alone, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHED));
-        if (alone - smooth).abs() > chance(alone) { alone } else { smooth }
+        let (alone, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHING_RADIUS));
+        if (alone - smooth).abs() > noise(alone) { alone } else { smooth }
     }
 
     /// The records of the past days with `around` ones on each side.
@@ -250,11 +250,11 @@ impl Forecast {
     }
 
     /// How much more it will be if the last minutes go on; what may be chance is none.
-    fn by_slope(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
+    fn trend(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
         let before = self.history.get(&(bucket - SLOPE_BUCKETS)).copied();
         let Some(before) = before.map(f64::from) else { return 0.0 };
         let rise = in_use - before;
-        if rise <= chance(before) {
+        if rise <= noise(before) {
             return 0.0;
         }
         let per_second = rise / float((SLOPE_BUCKETS * BUCKET_S).unsigned_abs());
@@ -264,7 +264,7 @@ impl Forecast {
 }
 
 /// Two of these beside each other may differ by so much without a cause.
-fn chance(level: f64) -> f64 {
+fn noise(level: f64) -> f64 {
     2.0 * level.max(1.0).sqrt()
 }
 
@@ -293,7 +293,7 @@ mod tests {
     const BOOT: Duration = Duration::from_secs(300);
 
     fn config(safety: f64) -> ForecastConfig {
-        ForecastConfig { safety, ..ForecastConfig::default() }
+        ForecastConfig { safety_factor: safety, ..ForecastConfig::default() }
     }
 
     /// Some days with 100 jobs from nine to five, and 4 at other times.
@@ -313,44 +313,44 @@ mod tests {
     #[test]
     fn the_morning_is_known_before_it_comes() {
         let forecast = office(7, 0.0);
-        assert_eq!(forecast.idle(at(8, 40), 4, BOOT), 0, "too early");
-        assert_eq!(forecast.idle(at(8, 56), 4, BOOT), 96, "a boot before nine");
-        assert_eq!(forecast.idle(at(12, 0), 100, BOOT), 0, "all are in use");
-        assert_eq!(forecast.idle(at(20, 0), 4, BOOT), 0, "the evening needs none");
+        assert_eq!(forecast.idle_target(at(8, 40), 4, BOOT), 0, "too early");
+        assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 96, "a boot before nine");
+        assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 0, "all are in use");
+        assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 0, "the evening needs none");
     }
 
     #[test]
     fn the_stock_for_chance_grows_as_the_square_root() {
         let forecast = office(7, 1.0);
-        assert_eq!(forecast.idle(at(12, 0), 100, BOOT), 10);
-        assert_eq!(forecast.idle(at(20, 0), 4, BOOT), 2);
+        assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 10);
+        assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 2);
     }
 
     #[test]
     fn more_is_kept_than_asked_for() {
         let mut forecast = office(7, 0.5);
-        forecast.config.keep = 1.5;
+        forecast.config.retention_factor = 1.5;
         let both = |forecast: &Forecast| {
             (
-                forecast.idle(at(12, 0), 100, BOOT),
-                forecast.kept(at(12, 0), 100, BOOT),
-                forecast.kept(at(20, 0), 4, BOOT),
+                forecast.idle_target(at(12, 0), 100, BOOT),
+                forecast.retained_idle(at(12, 0), 100, BOOT),
+                forecast.retained_idle(at(20, 0), 4, BOOT),
             )
         };
         assert_eq!(both(&forecast), (5, 15, 3));
-        forecast.config.keep = 0.0;
+        forecast.config.retention_factor = 0.0;
         assert_eq!(both(&forecast), (5, 5, 1), "what is asked for is kept");
-        forecast.config.safety = -1.0;
+        forecast.config.safety_factor = -1.0;
         assert_eq!(both(&forecast), (0, 0, 0), "no fewer than none");
-        assert_eq!(forecast.idle(at(8, 56), 4, BOOT), 86, "of the 96 of the morning");
+        assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 86, "of the 96 of the morning");
     }
 
     #[test]
     fn what_is_beyond_the_usual_goes_back_to_it() {
         let forecast = office(7, 1.0);
-        assert_eq!(forecast.idle(at(12, 0), 120, BOOT), 4, "6 of 20 will be free");
-        assert_eq!(forecast.idle(at(12, 0), 80, BOOT), 16, "6 of 20 will be used");
-        assert_eq!(forecast.idle(at(12, 0), 200, BOOT), 0);
+        assert_eq!(forecast.idle_target(at(12, 0), 120, BOOT), 4, "6 of 20 will be free");
+        assert_eq!(forecast.idle_target(at(12, 0), 80, BOOT), 16, "6 of 20 will be used");
+        assert_eq!(forecast.idle_target(at(12, 0), 200, BOOT), 0);
     }
 
     #[test]
@@ -359,7 +359,7 @@ mod tests {
         for minute in 0..120 {
             forecast.record(at(10, minute), 50);
         }
-        assert_eq!(forecast.idle(at(12, 0), 50, BOOT), 7, "the square root of 50");
+        assert_eq!(forecast.idle_target(at(12, 0), 50, BOOT), 7, "the square root of 50");
     }
 
     #[test]
@@ -368,21 +368,21 @@ mod tests {
         forecast.record(0, 10);
         forecast.record(300, 20);
         forecast.record(600, 30);
-        assert_eq!(forecast.idle(600, 30, BOOT), 10, "20 in ten minutes, five minutes on");
-        assert_eq!(forecast.idle(600, 16, BOOT), 0, "16 after 10 says nothing");
+        assert_eq!(forecast.idle_target(600, 30, BOOT), 10, "20 in ten minutes, five minutes on");
+        assert_eq!(forecast.idle_target(600, 16, BOOT), 0, "16 after 10 says nothing");
     }
 
     #[test]
     fn what_it_costs_in_a_day_is_bounded() {
         let mut forecast = office(7, 0.0);
-        forecast.config.idle_hours_per_day_max = Some(1.0);
+        forecast.config.max_idle_slot_hours_per_day = Some(1.0);
         let start = at(8, 56);
-        assert_eq!(forecast.idle(start, 4, BOOT), 96);
+        assert_eq!(forecast.idle_target(start, 4, BOOT), 96);
         for minute in 0..2 {
-            forecast.spend(start + minute * 60, 96);
+            forecast.record_idle(start + minute * 60, 96);
         }
-        assert_eq!(forecast.idle(start + 60, 4, BOOT), 0, "96 slots for a minute are more than an hour");
-        forecast.spend(start + DAY, 0);
-        assert!(forecast.idle(start + DAY, 4, BOOT) > 0, "a new day");
+        assert_eq!(forecast.idle_target(start + 60, 4, BOOT), 0, "96 slots for a minute are more than an hour");
+        forecast.record_idle(start + DAY, 0);
+        assert!(forecast.idle_target(start + DAY, 4, BOOT) > 0, "a new day");
     }
 }

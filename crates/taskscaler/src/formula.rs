@@ -13,7 +13,7 @@ pub struct Inputs {
     /// P: jobs that wait for a slot.
     pub waiting: u64,
     /// Free slots that suit nobody who waits: they are idle ones, and no supply for those.
-    pub stray: u64,
+    pub unusable: u64,
     /// R: promises of a slot that keep an instance from being removed. The idle slots stand for them, too.
     pub reserved: u64,
     /// U: slots of them that will not be given any more.
@@ -22,7 +22,7 @@ pub struct Inputs {
     pub idle_count: u64,
     /// Idle slots that stay where they are there, and are not asked for.
     #[serde(skip_serializing_if = "is_zero")]
-    pub kept: u64,
+    pub retained_idle: u64,
     /// K: slots of an instance.
     pub capacity: u64,
     /// Slots of a new instance that will be given: K, or fewer where it is used up before.
@@ -35,7 +35,7 @@ pub struct Inputs {
 
 /// The idle slots that are wanted beside the waiting jobs: the floor, or the part of what will be in use.
 #[must_use]
-pub fn idle(inputs: &Inputs) -> u64 {
+pub fn idle_target(inputs: &Inputs) -> u64 {
     let in_use = inputs.acquired + inputs.waiting;
     let part = if inputs.scale_factor > 0.0 { ceiling(inputs.scale_factor * to_float(in_use)) } else { 0 };
     let part = if inputs.scale_factor_limit > 0 { part.min(inputs.scale_factor_limit) } else { part };
@@ -58,7 +58,7 @@ pub fn required(inputs: &Inputs) -> i64 {
 pub fn surplus(inputs: &Inputs) -> u64 {
     let (have, _) = slots(inputs);
     // A promise is kept by any idle slot, also by one that is wanted anyway: the two are not added (taskscaler !52).
-    let promised = Inputs { stray: inputs.stray.max(inputs.reserved).max(inputs.kept), ..*inputs };
+    let promised = Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
     have.saturating_sub(slots(&promised).1)
 }
 
@@ -68,7 +68,7 @@ fn slots(inputs: &Inputs) -> (u64, u64) {
     // Slots that are used up belong to instances; without those they are no demand (taskscaler !49).
     let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
     let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
-    (have, busy.saturating_add(idle(inputs).max(inputs.stray)))
+    (have, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]

@@ -1,7 +1,7 @@
-//! What was decided, kept for the questions of a day: a line for each decision, readable without the configuration that it was
-//! made under, in two files of bounded size. The newer one becomes the older one when it is full.
+//! History of decisions of the last day, for `muster fleet explain`.
 //!
-//! Nothing depends on it: a line that cannot be written is lost, and the scaler goes on.
+//! Each decision is one line of JSON that can be read without the configuration. There are two files of bounded size: when the
+//! newer one is full, it replaces the older one. The history is best effort: if writing a line fails, the line is lost.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -11,78 +11,83 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::decision::{Decision, What};
+use crate::decision::{Decision, DecisionKind};
 use crate::formula::Inputs;
-use crate::words::GroupId;
+use crate::types::GroupId;
 
-/// Questions go back so far, in seconds.
+/// Age up to which decisions are shown, in seconds.
 pub const DAY_S: i64 = 24 * 3600;
-/// Bytes of each of the two files: some 50,000 decisions.
-const FILE_MAX: u64 = 16 << 20;
-/// Bytes of a line; a longer one is none of ours.
-const LINE_MAX: u64 = 1 << 20;
-/// The version of the lines.
+/// Size at which a file is full. Enough for about 50,000 decisions.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+/// Maximum length of a history line in bytes. Longer lines are skipped as corrupt.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// Version of the format.
 const VERSION: u32 = 1;
 
-/// One decision, for people and programs.
+/// A decision in the history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct HistoryEntry {
     /// Seconds since 1970.
     pub unix: i64,
-    /// What kind it is: `ask`, `hold`, `creation_failed`, `leased`, `remove` and so on.
+    /// Kind of the decision, such as `scale_up`, `scale_up_blocked`, `creation_failed`, `leased` or `delete`.
     pub kind: String,
-    /// The group that it is about.
+    /// Name of the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The instance that it is about.
+    /// ID of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// The leases and requests that it is about.
+    /// Task keys of the jobs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
-    /// The whole of it, in words.
+    /// Human-readable description.
     pub text: String,
-    /// How long that took, or had lasted, in milliseconds.
+    /// Duration of the described step, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
-    /// What it was decided by, where it was by numbers.
+    /// Inputs of the scaling formula, if the decision depends on them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<Inputs>,
 }
 
-impl Told {
-    /// A decision, with the names of the groups.
+impl HistoryEntry {
+    /// Creates an entry. `name` returns the name of a group.
     #[must_use]
-    pub fn of(decision: &Decision, name: impl Fn(GroupId) -> String) -> Self {
-        let (kind, group, instance) = subject(&decision.what);
-        let (mut keys, mut inputs, mut text) = (Vec::new(), None, decision.what.to_string());
-        match &decision.what {
-            What::Leased { key, .. } | What::Released { key } | What::Used { key, .. } | What::Kept { key, .. } => {
+    pub fn from_decision(decision: &Decision, name: impl Fn(GroupId) -> String) -> Self {
+        let (kind, group, instance) = subject(&decision.kind);
+        let (mut keys, mut inputs, mut text) = (Vec::new(), None, decision.kind.to_string());
+        match &decision.kind {
+            DecisionKind::Leased { key, .. }
+            | DecisionKind::Released { key }
+            | DecisionKind::JobUsage { key, .. }
+            | DecisionKind::Held { key, .. } => {
                 keys.push(key.to_string());
             }
-            What::Environment { name, step, .. } => {
+            DecisionKind::Environment { name, step, .. } => {
                 keys.extend([Some(name), step.key()].into_iter().flatten().map(ToString::to_string));
             }
-            What::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
-            What::Ask { inputs: by, passed, .. } => {
+            DecisionKind::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
+            DecisionKind::ScaleUp { inputs: by, passed, .. } => {
                 inputs = Some(*by);
-                let passed = passed.iter().map(|(group, hold)| format!("; not of group {}: {hold}", name(*group)));
+                let passed = passed.iter().map(|(group, hold)| format!("; skipped group {}: {hold}", name(*group)));
                 text.extend(passed);
             }
-            What::Remove { inputs: by, .. } => inputs = Some(*by),
-            What::Hold { missing, reasons, inputs: by } => {
+            DecisionKind::Delete { inputs: by, .. } => inputs = Some(*by),
+            DecisionKind::ScaleUpBlocked { missing, reasons, inputs: by } => {
                 inputs = Some(*by);
-                text = format!("{missing} instances are missing and cannot be asked for");
+                text = format!("cannot scale up by {missing} instances");
                 let reasons = reasons.iter().map(|(group, hold)| format!("; group {}: {hold}", name(*group)));
                 text.extend(reasons);
             }
             _ => {}
         }
-        let after = match &decision.what {
-            What::Appeared { after, .. } | What::Running { after, .. } | What::Ready { after, .. } => Some(after),
-            What::Leased { waited, .. } => Some(waited),
-            What::Used { used, .. } => Some(&used.wall),
-            What::Gone { life, .. } => Some(life),
+        let after = match &decision.kind {
+            DecisionKind::Discovered { after, .. }
+            | DecisionKind::Running { after, .. }
+            | DecisionKind::Ready { after, .. } => Some(after),
+            DecisionKind::Leased { waited, .. } => Some(waited),
+            DecisionKind::JobUsage { usage: used, .. } => Some(&used.wall),
+            DecisionKind::Deleted { lifetime: life, .. } => Some(life),
             _ => None,
         };
         Self {
@@ -98,31 +103,31 @@ impl Told {
     }
 }
 
-/// The kind of a decision, its group and its instance.
-fn subject(what: &What) -> (&'static str, Option<GroupId>, Option<&muster_fleeting::model::InstanceId>) {
+/// Returns the kind, the group and the instance of a decision.
+fn subject(what: &DecisionKind) -> (&'static str, Option<GroupId>, Option<&muster_fleeting::model::InstanceId>) {
     match what {
-        What::Policy { .. } => ("policy", None, None),
-        What::Hold { .. } => ("hold", None, None),
-        What::Released { .. } => ("released", None, None),
-        What::Used { .. } => ("used", None, None),
-        What::Kept { group, id, .. } => ("kept", Some(*group), Some(id)),
-        What::Ask { group, .. } => ("ask", Some(*group), None),
-        What::Granted { group, .. } => ("granted", Some(*group), None),
-        What::CreationFailed { group, .. } => ("creation_failed", Some(*group), None),
-        What::UpdateFailed { group, .. } => ("update_failed", Some(*group), None),
-        What::Appeared { group, id, .. } => ("appeared", Some(*group), Some(id)),
-        What::Running { group, id, .. } => ("running", Some(*group), Some(id)),
-        What::Foreign { group, id, .. } => ("foreign", Some(*group), Some(id)),
-        What::Ready { group, id, .. } => ("ready", Some(*group), Some(id)),
-        What::Leased { group, id, .. } => ("leased", Some(*group), Some(id)),
-        What::Environment { group, id, step, .. } => (step.kind(), Some(*group), Some(id)),
-        What::Drain { group, id, .. } => ("drain", Some(*group), Some(id)),
-        What::Remove { group, id, .. } => ("remove", Some(*group), Some(id)),
-        What::Stuck { group, id, .. } => ("stuck", Some(*group), Some(id)),
-        What::Gone { group, id, .. } => ("gone", Some(*group), Some(id)),
-        What::Lost { group, id, .. } => ("lost", Some(*group), Some(id)),
-        What::Operator { group, id, .. } => ("operator", Some(*group), id.as_ref()),
-        What::Missed { group, id } => ("missed", Some(*group), Some(id)),
+        DecisionKind::Policy { .. } => ("policy", None, None),
+        DecisionKind::ScaleUpBlocked { .. } => ("scale_up_blocked", None, None),
+        DecisionKind::Released { .. } => ("released", None, None),
+        DecisionKind::JobUsage { .. } => ("job_usage", None, None),
+        DecisionKind::Held { group, id, .. } => ("held", Some(*group), Some(id)),
+        DecisionKind::ScaleUp { group, .. } => ("scale_up", Some(*group), None),
+        DecisionKind::ScaleUpAccepted { group, .. } => ("scale_up_accepted", Some(*group), None),
+        DecisionKind::CreationFailed { group, .. } => ("creation_failed", Some(*group), None),
+        DecisionKind::ListFailed { group, .. } => ("list_failed", Some(*group), None),
+        DecisionKind::Discovered { group, id, .. } => ("discovered", Some(*group), Some(id)),
+        DecisionKind::Running { group, id, .. } => ("running", Some(*group), Some(id)),
+        DecisionKind::Unmanaged { group, id, .. } => ("unmanaged", Some(*group), Some(id)),
+        DecisionKind::Ready { group, id, .. } => ("ready", Some(*group), Some(id)),
+        DecisionKind::Leased { group, id, .. } => ("leased", Some(*group), Some(id)),
+        DecisionKind::Environment { group, id, step, .. } => (step.kind(), Some(*group), Some(id)),
+        DecisionKind::Drain { group, id, .. } => ("drain", Some(*group), Some(id)),
+        DecisionKind::Delete { group, id, .. } => ("delete", Some(*group), Some(id)),
+        DecisionKind::DeletionStuck { group, id, .. } => ("deletion_stuck", Some(*group), Some(id)),
+        DecisionKind::Deleted { group, id, .. } => ("deleted", Some(*group), Some(id)),
+        DecisionKind::Lost { group, id, .. } => ("lost", Some(*group), Some(id)),
+        DecisionKind::Operator { group, id, .. } => ("operator", Some(*group), id.as_ref()),
+        DecisionKind::MissingFromList { group, id } => ("missing_from_list", Some(*group), Some(id)),
     }
 }
 
@@ -131,52 +136,52 @@ struct Header {
     taskscaler_history: u32,
 }
 
-/// The writer.
+/// Writer of the history.
 #[derive(Debug)]
 pub(crate) struct History {
     path: PathBuf,
     file: Option<(File, u64)>,
-    file_max: u64,
-    /// It was told that lines cannot be written.
-    told: bool,
+    max_file_bytes: u64,
+    /// Whether the last write failed and that was logged.
+    failure_logged: bool,
 }
 
-/// The files of a history that belongs to these books, the older one first.
+/// Returns the paths of the history that belongs to a ledger, the older file first.
 pub(crate) fn files(books: &Path) -> [PathBuf; 2] {
     [books.with_extension("history.1"), books.with_extension("history")]
 }
 
 impl History {
-    /// Beside these books.
-    pub(crate) fn beside(books: &Path) -> Self {
+    /// Creates the writer of the history that belongs to a ledger.
+    pub(crate) fn for_ledger(books: &Path) -> Self {
         let [_, path] = files(books);
-        Self { path, file: None, file_max: FILE_MAX, told: false }
+        Self { path, file: None, max_file_bytes: MAX_FILE_BYTES, failure_logged: false }
     }
 
-    /// Adds decisions.
-    pub(crate) fn add(&mut self, decisions: &[Told]) {
+    /// Appends decisions.
+    pub(crate) fn add(&mut self, decisions: &[HistoryEntry]) {
         if decisions.is_empty() {
             return;
         }
         let added = self.write(decisions);
         if let Err(error) = &added {
-            // Half a line must not stand before a whole one.
+            // Reopen the file, because a partial line must be terminated first.
             self.file = None;
-            if !self.told {
+            if !self.failure_logged {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "decisions cannot be kept; `muster fleet explain` will not know of them");
+                tracing::warn!(%path, %error, "failed to write history, decisions are missing from `muster fleet explain`");
             }
         }
-        self.told = added.is_err();
+        self.failure_logged = added.is_err();
     }
 
-    fn write(&mut self, decisions: &[Told]) -> std::io::Result<()> {
+    fn write(&mut self, decisions: &[HistoryEntry]) -> std::io::Result<()> {
         let mut text = Vec::new();
         for decision in decisions {
             serde_json::to_writer(&mut text, decision)?;
             text.push(b'\n');
         }
-        if self.file.as_ref().is_some_and(|(_, length)| *length >= self.file_max) {
+        if self.file.as_ref().is_some_and(|(_, length)| *length >= self.max_file_bytes) {
             self.file = None;
             std::fs::rename(&self.path, self.path.with_extension("history.1"))?;
         }
@@ -190,7 +195,7 @@ impl History {
     }
 }
 
-/// The file, at the end of a whole line, and its length.
+/// Opens the file at the end of a complete line. Returns it and its length.
 fn open(path: &Path) -> std::io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let length = file.metadata()?.len();
@@ -211,12 +216,18 @@ fn open(path: &Path) -> std::io::Result<(File, u64)> {
     Ok((file, length + begin.len() as u64))
 }
 
-/// The decisions since `unix` that `wanted` wants, the latest last, and of too many the `most` latest. Lines that cannot be
-/// read, as one that was cut by a kill, are left out.
+/// Reads the decisions since `unix` that match `wanted`, the latest last, and at most the `most` latest ones.
+///
+/// Unreadable lines are skipped, for example a partial line after a crash.
 ///
 /// # Errors
-/// What the system says of a file that is there.
-pub fn read(books: &Path, unix: i64, most: usize, wanted: impl Fn(&Told) -> bool) -> std::io::Result<Vec<Told>> {
+/// Reading an existing file failed.
+pub fn read(
+    books: &Path,
+    unix: i64,
+    most: usize,
+    wanted: impl Fn(&HistoryEntry) -> bool,
+) -> std::io::Result<Vec<HistoryEntry>> {
     let mut found = VecDeque::new();
     for path in files(books) {
         let file = match File::open(path) {
@@ -228,10 +239,10 @@ pub fn read(books: &Path, unix: i64, most: usize, wanted: impl Fn(&Told) -> bool
         let mut line = Vec::new();
         loop {
             line.clear();
-            if (&mut reader).take(LINE_MAX).read_until(b'\n', &mut line)? == 0 {
+            if (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
                 break;
             }
-            let Ok(told) = serde_json::from_slice::<Told>(&line) else { continue };
+            let Ok(told) = serde_json::from_slice::<HistoryEntry>(&line) else { continue };
             if told.unix >= unix && wanted(&told) {
                 found.push_back(told);
                 if found.len() > most {
@@ -246,11 +257,13 @@ pub fn read(books: &Path, unix: i64, most: usize, wanted: impl Fn(&Told) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decision::Hold;
-    use crate::words::Key;
+    use crate::decision::ScaleUpBlock;
+    use crate::types::TaskKey;
 
-    fn released(unix: i64, key: &str) -> Told {
-        Told::of(&Decision { unix, what: What::Released { key: Key::new(key) } }, |_| String::new())
+    fn released(unix: i64, key: &str) -> HistoryEntry {
+        HistoryEntry::from_decision(&Decision { unix, kind: DecisionKind::Released { key: TaskKey::new(key) } }, |_| {
+            String::new()
+        })
     }
 
     fn keys(books: &Path, most: usize) -> Vec<String> {
@@ -258,33 +271,37 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_all_without_the_configuration() {
-        let reasons = vec![(GroupId(0), Hold::AtMax { max: 3, leaving: 0, stuck: crate::decision::Stuck::default() })];
-        let what = What::Hold { missing: 2, reasons, inputs: Inputs { waiting: 2, ..Inputs::default() } };
-        let told = Told::of(&Decision { unix: 7, what }, |_| "main".to_owned());
-        assert_eq!(told.text, "2 instances are missing and cannot be asked for; group main: it has its 3 instances");
-        assert_eq!((told.kind.as_str(), told.inputs.unwrap().waiting), ("hold", 2));
+    fn entry_contains_group_names() {
+        let reasons = vec![(
+            GroupId(0),
+            ScaleUpBlock::AtMax { max: 3, deleting: 0, stuck: crate::decision::StuckDeletions::default() },
+        )];
+        let what =
+            DecisionKind::ScaleUpBlocked { missing: 2, reasons, inputs: Inputs { waiting: 2, ..Inputs::default() } };
+        let told = HistoryEntry::from_decision(&Decision { unix: 7, kind: what }, |_| "main".to_owned());
+        assert_eq!(told.text, "cannot scale up by 2 instances; group main: it has its maximum of 3 instances");
+        assert_eq!((told.kind.as_str(), told.inputs.unwrap().waiting), ("scale_up_blocked", 2));
     }
 
     #[test]
-    fn what_was_told_is_found_also_after_a_line_that_was_cut() {
+    fn entries_after_a_partial_line_are_read() {
         let place = tempfile::tempdir().unwrap();
-        let books = place.path().join("x.books");
+        let books = place.path().join("x.ledger");
         assert!(keys(&books, 9).is_empty(), "nothing was told yet");
-        History::beside(&books).add(&[released(1, "one")]);
+        History::for_ledger(&books).add(&[released(1, "one")]);
         let file = books.with_extension("history");
         let whole = std::fs::read(&file).unwrap();
         std::fs::write(&file, [&whole[..], b"{\"unix\":2,\"ki"].concat()).unwrap();
-        History::beside(&books).add(&[released(3, "three")]);
+        History::for_ledger(&books).add(&[released(3, "three")]);
         assert_eq!(keys(&books, 9), ["one", "three"]);
         assert_eq!(read(&books, 2, 9, |_| true).unwrap().len(), 1, "only since then");
     }
 
     #[test]
-    fn two_files_of_bounded_size_hold_the_latest() {
+    fn history_size_is_bounded() {
         let place = tempfile::tempdir().unwrap();
-        let books = place.path().join("x.books");
-        let mut history = History { file_max: 500, ..History::beside(&books) };
+        let books = place.path().join("x.ledger");
+        let mut history = History { max_file_bytes: 500, ..History::for_ledger(&books) };
         for n in 0..100 {
             history.add(&[released(n, &n.to_string())]);
         }
@@ -294,16 +311,15 @@ mod tests {
         assert!(std::fs::read_dir(place.path()).unwrap().count() == 2);
     }
 
-    /// A line of the first version is read for ever.
     #[test]
-    fn the_first_version_is_read() {
+    fn reads_version_1() {
         let place = tempfile::tempdir().unwrap();
-        let books = place.path().join("x.books");
-        let kept = "{\"taskscaler_history\":1}\n{\"unix\":5,\"kind\":\"remove\",\"group\":\"g\",\"instance\":\"i\",\"text\":\"t\",\
+        let books = place.path().join("x.ledger");
+        let kept = "{\"taskscaler_history\":1}\n{\"unix\":5,\"kind\":\"delete\",\"group\":\"g\",\"instance\":\"i\",\"text\":\"t\",\
                     \"inputs\":{\"instances\":1,\"acquired\":0,\"waiting\":0,\"reserved\":0,\"unavailable\":0,\"idle_count\":0,\
                     \"capacity\":1,\"usable\":1,\"scale_factor\":0.0,\"scale_factor_limit\":0}}\n";
         std::fs::write(books.with_extension("history"), kept).unwrap();
         let told = read(&books, 0, 9, |_| true).unwrap();
-        assert_eq!((told[0].kind.as_str(), told[0].inputs.unwrap().instances), ("remove", 1));
+        assert_eq!((told[0].kind.as_str(), told[0].inputs.unwrap().instances), ("delete", 1));
     }
 }

@@ -1,22 +1,21 @@
-//! The scaling engine: how many instances there should be, and which job goes where.
+//! Autoscaler for job instances: decides how many instances exist and which job runs on which instance.
 //!
-//! - [`engine`] decides. It is a pure state machine: events and time in, actions out. Everything else feeds it.
-//! - [`driver`] owns it: plugins, books on disk, leases, metrics.
-//! - [`books`] is what it must not forget; [`decision`] is what it decided, and why; [`history`] keeps that for a day, and
-//!   [`fleet`] answers operators from both.
-//! - [`sim`] is a world to try it in.
-//! - [`config`], [`policy`], [`cron`], [`forecast`] say what it is to do.
+//! - [`engine`] makes the decisions. It is a pure state machine: events and time in, actions out.
+//! - [`driver`] runs an engine: it calls plugins, stores the ledger, hands out leases and exports metrics.
+//! - [`ledger`] defines the durable rows, [`decision`] the decisions and their reasons. [`history`] stores decisions for a day,
+//!   and [`fleet`] answers operators from the ledger and the history.
+//! - [`sim`] simulates fleets, for tests and for `muster fleet simulate`.
+//! - [`config`], [`policy`], [`cron`] and [`forecast`] define what the engine aims for.
 //!
-//! Five concerns are apart: what a machine is and how it is made stays in the plugin (`crates/fleeting`); its life in
-//! [`engine`]'s books; how many there are in [`formula`] and [`policy`]; which job gets which in [`engine`]'s placement;
-//! what a job does there is not known here at all.
+//! Five concerns are separate. Plugins (`crates/fleeting`) know what an instance is and how to create it. The [`engine`] tracks
+//! the life of each instance. [`formula`] and [`policy`] determine the number of instances. The engine's assignment code picks
+//! an instance for each job. What a job does on its instance is unknown here.
 //!
-//! Invariants (I1-I6 of life-of-a-job.md, checked by [`engine::Engine::check`] and the simulator): never more instances than
-//! allowed; no lease on an instance that goes or is gone; every instance is used, kept by a policy, or removed within a
-//! bound; no removal of an instance with a lease; no job waits while a slot is free; creation calls and spending stay within
-//! their bounds, whatever the provider says.
+//! Invariants (I1-I6, checked by [`engine::Engine::check`] and the simulator): there are never more instances than allowed; no
+//! lease is on an instance that is deleted; every instance is in use, retained by a policy, or deleted in bounded time; no
+//! instance with a lease is deleted; no job waits while a fitting slot is free; creation calls and cost stay within their
+//! limits, whatever the provider reports.
 
-pub mod books;
 pub mod config;
 pub mod cron;
 pub mod decision;
@@ -27,11 +26,12 @@ pub mod fleet;
 pub mod forecast;
 pub mod formula;
 pub mod history;
-pub mod need;
+pub mod ledger;
 pub mod operator;
 pub mod policy;
+pub mod resources;
 pub mod sim;
-pub mod sleep;
+pub mod suspend;
 mod throttle;
 pub mod time;
-pub mod words;
+pub mod types;

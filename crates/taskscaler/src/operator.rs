@@ -1,157 +1,164 @@
-//! What an operator can do to a fleet by hand, what comes of it, and how both are said over a manager's socket: one line of
-//! JSON each.
+//! Manual operations on instances and groups, and their messages on the manager's operator socket (one line of JSON each).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What is done to an instance, or to a whole group.
+/// An operation on an instance or a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Act {
-    /// An instance gets no more jobs, and stays until it is resumed or removed. A group makes no more instances, and each of
-    /// its instances goes after its jobs. Both last over restarts.
+pub enum OperatorAction {
+    /// An instance gets no new jobs and is kept. Survives restarts of the manager.
+    Cordon,
+    /// Reverts [`Self::Cordon`], and [`Self::Drain`] as long as it waits for jobs.
+    Uncordon,
+    /// An instance gets no new jobs and is deleted after its last job. A group creates no instances, and each of its instances
+    /// is drained. Survives restarts of the manager.
     Drain,
-    /// The end of [`Self::Drain`]; also of a removal that still waits for jobs.
-    Resume,
-    /// An instance gets no more jobs and is removed after those that it has.
-    Remove {
-        /// It does not wait for its jobs: they are given up.
-        now: bool,
+    /// An instance is deleted immediately.
+    Delete {
+        /// Whether to delete it even if jobs run on it. These jobs are lost.
+        force: bool,
     },
 }
 
-/// The version of [`Order`] and [`Answer`] as JSON: fields are added within it, never changed.
+/// Version of [`OperatorRequest`] and [`OperatorReply`] as JSON. Within a version, fields are added but never changed.
 pub const VERSION: u32 = 1;
 
-/// An act as a manager is told of it.
+/// A request on the operator socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct OperatorRequest {
     /// [`VERSION`].
     pub version: u32,
-    /// What.
-    pub act: Act,
-    /// Of which instance, by its name at the provider, or of which group.
+    /// The operation.
+    pub action: OperatorAction,
+    /// ID of an instance at the provider, or name of a group.
     pub name: String,
-    /// Of which runner; none: the only one that has it.
+    /// Name of the runner. `None` works if only one runner has an instance or a group of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runner: Option<String>,
-    /// In which group; none: the only one that has it.
+    /// Name of the group. `None` works if only one group has an instance of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Who says so, by his own word.
+    /// Name of the operator, as the client reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub who: Option<String>,
-    /// Why.
+    pub user: Option<String>,
+    /// Reason that the operator gave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
+    pub reason: Option<String>,
 }
 
-/// What an act is done to.
+/// The instance or group that an operation applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The group, by its place in [`crate::engine::Status::groups`].
+pub struct OperatorTarget {
+    /// Index of the group in [`crate::engine::ScalerStatus::groups`].
     pub group: usize,
-    /// The instance; none: the group.
+    /// ID of the instance. `None` means the whole group.
     pub instance: Option<String>,
 }
 
-/// What the manager says of an [`Order`].
+/// The manager's reply to an [`OperatorRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct OperatorReply {
     /// [`VERSION`].
     pub version: u32,
-    /// It is done, and in the books.
-    pub done: bool,
-    /// What is done, or why it is not.
-    pub text: String,
+    /// Whether the operation was accepted and stored in the ledger.
+    pub ok: bool,
+    /// Outcome, or the reason for the refusal.
+    pub message: String,
 }
 
-/// What is done; it is in the books.
+/// Outcome of an operation that was stored in the ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Done {
-    /// The instance gets no more jobs, and stays.
-    Drained {
-        /// Jobs that it has.
+pub enum OperatorOutcome {
+    /// The instance gets no new jobs and is kept.
+    Cordoned {
+        /// Number of jobs that still run on it.
         jobs: u32,
     },
-    /// The group makes no more instances.
+    /// The group creates no instances.
     GroupDrained {
-        /// Instances that go after their jobs.
+        /// Number of instances that are deleted after their last job.
         instances: u32,
     },
     /// The instance gets jobs again once it is ready.
-    Resumed,
-    /// It is not kept any more, and goes after its jobs for another reason.
-    Goes {
-        /// Why.
-        why: String,
+    Uncordoned,
+    /// The instance is no longer cordoned, but is deleted after its last job for another reason.
+    UncordonedForRemoval {
+        /// Reason for the deletion.
+        reason: String,
     },
-    /// The group makes instances again.
-    GroupResumed,
-    /// The instance goes after its jobs; without any, at once.
-    Removing {
-        /// Jobs that it has.
+    /// The group creates instances again.
+    GroupUndrained,
+    /// The instance is deleted after its last job, or immediately if it has none.
+    Draining {
+        /// Number of jobs that still run on it.
         jobs: u32,
     },
-    /// The instance goes at once.
-    Removed {
-        /// Jobs that were given up.
+    /// The instance is being deleted.
+    Deleting {
+        /// Number of jobs that were lost.
         jobs: u32,
     },
 }
 
-impl fmt::Display for Done {
+impl fmt::Display for OperatorOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Drained { jobs: 0 } => f.write_str("it gets no jobs, and stays until it is resumed or removed"),
-            Self::Drained { jobs } => {
-                write!(f, "it gets no more jobs ({jobs} run), and stays until it is resumed or removed")
-            }
+            Self::Cordoned { jobs: 0 } => f.write_str("cordoned; it has no jobs"),
+            Self::Cordoned { jobs } => write!(f, "cordoned; {jobs} running jobs continue"),
             Self::GroupDrained { instances } => {
-                write!(f, "it makes no more instances, and {instances} go, each after its jobs")
+                write!(f, "draining; {instances} instances are deleted, each after its last job")
             }
-            Self::Resumed => f.write_str("it gets jobs again once it is ready"),
-            Self::Goes { why } => write!(f, "it is not kept any more, and goes: {why}"),
-            Self::GroupResumed => f.write_str("it makes instances again"),
-            Self::Removing { jobs: 0 } | Self::Removed { jobs: 0 } => f.write_str("it is removed"),
-            Self::Removing { jobs } => write!(f, "it gets no more jobs, and is removed after the {jobs} that it has"),
-            Self::Removed { jobs } => write!(f, "it is removed, and {jobs} jobs are given up"),
+            Self::Uncordoned => f.write_str("uncordoned; it gets jobs again once it is ready"),
+            Self::UncordonedForRemoval { reason } => {
+                write!(f, "uncordoned, but deleted after its last job: {reason}")
+            }
+            Self::GroupUndrained => f.write_str("uncordoned; it creates instances again"),
+            Self::Draining { jobs: 0 } | Self::Deleting { jobs: 0 } => f.write_str("deleting"),
+            Self::Draining { jobs } => write!(f, "draining; it is deleted after its {jobs} running jobs"),
+            Self::Deleting { jobs } => write!(f, "deleting; its {jobs} running jobs are lost"),
         }
     }
 }
 
-/// Why an act is not done.
+/// Reason for which an operation was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// Its group does not have it (any more).
-    #[error("there is no such instance")]
+pub enum OperatorError {
+    /// The group does not have the instance.
+    #[error("no such instance")]
     NoInstance,
-    /// There is no such group.
-    #[error("there is no such group")]
+    /// The group does not exist.
+    #[error("no such group")]
     NoGroup,
-    /// Somebody else made it.
-    #[error("it was not asked for here, and gets no jobs; it can be removed")]
-    Foreign,
-    /// Its removal is under way, or is not an operator's to stop.
-    #[error("it goes already: {why}")]
-    Goes {
-        /// Why.
-        why: String,
+    /// The manager did not create the instance.
+    #[error("the instance is unmanaged and gets no jobs; use `muster fleet delete` to delete it")]
+    Unmanaged,
+    /// The instance is being deleted, or is drained for a reason that an operator cannot revert.
+    #[error("the instance is already being deleted: {reason}")]
+    AlreadyDeleting {
+        /// Reason for the deletion.
+        reason: String,
     },
-    /// There is nothing to resume.
-    #[error("it is not drained")]
-    NotDrained,
-    /// A job left its environment there.
-    #[error("it is suspended for a later job, and goes at its time; it can be removed before")]
+    /// The instance or the group is neither cordoned nor drained by an operator.
+    #[error("it is neither cordoned nor drained")]
+    NotCordoned,
+    /// The instance holds the suspended environment of a job.
+    #[error("it is suspended for a later job and expires on its own; use `muster fleet delete` to delete it now")]
     Suspended,
-    /// Its whole group is drained.
-    #[error("its group was drained by {by}: resume the group")]
+    /// The instance's whole group is drained.
+    #[error("its group was drained by {by}; uncordon the group")]
     GroupDrained {
-        /// Who, and why.
+        /// Operator and reason.
         by: String,
     },
-    /// Only instances are removed.
-    #[error("a group is not removed: drain it, and its instances go after their jobs")]
-    WholeGroup,
+    /// Jobs run on the instance.
+    #[error("{jobs} jobs run on it; use `muster fleet drain` to delete it after them, or --force")]
+    HasJobs {
+        /// Number of jobs.
+        jobs: u32,
+    },
+    /// The operation applies to instances only.
+    #[error("this applies to instances only; use `muster fleet drain` for a group")]
+    NotAnInstance,
 }

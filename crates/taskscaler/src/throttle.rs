@@ -10,14 +10,14 @@ const DEFAULT_PER_SECOND: u32 = 100;
 
 /// A token bucket.
 #[derive(Debug, Clone)]
-pub(crate) struct Bucket {
+pub(crate) struct TokenBucket {
     per_second: f64,
     burst: f64,
     tokens: f64,
     at: Time,
 }
 
-impl Bucket {
+impl TokenBucket {
     pub(crate) fn new(per_second: f64, burst: f64, at: Time) -> Self {
         Self { per_second, burst, tokens: burst, at }
     }
@@ -56,7 +56,7 @@ impl Bucket {
     }
 
     /// When one more can be done.
-    pub(crate) fn next(&self, at: Time) -> Time {
+    pub(crate) fn next_token_at(&self, at: Time) -> Time {
         let missing = (1.0 - self.tokens).max(0.0);
         // Not before the token is whole: times are whole milliseconds.
         self.at.max(at)
@@ -93,7 +93,7 @@ impl Backoff {
         self.error.clear();
     }
 
-    pub(crate) fn holds(&self, at: Time) -> bool {
+    pub(crate) fn is_active(&self, at: Time) -> bool {
         self.failures > 0 && at < self.until
     }
 }
@@ -105,7 +105,7 @@ pub(crate) fn jittered(duration: Duration, jitter: u64) -> Duration {
 }
 
 /// Splitmix: a number that looks random, for each number.
-pub(crate) fn mix(value: u64) -> u64 {
+pub(crate) fn splitmix64(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -121,14 +121,14 @@ mod tests {
         let mut backoff = Backoff::default();
         let pauses: Vec<u64> = (0..9).map(|_| backoff.fail(Time::ZERO, "quota".to_owned(), 256).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        assert!(backoff.holds(Time::from_millis(59_000)) && !backoff.holds(Time::from_millis(60_000)));
+        assert!(backoff.is_active(Time::from_millis(59_000)) && !backoff.is_active(Time::from_millis(60_000)));
     }
 
     proptest::proptest! {
         /// Whatever is asked when, no more is given than burst and rate allow.
         #[test]
         fn a_bucket_keeps_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
-            let mut bucket = Bucket::new(5.0, 8.0, Time::ZERO);
+            let mut bucket = TokenBucket::new(5.0, 8.0, Time::ZERO);
             let (mut now, mut done) = (0, 0);
             for (pause, wish) in steps {
                 now += pause;
@@ -136,7 +136,7 @@ mod tests {
                 bucket.take(n);
                 done += u64::from(n);
                 proptest::prop_assert!(done * 1000 <= 8 * 1000 + now * 5 + 1, "{done} after {now} ms");
-                let next = bucket.next(Time::from_millis(now));
+                let next = bucket.next_token_at(Time::from_millis(now));
                 proptest::prop_assert!(bucket.clone().available(next) >= 1);
             }
         }

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::engine::Engine;
-use muster_taskscaler::policy::{Policies, Wanted};
+use muster_taskscaler::policy::{IdleTarget, Policies};
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::report::Report;
 use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::simulation::Simulation;
 use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
-use muster_taskscaler::sim::world::World;
 use muster_taskscaler::time::{Now, Time};
-use muster_taskscaler::words::{Key, Request};
+use muster_taskscaler::types::{SlotRequest, TaskKey};
 
-fn fleet(max: u32, capacity: u32, wanted: Wanted) -> Config {
+fn fleet(max: u32, capacity: u32, wanted: IdleTarget) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.capacity = NonZeroU32::new(capacity).unwrap();
     config.policies = Policies::always(wanted);
@@ -41,10 +41,10 @@ fn fleets() {
 fn a_working_day_starts_jobs_in_time_and_keeps_little_idle() {
     let pattern = Pattern { shape: Shape::Day, days: 1, ..Pattern::default() };
     let jobs = pattern.jobs(7);
-    let wanted = Wanted { idle_time: Duration::from_secs(120), ..Wanted::default() };
+    let wanted = IdleTarget { idle_time: Duration::from_secs(120), ..IdleTarget::default() };
     let end = Time::ZERO + Duration::from_secs(86_400);
-    let scenario = Scenario::honest(fleet(0, 4, wanted), vec![cloud()], 7, end);
-    let report = World::new(&scenario, &jobs).run().unwrap();
+    let scenario = Scenario::fault_free(fleet(0, 4, wanted), vec![cloud()], 7, end);
+    let report = Simulation::new(&scenario, &jobs).run().unwrap();
     assert!(report.wait(0.9) <= Duration::from_secs(90), "{:?}", report.wait(0.9));
     let idle = 1.0 - report.busy_slot_hours / report.slot_hours;
     assert!(idle < 0.4, "{idle} of {} slot hours", report.slot_hours);
@@ -52,23 +52,23 @@ fn a_working_day_starts_jobs_in_time_and_keeps_little_idle() {
 
 /// R063.
 fn five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory() {
-    let job = Job { at: Time::ZERO, duration: Duration::from_secs(300), request: Request::default() };
+    let job = Job { at: Time::ZERO, duration: Duration::from_secs(300), request: SlotRequest::default() };
     let jobs = vec![job; 5_000];
     let end = Time::ZERO + Duration::from_secs(7200);
     let scenario = Scenario {
         stop_when_done: true,
-        ..Scenario::honest(fleet(1_000, 5, Wanted::default()), vec![cloud()], 1, end)
+        ..Scenario::fault_free(fleet(1_000, 5, IdleTarget::default()), vec![cloud()], 1, end)
     };
-    let report = World::new(&scenario, &jobs).run().unwrap();
+    let report = Simulation::new(&scenario, &jobs).run().unwrap();
     assert_eq!((report.done, report.machines), (5_000, 1_000));
 
     let now = Now::steady(Time::ZERO, 1_772_409_600);
-    let mut engine = Engine::new(fleet(1_000, 5, Wanted::default()), now);
+    let mut engine = Engine::new(fleet(1_000, 5, IdleTarget::default()), now);
     let before = counting::held();
     for job in 0..5_000 {
-        let key = Key::new(format!("runner-{job:016}"));
+        let key = TaskKey::new(format!("runner-{job:016}"));
         engine.admit(key.clone());
-        engine.acquire(now, key, &Request::default()).unwrap();
+        engine.acquire(now, key, &SlotRequest::default()).unwrap();
         let _ = (engine.decisions(), engine.changes(), engine.actions());
     }
     let bytes = (counting::held() - before) / 5_000;
@@ -77,17 +77,22 @@ fn five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory() {
 
 /// Pipelines of 40 jobs on a fleet with two idle slots.
 fn bursts(ahead: bool) -> Report {
-    let wanted =
-        Wanted { idle_count: 2, idle_time: Duration::from_secs(300), preemptive: true, ahead, ..Wanted::default() };
+    let wanted = IdleTarget {
+        idle_count: 2,
+        idle_time: Duration::from_secs(300),
+        preemptive: true,
+        ahead,
+        ..IdleTarget::default()
+    };
     let mut config = fleet(30, 1, wanted);
-    config.uses_max = NonZeroU32::new(1);
+    config.max_uses = NonZeroU32::new(1);
     let job = |n: u64| {
         let at = Time::from_millis((1 + n / 40) * 3_600_000 + n % 40);
-        Job { at, duration: Duration::from_secs(120 + n % 60), request: Request::default() }
+        Job { at, duration: Duration::from_secs(120 + n % 60), request: SlotRequest::default() }
     };
     let jobs: Vec<Job> = (0..400).map(job).collect();
     let end = Time::ZERO + Duration::from_secs(12 * 3600);
-    World::new(&Scenario::honest(config, vec![cloud()], 3, end), &jobs).run().unwrap()
+    Simulation::new(&Scenario::fault_free(config, vec![cloud()], 3, end), &jobs).run().unwrap()
 }
 
 /// What it costs to request jobs ahead of free slots: no instance, since each is created for a job that has come. The two idle

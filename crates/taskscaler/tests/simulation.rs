@@ -65,7 +65,7 @@ fn hunt(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Result<D
                     done.ahead.fetch_add(report.ahead as u64, Ordering::Relaxed);
                     done.canceled.fetch_add(report.canceled as u64, Ordering::Relaxed);
                     done.canceled_wakes.fetch_add(report.canceled_wakes as u64, Ordering::Relaxed);
-                    done.restarts.fetch_add(case.scenario.kills.len() as u64, Ordering::Relaxed);
+                    done.restarts.fetch_add(case.scenario.manager_kills.len() as u64, Ordering::Relaxed);
                 }
                 Err(violation) => {
                     let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,7 +125,7 @@ fn removes_too_early(mut actions: Vec<Action>) -> Vec<Action> {
 fn a_defect_of_the_engine_is_found_told_by_its_seed_replayed_and_made_small() {
     let spoilt = |seed| {
         let mut case = Case::random(seed);
-        case.scenario.spoilt = Some(removes_too_early);
+        case.scenario.injected_defect = Some(removes_too_early);
         case
     };
     let failure = hunt(1, SAMPLE, spoilt).expect_err("the defect is found");

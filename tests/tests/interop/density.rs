@@ -36,7 +36,7 @@ fn four_jobs_at_once_on_one_instance_have_slots_and_workspaces_of_their_own_and_
     );
     let fleet = Fleet::start(
         &yaml,
-        "    capacity_per_instance = 4\n    max_instances = 1\n    [runners.autoscaler.density]\n      measured = true\n    \
+        "    capacity_per_instance = 4\n    max_instances = 1\n    [runners.autoscaler.density]\n      learn_from_usage = true\n    \
          [runners.autoscaler.sticky_context]\n      enabled = true\n",
         "",
     );
@@ -78,7 +78,7 @@ fn a_job_that_says_it_needs_more_takes_more_slots() {
     let fleet = Fleet::start(
         &yaml,
         "    capacity_per_instance = 4\n    max_instances = 1\n    [runners.autoscaler.density]\n      slot_cpus = 1\n      \
-         measured = true\n",
+         learn_from_usage = true\n",
         "",
     );
     let (last, logs) = fleet.finish(&names);

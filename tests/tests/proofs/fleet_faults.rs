@@ -149,7 +149,7 @@ async fn world(seeds: Range<u64>) -> Tally {
     let mut rng = StdRng::seed_from_u64(seeds.start / SEEDS);
     let idle = rng.random_range(0..3);
     let autoscaler = format!(
-        "max_instances = 4\n    max_use_count = {}\n    delete_instances_on_shutdown = true\n    create_deadline = \"5s\"\n    \
+        "max_instances = 4\n    max_use_count = {}\n    delete_instances_on_shutdown = true\n    create_timeout = \"5s\"\n    \
          update_interval = \"1s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
          heartbeat_interval = \"1s\"\n    [[runners.autoscaler.policy]]\n      idle_count = {idle}\n      idle_time = \"1s\"",
         rng.random_range(1..4),

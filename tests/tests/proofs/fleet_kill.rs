@@ -89,11 +89,11 @@ async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>, at_gitlab: bool) -> Vec<Ta
 async fn world(seeds: Range<u64>, at_gitlab: bool) -> Tally {
     let autoscaler = format!(
         "max_instances = {INSTANCES_MAX}\n    max_use_count = 4\n    delete_instances_on_shutdown = true\n    \
-         create_deadline = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
+         create_timeout = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
          [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1s\""
     );
     // An instance that is killed between its creation and the next list was granted, and never appears: the idle slot that it
-    // should have been is asked for again after `create_deadline`.
+    // should have been is asked for again after `create_timeout`.
     let plugin = "boot_delay_ms = 20";
     let mut bench = if at_gitlab {
         Bench::with_instances_at_gitlab(CONCURRENT, &autoscaler, plugin).await

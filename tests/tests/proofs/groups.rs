@@ -41,7 +41,7 @@ async fn all_succeed(bench: &mut Bench, jobs: std::ops::RangeInclusive<i64>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cheapest_group_is_asked_first_and_the_next_one_when_it_is_out_of_stock() {
-    let autoscaler = "group_order = \"price\"\n    delete_instances_on_shutdown = true";
+    let autoscaler = "group_selection = \"price\"\n    delete_instances_on_shutdown = true";
     let dear = ("dear", "max_instances = 5\n      price_per_hour = 0.3", "");
     // Its provider has one instance; max_instances would let more be asked for.
     let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "stock = 1");

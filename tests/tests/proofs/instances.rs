@@ -239,7 +239,7 @@ async fn a_job_that_waits_for_an_instance_is_canceled() {
     let bench = Bench::with_instances(1, "max_instances = 1", "boot_delay_ms = 3600000").await;
     bench.push(1, &["echo never"], &json!({}));
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
-    until("the instance is asked for", || bench.log().contains("asked for")).await;
+    until("the instance is asked for", || bench.log().contains("missing instances")).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_canceled"), "{}", job.text());

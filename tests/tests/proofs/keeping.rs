@@ -71,7 +71,7 @@ async fn a_runner_that_leaves_the_file_takes_its_instances_with_it_after_its_las
     goes_on(&bench).await;
     until("no instance is left", &bench, || bench.machines.names().is_empty()).await;
     let files = || std::fs::read_dir(bench.path("state/instances")).unwrap().flatten().map(|file| file.path());
-    let is_of_it = |file: &std::path::Path| file.extension().is_some_and(|end| end == "books" || end == "owner");
+    let is_of_it = |file: &std::path::Path| file.extension().is_some_and(|end| end == "ledger" || end == "owner");
     until("nor books, nor whose they were", &bench, || !files().any(|file| is_of_it(&file))).await;
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }

@@ -50,12 +50,12 @@ async fn a_drained_instance_is_kept_over_a_restart_without_jobs_until_it_is_remo
     let mut bench = Bench::with_instances(2, keys, "").await;
     start(&bench, 1).await;
     let machine = bench.machines.names().remove(0);
-    let said = done(&bench, &["drain", &machine, "--reason", "the disk is odd"]);
-    assert!(said.contains("it gets no more jobs (1 run), and stays until it is resumed or removed"), "{said}");
+    let said = done(&bench, &["cordon", &machine, "--reason", "the disk is odd"]);
+    assert!(said.contains("cordoned; 1 running jobs continue"), "{said}");
     start(&bench, 2).await;
     bench.kill_manager();
-    let (code, said) = fleet(&bench, &["resume", &machine]);
-    assert!(code == Some(2) && said.contains("no manager with instances works on"), "{code:?} {said}");
+    let (code, said) = fleet(&bench, &["uncordon", &machine]);
+    assert!(code == Some(2) && said.contains("no manager with instances is running on"), "{code:?} {said}");
     bench.start_manager();
     std::fs::write(bench.path("go"), "").unwrap();
     assert!(succeeds(&bench, 1).await.contains(&format!("Instance {machine} connected")));
@@ -67,20 +67,20 @@ async fn a_drained_instance_is_kept_over_a_restart_without_jobs_until_it_is_remo
         assert!(!text.contains(&format!("Instance {machine} connected")), "{text}");
     }
     let why = done(&bench, &["explain", "instance", &machine]);
-    assert!(why.contains("drained by operator ann (user "), "{why}");
+    assert!(why.contains("cordon by operator ann (user "), "{why}");
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
     assert_eq!(bench.machines.names(), [machine.as_str()], "all others go at the end: {}", bench.log());
     bench.start_manager();
     let mut said = (None, String::new());
     let removed = until(|| {
         // The manager takes acts once it has begun.
-        said = fleet(&bench, &["remove", &machine, "--reason", "seen enough"]);
+        said = fleet(&bench, &["drain", &machine, "--reason", "seen enough"]);
         said.0 == Some(0)
     });
     assert!(removed.await, "{said:?}\n{}", bench.log());
     gone(&bench, &machine).await;
     let why = done(&bench, &["explain", "instance", &machine]);
-    for expected in ["drained by operator ann", ": the disk is odd", "removed by operator ann", ": seen enough"] {
+    for expected in ["cordon by operator ann", ": the disk is odd", "drain by operator ann", ": seen enough"] {
         assert!(why.contains(expected), "{expected}: {why}");
     }
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
@@ -91,14 +91,14 @@ async fn a_removal_now_gives_up_the_job_and_says_who_said_so() {
     let mut bench = Bench::with_instances(1, "max_instances = 1\n    delete_instances_on_shutdown = true", "").await;
     start(&bench, 1).await;
     let machine = bench.machines.names().remove(0);
-    let said = done(&bench, &["remove", "--now", &machine, "--reason", "it mines coins"]);
-    assert!(said.contains("it is removed, and 1 jobs are given up"), "{said}");
+    let said = done(&bench, &["delete", "--force", &machine, "--reason", "it mines coins"]);
+    assert!(said.contains("deleting; its 1 running jobs are lost"), "{said}");
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-    assert_eq!(text.matches("instance removed at once by operator ann").count(), 1, "{text}\n{}", bench.log());
+    assert_eq!(text.matches("instance deleted by operator ann").count(), 1, "{text}\n{}", bench.log());
     gone(&bench, &machine).await;
-    let (code, said) = fleet(&bench, &["remove", "nobody"]);
+    let (code, said) = fleet(&bench, &["delete", "nobody"]);
     assert!(code == Some(1) && said.contains("no runner has an instance or a group `nobody`"), "{code:?} {said}");
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
@@ -110,15 +110,15 @@ async fn a_drained_group_empties_and_asks_for_no_jobs_until_it_is_resumed() {
     let mut bench = Bench::with_instances(1, keys, "").await;
     start(&bench, 1).await;
     let said = done(&bench, &["drain", "ours"]);
-    assert!(said.starts_with("group ours of runner ours: it makes no more instances, and "), "{said}");
+    assert!(said.starts_with("group ours of runner ours: draining; "), "{said}");
     std::fs::write(bench.path("go"), "").unwrap();
     succeeds(&bench, 1).await;
     let empty = until(|| bench.machines.names().is_empty()).await;
     assert!(empty, "the idle one stays, too:\n{}", bench.log());
     bench.push(2, &["echo second"], &json!({}));
     let status = done(&bench, &["explain", "group", "ours"]);
-    assert!(status.contains("it makes no more until it is resumed: drained by operator ann"), "{status}");
-    done(&bench, &["resume", "ours"]);
+    assert!(status.contains("drained by operator ann"), "{status}");
+    done(&bench, &["uncordon", "ours"]);
     succeeds(&bench, 2).await;
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
     assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());

@@ -7,9 +7,9 @@ use muster_executor::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::config::{Config, GroupConfig};
-use muster_taskscaler::driver::{Buckets, Host, Journal, Lease, NoPreparation, Scaler};
-use muster_taskscaler::policy::{Policies, Wanted};
-use muster_taskscaler::words::{Key, Request};
+use muster_taskscaler::driver::{Buckets, FileLedger, InstanceGroupPort, LeaseHandle, ReadyWhenReachable, Scaler};
+use muster_taskscaler::policy::{IdleTarget, Policies};
+use muster_taskscaler::types::{SlotRequest, TaskKey};
 use muster_tests::process::built;
 use serde_json::{Value, json};
 
@@ -24,19 +24,19 @@ fn wall() -> i64 {
 fn config(max: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.capacity = capacity.try_into().unwrap();
-    config.policies = Policies::always(Wanted { idle_time: Duration::ZERO, ..Wanted::default() });
+    config.policies = Policies::always(IdleTarget { idle_time: Duration::ZERO, ..IdleTarget::default() });
     config.update_interval_when_expecting = Duration::from_millis(200);
     config
 }
 
-async fn plugin(name: &str, settings: Value) -> Arc<dyn Host> {
+async fn plugin(name: &str, settings: Value) -> Arc<dyn InstanceGroupPort> {
     let mut spec = PluginSpec::new(built(name));
     spec.config = settings;
     PluginGroup::new(Group::start(spec).await.unwrap())
 }
 
 /// A plugin of a cloud that outlives it: files in a directory, by a script of these calls.
-async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn Host> {
+async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn InstanceGroupPort> {
     let path = place.join("group");
     std::fs::write(
         &path,
@@ -46,14 +46,14 @@ async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn Host> {
     plugin("fleeting-plugin-script", json!({"command": ["sh", path]})).await
 }
 
-async fn scaler(config: Config, host: Arc<dyn Host>, books: &std::path::Path) -> Scaler {
-    let store = Box::new(Journal::new(books));
-    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), wall).await.unwrap()
+async fn scaler(config: Config, host: Arc<dyn InstanceGroupPort>, books: &std::path::Path) -> Scaler {
+    let store = Box::new(FileLedger::new(books));
+    Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall).await.unwrap()
 }
 
 /// Reserves as soon as there is capacity in sight, and waits for a slot.
-async fn lease(scaler: &Scaler, name: &str) -> Lease {
-    scaler.admit(Key::new(name)).acquire(Request::default(), LONG).await.unwrap()
+async fn lease(scaler: &Scaler, name: &str) -> LeaseHandle {
+    scaler.admit(TaskKey::new(name)).acquire(SlotRequest::default(), LONG).await.unwrap()
 }
 
 /// Waits until the scaler knows of `n` instances.
@@ -71,8 +71,8 @@ async fn instances(scaler: &Scaler, n: usize) {
 async fn a_thousand_jobs_leave_no_instance() {
     let books = tempfile::tempdir().unwrap();
     let mut config = config(20, 2);
-    config.uses_max = std::num::NonZeroU32::new(7);
-    let scaler = scaler(config, plugin("fleeting-plugin-toy", json!({})).await, &books.path().join("books")).await;
+    config.max_uses = std::num::NonZeroU32::new(7);
+    let scaler = scaler(config, plugin("fleeting-plugin-toy", json!({})).await, &books.path().join("ledger")).await;
     let mut jobs = tokio::task::JoinSet::new();
     for job in 0..1000 {
         let scaler = scaler.clone();
@@ -101,11 +101,11 @@ async fn a_thousand_jobs_leave_no_instance() {
 async fn a_lost_instance_is_told_to_its_job_and_replaced() {
     let books = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-local", json!({"isolation": "none"})).await;
-    let scaler = scaler(config(3, 1), Arc::clone(&host), &books.path().join("books")).await;
+    let scaler = scaler(config(3, 1), Arc::clone(&host), &books.path().join("ledger")).await;
     let first = lease(&scaler, "one").await;
     let id: InstanceId = first.instance().clone();
     host.decrease(std::slice::from_ref(&id)).await.unwrap();
-    first.suspect();
+    first.connection_lost();
     let loss = tokio::time::timeout(LONG, first.lost()).await.expect("it is lost");
     assert!(loss.to_string().starts_with("instance unexpectedly removed"), "{loss}");
     let second = lease(&scaler, "two").await;
@@ -119,26 +119,26 @@ async fn a_lost_instance_is_told_to_its_job_and_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_manager_goes_on_with_its_leases() {
     let place = tempfile::tempdir().unwrap();
-    let books = place.path().join("books");
+    let books = place.path().join("ledger");
     let cloud = "update) for id in i-*; do [ ! -e $id ] || echo $id running; done;;
         increase) for n in $(seq $1); do mktemp i-XXXXXX; done >/dev/null;;
         decrease) rm -f $*;;
         connect-info) echo internal_addr 10.0.0.1;;";
-    let keeping = |host: Arc<dyn Host>| scaler(config(3, 2), host, &books);
+    let keeping = |host: Arc<dyn InstanceGroupPort>| scaler(config(3, 2), host, &books);
     let first = keeping(script(place.path(), cloud).await).await;
     let (kept, dropped) = (lease(&first, "kept").await, lease(&first, "forgotten").await);
     let id = kept.instance().clone();
     assert_eq!(*dropped.instance(), id);
-    kept.keep();
-    dropped.keep();
+    kept.leave_to_next_start();
+    dropped.leave_to_next_start();
     // The plugin ends, and the cloud goes on.
     assert_eq!(first.shutdown(Duration::ZERO).await.len(), 1);
 
     let second = keeping(script(place.path(), cloud).await).await;
-    let again = second.claim(Key::new("kept")).await.unwrap();
+    let again = second.claim(TaskKey::new("kept")).await.unwrap();
     assert_eq!((again.instance(), again.slot(), again.use_number()), (&id, 0, 2));
-    second.settled();
-    assert!(second.claim(Key::new("forgotten")).await.is_none());
+    second.claims_complete();
+    assert!(second.claim(TaskKey::new("forgotten")).await.is_none());
     drop(again);
     instances(&second, 0).await;
     second.shutdown(LONG).await;
@@ -152,7 +152,7 @@ async fn a_plugin_cleans_up_at_the_end_also_where_a_call_is_under_way() {
         heartbeat) touch asked; while [ ! -e over ]; do sleep 0.05; done;;
         shutdown) touch cleaned;;";
     let host = script(place.path(), cases).await;
-    let scaler = scaler(config(1, 1), Arc::clone(&host), &path("books")).await;
+    let scaler = scaler(config(1, 1), Arc::clone(&host), &path("ledger")).await;
     let asking = tokio::spawn(async move { host.heartbeat(&InstanceId::new("i-1")).await });
     while !path("asked").exists() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -168,23 +168,23 @@ async fn a_plugin_cleans_up_at_the_end_also_where_a_call_is_under_way() {
 async fn who_waits_can_leave_within_a_second() {
     let books = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
-    let scaler = scaler(config(1, 1), host, &books.path().join("books")).await;
+    let scaler = scaler(config(1, 1), host, &books.path().join("ledger")).await;
     let held = lease(&scaler, "held").await;
-    let waiting = tokio::spawn(scaler.admit(Key::new("waiting")).acquire(Request::default(), LONG));
-    while scaler.why_waiting(Key::new("waiting")).await.is_none() {
+    let waiting = tokio::spawn(scaler.admit(TaskKey::new("waiting")).acquire(SlotRequest::default(), LONG));
+    while scaler.explain_waiting(TaskKey::new("waiting")).await.is_none() {
         tokio::task::yield_now().await;
     }
     waiting.abort();
     let gone = async {
-        while scaler.status().await.unwrap().tasks.reserved > 0 {
+        while scaler.status().await.unwrap().slots.reserved > 0 {
             tokio::task::yield_now().await;
         }
     };
     // R014 says one second; nothing here has a limit between that and this, for a machine that does other things.
     tokio::time::timeout(Duration::from_secs(10), gone).await.expect("R014: freed at once");
     let late = scaler
-        .admit(Key::new("late"))
-        .acquire(Request::default(), Duration::from_millis(20))
+        .admit(TaskKey::new("late"))
+        .acquire(SlotRequest::default(), Duration::from_millis(20))
         .await
         .unwrap_err()
         .to_string();
@@ -192,7 +192,7 @@ async fn who_waits_can_leave_within_a_second() {
         late.starts_with("unable to acquire instance within the configured timeout of 0s: 0 instances boot"),
         "{late}"
     );
-    assert!(late.contains("group main: it has its 1 instances"), "{late}");
+    assert!(late.contains("group main: it has its maximum of 1 instances"), "{late}");
     drop(held);
     scaler.shutdown(LONG).await;
 }
@@ -201,14 +201,14 @@ async fn who_waits_can_leave_within_a_second() {
 async fn who_was_refused_a_promise_hears_when_one_is_possible() {
     let books = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
-    let scaler = scaler(config(1, 1), host, &books.path().join("books")).await;
+    let scaler = scaler(config(1, 1), host, &books.path().join("ledger")).await;
     let held = lease(&scaler, "held").await;
     let mut room = scaler.room();
-    scaler.reserve(Key::new("next")).await.unwrap_err().expect("a reason");
+    scaler.reserve(TaskKey::new("next")).await.unwrap_err().expect("a reason");
     assert!(!room.has_changed().unwrap());
     drop(held);
     tokio::time::timeout(LONG, room.changed()).await.expect("it is told").unwrap();
-    scaler.reserve(Key::new("next")).await.unwrap();
+    scaler.reserve(TaskKey::new("next")).await.unwrap();
     scaler.shutdown(LONG).await;
 }
 
@@ -241,11 +241,11 @@ async fn a_new_plugin_has_the_policies_without_any_code_for_them() {
         decrease) rm -f $*;;
         connect-info) echo internal_addr 10.0.0.1;;";
     let always = |idle_count, idle_time| {
-        Policies::always(Wanted { idle_count, idle_time, preemptive: idle_count > 0, ..Wanted::default() })
+        Policies::always(IdleTarget { idle_count, idle_time, preemptive: idle_count > 0, ..IdleTarget::default() })
     };
     let mut config = config(0, 1);
     config.policies = always(2, LONG);
-    let scaler = scaler(config, script(place.path(), cloud).await, &place.path().join("books")).await;
+    let scaler = scaler(config, script(place.path(), cloud).await, &place.path().join("ledger")).await;
     instances(&scaler, 2).await;
     let mut leases = Vec::new();
     for job in 0..12 {

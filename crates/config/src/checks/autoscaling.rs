@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_taskscaler::need::memory_bytes;
+use muster_taskscaler::resources::memory_bytes;
 
 use super::super::problem::shown_name;
 use super::super::runners::Runner;
@@ -170,7 +170,7 @@ fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 
 /// C014, for amounts of memory.
 fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
-    for key in ["density.slot_memory", "sticky_context.size_max"] {
+    for key in ["density.slot_memory", "sticky_context.max_size"] {
         if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
             let message = format!("{key}: `{}` is no amount of memory", shown_name(text));
             check.tell(runner, &format!("autoscaler.{key}"), "C014", message, "write for example 512m or 2g");
@@ -321,7 +321,7 @@ mod tests {
         let text = |table: &str, key: &str, value: &str| {
             runner("a", &format!("[runners.autoscaler.{table}]\n{key} = \"{value}\""))
         };
-        for (table, key) in [("density", "slot_memory"), ("sticky_context", "size_max")] {
+        for (table, key) in [("density", "slot_memory"), ("sticky_context", "max_size")] {
             assert!(found("C014", &text(table, key, "much")).contains("`much` is no amount of memory"));
             clean("C014", &text(table, key, "1.5g"));
         }

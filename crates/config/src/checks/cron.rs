@@ -26,7 +26,7 @@ pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
 /// Whether the pattern, which is right, holds in no minute.
 pub(super) fn is_never(pattern: &str, fields: usize) -> bool {
     let used = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
-    !used.is_empty() && used.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.is_never()))
+    !used.is_empty() && used.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.never_matches()))
 }
 
 /// Of the fields that policies do not have: `*`, `?`, `5`, `1-5`, `*/5`.

@@ -9,7 +9,7 @@ fn config(text: &str) -> Config {
 
 #[test]
 fn jobs_are_requested_ahead_unless_a_key_forbids_it() {
-    let ahead = |text: &str| config(text).policies.at(0).1.ahead;
+    let ahead = |text: &str| config(text).policies.active_at(0).1.ahead;
     assert!(ahead("[[policy]]\nidle_count = 2"));
     assert!(!ahead("request_ahead = false\n[[policy]]\nidle_count = 2"));
     assert!(!ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"), "asked for by name, it has no exception");
@@ -22,9 +22,9 @@ fn policies_hold_in_their_periods() {
          [[policy]]\nperiods = [\"* 8-18 * * mon-fri\"]\ntimezone = \"Europe/Berlin\"\nplacement = \"spread\"\n",
     );
     let monday = 1_772_409_600;
-    let (index, wanted) = config.policies.at(monday);
+    let (index, wanted) = config.policies.active_at(monday);
     assert_eq!((index, wanted.idle_count, wanted.idle_time.as_secs(), wanted.preemptive), (Some(0), 8, 1200, true));
-    let (index, wanted) = config.policies.at(monday + 12 * 3600);
+    let (index, wanted) = config.policies.active_at(monday + 12 * 3600);
     assert_eq!((index, wanted.placement, wanted.idle_time), (Some(1), Placement::Spread, Duration::ZERO));
 }
 
@@ -48,8 +48,8 @@ fn all_problems_are_told_at_once_with_their_lines() {
     let text = r#"max_use_count = -1
 update_interval = "soon"
 capacity_per_instance = -2
-foreign_instances = "eat"
-boot_deadline = "-5m"
+unmanaged_instances = "eat"
+boot_timeout = "-5m"
 [[polcy]]
 [[policy]]
 periods = ["@daily"]
@@ -74,8 +74,8 @@ slot_memory = "much"
             "1: error[C088]: `runners.autoscaler.max_use_count`: -1 is not from 0 to 4294967295",
             "2: error[C014]: `runners.autoscaler.update_interval` needs a duration such as \"90s\" or \"1h30m\", found text that is no duration",
             "3: error[C088]: `runners.autoscaler.capacity_per_instance`: -2 is not from 0 to 4294967295",
-            "4: error[C088]: `runners.autoscaler.foreign_instances`: `eat` is not known; write leave or adopt or delete",
-            "5: error[C088]: `runners.autoscaler.boot_deadline` is less than zero",
+            "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `eat` is not known; write leave or adopt or delete",
+            "5: error[C088]: `runners.autoscaler.boot_timeout` is less than zero",
             "6: error[C010]: unknown key `runners.autoscaler.polcy`",
             "8: error[C088]: `runners.autoscaler.policy[1].periods`: period `@daily`: has 1 fields; it needs five: minute, hour, day,…",
             "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is no time zone; write for example Europe/Berlin",
@@ -100,5 +100,5 @@ fn what_is_wrong_keeps_a_scaler_from_starting_and_counts_as_not_set() {
     let problems =
         ["max_use_count: -1 is not from 0 to 4294967295", "policy[1].idle_count: -1 is not from 0 to 4294967295"];
     assert_eq!(scaling.named("a").unwrap_err(), problems);
-    assert_eq!((scaling.config.uses_max, scaling.config.groups[0].instances_max), (None, 4));
+    assert_eq!((scaling.config.max_uses, scaling.config.groups[0].max_instances), (None, 4));
 }

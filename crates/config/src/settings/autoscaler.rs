@@ -76,13 +76,13 @@ pub struct IsolationSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct StickySettings {
-    pub size_max_bytes: u64,
-    pub age_max: Duration,
+    pub max_size_bytes: u64,
+    pub max_age: Duration,
 }
 
 impl Default for StickySettings {
     fn default() -> Self {
-        Self { size_max_bytes: 10 << 30, age_max: Duration::from_secs(7 * 24 * 3600) }
+        Self { max_size_bytes: 10 << 30, max_age: Duration::from_secs(7 * 24 * 3600) }
     }
 }
 
@@ -114,7 +114,7 @@ impl Scaling {
             return Err(&self.problems);
         }
         let mut config = self.config.clone();
-        for group in config.groups.iter_mut().filter(|group| !group.listed) {
+        for group in config.groups.iter_mut().filter(|group| !group.is_named) {
             name.clone_into(&mut group.name);
         }
         Ok(config)

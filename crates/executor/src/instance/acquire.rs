@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_job::JobId;
-use muster_taskscaler::driver::{AcquireFailure, Lease as Slot, Scaler};
-use muster_taskscaler::words::{Key, Tried};
+use muster_taskscaler::driver::{AcquireError, LeaseHandle as Slot, Scaler};
+use muster_taskscaler::types::{TaskKey, TriedInstance};
 use tokio::time::Instant;
 
 use super::isolation::NotMade;
@@ -28,7 +28,7 @@ struct Search<'a> {
     job: &'a EnvironmentRequest,
     moved: Vec<String>,
     /// The instance that was tried last.
-    tried: Option<Tried>,
+    tried: Option<TriedInstance>,
 }
 
 impl InstanceExecutor {
@@ -49,7 +49,7 @@ impl InstanceExecutor {
         let held = loop {
             let held = self.slot(&scaler, &mut search, left).await?;
             let (Some(settings), Some(image)) = (&isolation, &image) else { break held };
-            search.tried = held.slot().map(|slot| Tried::of(slot.instance()));
+            search.tried = held.slot().map(|slot| TriedInstance::from_instance_id(slot.instance()));
             let why = match self.shared.isolation.machine(held, settings.clone(), image.clone()).await {
                 Ok(held) => break held,
                 Err(NotMade(why)) => why,
@@ -83,7 +83,7 @@ impl InstanceExecutor {
         }
         let promise = self.shared.promises.lock().pop();
         let promise = match promise {
-            Some(promise) => promise.renamed(key_of(job.id)),
+            Some(promise) => promise.with_key(key_of(job.id)),
             None => scaler.admit(key_of(job.id)),
         };
         self.shared.again.notify_one();
@@ -105,7 +105,7 @@ impl InstanceExecutor {
         let (began, job) = (Instant::now(), search.job);
         let promise = self.shared.promises.lock().pop();
         let mut promise = match promise {
-            Some(promise) => promise.renamed(key_of(job.id)),
+            Some(promise) => promise.with_key(key_of(job.id)),
             None => scaler.admit(key_of(job.id)),
         };
         self.shared.again.notify_one();
@@ -115,7 +115,7 @@ impl InstanceExecutor {
             let lease = promise.acquire(request, left).await.map_err(|failure| {
                 let failure = match failure {
                     // The scaler's start, or other slots, may have taken a part of it.
-                    AcquireFailure::Timeout { why, .. } => AcquireFailure::Timeout { limit: self.limit(), why },
+                    AcquireError::Timeout { why, .. } => AcquireError::Timeout { limit: self.limit(), why },
                     failure => failure,
                 };
                 ExecutorError::NotAcquired(failure.to_string())
@@ -183,7 +183,7 @@ impl Drop for UnderWay {
 
 /// A job's name in the books: by it operators find the job's slot, and why it waits ([`Key`]s are unique, and a job may come
 /// more than once).
-fn key_of(job: JobId) -> Key {
+fn key_of(job: JobId) -> TaskKey {
     let unique = uuid::Uuid::new_v4().simple().to_string();
-    Key::new(format!("job-{}-{unique:.8}", job.0))
+    TaskKey::new(format!("job-{}-{unique:.8}", job.0))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use muster_fleeting::extension::{Notice, Offer};
 use muster_taskscaler::driver::Scaler;
-use muster_taskscaler::words::GroupId;
+use muster_taskscaler::types::GroupId;
 
 use super::plugin_group::PluginGroup;
 use super::provider::causes;
@@ -70,7 +70,7 @@ async fn follow_once(
                 notice = notices.next() => match notice {
                     Some(Notice::Interruption { instance, at, reason }) => {
                         tracing::warn!(%instance, runner, at, reason, "the provider takes an instance back: it gets no more jobs");
-                        scaler.disown(of, instance, format!("the provider takes it back: {reason}"));
+                        scaler.retire_instance(of, instance, format!("the provider takes it back: {reason}"));
                     }
                     Some(Notice::Stock { offer, available }) => {
                         market.heard(&offer, available);
@@ -139,7 +139,7 @@ impl Market {
             return;
         }
         if let (Some(price), _) = now {
-            scaler.priced(of, price);
+            scaler.set_price(of, price);
         }
         if !now.1 {
             tracing::warn!(
@@ -148,7 +148,7 @@ impl Market {
                 "the plugin has nothing in stock: no instances are asked for until it has"
             );
         }
-        scaler.stock(of, now.1);
+        scaler.set_stock(of, now.1);
     }
 }
 

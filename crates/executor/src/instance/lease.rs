@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_agent_api::client::{AgentConnection, FAR};
 use muster_agent_api::result::Used;
-use muster_taskscaler::driver::Lease as Slot;
+use muster_taskscaler::driver::LeaseHandle as Slot;
 use parking_lot::Mutex;
 
 use super::acquire::UnderWay;
@@ -96,7 +96,7 @@ impl Drop for HeldLease {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
         if *self.lease_use.lock() == LeaseUse::InUse {
-            return slot.keep();
+            return slot.leave_to_next_start();
         }
         match self.nested.take() {
             Some(nested) => nested.remove(slot, Arc::clone(&self.shared)),
@@ -121,7 +121,7 @@ impl Dial for HeldLease {
 
     fn doubt(&self) {
         if let Some(slot) = &self.slot {
-            slot.suspect();
+            slot.connection_lost();
         }
     }
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_config::settings::{AutoscalerSettings, GroupSettings};
 use muster_fleeting::host::{Group, PluginSpec};
-use muster_taskscaler::driver::{Host, Journal, Late, Scaler};
-use muster_taskscaler::words::GroupId;
+use muster_taskscaler::driver::{DeferredGroup, FileLedger, InstanceGroupPort, Scaler};
+use muster_taskscaler::types::GroupId;
 
 use super::plugin_group::PluginGroup;
 use super::prepare::InstancePreparer;
@@ -91,7 +91,7 @@ async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Resu
     let all = begun.into_iter().zip(groups).enumerate();
     let (hosts, members) = all.map(|(index, (begun, group))| Member::of(GroupId(index), begun, group.name)).unzip();
     let ready = InstancePreparer { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
-    let store = Box::new(Journal::new(books));
+    let store = Box::new(FileLedger::new(books));
     let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, unix_now).await;
     Ok((scaler.map_err(|error| causes(&error))?, members))
 }
@@ -125,11 +125,11 @@ pub(super) struct Member {
 enum State {
     Here(Weak<PluginGroup>),
     /// It did not start, and is tried again; with the name of its group.
-    Late(Arc<Late>, String),
+    Late(Arc<DeferredGroup>, String),
 }
 
 impl Member {
-    fn of(group: GroupId, begun: Result<Arc<PluginGroup>, String>, name: String) -> (Arc<dyn Host>, Self) {
+    fn of(group: GroupId, begun: Result<Arc<PluginGroup>, String>, name: String) -> (Arc<dyn InstanceGroupPort>, Self) {
         match begun {
             Ok(plugin) => {
                 let state = State::Here(Arc::downgrade(&plugin));
@@ -141,8 +141,8 @@ impl Member {
                     error,
                     "a group has no instances until this is mended; the others stand in for it"
                 );
-                let late = Late::new(error);
-                (Arc::<Late>::clone(&late), Self { group, state: State::Late(late, name) })
+                let late = DeferredGroup::new(error);
+                (Arc::<DeferredGroup>::clone(&late), Self { group, state: State::Late(late, name) })
             }
         }
     }
@@ -160,7 +160,7 @@ impl Member {
 }
 
 /// Starts the plugin of a group, with the newest settings of that name.
-async fn arrive(late: &Late, group: &str, shared: &Shared) -> Weak<PluginGroup> {
+async fn arrive(late: &DeferredGroup, group: &str, shared: &Shared) -> Weak<PluginGroup> {
     let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_AGAIN;
     loop {
@@ -173,7 +173,7 @@ async fn arrive(late: &Late, group: &str, shared: &Shared) -> Weak<PluginGroup> 
             Ok(plugin) => {
                 tracing::info!(runner, group, "the plugin runs");
                 let weak = Arc::downgrade(&plugin);
-                late.arrive(plugin);
+                late.attach(plugin);
                 return weak;
             }
             Err(error) => {

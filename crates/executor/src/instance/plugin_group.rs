@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_fleeting::host::{CallError, Group, Status};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
-use muster_taskscaler::driver::{Host, HostStatus, Unanswered};
+use muster_taskscaler::driver::{HostStatus, InstanceGroupPort, NoAnswer};
 use tokio::sync::watch;
 
 use super::provider::causes;
@@ -68,18 +68,18 @@ impl PluginGroup {
 }
 
 /// Returns what a failed call about one instance proves.
-fn unanswered(error: &CallError) -> Unanswered {
+fn unanswered(error: &CallError) -> NoAnswer {
     let message = causes(error);
     match error {
-        CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => Unanswered::Plugin(message),
+        CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => NoAnswer::Plugin(message),
         CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::Nonsense { .. } => {
-            Unanswered::Instance(message)
+            NoAnswer::Instance(message)
         }
     }
 }
 
 #[async_trait]
-impl Host for PluginGroup {
+impl InstanceGroupPort for PluginGroup {
     fn status(&self) -> watch::Receiver<HostStatus> {
         self.status.clone()
     }
@@ -112,11 +112,11 @@ impl Host for PluginGroup {
         self.group.resume(ids).await.map_err(|error| causes(&error))
     }
 
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
         self.group.connect_info(id).await.map_err(|error| unanswered(&error))
     }
 
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered> {
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer> {
         self.group.heartbeat(id).await.map_err(|error| unanswered(&error))
     }
 

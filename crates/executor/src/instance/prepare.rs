@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use muster_config::settings::AutoscalerSettings;
-use muster_taskscaler::driver::{Prepare, Up};
+use muster_taskscaler::driver::{Prepare, StartingInstance};
 
 use super::provider::Shared;
 use crate::deploy::{Dial, Dialed, run_command};
@@ -18,7 +18,7 @@ pub(super) struct InstancePreparer {
 
 #[async_trait]
 impl Prepare for InstancePreparer {
-    async fn prepare(&self, up: Up) -> Result<(), String> {
+    async fn prepare(&self, up: StartingInstance) -> Result<(), String> {
         let shared = self.shared.upgrade().ok_or("the manager ends")?;
         if !up.host_keys.is_empty() {
             shared.hosts().pin(shared.name(&up.group, up.id.as_str()).as_str(), &up.host_keys);
@@ -39,7 +39,7 @@ impl Prepare for InstancePreparer {
 /// To an instance that no job has yet.
 struct PrepareDialer<'a> {
     shared: &'a Shared,
-    up: &'a Up,
+    up: &'a StartingInstance,
 }
 
 #[async_trait]

@@ -20,10 +20,10 @@ use muster_config::settings::AutoscalerSettings;
 use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
 use muster_remote::{KnownHosts, Session};
-use muster_taskscaler::books::RowKey;
-use muster_taskscaler::driver::{Journal, Reservation, Scaler};
+use muster_taskscaler::driver::{FileLedger, Reservation, Scaler};
 use muster_taskscaler::fleet::name_among;
-use muster_taskscaler::words::Key;
+use muster_taskscaler::ledger::RowKey;
+use muster_taskscaler::types::TaskKey;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
@@ -215,10 +215,11 @@ impl InstanceExecutor {
         self.shared.isolation.idle(limit / 2).await;
         let limit = limit.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
-            return Journal::rows(&self.shared.options.books).map_or_else(|_| Vec::new(), |rows| instances_of(&rows));
+            return FileLedger::rows(&self.shared.options.books)
+                .map_or_else(|_| Vec::new(), |rows| instances_of(&rows));
         };
         if remove {
-            scaler.remove_at_the_end();
+            scaler.delete_all_on_shutdown();
         }
         let limit = if remove { limit } else { limit.min(settings::shutdown_limit(&self.shared.settings())) };
         scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
@@ -281,7 +282,7 @@ impl InstanceExecutor {
         };
         // However long its plugin takes to start: the job is on the instance meanwhile, and loses nothing.
         let scaler = self.shared.scaler().await;
-        let lease = scaler.claim(Key::new(task_key)).await;
+        let lease = scaler.claim(TaskKey::new(task_key)).await;
         let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
         let nested = match (record.vm(), &self.shared.settings().isolation) {
             (None, _) => None,
@@ -449,7 +450,7 @@ impl Shared {
         if self.pending_claims.lock().are_complete()
             && let Some(scaler) = &*self.scaler.borrow()
         {
-            scaler.settled();
+            scaler.claims_complete();
         }
     }
 
@@ -466,7 +467,7 @@ impl Shared {
 }
 
 /// The instances that are in the books.
-fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::books::Row>) -> Vec<String> {
+fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::ledger::Row>) -> Vec<String> {
     let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
     rows.keys().filter_map(id).collect()
 }

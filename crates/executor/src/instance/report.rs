@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::driver::Family;
-use muster_taskscaler::fleet::{Explained, Report, Source, Subject, explain};
+use muster_taskscaler::fleet::{Explanation, Report, ReportSource, Subject, explain};
 use muster_taskscaler::history;
-use muster_taskscaler::operator::{Act, Done, Place, Refused};
-use muster_taskscaler::words::GroupId;
+use muster_taskscaler::operator::{OperatorAction, OperatorError, OperatorOutcome, OperatorTarget};
+use muster_taskscaler::types::GroupId;
 
 use super::plugin_numbers;
 use super::provider::InstanceExecutor;
@@ -23,19 +23,19 @@ impl InstanceExecutor {
         let down = status.is_none().then(|| no_requests.clone().unwrap_or_else(|| "it has ended".to_owned()));
         let groups = status.as_ref().map(|status| status.groups.as_slice()).unwrap_or_default();
         let resources = self.shared.usage.now(&groups.iter().map(|group| group.name.as_str()).collect::<Vec<_>>());
-        Report { runner, down, no_requests, status, resources }
+        Report { runner, unavailable_reason: down, requests_paused_reason: no_requests, status, resources }
     }
 
     /// Why something is as it is, at `unix`.
     ///
     /// # Errors
     /// The decisions that are kept cannot be read.
-    pub async fn explain(&self, subject: &Subject, unix: i64) -> std::io::Result<Explained> {
+    pub async fn explain(&self, subject: &Subject, unix: i64) -> std::io::Result<Explanation> {
         let report = self.report().await;
         let (books, subject) = (self.shared.options.books.clone(), subject.clone());
         // Up to a hundred thousand lines are looked at: not on a thread that jobs wait for.
         let read = tokio::task::spawn_blocking(move || {
-            explain(&subject, &report, Source::Manager, unix, &|since, most, wanted| {
+            explain(&subject, &report, ReportSource::Manager, unix, &|since, most, wanted| {
                 history::read(&books, since, most, wanted)
             })
         });
@@ -44,9 +44,14 @@ impl InstanceExecutor {
 
     /// An operator does something to an instance, or to a whole group; `by` is who, and why. What is answered is in the
     /// books; none where the scaler does not run, or cannot write them now.
-    pub async fn operate(&self, place: &Place, act: Act, by: String) -> Option<Result<Done, Refused>> {
+    pub async fn operate(
+        &self,
+        place: &OperatorTarget,
+        act: OperatorAction,
+        by: String,
+    ) -> Option<Result<OperatorOutcome, OperatorError>> {
         let id = place.instance.clone().map(InstanceId::new);
-        self.scaler()?.operate(GroupId(place.group), id, act, by).await
+        self.scaler()?.apply_operator_action(GroupId(place.group), id, act, by).await
     }
 
     /// The scaler's numbers, none where it does not run, those of the plugins, and those of virtual machines where jobs have such.

@@ -8,8 +8,8 @@ use muster_fleeting::extension::Resources;
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::driver::{Family, Kind, Sample, Scaler};
 use muster_taskscaler::engine::InstanceStatus;
-use muster_taskscaler::fleet::{Used, name_among};
-use muster_taskscaler::words::GroupId;
+use muster_taskscaler::fleet::{InstanceUsage, name_among};
+use muster_taskscaler::types::GroupId;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -27,7 +27,7 @@ pub(super) struct Usage(Mutex<BTreeMap<usize, Seen>>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    instances: BTreeMap<String, Used>,
+    instances: BTreeMap<String, InstanceUsage>,
     /// Processors that all of them kept busy between the last two looks.
     cpus: f64,
     at: Option<Instant>,
@@ -35,7 +35,7 @@ struct Seen {
 
 impl Usage {
     /// By the names of the instances among those of all groups, whose names these are.
-    pub(super) fn now(&self, names: &[&str]) -> BTreeMap<String, Used> {
+    pub(super) fn now(&self, names: &[&str]) -> BTreeMap<String, InstanceUsage> {
         let groups = self.0.lock();
         let named = groups.iter().filter_map(|(group, seen)| Some((names.get(*group)?, seen)));
         named
@@ -55,7 +55,7 @@ impl Usage {
             if let Some(before) = seen.instances.get(&name) {
                 busy += (cpu_seconds - before.cpu_seconds).max(0.0);
             }
-            instances.insert(name, Used { cpu_seconds, memory_bytes, memory_limit_bytes, processes });
+            instances.insert(name, InstanceUsage { cpu_seconds, memory_bytes, memory_limit_bytes, processes });
         }
         let between = seen.at.map_or(0.0, |before| at.saturating_duration_since(before).as_secs_f64());
         let cpus = if between > 0.0 && busy.is_finite() { busy / between } else { 0.0 };
@@ -67,7 +67,7 @@ impl Usage {
         let groups = self.0.lock();
         let all = || groups.values().flat_map(|seen| seen.instances.values());
         // The numbers are a plugin's: their sum as an integer could overflow.
-        let sum = |of: fn(&Used) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
+        let sum = |of: fn(&InstanceUsage) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
         let gauge = |name, help, value| {
             let samples = vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }];
             Family { name, help, kind: Kind::Gauge, samples }

@@ -46,7 +46,7 @@ pub(super) fn scaling(
 ) -> Result<(Config, Buckets), SettingsError> {
     let scaling = &settings.scaling;
     let config = scaling.named(name).map_err(|problems| SettingsError::Scaling(problems.to_vec()))?;
-    let config = Config { jitter_seed: seed, jobs_leave_nothing: settings.isolation.is_some(), ..config };
+    let config = Config { jitter_seed: seed, jobs_are_isolated: settings.isolation.is_some(), ..config };
     Ok((config, scaling.buckets.clone()))
 }
 

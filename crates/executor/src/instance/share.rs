@@ -7,9 +7,9 @@ use std::time::Duration;
 use muster_agent_api::result::Used;
 use muster_config::settings::{AutoscalerSettings, StickySettings};
 use muster_taskscaler::driver;
-use muster_taskscaler::need;
-use muster_taskscaler::words::Need;
-use muster_taskscaler::words::{Context, Request, Tried, Work};
+use muster_taskscaler::resources;
+use muster_taskscaler::types::ResourceRequest;
+use muster_taskscaler::types::{JobKind, SlotRequest, StickyContextId, TriedInstance};
 use sha2::{Digest, Sha256};
 
 use crate::port::SlotKey;
@@ -23,14 +23,14 @@ pub(super) fn request(
     key: &SlotKey,
     job: &EnvironmentRequest,
     settings: &AutoscalerSettings,
-    avoid: Option<Tried>,
-) -> Request {
+    avoid: Option<TriedInstance>,
+) -> SlotRequest {
     let project = key.project_id.to_le_bytes();
     let sticky = settings.sticky.is_some() && job.sticky;
-    Request {
-        need: Need { cpu_milli: job.cpu_milli, memory_bytes: job.memory_bytes },
-        work: (!job.name.is_empty()).then(|| Work(number(&[&project, job.name.as_bytes()]))),
-        context: sticky.then(|| Context(number(&[&project, &[u8::from(job.protected)]]))),
+    SlotRequest {
+        resources: ResourceRequest { cpu_milli: job.cpu_milli, memory_bytes: job.memory_bytes },
+        job_kind: (!job.name.is_empty()).then(|| JobKind(number(&[&project, job.name.as_bytes()]))),
+        sticky_context: sticky.then(|| StickyContextId(number(&[&project, &[u8::from(job.protected)]]))),
         avoid,
     }
 }
@@ -45,7 +45,7 @@ fn number(parts: &[&[u8]]) -> u64 {
 /// What a lease gives; `home` is the home directory on its instance, once that is known. With `nested` the job has a virtual
 /// machine of its own there.
 pub(super) fn share(
-    lease: &driver::Lease,
+    lease: &driver::LeaseHandle,
     settings: &AutoscalerSettings,
     home: Option<&Path>,
     nested: bool,
@@ -53,8 +53,8 @@ pub(super) fn share(
     let sticky = |sticky: &StickySettings| {
         Some(StickyContextSettings {
             root: home?.join(CONTEXTS),
-            size_max_bytes: sticky.size_max_bytes,
-            age_max: sticky.age_max,
+            size_max_bytes: sticky.max_size_bytes,
+            age_max: sticky.max_age,
         })
     };
     let density = settings.scaling.config.density;
@@ -62,20 +62,20 @@ pub(super) fn share(
         slot: lease.slot(),
         slots: lease.slots(),
         memory_bytes: density.slot.memory_bytes.unwrap_or_default().saturating_mul(u64::from(lease.slots())),
-        measured: density.measured,
+        measured: density.learn_from_usage,
         sticky: settings.sticky.as_ref().and_then(sticky),
-        is_alone: nested || settings.scaling.config.uses_max == Some(NonZeroU32::MIN),
+        is_alone: nested || settings.scaling.config.max_uses == Some(NonZeroU32::MIN),
     }
 }
 
 /// What a job used, as the scaler learns from it: what only some processes say is no need.
-pub(super) fn used(used: &Used) -> need::Used {
+pub(super) fn used(used: &Used) -> resources::JobUsage {
     let millis = Duration::from_millis;
-    need::Used {
+    resources::JobUsage {
         wall: millis(used.wall_ms),
         cpu: used.cpu_ms.filter(|_| !used.by_processes).map(millis),
         memory_bytes: used.memory_bytes.filter(|_| !used.by_processes),
-        stalled: need::Stalled {
+        stalled: resources::PressureStall {
             cpu: used.cpu_stalled_ms.map(millis),
             memory: used.memory_stalled_ms.map(millis),
             io: used.io_stalled_ms.map(millis),
@@ -104,18 +104,18 @@ mod tests {
         };
         let one = of(1, "build", true);
         assert_eq!(one, of(1, "build", true));
-        assert_eq!(one.context, of(1, "test", true).context);
+        assert_eq!(one.sticky_context, of(1, "test", true).sticky_context);
         for other in [of(1, "build", false), of(2, "build", true)] {
-            assert_ne!(one.context, other.context);
+            assert_ne!(one.sticky_context, other.sticky_context);
         }
-        assert!(one.work != of(1, "test", true).work && one.work != of(2, "build", true).work);
-        assert_eq!(one.work, of(1, "build", false).work);
+        assert!(one.job_kind != of(1, "test", true).job_kind && one.job_kind != of(2, "build", true).job_kind);
+        assert_eq!(one.job_kind, of(1, "build", false).job_kind);
         let off = request(
             &SlotKey { runner: "r".to_owned(), project_id: 1 },
             &EnvironmentRequest { sticky: true, ..EnvironmentRequest::new(JobId(1)) },
             &AutoscalerSettings::default(),
             None,
         );
-        assert_eq!((off.context, off.work), (None, None));
+        assert_eq!((off.sticky_context, off.job_kind), (None, None));
     }
 }

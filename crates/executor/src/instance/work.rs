@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_config::settings::AutoscalerSettings;
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::driver::Scaler;
-use muster_taskscaler::words::Key;
+use muster_taskscaler::types::TaskKey;
 
 use super::members;
 use super::provider::{Intake, Shared};
@@ -63,7 +63,7 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
     loop {
         let held = {
             let mut promises = shared.promises.lock();
-            promises.retain(|promise| !promise.is_withdrawn());
+            promises.retain(|promise| !promise.is_revoked());
             promises.len()
         };
         shared.publish(held, None);
@@ -113,6 +113,6 @@ async fn prune(shared: &Shared, scaler: &Scaler) {
     shared.hosts().retain(|name| stays(&InstanceId::new(name)));
 }
 
-fn new_key() -> Key {
-    Key::new(uuid::Uuid::new_v4().simple().to_string())
+fn new_key() -> TaskKey {
+    TaskKey::new(uuid::Uuid::new_v4().simple().to_string())
 }

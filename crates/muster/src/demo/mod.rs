@@ -18,12 +18,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_coordinator::views::Event;
-use muster_taskscaler::fleet::{Explanations, Reports};
+use muster_taskscaler::fleet::{ExplanationSet, Reports};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::ci::{CiError, Interrupts, ui};
-use crate::fleet::ask;
+use crate::fleet::query;
 use crate::runner::{EXPLAIN_PATH, STATUS_PATH};
 use books::{Jobs, Meter};
 use load::{Load, Wave};
@@ -101,7 +101,7 @@ enum DemoError {
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
     #[error(transparent)]
-    Ask(#[from] ask::AskError),
+    Ask(#[from] query::QueryError),
     #[error(transparent)]
     Load(#[from] load::LoadError),
     #[error("a defect of the demo, please report it: {0}")]
@@ -180,7 +180,7 @@ async fn play(args: &Args, screen: Option<&Screen>) -> Result<Outcome, DemoError
         meter: Meter::default(),
         frame: Frame { address: world.address.clone(), ..Frame::default() },
         complete: false,
-        client: ask::client()?,
+        client: query::client()?,
         looks: 0,
     };
     let played = demo.watch(&world, load, screen, interrupts, until).await;
@@ -257,14 +257,14 @@ impl Demo {
 
     /// Asks the manager, as `muster fleet status` does.
     async fn look(&mut self, world: &World) -> Result<(), DemoError> {
-        let mut reports: Reports = ask::get(&self.client, &world.address, STATUS_PATH, &[]).await?;
+        let mut reports: Reports = query::get(&self.client, &world.address, STATUS_PATH, &[]).await?;
         let report = reports.fleets.pop();
         let status = report.as_ref().and_then(|report| report.status.as_ref());
         let names = status.into_iter().flat_map(|status| &status.instances).map(|instance| instance.id.as_str());
         self.meter.look(names, Instant::now());
         let frame = &mut self.frame;
         if self.looks.is_multiple_of(DECISIONS_EVERY) {
-            let mut told: Explanations = ask::get(&self.client, &world.address, EXPLAIN_PATH, &[]).await?;
+            let mut told: ExplanationSet = query::get(&self.client, &world.address, EXPLAIN_PATH, &[]).await?;
             let decisions = told.fleets.pop().map(|fleet| fleet.decisions).unwrap_or_default();
             let latest = decisions.iter().rev().take(DECISIONS).rev();
             frame.decisions = latest.map(|told| told.text.clone()).collect();

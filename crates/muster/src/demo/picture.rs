@@ -48,9 +48,9 @@ pub(super) fn draw(frame: &Frame, width: usize, height: usize) -> Vec<String> {
             "{:<20}{:<11}{:>6}{:>7}{:>6}  {}",
             ui::fit(&instance.id, 19),
             instance.state,
-            short(instance.for_ms),
+            short(instance.state_age_ms),
             short(instance.age_ms),
-            instance.used,
+            instance.job_count,
             slots.join(" ")
         ));
     }
@@ -71,7 +71,7 @@ pub(super) fn draw(frame: &Frame, width: usize, height: usize) -> Vec<String> {
 fn head(frame: &Frame, width: usize) -> Vec<String> {
     let Counts { created, succeeded, failed, running, waiting } = frame.counts;
     let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
-    let tasks = status.map(|status| status.tasks).unwrap_or_default();
+    let tasks = status.map(|status| status.slots).unwrap_or_default();
     let instances = status.map_or(0, |status| status.instances.len());
     let Waits { half, p95, most } = frame.waits;
     let seconds = frame.elapsed.as_secs();
@@ -124,7 +124,7 @@ fn short(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use muster_taskscaler::engine::{InstanceStatus, SlotStatus, Status, Tasks};
+    use muster_taskscaler::engine::{InstanceStatus, ScalerStatus, SlotCounts, SlotStatus};
 
     use super::*;
 
@@ -133,33 +133,33 @@ mod tests {
             id: format!("local-{number}"),
             group: "demo".to_owned(),
             state: "ready".to_owned(),
-            why: None,
-            for_ms: 1200,
+            reason: None,
+            state_age_ms: 1200,
             age_ms: 2500,
-            used: 3,
+            job_count: 3,
             failures: 0,
             slots: vec![SlotStatus { slot: 0, key: format!("job-{number}-ab") }],
         }
     }
 
     fn frame(instances: usize) -> Frame {
-        let status = Status {
-            tasks: Tasks { acquired: 2, idle: 1, ..Tasks::default() },
-            missing: 0,
-            idle_wanted: 1,
+        let status = ScalerStatus {
+            slots: SlotCounts { acquired: 2, idle: 1, ..SlotCounts::default() },
+            desired_change: 0,
+            idle_target: 1,
             policy: Some(1),
-            spend_per_hour: 0.0,
-            held: Vec::new(),
+            cost_per_hour: 0.0,
+            scale_up_blocked: Vec::new(),
             waiting: Vec::new(),
             booting: 0,
-            ready_in_ms: None,
+            next_ready_in_ms: None,
             groups: Vec::new(),
             instances: (0..instances).map(instance).collect(),
         };
         let report = Report {
             runner: "demo".to_owned(),
-            down: None,
-            no_requests: None,
+            unavailable_reason: None,
+            requests_paused_reason: None,
             status: Some(status),
             resources: std::collections::BTreeMap::new(),
         };

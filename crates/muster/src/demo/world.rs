@@ -12,7 +12,7 @@ use muster_executor::Directories;
 use muster_executor::host::{HostExecutor, HostOptions};
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, ManagerError, Order};
-use muster_taskscaler::fleet::offline;
+use muster_taskscaler::fleet::read_fleets;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -118,7 +118,7 @@ impl World {
         self.serve.abort();
         self.coordinator.shutdown().await;
         let books: PathBuf = self.folder.path().join("manager").join(crate::runner::INSTANCES);
-        let fleets = offline(&books, 0).map_err(|error| DemoError::Defect(error.to_string()))?;
+        let fleets = read_fleets(&books, 0).map_err(|error| DemoError::Defect(error.to_string()))?;
         let in_books = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
         // A plugin that was ended while it started may leave its folder, which goes with the demo's.
         let plugins = std::fs::read_dir(self.folder.path().join("machines")).into_iter().flatten().flatten();

@@ -1,66 +1,71 @@
-//! `muster fleet`: what an operator of instances needs.
+//! `muster fleet`: inspect and operate autoscaled instances, and simulate scaling policies.
 
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use muster_taskscaler::operator::Act;
+use muster_taskscaler::operator::OperatorAction;
 
 use crate::ci;
 
-pub(crate) mod ask;
 mod explain;
 mod operate;
+pub(crate) mod query;
 mod simulate;
 mod status;
 mod svg;
 
-/// Instances for jobs: how they are, why, and what a policy would cost.
+/// Inspect and operate autoscaled instances, and simulate scaling policies.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show every instance, every slot, and what is missing.
+    /// Show the status of the fleet: groups, instances, slots and waiting jobs.
     ///
-    /// The manager is asked at the `listen_address` of its configuration; one that does not answer has its state on disk,
-    /// which is shown then.
+    /// Queries the manager at the `listen_address` of its configuration. If it does not answer, shows its state on disk.
     Status(Box<status::Args>),
-    /// Say why a job waits, why an instance went, why none was created.
+    /// Explain why a job waits, or why an instance was created, kept or deleted.
     ///
-    /// The answer is followed by the decisions of the last day that it rests on, with the numbers that they were made by.
+    /// Prints a summary, then the scaling decisions of the last day that led to it, with their inputs.
     Explain(Box<explain::Args>),
-    /// Give an instance no more jobs, and keep it; or let a group make no more instances, and empty it.
+    /// Cordon an instance: it keeps its running jobs and gets no new ones.
     ///
-    /// An instance stays until it is resumed or removed: to look at it. The instances of a group go, each after its jobs; those
-    /// that were drained by themselves stay. Both last over restarts of the manager, which must be at work, and takes this
-    /// from its own user and from root alone.
+    /// The instance is kept until you run `uncordon` or `delete`, so that you can inspect it. The state survives manager
+    /// restarts. Requires a running manager; run the command as root or as the manager's user.
+    Cordon(Box<operate::Args>),
+    /// Revert `cordon`, or a `drain` that still waits for jobs.
+    ///
+    /// The instance, or each instance of the group, gets jobs again once it is ready.
+    Uncordon(Box<operate::Args>),
+    /// Drain an instance or a group: no new jobs, and deletion after the last running job.
+    ///
+    /// A drained group also creates no instances until you run `uncordon` on it. Its cordoned instances are kept.
     Drain(Box<operate::Args>),
-    /// Take back what `drain` did, or a removal that still waits for jobs.
-    Resume(Box<operate::Args>),
-    /// Remove an instance after the jobs that it has, also one that was not asked for here.
-    Remove(Box<operate::RemoveArgs>),
-    /// Replay jobs against policies in a modelled cloud: waits, cost, idle share, and a picture.
+    /// Delete an instance immediately, including one that this manager did not create.
+    Delete(Box<operate::DeleteArgs>),
+    /// Simulate scaling policies on recorded or generated jobs, and compare waiting times and cost.
     ///
-    /// The engine is the one that scales real fleets; only the cloud is a model. Policy files are in TOML and have the keys
-    /// of `[runners.autoscaler]`. Several policies are compared side by side, on the same jobs.
+    /// Uses the engine that scales real fleets with a modeled cloud. Policy files are in TOML and have the keys of
+    /// `[runners.autoscaler]`. Several policies are compared side by side, on the same jobs.
     Simulate(Box<simulate::Args>),
 }
 
-/// Runs one of them.
+/// Runs a subcommand.
 pub(crate) fn run(command: Command) -> ExitCode {
     match command {
-        Command::Status(args) => asking(status::run(*args)),
-        Command::Explain(args) => asking(explain::run(*args)),
-        Command::Drain(args) => asking(operate::run(*args, Act::Drain)),
-        Command::Resume(args) => asking(operate::run(*args, Act::Resume)),
-        Command::Remove(args) => asking(operate::remove(*args)),
+        Command::Status(args) => run_query(status::run(*args)),
+        Command::Explain(args) => run_query(explain::run(*args)),
+        Command::Cordon(args) => run_query(operate::run(*args, OperatorAction::Cordon)),
+        Command::Uncordon(args) => run_query(operate::run(*args, OperatorAction::Uncordon)),
+        Command::Drain(args) => run_query(operate::run(*args, OperatorAction::Drain)),
+        Command::Delete(args) => run_query(operate::delete(*args)),
         Command::Simulate(args) => simulate::run(&args),
     }
 }
 
-fn asking(work: impl Future<Output = ExitCode>) -> ExitCode {
+fn run_query(work: impl Future<Output = ExitCode>) -> ExitCode {
     crate::logging::of_command("warn");
     crate::runtime::block_on_one_thread(work)
 }
 
-/// For programs.
+/// Prints an answer as JSON.
 fn print_json(answer: &impl serde::Serialize) -> ExitCode {
     match serde_json::to_string_pretty(answer) {
         Ok(text) => ci::print(format!("{text}\n").as_bytes()),

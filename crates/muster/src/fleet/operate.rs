@@ -1,4 +1,4 @@
-//! `muster fleet drain`, `resume` and `remove`: what an operator does by hand, told to the manager at work over its socket.
+//! `muster fleet cordon`, `uncordon`, `drain` and `delete`: sends a request to the running manager over its operator socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,39 +7,39 @@ use std::time::Duration;
 
 use muster_executor::ExecutorError;
 use muster_executor::host::operator_socket_path;
-use muster_taskscaler::operator::{Act, Answer, Order, VERSION};
+use muster_taskscaler::operator::{OperatorAction, OperatorReply, OperatorRequest, VERSION};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::ask::{AskError, instances};
+use super::query::{QueryError, instances};
 use crate::ci::{self, ui};
 use crate::config_file::ConfigArg;
 use crate::flags;
 
-/// For an answer of a manager.
-const ANSWER_LIMIT: Duration = Duration::from_secs(25);
-/// Characters of a reason.
-const REASON_MAX: usize = 1000;
-/// Bytes of an answer.
-const ANSWER_MAX_BYTES: u64 = 1 << 20;
+/// Maximum time to wait for the manager's reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(25);
+/// Maximum length of a reason, in characters.
+const MAX_REASON_CHARS: usize = 1000;
+/// Maximum size of a reply.
+const MAX_REPLY_BYTES: u64 = 1 << 20;
 
-/// On what, and of which manager.
+/// Target of the operation, and its manager.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// An instance's name at the provider, or a group's, as `muster fleet status` shows them.
+    /// ID of an instance, or name of a group, as shown by `muster fleet status`.
     name: String,
-    /// In this group, where several have an instance of this name.
+    /// Group of the instance, if the ID is not unique.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Of this runner, where several have a group or an instance of this name.
+    /// Runner of the instance or group, if the name is not unique.
     #[arg(long, value_name = "NAME")]
     runner: Option<String>,
-    /// Why; it is kept with the decision.
+    /// Reason, shown in `muster fleet status` and `explain`.
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: Option<String>,
     #[command(flatten)]
     config: ConfigArg,
-    /// The manager that works in this state directory.
+    /// State directory of the manager.
     #[arg(long, value_name = "DIR", value_parser = flags::path())]
     state_dir: Option<PathBuf>,
     /// Print JSON.
@@ -47,48 +47,48 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// As [`Args`], with what only a removal can be.
+/// Arguments of `muster fleet delete`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct RemoveArgs {
+pub(crate) struct DeleteArgs {
     #[command(flatten)]
     args: Args,
-    /// Do not wait for its jobs: they are given up, and their machine is removed under them.
+    /// Delete the instance even if jobs run on it. These jobs fail or are rescheduled.
     #[arg(long)]
-    now: bool,
+    force: bool,
 }
 
-/// Why there is no answer.
+/// Errors from sending a request to the manager.
 #[derive(Debug, thiserror::Error)]
 enum OperateError {
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Ask(#[from] QueryError),
     #[error(transparent)]
     Socket(#[from] ExecutorError),
     #[error(
-        "no manager with instances works on {}: start it, or name its state directory with --state-dir", directory.display()
+        "no manager with instances is running on {}; start it, or set its state directory with --state-dir", directory.display()
     )]
-    Nobody { directory: PathBuf, source: io::Error },
-    #[error("only root and the user that the manager runs as may do that; its socket is {}", socket.display())]
+    NoManager { directory: PathBuf, source: io::Error },
+    #[error("permission denied for manager socket {}; run the command as root or as the manager's user", socket.display())]
     NotAllowed { socket: PathBuf, source: io::Error },
-    #[error("the manager at {} did not answer; it may have done it: see `muster fleet status`", socket.display())]
-    Silent { socket: PathBuf, source: io::Error },
+    #[error("the manager at {} did not answer; the request may have been carried out, check `muster fleet status`", socket.display())]
+    NoReply { socket: PathBuf, source: io::Error },
 }
 
-/// A reason that can be kept with each decision.
+/// Parses `--reason`.
 fn reason(text: &str) -> Result<String, String> {
     let length = text.chars().count();
-    if length > REASON_MAX {
-        return Err(format!("it has {length} characters; write at most {REASON_MAX}"));
+    if length > MAX_REASON_CHARS {
+        return Err(format!("the reason has {length} characters; the maximum is {MAX_REASON_CHARS}"));
     }
     Ok(text.to_owned())
 }
 
-pub(super) async fn remove(args: RemoveArgs) -> ExitCode {
-    run(args.args, Act::Remove { now: args.now }).await
+pub(super) async fn delete(args: DeleteArgs) -> ExitCode {
+    run(args.args, OperatorAction::Delete { force: args.force }).await
 }
 
-pub(super) async fn run(args: Args, act: Act) -> ExitCode {
-    let answer = match told(&args, act).await {
+pub(super) async fn run(args: Args, action: OperatorAction) -> ExitCode {
+    let answer = match send_request(&args, action).await {
         Ok(answer) => answer,
         Err(error) => {
             ui::report(&error);
@@ -97,55 +97,55 @@ pub(super) async fn run(args: Args, act: Act) -> ExitCode {
     };
     let printed = if args.json {
         super::print_json(&answer)
-    } else if answer.done {
-        ci::print(format!("{}\n", ui::plain(&answer.text)).as_bytes())
+    } else if answer.ok {
+        ci::print(format!("{}\n", ui::plain(&answer.message)).as_bytes())
     } else {
-        ui::note(&ui::plain(&answer.text));
+        ui::note(&ui::plain(&answer.message));
         ExitCode::SUCCESS
     };
-    if answer.done { printed } else { ExitCode::FAILURE }
+    if answer.ok { printed } else { ExitCode::FAILURE }
 }
 
-async fn told(args: &Args, act: Act) -> Result<Answer, OperateError> {
-    // A manager at work goes on without its file, and answers all the same.
+async fn send_request(args: &Args, action: OperatorAction) -> Result<OperatorReply, OperateError> {
+    // A running manager answers even if its configuration file was deleted.
     let (state, missing) = match flags::filled(&args.state_dir) {
         Some(directory) => (directory, None),
         None => {
             let path = args.config.path();
             let path = std::path::absolute(&path).unwrap_or(path);
-            (crate::runner::state_dir(&path).ok_or(AskError::NoStateDir)?, Some(path).filter(|path| !path.exists()))
+            (crate::runner::state_dir(&path).ok_or(QueryError::NoStateDir)?, Some(path).filter(|path| !path.exists()))
         }
     };
-    let order = Order {
+    let request = OperatorRequest {
         version: VERSION,
-        act,
+        action: action,
         name: args.name.clone(),
         runner: args.runner.clone(),
         group: args.group.clone(),
-        who: ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()),
-        why: args.reason.clone(),
+        user: ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()),
+        reason: args.reason.clone(),
     };
     let socket = operator_socket_path(&instances(&state))?;
     let stream = UnixStream::connect(&socket).await.map_err(|source| match (source.kind(), missing) {
         (io::ErrorKind::PermissionDenied, _) => OperateError::NotAllowed { socket: socket.clone(), source },
-        (_, Some(path)) => AskError::NoSuchConfiguration(path).into(),
-        _ => OperateError::Nobody { directory: state.clone(), source },
+        (_, Some(path)) => QueryError::NoSuchConfiguration(path).into(),
+        _ => OperateError::NoManager { directory: state.clone(), source },
     })?;
-    let answer = tokio::time::timeout(ANSWER_LIMIT, converse(stream, &order)).await;
+    let answer = tokio::time::timeout(REPLY_TIMEOUT, exchange(stream, &request)).await;
     let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    answer.map_err(|source| silent(&socket, source))
+    answer.map_err(|source| no_reply(&socket, source))
 }
 
-fn silent(socket: &Path, source: io::Error) -> OperateError {
-    OperateError::Silent { socket: socket.to_owned(), source }
+fn no_reply(socket: &Path, source: io::Error) -> OperateError {
+    OperateError::NoReply { socket: socket.to_owned(), source }
 }
 
-async fn converse(mut stream: UnixStream, order: &Order) -> io::Result<Answer> {
+async fn exchange(mut stream: UnixStream, request: &OperatorRequest) -> io::Result<OperatorReply> {
     let (read, mut write) = stream.split();
-    let mut line = serde_json::to_vec(order)?;
+    let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     write.write_all(&line).await?;
     let mut answer = Vec::new();
-    BufReader::new(read.take(ANSWER_MAX_BYTES)).read_until(b'\n', &mut answer).await?;
+    BufReader::new(read.take(MAX_REPLY_BYTES)).read_until(b'\n', &mut answer).await?;
     Ok(serde_json::from_slice(&answer)?)
 }

@@ -10,118 +10,120 @@ use muster_taskscaler::config::Config;
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::report::Report;
 use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::simulation::Simulation;
 use muster_taskscaler::sim::trace::{self, Job, Pattern, Shape};
-use muster_taskscaler::sim::world::World;
 use muster_taskscaler::time::Time;
 
 use crate::ci::{self, ui};
 
-/// Points of a timeline in the picture.
+/// Number of points in the chart's timeline.
 const POINTS: u64 = 600;
-/// After the last job the fleet is looked at for so long.
+/// Time to simulate after the last job has finished.
 const AFTER: Duration = Duration::from_secs(1800);
-/// Idle machines of one simulation: more would take minutes.
-const MACHINES_MAX: u64 = 20_000;
+/// Maximum number of idle instances. More would take minutes to simulate.
+const MAX_MACHINES: u64 = 20_000;
 const DAY_S: u64 = 86_400;
-/// Jobs of one simulation: more would take gigabytes.
-const JOBS_MAX: usize = 5_000_000;
-/// The largest file that is read: 5 million jobs have less.
-const FILE_MAX: u64 = 512 << 20;
+/// Maximum number of jobs. More would take gigabytes of memory.
+const MAX_JOBS: usize = 5_000_000;
+/// Maximum size of a trace or policy file. 5 million jobs need less.
+const MAX_FILE_BYTES: u64 = 512 << 20;
 
-/// What is simulated.
+/// Arguments of `muster fleet simulate`.
 #[derive(Debug, ClapArgs)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
-    /// A policy, in TOML, with the keys of `[runners.autoscaler]`; several are compared.
+    /// Policy to simulate: TOML with the keys of `[runners.autoscaler]`. Repeat to compare policies.
     #[arg(long = "policy", value_name = "FILE", required = true)]
     policies: Vec<PathBuf>,
-    /// Jobs: a table `ARRIVAL,DURATION` in seconds, or JSON `[{"arrival_s": .., "duration_s": ..}]`.
+    /// Recorded jobs: lines of `ARRIVAL,DURATION` in seconds, or JSON `[{"arrival_s": .., "duration_s": ..}]`.
     #[arg(long, value_name = "FILE", conflicts_with = "pattern")]
     trace: Option<PathBuf>,
-    /// Generated jobs, where there is no trace.
+    /// Pattern of generated jobs, if no trace is given.
     #[arg(long, value_enum, default_value_t = PatternName::Day)]
     pattern: PatternName,
     /// Days of generated jobs.
     #[arg(long, default_value_t = 1)]
     days: u32,
-    /// Generated jobs in an hour at the busiest time.
+    /// Generated jobs per hour at the busiest time.
     #[arg(long, default_value_t = 300.0)]
-    peak: f64,
-    /// Generated jobs in an hour at the quietest time.
+    peak_rate: f64,
+    /// Generated jobs per hour at the quietest time.
     #[arg(long, default_value_t = 10.0)]
-    quiet: f64,
-    /// How long half of the generated jobs run, in seconds.
+    off_peak_rate: f64,
+    /// Median duration of generated jobs, in seconds.
     #[arg(long, default_value_t = 180.0)]
     duration: f64,
-    /// Generated jobs that come together, on average.
+    /// Average number of generated jobs that arrive together.
     #[arg(long, default_value_t = 1)]
     burst: u32,
-    /// Generated days differ by this factor: at 1.6, one of forty has more than 1.6 times the usual jobs.
+    /// Factor by which generated days differ: at 1.6, one day in forty has more than 1.6 times the usual jobs.
     #[arg(long, default_value_t = 1.0)]
-    varies: f64,
-    /// The cloud, in TOML: boot times, limits, quota, stock-outs, spot losses; without it 40 s of boot, and no limits.
+    daily_variation: f64,
+    /// Cloud model, in TOML: boot times, limits, quota, stockouts, spot preemptions. Default: 40 s boot time, no limits.
     #[arg(long, value_name = "FILE")]
     cloud: Option<PathBuf>,
-    /// Days at the beginning that do not count: for a forecast to learn from.
+    /// Days at the beginning that are not counted, for a forecast to learn from.
     #[arg(long, default_value_t = 0)]
     skip_days: u32,
-    /// Where the randomness comes from: the same seed, the same result.
+    /// Seed of the random numbers. The same seed gives the same result.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Writes a picture of waiting jobs, running jobs and machines over time.
+    /// Write an SVG chart of waiting jobs, running jobs and instances over time.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Prints JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PatternName {
-    /// As people work, the same each day.
+    /// Office hours, the same each day.
     Day,
-    /// With quiet weekends.
+    /// Office hours, with quiet weekends.
     Week,
-    /// Pipelines of many jobs at once, at any time.
+    /// Pipelines of many jobs at once, at random times.
     Burst,
-    /// Always the same.
+    /// Constant rate.
     Flat,
 }
 
-/// Why nothing was simulated.
+/// Errors of `muster fleet simulate`.
 #[derive(Debug, thiserror::Error)]
 enum SimulateError {
-    #[error("cannot read {}", path.display())]
+    #[error("failed to read {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{} has more than {} MiB, which no trace or policy needs", path.display(), FILE_MAX >> 20)]
+    #[error("{} is larger than the maximum of {} MiB", path.display(), MAX_FILE_BYTES >> 20)]
     Large { path: PathBuf },
     #[error("{}: line {line} is not UTF-8: save the file as plain text in UTF-8", path.display())]
     Encoding { path: PathBuf, line: usize },
-    #[error("cannot write {}", path.display())]
+    #[error("failed to write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("{} is not what it should be", path.display())]
+    #[error("failed to parse {}", path.display())]
     Toml { path: PathBuf, source: toml::de::Error },
     #[error("{}: {problem}", path.display())]
     Unfit { path: PathBuf, problem: String },
     #[error("{} cannot be simulated:\n{}", path.display(), problems.join("").trim_end())]
     Refused { path: PathBuf, problems: Vec<String> },
-    #[error("{} is no trace", path.display())]
+    #[error("{} is not a valid trace", path.display())]
     Trace { path: PathBuf, source: trace::TraceError },
     #[error("{what} {value} is not {wanted}")]
     Number { what: &'static str, value: String, wanted: &'static str },
-    #[error("the pattern gives no job, or more than {JOBS_MAX}; change --peak, --quiet, --days or --burst")]
+    #[error(
+        "the pattern generates no job, or more than {MAX_JOBS}; change --peak-rate, --off-peak-rate, --days or --burst"
+    )]
     Jobs,
-    #[error("--skip-days {days} leaves no job: the last one comes on day {last}")]
+    #[error("--skip-days {days} skips all jobs: the last one arrives on day {last}")]
     Skipped { days: u32, last: u64 },
-    #[error("a defect of the engine, please report it with the policy and the seed")]
+    #[error("the engine violated an invariant (this is a bug, please report it with the policy and the seed)")]
     Engine(#[from] muster_taskscaler::engine::Violation),
 }
 
-/// One policy and what came of it.
+/// A policy and its result.
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) report: Report,
-    /// Its instances have a price: without one nothing is known of its cost.
+    /// Whether its instances have a price. Without one the cost is unknown.
     has_price: bool,
 }
 
@@ -137,7 +139,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
 
 fn simulate(args: &Args) -> Result<String, SimulateError> {
     let jobs = jobs(args)?;
-    // A simulation may take minutes: that its picture cannot be written is told before.
+    // A simulation may take minutes, so check first that the chart can be written.
     let svg = args.svg.as_deref().map(Picture::create).transpose()?;
     let cloud: CloudConfig = match &args.cloud {
         Some(path) => {
@@ -162,11 +164,11 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         }
         let has_price = config.groups.iter().any(|group| group.price_per_hour > 0.0);
         let clouds = vec![cloud.clone(); config.groups.len()];
-        let mut scenario = Scenario::honest(config, clouds, args.seed, last + Duration::from_secs(DAY_S));
-        scenario.quiet = Some(AFTER);
+        let mut scenario = Scenario::fault_free(config, clouds, args.seed, last + Duration::from_secs(DAY_S));
+        scenario.settle_time = Some(AFTER);
         scenario.measured_from = measured_from;
         scenario.sample_every = Some(Duration::from_millis((last.as_millis() / POINTS).max(1000)));
-        let report = World::new(&scenario, &jobs).run()?;
+        let report = Simulation::new(&scenario, &jobs).run()?;
         outcomes.push(Outcome { name: name_of(path, &args.policies), report, has_price });
     }
     if let Some(svg) = svg {
@@ -226,14 +228,14 @@ fn most_at_once(jobs: &[Job]) -> u64 {
 
 /// Why a policy would not be done with, where so many jobs run at once.
 fn too_large(config: &Config, cloud: &CloudConfig, most: u64) -> Option<String> {
-    let idle = config.policies.idle_most(most).div_ceil(u64::from(config.capacity.get()));
-    let max = config.groups.iter().map(|group| Some(u64::from(group.instances_max)).filter(|max| *max > 0));
+    let idle = config.policies.max_idle(most).div_ceil(u64::from(config.capacity.get()));
+    let max = config.groups.iter().map(|group| Some(u64::from(group.max_instances)).filter(|max| *max > 0));
     let max: Option<u64> = max.sum();
     let quota = cloud.quota.map(|quota| u64::from(quota) * config.groups.len() as u64);
     let machines = [max, quota].into_iter().flatten().fold(idle, u64::min);
-    (machines > MACHINES_MAX).then(|| {
+    (machines > MAX_MACHINES).then(|| {
         format!(
-            "idle_count or scale_factor keeps {machines} machines, and a simulation has {MACHINES_MAX} at most: set max_instances \
+            "idle_count or scale_factor keeps {machines} machines, and a simulation has {MAX_MACHINES} at most: set max_instances \
              below that"
         )
     })
@@ -241,9 +243,9 @@ fn too_large(config: &Config, cloud: &CloudConfig, most: u64) -> Option<String> 
 
 fn read(path: &Path) -> Result<String, SimulateError> {
     let mut bytes = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes));
+    let read = std::fs::File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|source| SimulateError::Read { path: path.to_owned(), source })?;
-    if bytes.len() as u64 > FILE_MAX {
+    if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(SimulateError::Large { path: path.to_owned() });
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -257,22 +259,29 @@ fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
     if let Some(path) = &args.trace {
         return trace::read(&read(path)?).map_err(|source| SimulateError::Trace { path: path.clone(), source });
     }
-    for (what, value) in
-        [("--peak", args.peak), ("--quiet", args.quiet), ("--duration", args.duration), ("--varies", args.varies)]
-    {
+    for (what, value) in [
+        ("--peak-rate", args.peak_rate),
+        ("--off-peak-rate", args.off_peak_rate),
+        ("--duration", args.duration),
+        ("--daily-variation", args.daily_variation),
+    ] {
         if !(value.is_finite() && (0.0..=1e6).contains(&value)) {
             return Err(SimulateError::Number { what, value: value.to_string(), wanted: "from 0 to 1000000" });
         }
     }
-    if args.varies < 1.0 {
-        return Err(SimulateError::Number { what: "--varies", value: args.varies.to_string(), wanted: "from 1 on" });
+    if args.daily_variation < 1.0 {
+        return Err(SimulateError::Number {
+            what: "--daily-variation",
+            value: args.daily_variation.to_string(),
+            wanted: "at least 1",
+        });
     }
-    if args.peak < args.quiet {
-        let wanted = "at least that of --quiet";
-        return Err(SimulateError::Number { what: "--peak", value: args.peak.to_string(), wanted });
+    if args.peak_rate < args.off_peak_rate {
+        let wanted = "at least --off-peak-rate";
+        return Err(SimulateError::Number { what: "--peak-rate", value: args.peak_rate.to_string(), wanted });
     }
     if args.burst == 0 {
-        return Err(SimulateError::Number { what: "--burst", value: args.burst.to_string(), wanted: "from 1 on" });
+        return Err(SimulateError::Number { what: "--burst", value: args.burst.to_string(), wanted: "at least 1" });
     }
     if !(1..=365).contains(&args.days) {
         return Err(SimulateError::Number { what: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
@@ -292,14 +301,21 @@ fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
     };
     let burst = if args.pattern == PatternName::Burst { args.burst.max(20) } else { args.burst };
     let duration = Spread::new(args.duration.max(0.1), 4.0);
-    let (peak_per_hour, quiet_per_hour) = (args.peak, args.quiet);
-    if args.peak.max(args.quiet) * 24.0 * f64::from(args.days) > JOBS_MAX as f64 {
+    let (peak_per_hour, off_peak_per_hour) = (args.peak_rate, args.off_peak_rate);
+    if args.peak_rate.max(args.off_peak_rate) * 24.0 * f64::from(args.days) > MAX_JOBS as f64 {
         return Err(SimulateError::Jobs);
     }
-    let pattern =
-        Pattern { shape, days: args.days, peak_per_hour, quiet_per_hour, duration, burst, varies: args.varies };
+    let pattern = Pattern {
+        shape,
+        days: args.days,
+        peak_per_hour,
+        off_peak_per_hour,
+        duration,
+        burst,
+        daily_variation: args.daily_variation,
+    };
     let jobs = pattern.jobs(args.seed);
-    if jobs.is_empty() || jobs.len() > JOBS_MAX { Err(SimulateError::Jobs) } else { Ok(jobs) }
+    if jobs.is_empty() || jobs.len() > MAX_JOBS { Err(SimulateError::Jobs) } else { Ok(jobs) }
 }
 
 fn seconds(duration: Duration) -> String {

@@ -137,7 +137,7 @@ fn what_cannot_be_simulated_is_told() {
         (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
         (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days 1 is not below --days"),
-        (["--peak", "-1", "--policy", "floor.toml"], "--peak -1 is not from 0 to 1000000"),
+        (["--peak-rate", "-1", "--policy", "floor.toml"], "--peak-rate -1 is not from 0 to 1000000"),
         (["--svg", "none/x.svg", "--policy", "floor.toml"], "cannot write none/x.svg"),
     ] {
         let output = muster(directory.path(), &[["fleet", "simulate"].as_slice(), &arguments].concat());
@@ -154,7 +154,7 @@ fn a_day_meets_its_objective_for_starts_with_idle_hours_under_a_bound() {
     let text = "max_instances = 100\n[[policy]]\nidle_time = \"10m0s\"\nscale_factor = 0.3\nscale_factor_limit = 20\n\
                 preemptive_mode = false\n";
     std::fs::write(directory.path().join("factor.toml"), text).unwrap();
-    let arguments = ["--pattern", "day", "--peak", "150", "--seed", "7", "--policy", "factor.toml", "--json"];
+    let arguments = ["--pattern", "day", "--peak-rate", "150", "--seed", "7", "--policy", "factor.toml", "--json"];
     let output = muster(directory.path(), &[&["fleet", "simulate"][..], &arguments].concat());
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
@@ -173,27 +173,27 @@ fn what_is_not_there_is_no_answer() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
         assert!(told.contains(wanted), "{arguments:?}: {told}");
     };
-    wrong(&["fleet", "status", "--state-dir", "nope"], "nope: there is no such directory");
-    wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: there is no such file");
+    wrong(&["fleet", "status", "--state-dir", "nope"], "nope: no such directory");
+    wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: no such file");
     std::os::unix::fs::symlink("circle.toml", directory.path().join("circle.toml")).unwrap();
     wrong(&["fleet", "status", "--config", "circle.toml"], "leads in a circle");
-    wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: there is no such file");
-    wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances works on nope");
+    wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: no such file");
+    wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances is running on nope");
     let long = "x".repeat(1001);
     wrong(
         &["fleet", "drain", "x", "--reason", &long, "--state-dir", "."],
         "it has 1001 characters; write at most 1000",
     );
-    wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
-    wrong(&["fleet", "status", "--state-dir", "."], "no manager has had its state there");
+    wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "`abc` is not a valid job ID");
+    wrong(&["fleet", "status", "--state-dir", "."], "not a manager's state directory");
     std::fs::write(directory.path().join("file"), "").unwrap();
-    wrong(&["fleet", "status", "--state-dir", "file"], "cannot read file");
+    wrong(&["fleet", "status", "--state-dir", "file"], "failed to read file");
     let books = directory.path().join("instances");
     std::fs::create_dir(&books).unwrap();
-    std::fs::write(books.join("x.books"), "garbage\n").unwrap();
-    wrong(&["fleet", "status", "--state-dir", "."], "x.books, line 1 cannot be read");
-    wrong(&["fleet", "explain", "--state-dir", "."], "x.books, line 1 cannot be read");
-    wrong(&["fleet", "explain", "job", "1", "--state-dir", "."], "x.books, line 1 cannot be read");
+    std::fs::write(books.join("x.ledger"), "garbage\n").unwrap();
+    wrong(&["fleet", "status", "--state-dir", "."], "x.ledger at line 1");
+    wrong(&["fleet", "explain", "--state-dir", "."], "x.ledger at line 1");
+    wrong(&["fleet", "explain", "job", "1", "--state-dir", "."], "x.ledger at line 1");
 }
 
 #[test]
@@ -231,9 +231,12 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
         (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "night.toml"], "one over midnight is two"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "early.toml"], "boot: median_s and factor"),
-        (&["--peak", "1", "--quiet", "2", "--policy", "floor.toml"], "--peak 1 is not at least that of --quiet"),
+        (
+            &["--peak-rate", "1", "--off-peak-rate", "2", "--policy", "floor.toml"],
+            "--peak-rate 1 is not at least that of --off-peak-rate",
+        ),
         (&["--burst", "0", "--policy", "floor.toml"], "--burst 0 is not from 1 on"),
-        (&["--varies", "0", "--policy", "floor.toml"], "--varies 0 is not from 1 on"),
+        (&["--daily-variation", "0", "--policy", "floor.toml"], "--daily-variation 0 is not from 1 on"),
     ] {
         let output = with(arguments);
         let told = String::from_utf8_lossy(&output.stderr);

@@ -2,24 +2,29 @@
 
 use std::sync::Arc;
 
-use super::host::{Host, Prepare, Unanswered, Up};
-use super::shared::Shared;
+use super::context::DriverContext;
+use super::host::{InstanceGroupPort, NoAnswer, Prepare, StartingInstance};
 use crate::engine::Engine;
 use crate::event::{Action, Event};
-use crate::words::GroupId;
+use crate::types::GroupId;
 
 /// A call that is to be made.
 pub(super) struct Call {
     pub(super) action: Action,
     group: GroupId,
     group_name: String,
-    host: Arc<dyn Host>,
-    shared: Arc<Shared>,
+    host: Arc<dyn InstanceGroupPort>,
+    shared: Arc<DriverContext>,
     prepare: Arc<dyn Prepare>,
 }
 
 /// The call that an action is; none where it is none, or where there is nobody to call any more.
-pub(super) fn of(engine: &Engine, shared: &Arc<Shared>, prepare: &Arc<dyn Prepare>, action: Action) -> Option<Call> {
+pub(super) fn of(
+    engine: &Engine,
+    shared: &Arc<DriverContext>,
+    prepare: &Arc<dyn Prepare>,
+    action: Action,
+) -> Option<Call> {
     let group = action.group()?;
     let host = shared.host(group)?;
     let group_name = engine.config().groups.get(group.0).map(|group| group.name.clone()).unwrap_or_default();
@@ -31,7 +36,7 @@ impl Call {
     pub(super) fn failed(&self) -> Event {
         let (group, why) = (self.group, || "the call ended in a panic".to_owned());
         match self.action.clone() {
-            Action::Update { call, .. } => Event::Updated { group, call, result: Err(why()) },
+            Action::List { call, .. } => Event::Listed { group, call, result: Err(why()) },
             Action::Increase { call, .. } => Event::Increased { group, call, result: Err(why()) },
             Action::Decrease { ids, .. } => Event::Decreased { group, ids, result: Err(why()) },
             Action::Suspend { ids, .. } => Event::Suspended { group, ids, result: Err(why()) },
@@ -39,20 +44,20 @@ impl Call {
             Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(why()) },
             Action::Heartbeat { id, .. } => Event::HealthUnknown { group, id },
             Action::Grant(_)
-            | Action::Parked { .. }
-            | Action::NotResumed { .. }
+            | Action::EnvironmentSaved { .. }
+            | Action::ResumeFailed { .. }
             | Action::Lost { .. }
-            | Action::Withdraw { .. }
-            | Action::Forget { .. }
-            | Action::Answer { .. } => Event::Tick,
+            | Action::RevokeReservation { .. }
+            | Action::ForgetInstance { .. }
+            | Action::OperatorReply { .. } => Event::Tick,
         }
     }
 
     /// Makes it; its answer.
-    pub(super) async fn made(self) -> Event {
+    pub(super) async fn execute(self) -> Event {
         let Self { action, group, group_name, host, shared, prepare } = self;
         match action {
-            Action::Update { call, .. } => Event::Updated { group, call, result: host.update().await },
+            Action::List { call, .. } => Event::Listed { group, call, result: host.update().await },
             Action::Increase { call, n, .. } => Event::Increased { group, call, result: host.increase(n).await },
             Action::Decrease { ids, .. } => {
                 let result = host.decrease(&ids).await;
@@ -71,7 +76,8 @@ impl Call {
                 shared.forget(group, &id);
                 let result = match host.host_keys(&id).await {
                     Ok(host_keys) => {
-                        let up = Up { group: group_name, id: id.clone(), host_keys, again, of: group, shared };
+                        let up =
+                            StartingInstance { group: group_name, id: id.clone(), host_keys, again, of: group, shared };
                         make_ready(&*prepare, up).await
                     }
                     Err(error) => Err(error),
@@ -80,21 +86,21 @@ impl Call {
             }
             Action::Heartbeat { id, .. } => match host.heartbeat(&id).await {
                 Ok(()) => Event::Health { group, id, result: Ok(()) },
-                Err(Unanswered::Instance(error)) => Event::Health { group, id, result: Err(error) },
-                Err(Unanswered::Plugin(_)) => Event::HealthUnknown { group, id },
+                Err(NoAnswer::Instance(error)) => Event::Health { group, id, result: Err(error) },
+                Err(NoAnswer::Plugin(_)) => Event::HealthUnknown { group, id },
             },
             Action::Grant(_)
-            | Action::Parked { .. }
-            | Action::NotResumed { .. }
+            | Action::EnvironmentSaved { .. }
+            | Action::ResumeFailed { .. }
             | Action::Lost { .. }
-            | Action::Withdraw { .. }
-            | Action::Forget { .. }
-            | Action::Answer { .. } => Event::Tick,
+            | Action::RevokeReservation { .. }
+            | Action::ForgetInstance { .. }
+            | Action::OperatorReply { .. } => Event::Tick,
         }
     }
 }
 
-async fn make_ready(prepare: &dyn Prepare, up: Up) -> Result<(), String> {
+async fn make_ready(prepare: &dyn Prepare, up: StartingInstance) -> Result<(), String> {
     up.connect_info().await?;
     prepare.prepare(up).await
 }

@@ -6,25 +6,26 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::environments::Asked;
-use super::host::{Host, Prepare};
-use super::lease::{Lease, Reservation};
+use super::command::Command;
+use super::context::DriverContext;
+use super::environments::EnvironmentQuery;
+use super::host::{InstanceGroupPort, Prepare};
+use super::lease::{LeaseHandle, Reservation};
 use super::metrics::{Buckets, Metrics};
-use super::shared::Shared;
-use super::store::{Store, StoreError};
-use super::task::{Command, Task};
+use super::store::{LedgerError, LedgerStore};
+use super::task::ScalerTask;
 use crate::config::Config;
-use crate::engine::{InstanceStatus, NoCapacity, Status, Wait};
+use crate::engine::{InstanceStatus, NoCapacity, ScalerStatus, WaitReason};
 use crate::event::Event;
-use crate::operator::{Act, Done, Refused};
+use crate::operator::{OperatorAction, OperatorError, OperatorOutcome};
 use crate::policy::Policies;
-use crate::words::{GroupId, Key};
+use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
 /// A question that is not answered in this time has no answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the plugins have to stop.
-const STOPS_WITHIN: Duration = Duration::from_secs(10);
+const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a scaler does not start.
 #[derive(Debug, thiserror::Error)]
@@ -51,13 +52,13 @@ pub enum StartError {
     },
     /// The books cannot be read.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] LedgerError),
 }
 
 /// Says so where the task ends in a panic: nobody waits for it then.
-struct Alive;
+struct PanicReporter;
 
-impl Drop for Alive {
+impl Drop for PanicReporter {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(
@@ -77,8 +78,8 @@ pub struct Scaler {
     task: Arc<tokio::sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
-async fn alive(task: Task) {
-    let _alive = Alive;
+async fn run_task(task: ScalerTask) {
+    let _alive = PanicReporter;
     task.run().await;
 }
 
@@ -92,9 +93,9 @@ impl Scaler {
     /// [`StartError`].
     pub async fn start(
         config: Config,
-        hosts: Vec<Arc<dyn Host>>,
+        hosts: Vec<Arc<dyn InstanceGroupPort>>,
         prepare: Arc<dyn Prepare>,
-        mut store: Box<dyn Store>,
+        mut store: Box<dyn LedgerStore>,
         buckets: &Buckets,
         wall: fn() -> i64,
     ) -> Result<Self, StartError> {
@@ -103,9 +104,9 @@ impl Scaler {
         }
         for (group, host) in config.groups.iter().zip(&hosts) {
             if let super::host::HostStatus::Up { max_size: plugin @ 1.., .. } = *host.status().borrow()
-                && group.instances_max > plugin
+                && group.max_instances > plugin
             {
-                let (group, configured) = (group.name.clone(), group.instances_max);
+                let (group, configured) = (group.name.clone(), group.max_instances);
                 return Err(StartError::MaxSize { group, configured, plugin });
             }
         }
@@ -113,10 +114,10 @@ impl Scaler {
         let metrics = Arc::new(Metrics::new(&config, buckets));
         // Not bounded by the channel: each caller waits for its answer, and what is dropped is at most what was handed out.
         let (commands, received) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared::new(hosts, commands.clone(), wall));
-        let room = shared.room.subscribe();
-        let task = Task::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
-        let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(alive(task)))));
+        let shared = Arc::new(DriverContext::new(hosts, commands.clone(), wall));
+        let room = shared.capacity_changes.subscribe();
+        let task = ScalerTask::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
+        let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(run_task(task)))));
         Ok(Self { commands, metrics, room, task })
     }
 
@@ -124,7 +125,7 @@ impl Scaler {
     ///
     /// # Errors
     /// [`NoCapacity`]: no job should be requested for this runner now, and why. None where the scaler has ended.
-    pub async fn reserve(&self, key: Key) -> Result<Reservation, Option<NoCapacity>> {
+    pub async fn reserve(&self, key: TaskKey) -> Result<Reservation, Option<NoCapacity>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Reserve { key, reply });
         answer.await.map_err(|_| None)?.map_err(Some)
@@ -139,13 +140,13 @@ impl Scaler {
 
     /// Promises a slot for a job that is here already (taken before a restart, or moved from a lost instance).
     #[must_use]
-    pub fn admit(&self, key: Key) -> Reservation {
+    pub fn admit(&self, key: TaskKey) -> Reservation {
         let _ = self.commands.send(Command::Admit { key: key.clone() });
-        Reservation { key, commands: self.commands.clone(), withdrawn: Arc::default(), used: false }
+        Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), used: false }
     }
 
     /// The lease that a key has from an earlier start of the manager; none where it has none (any more).
-    pub async fn claim(&self, key: Key) -> Option<Lease> {
+    pub async fn claim(&self, key: TaskKey) -> Option<LeaseHandle> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Claim { key, reply });
         answer.await.ok().flatten()
@@ -154,78 +155,78 @@ impl Scaler {
     /// Whether a job left an environment of this name, which is in the books; none where the scaler has ended.
     pub async fn has_environment(&self, name: String) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Environment(Asked::Has { name, reply }));
+        let _ = self.commands.send(Command::Environment(EnvironmentQuery::Has { name, reply }));
         answer.await.ok()
     }
 
     /// All leases from before that are still wanted have been claimed: the others end, and their instances are removed.
-    pub fn settled(&self) {
-        self.tell(Event::Settled);
+    pub fn claims_complete(&self) {
+        self.send(Event::ClaimsComplete);
     }
 
     /// The coordinator answered a job request that a reservation was made for. `at_once`: with a job, and without holding the
     /// request.
     pub fn answered(&self, at_once: bool) {
-        self.tell(Event::Answered { at_once });
+        self.send(Event::Answered { at_once });
     }
 
     /// Other policies, from now on.
     pub fn set_policies(&self, policies: Policies) {
-        self.tell(Event::Policies(policies));
+        self.send(Event::Policies(policies));
     }
 
     /// No more jobs are requested: nothing is kept idle from now on. Jobs that are there already are served.
     pub fn drain(&self) {
-        self.tell(Event::Drain);
+        self.send(Event::Drain);
     }
 
     /// [`Self::shutdown`] is to remove all instances, whatever the configuration says: nobody will start with these books.
-    pub fn remove_at_the_end(&self) {
-        self.tell(Event::RemoveAtTheEnd);
+    pub fn delete_all_on_shutdown(&self) {
+        self.send(Event::DeleteAllOnStop);
     }
 
     /// An operator does something to an instance, or without one to the whole group; `by` is who, and why. What is answered
     /// is in the books. None where the scaler has ended, or cannot say within five seconds: its books cannot be written,
     /// and it does it when they can.
-    pub async fn operate(
+    pub async fn apply_operator_action(
         &self,
         group: GroupId,
         id: Option<InstanceId>,
-        act: Act,
+        act: OperatorAction,
         by: String,
-    ) -> Option<Result<Done, Refused>> {
+    ) -> Option<Result<OperatorOutcome, OperatorError>> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Operate { group, id, act, by, reply });
-        tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok()?.ok()
+        let _ = self.commands.send(Command::Operate { group, id, action: act, by, reply });
+        tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
     }
 
     /// A plugin says that an instance should not be used any more: it gets no more jobs, and goes after those that it has.
-    pub fn disown(&self, group: GroupId, id: InstanceId, why: String) {
-        self.tell(Event::Disowned { group, id, why });
+    pub fn retire_instance(&self, group: GroupId, id: InstanceId, why: String) {
+        self.send(Event::Retire { group, id, reason: why });
     }
 
     /// What an instance of a group costs in an hour from now on, in the unit of
     /// [`crate::config::GroupConfig::price_per_hour`].
-    pub fn priced(&self, group: GroupId, per_hour: f64) {
-        self.tell(Event::Priced { group, per_hour });
+    pub fn set_price(&self, group: GroupId, per_hour: f64) {
+        self.send(Event::PriceChanged { group, per_hour });
     }
 
     /// Whether a group's provider has any instances to give; while it has none, it is not asked.
-    pub fn stock(&self, group: GroupId, available: bool) {
-        self.tell(Event::Stock { group, available });
+    pub fn set_stock(&self, group: GroupId, available: bool) {
+        self.send(Event::StockChanged { group, available });
     }
 
     /// Everything at this moment; none where the scaler has ended, or does not answer within five seconds.
-    pub async fn status(&self) -> Option<Status> {
+    pub async fn status(&self) -> Option<ScalerStatus> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Status { reply });
-        tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok()?.ok()
+        tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
     }
 
     /// Why a request waits; none where it does not.
-    pub async fn why_waiting(&self, key: Key) -> Option<Wait> {
+    pub async fn explain_waiting(&self, key: TaskKey) -> Option<WaitReason> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::WhyWaiting { key, reply });
+        let _ = self.commands.send(Command::ExplainWaiting { key, reply });
         answer.await.ok().flatten()
     }
 
@@ -239,7 +240,7 @@ impl Scaler {
     /// the plugins stop, for which they have ten seconds more. What is left stays in the books for the next start; it is
     /// returned.
     pub async fn shutdown(&self, limit: Duration) -> Vec<InstanceStatus> {
-        let end = tokio::time::Instant::now() + limit + STOPS_WITHIN;
+        let end = tokio::time::Instant::now() + limit + PLUGIN_STOP_TIMEOUT;
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Shutdown { limit, reply });
         let left = tokio::time::timeout_at(end, answer).await;
@@ -254,7 +255,7 @@ impl Scaler {
         left.ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    fn tell(&self, event: Event) {
-        let _ = self.commands.send(Command::Tell(event));
+    fn send(&self, event: Event) {
+        let _ = self.commands.send(Command::Event(event));
     }
 }

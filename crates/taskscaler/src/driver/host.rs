@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use tokio::sync::watch;
 
-use super::shared::Shared;
-use crate::words::GroupId;
+use super::context::DriverContext;
+use crate::types::GroupId;
 
 const CANNOT_SUSPEND: &str = "capability not supported: suspend_resume";
 
@@ -28,7 +28,7 @@ pub enum HostStatus {
 
 /// Why a call about one instance has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
+pub enum NoAnswer {
     /// The plugin is down, went, or was too late: that says nothing of the instance.
     #[error("{0}")]
     Plugin(String),
@@ -39,7 +39,7 @@ pub enum Unanswered {
 
 /// One instance group. Calls may be made at the same time; each ends within a limit of its own. Errors are for people.
 #[async_trait]
-pub trait Host: Send + Sync + 'static {
+pub trait InstanceGroupPort: Send + Sync + 'static {
     /// Whether it can be called, and each change of that.
     fn status(&self) -> watch::Receiver<HostStatus>;
     /// All instances.
@@ -61,13 +61,13 @@ pub trait Host: Send + Sync + 'static {
         Err(CANNOT_SUSPEND.to_owned())
     }
     /// How to reach an instance.
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered>;
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer>;
     /// Fingerprints of the keys that an instance's SSH server may show; none where the group does not say.
     async fn host_keys(&self, _id: &InstanceId) -> Result<Vec<String>, String> {
         Ok(Vec::new())
     }
     /// Whether an instance is well.
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered>;
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer>;
     /// It has something to do before and after each job.
     fn has_hooks(&self) -> bool {
         false
@@ -86,7 +86,7 @@ pub trait Host: Send + Sync + 'static {
 
 /// An instance that runs and is to be made ready.
 #[derive(Debug, Clone)]
-pub struct Up {
+pub struct StartingInstance {
     /// Its group's name.
     pub group: String,
     /// Its name at the provider.
@@ -96,10 +96,10 @@ pub struct Up {
     /// It was ready before, for an earlier start of the manager or before an operator drained it: jobs may run on it.
     pub again: bool,
     pub(super) of: GroupId,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<DriverContext>,
 }
 
-impl Up {
+impl StartingInstance {
     /// How to reach it; asked for again where the details end within ten seconds. While the plugin is down, it waits for it.
     ///
     /// # Errors
@@ -110,20 +110,20 @@ impl Up {
 }
 
 /// Makes an instance ready for jobs: dials it, runs the ready command, puts the agent there. Called once per instance and
-/// start of the manager ([`Up::again`] tells); bounded by [`crate::config::Config::prepare_deadline`].
+/// start of the manager ([`StartingInstance::again`] tells); bounded by [`crate::config::Config::ready_timeout`].
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {
     /// Ready, or why it cannot be; it is removed then.
-    async fn prepare(&self, up: Up) -> Result<(), String>;
+    async fn prepare(&self, up: StartingInstance) -> Result<(), String>;
 }
 
 /// An instance is ready as soon as it can be reached by its details.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NoPreparation;
+pub struct ReadyWhenReachable;
 
 #[async_trait]
-impl Prepare for NoPreparation {
-    async fn prepare(&self, _: Up) -> Result<(), String> {
+impl Prepare for ReadyWhenReachable {
+    async fn prepare(&self, _: StartingInstance) -> Result<(), String> {
         Ok(())
     }
 }

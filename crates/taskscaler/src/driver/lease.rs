@@ -8,20 +8,20 @@ use std::time::Duration;
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::environments::Asked;
-use super::shared::Shared;
-use super::task::Command;
-use crate::engine::{AcquireError, Wait};
+use super::command::Command;
+use super::context::DriverContext;
+use super::environments::EnvironmentQuery;
+use crate::engine::{EnqueueError, WaitReason};
 use crate::event::Event;
-use crate::need::Used;
-use crate::sleep::NotSuspended;
-use crate::words::{self, GroupId, Key, Loss, Request};
+use crate::resources::JobUsage;
+use crate::suspend::SuspendError;
+use crate::types::{self, GroupId, LossReason, SlotRequest, TaskKey};
 
 /// Why there is no lease.
 #[derive(Debug, thiserror::Error)]
-pub enum AcquireFailure {
+pub enum AcquireError {
     /// None in time.
-    #[error("unable to acquire instance within the configured timeout of {}: {why}", in_words(.limit))]
+    #[error("unable to acquire instance within the configured timeout of {}: {why}", go_duration(.limit))]
     Timeout {
         /// The time it had.
         limit: Duration,
@@ -30,17 +30,17 @@ pub enum AcquireFailure {
     },
     /// The engine refuses.
     #[error(transparent)]
-    Refused(#[from] AcquireError),
+    Refused(#[from] EnqueueError),
     /// The scaler ended.
     #[error("the taskscaler has ended")]
     Ended,
 }
 
 /// For an environment to be resumed. The engine has a shorter one, but what it grants waits for the books.
-const RESUMED_LIMIT: Duration = Duration::from_secs(600);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// As gitlab-runner writes durations.
-fn in_words(duration: &Duration) -> String {
+fn go_duration(duration: &Duration) -> String {
     let (hours, minutes, seconds) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60, duration.as_secs() % 60);
     match (hours, minutes) {
         (0, 0) => format!("{seconds}s"),
@@ -50,39 +50,40 @@ fn in_words(duration: &Duration) -> String {
 }
 
 /// What a request waits for, in words.
-fn reason(wait: Option<Wait>) -> String {
+fn reason(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
-    let mut parts = vec![format!("{} instances boot, {} requests are before this one", wait.booting, wait.before)];
-    parts.extend(wait.held);
+    let mut parts =
+        vec![format!("{} instances boot, {} requests are before this one", wait.booting, wait.queue_position)];
+    parts.extend(wait.scale_up_blocked);
     parts.join("; ")
 }
 
 /// The promise of a slot. Dropped, it is given back.
 #[derive(Debug)]
 pub struct Reservation {
-    pub(super) key: Key,
+    pub(super) key: TaskKey,
     pub(super) commands: mpsc::UnboundedSender<Command>,
-    pub(super) withdrawn: Arc<AtomicBool>,
+    pub(super) revoked: Arc<AtomicBool>,
     pub(super) used: bool,
 }
 
 impl Reservation {
     /// Its key.
     #[must_use]
-    pub fn key(&self) -> &Key {
+    pub fn key(&self) -> &TaskKey {
         &self.key
     }
 
     /// Nothing stands behind it any more: it is to be dropped, and no job requested for it. One that a job has come for is
     /// good nevertheless. [`super::Scaler::room`] changes when promises are withdrawn.
     #[must_use]
-    pub fn is_withdrawn(&self) -> bool {
-        self.withdrawn.load(Ordering::Relaxed)
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Relaxed)
     }
 
     /// The same promise under another key: the one of the job that it turned out to be for.
     #[must_use]
-    pub fn renamed(mut self, key: Key) -> Self {
+    pub fn with_key(mut self, key: TaskKey) -> Self {
         let from = std::mem::replace(&mut self.key, key.clone());
         let _ = self.commands.send(Command::Rename { from, to: key });
         self
@@ -92,10 +93,15 @@ impl Reservation {
     ///
     /// # Errors
     /// [`AcquireFailure`]; within about five minutes, or ten where the books cannot be written.
-    pub async fn resume(mut self, name: String, owner: String) -> Result<Lease, AcquireFailure> {
+    pub async fn resume(mut self, name: String, owner: String) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Environment(Asked::Resume { key: self.key.clone(), name, owner, reply }));
-        self.answered(answer, RESUMED_LIMIT).await
+        let _ = self.commands.send(Command::Environment(EnvironmentQuery::Resume {
+            key: self.key.clone(),
+            name,
+            owner,
+            reply,
+        }));
+        self.answered(answer, RESUME_TIMEOUT).await
     }
 
     /// Waits for what a job asks for, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the
@@ -103,7 +109,7 @@ impl Reservation {
     ///
     /// # Errors
     /// [`AcquireFailure`].
-    pub async fn acquire(mut self, request: Request, limit: Duration) -> Result<Lease, AcquireFailure> {
+    pub async fn acquire(mut self, request: SlotRequest, limit: Duration) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Acquire { key: self.key.clone(), request, reply });
         self.answered(answer, limit).await
@@ -111,20 +117,20 @@ impl Reservation {
 
     async fn answered(
         &mut self,
-        answer: oneshot::Receiver<Result<Lease, AcquireError>>,
+        answer: oneshot::Receiver<Result<LeaseHandle, EnqueueError>>,
         limit: Duration,
-    ) -> Result<Lease, AcquireFailure> {
+    ) -> Result<LeaseHandle, AcquireError> {
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(Ok(lease))) => {
                 self.used = true;
                 Ok(lease)
             }
             Ok(Ok(Err(error))) => Err(error.into()),
-            Ok(Err(_)) => Err(AcquireFailure::Ended),
+            Ok(Err(_)) => Err(AcquireError::Ended),
             Err(_) => {
                 let (reply, answer) = oneshot::channel();
                 let _ = self.commands.send(Command::TimedOut { key: self.key.clone(), reply });
-                Err(AcquireFailure::Timeout { limit, why: reason(answer.await.ok().flatten()) })
+                Err(AcquireError::Timeout { limit, why: reason(answer.await.ok().flatten()) })
             }
         }
     }
@@ -140,18 +146,18 @@ impl Drop for Reservation {
 
 /// A job's right to one slot of one instance. Dropped, the slot is free.
 #[derive(Debug)]
-pub struct Lease {
-    pub(super) inner: words::Lease,
+pub struct LeaseHandle {
+    pub(super) inner: types::SlotAssignment,
     pub(super) group_name: String,
-    pub(super) shared: Arc<Shared>,
-    pub(super) lost: watch::Receiver<Option<Loss>>,
-    pub(super) kept: bool,
+    pub(super) shared: Arc<DriverContext>,
+    pub(super) lost: watch::Receiver<Option<LossReason>>,
+    pub(super) is_left: bool,
 }
 
-impl Lease {
+impl LeaseHandle {
     /// Its key, by which a later start of the manager claims it.
     #[must_use]
-    pub fn key(&self) -> &Key {
+    pub fn key(&self) -> &TaskKey {
         &self.inner.key
     }
 
@@ -224,7 +230,7 @@ impl Lease {
     }
 
     /// Ends when the instance is lost, with how that was seen. A lease that is released or whose scaler ended never is.
-    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+    pub fn lost(&self) -> impl Future<Output = LossReason> + Send + use<> {
         let mut lost = self.lost.clone();
         async move {
             let loss = lost.wait_for(Option::is_some).await.ok().and_then(|loss| loss.clone());
@@ -236,52 +242,52 @@ impl Lease {
     }
 
     /// The connection to the instance broke: the provider and the instance are asked about it at once.
-    pub fn suspect(&self) {
-        self.shared.tell(Event::Suspect { key: self.inner.key.clone() });
+    pub fn connection_lost(&self) {
+        self.shared.send_event(Event::ConnectionLost { key: self.inner.key.clone() });
     }
 
     /// A job found the instance well, or not; after `failure_threshold` failures in a row it is replaced.
     pub fn health(&self, result: Result<(), String>) {
         let (group, id): (GroupId, InstanceId) = (self.inner.group, self.inner.instance.clone());
-        self.shared.tell(Event::Health { group, id, result });
+        self.shared.send_event(Event::Health { group, id, result });
     }
 
     /// The instance answers nothing: it gets no more jobs, and goes when those that it has are over.
-    pub fn disown(&self, why: String) {
+    pub fn retire_instance(&self, why: String) {
         let (group, id) = (self.inner.group, self.inner.instance.clone());
-        self.shared.tell(Event::Disowned { group, id, why });
+        self.shared.send_event(Event::Retire { group, id, reason: why });
     }
 
     /// What the job used: later jobs of its kind are placed by that.
-    pub fn used(&self, used: Used) {
-        self.shared.tell(Event::Used { key: self.inner.key.clone(), used });
+    pub fn report_usage(&self, used: JobUsage) {
+        self.shared.send_event(Event::JobUsage { key: self.inner.key.clone(), usage: used });
     }
 
     /// Whether the instance could be suspended when the job has ended; none where the scaler has ended.
-    pub async fn may_suspend(&self) -> Option<Result<(), NotSuspended>> {
+    pub async fn can_suspend(&self) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.send(Command::Environment(Asked::MaySuspend { key: self.inner.key.clone(), reply }));
+        self.shared.send(Command::Environment(EnvironmentQuery::MaySuspend { key: self.inner.key.clone(), reply }));
         answer.await.ok()
     }
 
     /// The job has ended, and what it left is kept for a later job of `owner`, by the name of the lease's key: the lease has
     /// ended, and that is in the books. None where the scaler has ended.
-    pub async fn suspend(&self, owner: String) -> Option<Result<(), NotSuspended>> {
+    pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.send(Command::Environment(Asked::Suspend { key: self.inner.key.clone(), owner, reply }));
+        self.shared.send(Command::Environment(EnvironmentQuery::Suspend { key: self.inner.key.clone(), owner, reply }));
         answer.await.ok()
     }
 
     /// Leaves the lease to the next start of the manager: the slot stays held, in the books too.
-    pub fn keep(mut self) {
-        self.kept = true;
+    pub fn leave_to_next_start(mut self) {
+        self.is_left = true;
     }
 }
 
-impl Drop for Lease {
+impl Drop for LeaseHandle {
     fn drop(&mut self) {
-        if !self.kept {
-            self.shared.tell(Event::Release { key: self.inner.key.clone() });
+        if !self.is_left {
+            self.shared.send_event(Event::Release { key: self.inner.key.clone() });
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::family::{Family, Histogram, Kind, Sample};
-use crate::decision::What;
+use crate::decision::DecisionKind;
 
 const STATES: &str = "gitlab_runner_autoscaling_machine_states";
 const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
@@ -34,8 +34,8 @@ impl Machines {
         Self { creation: Histogram::new(&[&CREATION_SECONDS]), states: BTreeMap::new() }
     }
 
-    pub(super) fn note(&mut self, what: &What) {
-        if let What::Ready { created: Some(took), .. } = what {
+    pub(super) fn note(&mut self, what: &DecisionKind) {
+        if let DecisionKind::Ready { created: Some(took), .. } = what {
             self.creation.observe(*took);
         }
     }

@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::density::Density;
 use super::family::{Family, Histogram, Kind, Sample};
 use super::machines::Machines;
+use super::sharing_metrics::SharingMetrics;
 use crate::config::Config;
-use crate::decision::{Cause, What};
+use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::engine::{Engine, NoCapacity};
 use crate::event::Action;
-use crate::words::Removal;
+use crate::types::RemovalReason;
 
 /// Upper bounds of histograms, in seconds; empty: the defaults of `config.toml`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -38,7 +38,7 @@ const WAIT: [f64; 12] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.
 type Labelled = BTreeMap<&'static str, u64>;
 
 #[derive(Debug)]
-struct Numbers {
+struct Counters {
     gauges: BTreeMap<&'static str, f64>,
     instances: Labelled,
     tasks: Labelled,
@@ -47,9 +47,9 @@ struct Numbers {
     task_operations: Labelled,
     scale_operations: Labelled,
     removals: Labelled,
-    missed: u64,
+    missing_from_list: u64,
     creation_failures: u64,
-    update_failures: u64,
+    list_failures: u64,
     lost_jobs: u64,
     creation: Histogram,
     is_running: Histogram,
@@ -57,13 +57,13 @@ struct Numbers {
     life: Histogram,
     readiness: Histogram,
     wait: Histogram,
-    density: Density,
+    density: SharingMetrics,
     machines: Machines,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct Metrics(Mutex<Numbers>);
+pub struct Metrics(Mutex<Counters>);
 
 fn zeros(names: &[&'static str]) -> Labelled {
     names.iter().map(|name| (*name, 0)).collect()
@@ -77,8 +77,8 @@ impl Metrics {
         let histogram = |own: &[f64]| Histogram::new(&[own, operation, &OPERATION]);
         let mut gauges = BTreeMap::new();
         gauges.insert(MAX_TASKS, f64::from(config.capacity.get()));
-        gauges.insert(MAX_USES, f64::from(config.uses_max.map_or(0, std::num::NonZeroU32::get)));
-        Self(Mutex::new(Numbers {
+        gauges.insert(MAX_USES, f64::from(config.max_uses.map_or(0, std::num::NonZeroU32::get)));
+        Self(Mutex::new(Counters {
             gauges,
             instances: BTreeMap::new(),
             tasks: BTreeMap::new(),
@@ -96,9 +96,9 @@ impl Metrics {
             ]),
             scale_operations: zeros(&["up", "down"]),
             removals: BTreeMap::new(),
-            missed: 0,
+            missing_from_list: 0,
             creation_failures: 0,
-            update_failures: 0,
+            list_failures: 0,
             lost_jobs: 0,
             creation: histogram(&buckets.creation),
             is_running: histogram(&buckets.is_running),
@@ -106,12 +106,12 @@ impl Metrics {
             life: Histogram::new(&[&buckets.life, &LIFE]),
             readiness: histogram(&buckets.readiness),
             wait: Histogram::new(&[&WAIT]),
-            density: Density::new(),
+            density: SharingMetrics::new(),
             machines: Machines::new(),
         }))
     }
 
-    fn numbers(&self) -> std::sync::MutexGuard<'_, Numbers> {
+    fn numbers(&self) -> std::sync::MutexGuard<'_, Counters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,8 +119,10 @@ impl Metrics {
         let mut numbers = self.numbers();
         let operation = match refused {
             None => "reserve",
-            Some(NoCapacity::Immediately { .. }) => "reserve_iop_capacity_failure",
-            Some(NoCapacity::InSight { .. } | NoCapacity::Unwritten { .. }) => "reserve_available_capacity_failure",
+            Some(NoCapacity::NoneAvailable { .. }) => "reserve_iop_capacity_failure",
+            Some(NoCapacity::NoneAvailableOrPending { .. } | NoCapacity::LedgerUnavailable { .. }) => {
+                "reserve_available_capacity_failure"
+            }
         };
         add(&mut numbers.task_operations, operation, 1);
     }
@@ -136,7 +138,7 @@ impl Metrics {
     pub(super) fn called(&self, action: &Action) {
         let mut numbers = self.numbers();
         match action {
-            Action::Update { .. } => add(&mut numbers.internal_operations, "reconcile", 1),
+            Action::List { .. } => add(&mut numbers.internal_operations, "reconcile", 1),
             Action::Increase { .. } => {
                 add(&mut numbers.internal_operations, "provision", 1);
             }
@@ -150,47 +152,51 @@ impl Metrics {
         }
     }
 
-    pub(super) fn note(&self, what: &What) {
+    pub(super) fn note(&self, what: &DecisionKind) {
         let numbers = &mut *self.numbers();
-        numbers.density.note(what);
+        numbers.density.record(what);
         numbers.machines.note(what);
         match what {
-            What::Granted { granted, .. } => {
+            DecisionKind::ScaleUpAccepted { accepted: granted, .. } => {
                 add(&mut numbers.instance_operations, "create", u64::from(*granted));
                 add(&mut numbers.scale_operations, "up", u64::from(*granted));
             }
-            What::Appeared { cause: Cause::Requested | Cause::Late, after, .. } => numbers.creation.observe(*after),
-            What::Running { after, .. } => numbers.is_running.observe(*after),
-            What::Ready { after, .. } => numbers.readiness.observe(*after),
-            What::Leased { waited, .. } => {
+            DecisionKind::Discovered {
+                origin: InstanceOrigin::Requested | InstanceOrigin::RequestedLate,
+                after,
+                ..
+            } => numbers.creation.observe(*after),
+            DecisionKind::Running { after, .. } => numbers.is_running.observe(*after),
+            DecisionKind::Ready { after, .. } => numbers.readiness.observe(*after),
+            DecisionKind::Leased { waited, .. } => {
                 add(&mut numbers.task_operations, "acquire", 1);
                 numbers.wait.observe(*waited);
             }
-            What::Released { .. } => add(&mut numbers.task_operations, "release", 1),
-            What::Remove { why, .. } => {
-                if matches!(why, Removal::Idle { .. }) {
+            DecisionKind::Released { .. } => add(&mut numbers.task_operations, "release", 1),
+            DecisionKind::Delete { reason: why, .. } => {
+                if matches!(why, RemovalReason::Idle { .. }) {
                     add(&mut numbers.scale_operations, "down", 1);
                 }
                 add(&mut numbers.removals, removal_label(why), 1);
             }
-            What::Gone { life, deletion, .. } => {
+            DecisionKind::Deleted { lifetime: life, deletion, .. } => {
                 numbers.life.observe(*life);
                 if let Some(took) = deletion {
                     numbers.deletion.observe(*took);
                 }
             }
-            What::Missed { .. } => numbers.missed += 1,
-            What::CreationFailed { .. } => numbers.creation_failures += 1,
-            What::UpdateFailed { .. } => numbers.update_failures += 1,
-            What::Lost { jobs, .. } => numbers.lost_jobs += jobs.len() as u64,
+            DecisionKind::MissingFromList { .. } => numbers.missing_from_list += 1,
+            DecisionKind::CreationFailed { .. } => numbers.creation_failures += 1,
+            DecisionKind::ListFailed { .. } => numbers.list_failures += 1,
+            DecisionKind::Lost { jobs, .. } => numbers.lost_jobs += jobs.len() as u64,
             _ => {}
         }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
     pub(super) fn observe(&self, engine: &Engine) {
-        let tasks = engine.tasks();
-        let counts = engine.counts();
+        let tasks = engine.slot_counts();
+        let counts = engine.totals();
         let mut numbers = self.numbers();
         numbers.tasks = [
             ("idle", tasks.idle),
@@ -203,9 +209,9 @@ impl Metrics {
         numbers.instances = counts.by_state.into_iter().collect();
         numbers.machines.observe(counts.machines);
         numbers.gauges.insert(MAX_INSTANCES, counts.max.map_or(0.0, |max| max as f64));
-        numbers.gauges.insert(DESIRED, counts.missing as f64);
-        numbers.gauges.insert(SPEND, counts.spend_per_hour);
-        numbers.gauges.insert(FOREIGN, counts.foreign as f64);
+        numbers.gauges.insert(DESIRED, counts.desired_change as f64);
+        numbers.gauges.insert(COST, counts.cost_per_hour);
+        numbers.gauges.insert(UNMANAGED, counts.unmanaged as f64);
     }
 
     /// All numbers, at this moment.
@@ -261,14 +267,14 @@ impl Metrics {
             (
                 "fleeting_provisioner_missed_updates_total",
                 "Times that a known instance was missing in a list.",
-                numbers.missed,
+                numbers.missing_from_list,
             ),
             (
                 "muster_taskscaler_creation_failures_total",
                 "Creations that failed, or gave nothing that got ready.",
                 numbers.creation_failures,
             ),
-            ("muster_taskscaler_update_failures_total", "Lists that failed.", numbers.update_failures),
+            ("muster_taskscaler_list_failures_total", "Lists that failed.", numbers.list_failures),
             ("muster_taskscaler_lost_jobs_total", "Jobs whose instance was lost.", numbers.lost_jobs),
         ] {
             families.push(one(name, help, Kind::Counter, to_float(value)));
@@ -280,7 +286,7 @@ impl Metrics {
     }
 }
 
-impl Numbers {
+impl Counters {
     fn histograms(&self) -> Vec<Family> {
         let all = [
             (
@@ -324,37 +330,37 @@ const MAX_TASKS: &str = "fleeting_taskscaler_max_tasks_per_instance";
 const MAX_USES: &str = "fleeting_taskscaler_max_use_count_per_instance";
 const MAX_INSTANCES: &str = "fleeting_provisioner_max_instances";
 const DESIRED: &str = "fleeting_taskscaler_desired_instances";
-const SPEND: &str = "muster_taskscaler_spend_per_hour";
-const FOREIGN: &str = "muster_taskscaler_foreign_instances";
+const COST: &str = "muster_taskscaler_cost_per_hour";
+const UNMANAGED: &str = "muster_taskscaler_unmanaged_instances";
 const GAUGES: [(&str, &str); 6] = [
     (MAX_INSTANCES, "The most instances; 0: no limit."),
     (MAX_TASKS, "Slots of an instance."),
     (MAX_USES, "Jobs of an instance in its life; 0: no limit."),
     (DESIRED, "Instances to create (positive) or to remove (negative)."),
-    (SPEND, "What the instances cost per hour at most, by the prices that are known."),
-    (FOREIGN, "Instances that nobody here asked for."),
+    (COST, "What the instances cost per hour at most, by the prices that are known."),
+    (UNMANAGED, "Instances that nobody here asked for."),
 ];
 
 /// A reason without its details.
-fn removal_label(why: &Removal) -> &'static str {
+fn removal_label(why: &RemovalReason) -> &'static str {
     match why {
-        Removal::Idle { .. } => "idle",
-        Removal::UsedUp { .. } => "used_up",
-        Removal::Unhealthy { .. } => "unhealthy",
-        Removal::NeverReady { .. } => "never_ready",
-        Removal::NeverRan => "never_ran",
-        Removal::OverMax => "over_max",
-        Removal::OverSpend => "over_spend",
-        Removal::Returned => "returned",
-        Removal::Foreign => "foreign",
-        Removal::Provider => "provider",
-        Removal::Disowned { .. } => "disowned",
-        Removal::Unclaimed => "unclaimed",
-        Removal::Expired => "expired",
-        Removal::NotResumed { .. } => "not_resumed",
-        Removal::LastPlace => "last_place",
-        Removal::Shutdown => "shutdown",
-        Removal::Operator { .. } | Removal::GroupDrained { .. } => "operator",
+        RemovalReason::Idle { .. } => "idle",
+        RemovalReason::MaxUsesReached { .. } => "max_uses_reached",
+        RemovalReason::Unhealthy { .. } => "unhealthy",
+        RemovalReason::ReadyTimeout { .. } => "ready_timeout",
+        RemovalReason::BootTimeout => "boot_timeout",
+        RemovalReason::AboveMaxInstances => "above_max_instances",
+        RemovalReason::AboveMaxCost => "above_max_cost",
+        RemovalReason::Reappeared => "reappeared",
+        RemovalReason::Unmanaged => "unmanaged",
+        RemovalReason::ProviderDeleted => "provider_deleted",
+        RemovalReason::Retired { .. } => "retired",
+        RemovalReason::Unclaimed => "unclaimed",
+        RemovalReason::Expired => "expired",
+        RemovalReason::ResumeFailed { .. } => "resume_failed",
+        RemovalReason::NoSpareInstance => "no_spare_instance",
+        RemovalReason::Shutdown => "shutdown",
+        RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. } => "operator",
     }
 }
 

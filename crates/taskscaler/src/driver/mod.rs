@@ -14,30 +14,31 @@
 //!   the same turn of the task, a [`Lease`] frees its slot. [`Lease::keep`] leaves it to the next start of the manager, which
 //!   gets it back with [`Scaler::claim`].
 
-mod bookkeeper;
 mod call;
-mod density;
+mod capacity_notifier;
+mod command;
+mod context;
+mod deferred_group;
 mod environments;
 mod family;
+mod file_ledger;
 mod handle;
 mod host;
-mod journal;
-mod late;
 mod lease;
+mod ledger_writer;
 mod machines;
 mod metrics;
-mod room;
-mod shared;
+mod sharing_metrics;
 mod store;
 mod task;
 #[cfg(test)]
 mod tests;
 
+pub use deferred_group::DeferredGroup;
 pub use family::{Family, Histogram, Kind, Sample};
+pub use file_ledger::FileLedger;
 pub use handle::{Scaler, StartError};
-pub use host::{Host, HostStatus, NoPreparation, Prepare, Unanswered, Up};
-pub use journal::Journal;
-pub use late::Late;
-pub use lease::{AcquireFailure, Lease, Reservation};
+pub use host::{HostStatus, InstanceGroupPort, NoAnswer, Prepare, ReadyWhenReachable, StartingInstance};
+pub use lease::{AcquireError, LeaseHandle, Reservation};
 pub use metrics::{Buckets, Metrics};
-pub use store::{MemoryStore, Store, StoreError};
+pub use store::{LedgerError, LedgerStore, MemoryLedger};

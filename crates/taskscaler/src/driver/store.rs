@@ -1,55 +1,55 @@
-//! The port to where the books are kept.
+//! Storage of the ledger.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-use crate::books::{Change, Row, RowKey};
-use crate::history::Told;
+use crate::history::HistoryEntry;
+use crate::ledger::{Change, Row, RowKey};
 
-/// Why the books cannot be read or written.
+/// Errors from reading or writing the ledger.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The file system refuses.
-    #[error("books of the taskscaler: cannot {doing} {}", path.display())]
+pub enum LedgerError {
+    /// A file operation failed.
+    #[error("failed to {doing} scaler ledger {}", path.display())]
     File {
-        /// What was tried.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// With which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// They are of another program, or damaged.
-    #[error("books of the taskscaler: {}, line {line} cannot be read; move the file away to start with empty books (its instances are foreign then)", path.display())]
+    /// The file is damaged, or is not a ledger.
+    #[error("failed to parse scaler ledger {} at line {line}; move the file aside to start with an empty ledger (existing instances then count as unmanaged)", path.display())]
     Format {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// Parse error.
         source: serde_json::Error,
     },
-    /// They are there, and have nothing: they come into their place whole.
-    #[error("books of the taskscaler: {} is empty, or cut in its first line: something else wrote there; put back what was in it, or move the file away to start with empty books (its instances are foreign then)", .0.display())]
-    Cut(PathBuf),
-    /// They are of a later version of this program.
-    #[error("books of the taskscaler: {} has version {found}; this program knows {known}", path.display())]
+    /// The file exists but has no complete first line. A ledger is renamed into place only when it is complete.
+    #[error("scaler ledger {} is empty or truncated in its first line, another program has changed it; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", .0.display())]
+    Truncated(PathBuf),
+    /// The file was written by a later version of Muster.
+    #[error("scaler ledger {} has version {found}, but this version of Muster supports {known}", path.display())]
     Version {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         found: u32,
-        /// The latest that is known.
+        /// Latest supported version.
         known: u32,
     },
-    /// Another store.
-    #[error("books of the taskscaler: {0}")]
+    /// Error of another kind of storage.
+    #[error("scaler ledger: {0}")]
     Other(String),
 }
 
-impl StoreError {
+impl LedgerError {
     /// Returns the message followed by those of its causes.
     pub(crate) fn with_causes(&self) -> String {
         let error: &dyn std::error::Error = self;
@@ -65,34 +65,34 @@ impl StoreError {
 
 /// Keeps rows. What [`Store::apply`] was told is there after the process was killed at any instruction that follows.
 #[async_trait]
-pub trait Store: Send + 'static {
-    /// All rows.
-    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, StoreError>;
-    /// Makes all of these changes, or none. Where it failed, it is called again with what they, and later ones, come to.
-    async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError>;
-    /// Keeps decisions for the questions of a day. Nothing depends on it.
-    async fn tell(&mut self, _decisions: &[Told]) {}
+pub trait LedgerStore: Send + 'static {
+    /// Returns all rows.
+    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, LedgerError>;
+    /// Applies all changes or none. After an error it is called again with these changes merged with later ones.
+    async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError>;
+    /// Appends decisions to the one-day history behind `muster fleet explain`. Best effort: a failure loses history only.
+    async fn append_history(&mut self, _decisions: &[HistoryEntry]) {}
 }
 
-/// Books that end with the process. For tests, and where nothing is to be kept.
+/// Ledger in memory, for tests.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryStore {
+pub struct MemoryLedger {
     rows: std::sync::Arc<std::sync::Mutex<BTreeMap<RowKey, Row>>>,
 }
 
-impl MemoryStore {
+impl MemoryLedger {
     fn rows(&self) -> std::sync::MutexGuard<'_, BTreeMap<RowKey, Row>> {
         self.rows.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 #[async_trait]
-impl Store for MemoryStore {
-    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, StoreError> {
+impl LedgerStore for MemoryLedger {
+    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, LedgerError> {
         Ok(self.rows().iter().map(|(key, row)| (key.clone(), row.clone())).collect())
     }
 
-    async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+    async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
         let mut rows = self.rows();
         for change in changes {
             match &change.row {

@@ -5,68 +5,46 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use muster_fleeting::model::InstanceId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{self, JoinSet};
 use tokio::time::Instant;
 
-use super::bookkeeper::Bookkeeper;
 use super::call;
-use super::environments::{Asked, Parking};
+use super::capacity_notifier::CapacityNotifier;
+use super::command::{Command, OperatorResult};
+use super::context::DriverContext;
+use super::environments::SuspendReply;
 use super::host::{HostStatus, Prepare};
-use super::lease::{Lease, Reservation};
+use super::lease::{LeaseHandle, Reservation};
+use super::ledger_writer::LedgerWriter;
 use super::metrics::Metrics;
-use super::room::Room;
-use super::shared::Shared;
-use super::store::Store;
-use crate::books::{Row, RowKey};
+use super::store::LedgerStore;
 use crate::config::Config;
-use crate::decision::{Decision, Hold, What};
-use crate::engine::{AcquireError, Engine, InstanceStatus, NoCapacity, Status, Wait};
+use crate::decision::{Decision, DecisionKind, ScaleUpBlock};
+use crate::engine::{Engine, EnqueueError, InstanceStatus, NoCapacity, ScalerStatus, WaitReason};
 use crate::event::{Action, Event};
-use crate::history::Told;
-use crate::operator::{Act, Done, Refused};
+use crate::history::HistoryEntry;
+use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key, Loss, Request};
+use crate::types::{GroupId, LossReason, TaskKey};
 
 /// What was before this process has a time, too: ten years are before it.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
 /// Events that are taken together, with one write.
-const TOGETHER_MAX: usize = 256;
-
-/// What an operator is told.
-type Answer = Result<Done, Refused>;
-
-/// What the task is told.
-#[derive(Debug)]
-pub(super) enum Command {
-    Reserve { key: Key, reply: oneshot::Sender<Result<Reservation, NoCapacity>> },
-    Admit { key: Key },
-    Rename { from: Key, to: Key },
-    Acquire { key: Key, request: Request, reply: oneshot::Sender<Result<Lease, AcquireError>> },
-    Environment(Asked),
-    TimedOut { key: Key, reply: oneshot::Sender<Option<Wait>> },
-    GiveUp { key: Key },
-    Claim { key: Key, reply: oneshot::Sender<Option<Lease>> },
-    Tell(Event),
-    Operate { group: GroupId, id: Option<InstanceId>, act: Act, by: String, reply: oneshot::Sender<Answer> },
-    Status { reply: oneshot::Sender<Status> },
-    WhyWaiting { key: Key, reply: oneshot::Sender<Option<Wait>> },
-    Shutdown { limit: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },
-}
+const MAX_EVENTS_PER_WRITE: usize = 256;
 
 /// The end that is under way.
-struct Ending {
+struct Shutdown {
     until: Instant,
     reply: oneshot::Sender<Vec<InstanceStatus>>,
 }
 
 /// See the module.
-pub(super) struct Task {
+pub(super) struct ScalerTask {
     pub(super) engine: Engine,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<DriverContext>,
     prepare: Arc<dyn Prepare>,
-    books: Bookkeeper,
+    ledger: LedgerWriter,
     metrics: Arc<Metrics>,
     received: mpsc::UnboundedReceiver<Command>,
     calls: JoinSet<Event>,
@@ -74,31 +52,31 @@ pub(super) struct Task {
     called: HashMap<task::Id, Event>,
     /// Each group's status; a task that ended gives it back with the change.
     watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
-    pub(super) waiting: HashMap<Key, oneshot::Sender<Result<Lease, AcquireError>>>,
+    pub(super) waiting: HashMap<TaskKey, oneshot::Sender<Result<LeaseHandle, EnqueueError>>>,
     /// Jobs that leave their environments for later ones, until that is in the books.
-    pub(super) parking: HashMap<Key, Parking>,
-    pub(super) losses: HashMap<Key, watch::Sender<Option<Loss>>>,
+    pub(super) suspending: HashMap<TaskKey, SuspendReply>,
+    pub(super) losses: HashMap<TaskKey, watch::Sender<Option<LossReason>>>,
     /// Promises that no job has used, and whether they were withdrawn.
-    pub(super) promises: HashMap<Key, Arc<AtomicBool>>,
+    pub(super) reservations: HashMap<TaskKey, Arc<AtomicBool>>,
     /// Operators who wait for an answer, by the question's number.
-    questions: HashMap<u64, oneshot::Sender<Answer>>,
+    operator_requests: HashMap<u64, oneshot::Sender<OperatorResult>>,
     asked: u64,
     origin: Instant,
-    ending: Option<Ending>,
-    room: Room,
+    shutdown: Option<Shutdown>,
+    capacity: CapacityNotifier,
 }
 
-impl Task {
+impl ScalerTask {
     pub(super) fn new(
         config: Config,
         rows: Vec<(RowKey, Row)>,
-        shared: Arc<Shared>,
+        shared: Arc<DriverContext>,
         prepare: Arc<dyn Prepare>,
-        store: Box<dyn Store>,
+        store: Box<dyn LedgerStore>,
         metrics: Arc<Metrics>,
         received: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
-        let (origin, room) = (Instant::now(), Room::new(shared.room.clone()));
+        let (origin, room) = (Instant::now(), CapacityNotifier::new(shared.capacity_changes.clone()));
         let now = Now { at: START, unix: (shared.wall)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
@@ -111,21 +89,21 @@ impl Task {
             engine,
             shared,
             prepare,
-            books: Bookkeeper::new(store),
+            ledger: LedgerWriter::new(store),
             metrics,
             received,
             calls: JoinSet::new(),
             called: HashMap::new(),
             watches: JoinSet::new(),
             waiting: HashMap::new(),
-            parking: HashMap::new(),
+            suspending: HashMap::new(),
             losses: HashMap::new(),
-            promises: HashMap::new(),
-            questions: HashMap::new(),
+            reservations: HashMap::new(),
+            operator_requests: HashMap::new(),
             asked: 0,
             origin,
-            ending: None,
-            room,
+            shutdown: None,
+            capacity: room,
         }
     }
 
@@ -152,10 +130,10 @@ impl Task {
                 .engine
                 .next_wake(now)
                 .into_iter()
-                .chain(self.room.again())
+                .chain(self.capacity.again())
                 .min()
                 .map_or(Duration::from_secs(3600), |at| at.since(now.at));
-            let until = self.ending.as_ref().map(|ending| ending.until);
+            let until = self.shutdown.as_ref().map(|ending| ending.until);
             tokio::select! {
                 command = self.received.recv() => match command {
                     Some(command) => {
@@ -172,7 +150,7 @@ impl Task {
                 },
                 // A wake of 0 ms is one that is due: it is waited for by the smallest step of the clock.
                 () = tokio::time::sleep(wake.max(Duration::from_millis(1))) => self.engine.handle(self.now(), Event::Tick),
-                () = self.books.turn() => {}
+                () = self.ledger.next_event() => {}
                 () = sleep_until(until) => {}
             }
         }
@@ -181,7 +159,7 @@ impl Task {
 
     /// What was told meanwhile, with one write for all.
     fn more(&mut self) {
-        for _ in 0..TOGETHER_MAX {
+        for _ in 0..MAX_EVENTS_PER_WRITE {
             let Ok(command) = self.received.try_recv() else { return };
             self.command(command);
         }
@@ -212,8 +190,8 @@ impl Task {
 
     fn status_changed(&mut self, group: GroupId, status: HostStatus) {
         let event = match status {
-            HostStatus::Up { max_size } => Event::GroupUp { group, max_size },
-            HostStatus::Down { cause } => Event::GroupDown { group, cause },
+            HostStatus::Up { max_size } => Event::PluginUp { group, max_size },
+            HostStatus::Down { cause } => Event::PluginDown { group, cause },
         };
         self.engine.handle(self.now(), event);
     }
@@ -224,23 +202,23 @@ impl Task {
             Command::Reserve { key, reply } => {
                 let reserved = self.reserve(now, key.clone());
                 self.metrics.reserved(reserved.as_ref().err());
-                self.room.note(&reserved);
+                self.capacity.record(&reserved);
                 let commands = self.shared.commands.clone();
                 let promised = |()| {
                     let withdrawn = Arc::<AtomicBool>::default();
-                    self.promises.insert(key.clone(), Arc::clone(&withdrawn));
-                    Reservation { key, commands, withdrawn, used: false }
+                    self.reservations.insert(key.clone(), Arc::clone(&withdrawn));
+                    Reservation { key, commands, revoked: withdrawn, used: false }
                 };
                 let _ = reply.send(reserved.map(promised));
             }
             Command::Admit { key } => self.engine.admit(key),
             Command::Rename { from, to } => {
-                self.promises.remove(&from);
+                self.reservations.remove(&from);
                 self.engine.rename(&from, to);
             }
             Command::Acquire { key, request, reply } => {
                 // There is a promise; it may have been withdrawn while its job came.
-                self.promises.remove(&key);
+                self.reservations.remove(&key);
                 self.engine.admit(key.clone());
                 match self.engine.acquire(now, key.clone(), &request) {
                     Ok(()) => {
@@ -262,48 +240,48 @@ impl Task {
                 let lease = self.engine.claim(&key).and_then(|lease| self.lease(lease));
                 let _ = reply.send(lease);
             }
-            Command::Tell(event) => {
+            Command::Event(event) => {
                 if let Event::Release { key } = &event {
                     self.losses.remove(key);
                 }
                 self.engine.handle(now, event);
             }
-            Command::Operate { group, id, act, by, reply } => {
+            Command::Operate { group, id, action: act, by, reply } => {
                 self.asked += 1;
                 let question = self.asked;
-                self.questions.insert(question, reply);
-                self.engine.handle(now, Event::Operator { question, group, id, act, by });
+                self.operator_requests.insert(question, reply);
+                self.engine.handle(now, Event::Operator { request: question, group, id, action: act, by });
             }
             Command::Status { reply } => {
                 let _ = reply.send(self.status(now));
             }
-            Command::WhyWaiting { key, reply } => {
+            Command::ExplainWaiting { key, reply } => {
                 let _ = reply.send(self.why_waiting(now, &key));
             }
             Command::Shutdown { limit, reply } => {
                 self.engine.handle(now, Event::Stop);
                 for (key, reply) in self.waiting.drain() {
-                    let _ = reply.send(Err(AcquireError::Stopping { key }));
+                    let _ = reply.send(Err(EnqueueError::Stopping { key }));
                 }
-                self.ending = Some(Ending { until: Instant::now() + limit, reply });
+                self.shutdown = Some(Shutdown { until: Instant::now() + limit, reply });
             }
         }
     }
 
-    fn give_up(&mut self, now: Now, key: Key) {
+    fn give_up(&mut self, now: Now, key: TaskKey) {
         self.waiting.remove(&key);
-        self.promises.remove(&key);
+        self.reservations.remove(&key);
         self.metrics.unreserved();
         // In this order: else it is a promise for a moment, for which nothing may be in sight, and all are looked through.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }
 
-    fn lease(&mut self, inner: crate::words::Lease) -> Option<Lease> {
+    fn lease(&mut self, inner: crate::types::SlotAssignment) -> Option<LeaseHandle> {
         let group_name = self.engine.config().groups.get(inner.group.0)?.name.clone();
         let losses = self.losses.entry(inner.key.clone()).or_insert_with(|| watch::Sender::new(None));
         let lost = losses.subscribe();
-        Some(Lease { inner, group_name, shared: Arc::clone(&self.shared), lost, kept: false })
+        Some(LeaseHandle { inner, group_name, shared: Arc::clone(&self.shared), lost, is_left: false })
     }
 
     /// Does what is to be done, and has been stored where it must be. Waits for nothing: a store that is slow, or fails, goes
@@ -315,9 +293,9 @@ impl Task {
                 debug_assert!(false, "{violation}");
             }
             let decisions = self.engine.decisions();
-            let told: Vec<Told> = decisions.into_iter().map(|decision| self.note(&decision)).collect();
-            let mut actions = self.books.add(self.engine.changes(), told, self.engine.actions());
-            actions.extend(self.books.advance().await);
+            let told: Vec<HistoryEntry> = decisions.into_iter().map(|decision| self.note(&decision)).collect();
+            let mut actions = self.ledger.add(self.engine.changes(), told, self.engine.actions());
+            actions.extend(self.ledger.advance().await);
             if actions.is_empty() {
                 break;
             }
@@ -326,60 +304,74 @@ impl Task {
             }
         }
         let now = self.now();
-        if self.books.trouble().is_none() {
-            self.room.look(&mut self.engine, now);
+        if self.ledger.write_error().is_none() {
+            self.capacity.notify_if_available(&mut self.engine, now);
         }
         self.metrics.observe(&self.engine);
     }
 
     /// Why no slot can be promised.
-    fn reserve(&mut self, now: Now, key: Key) -> Result<(), NoCapacity> {
-        match self.books.trouble() {
-            Some(why) => Err(NoCapacity::Unwritten { why }),
+    fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
+        match self.ledger.write_error() {
+            Some(why) => Err(NoCapacity::LedgerUnavailable { why }),
             None => self.engine.reserve(now, key),
         }
     }
 
     /// Everything, with what the engine does not know of.
-    fn status(&self, now: Now) -> Status {
+    fn status(&self, now: Now) -> ScalerStatus {
         let mut status = self.engine.status(now);
-        status.held.extend(self.books.trouble());
+        status.scale_up_blocked.extend(self.ledger.write_error());
         status
     }
 
-    fn why_waiting(&self, now: Now, key: &Key) -> Option<Wait> {
-        let wait = self.engine.why_waiting(now, key);
-        let Some(trouble) = self.books.trouble() else { return wait };
-        let nobody = || Wait { for_ms: 0, before: 0, booting: 0, ready_in_ms: None, held: Vec::new() };
+    fn why_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
+        let wait = self.engine.explain_waiting(now, key);
+        let Some(trouble) = self.ledger.write_error() else { return wait };
+        let nobody = || WaitReason {
+            waiting_ms: 0,
+            queue_position: 0,
+            booting: 0,
+            next_ready_in_ms: None,
+            scale_up_blocked: Vec::new(),
+        };
         // Who has a slot by the engine's books waits until the ones on disk say so.
         let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(nobody))?;
-        wait.held.push(trouble);
+        wait.scale_up_blocked.push(trouble);
         Some(wait)
     }
 
     /// Counts and logs a decision; what is kept of it.
-    fn note(&self, decision: &Decision) -> Told {
-        self.metrics.note(&decision.what);
+    fn note(&self, decision: &Decision) -> HistoryEntry {
+        self.metrics.note(&decision.kind);
         let groups = &self.engine.config().groups;
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
-        let told = Told::of(decision, name);
-        match &decision.what {
+        let told = HistoryEntry::from_decision(decision, name);
+        match &decision.kind {
             // As fast as the provider allows, or a start: that is no trouble.
-            What::Hold { reasons, .. }
-                if reasons
-                    .iter()
-                    .all(|(_, hold)| matches!(hold, Hold::Short | Hold::Throttled | Hold::Unknown { error: None })) =>
+            DecisionKind::ScaleUpBlocked { reasons, .. }
+                if reasons.iter().all(|(_, hold)| {
+                    matches!(
+                        hold,
+                        ScaleUpBlock::PartialGrant
+                            | ScaleUpBlock::Throttled
+                            | ScaleUpBlock::NotListedYet { error: None }
+                    )
+                }) =>
             {
                 tracing::debug!(decision = told.text, group = told.group, "taskscaler");
             }
-            What::CreationFailed { .. }
-            | What::UpdateFailed { .. }
-            | What::Hold { .. }
-            | What::Lost { .. }
-            | What::Stuck { .. } => {
+            DecisionKind::CreationFailed { .. }
+            | DecisionKind::ListFailed { .. }
+            | DecisionKind::ScaleUpBlocked { .. }
+            | DecisionKind::Lost { .. }
+            | DecisionKind::DeletionStuck { .. } => {
                 tracing::warn!(decision = told.text, group = told.group, "taskscaler");
             }
-            What::Leased { .. } | What::Released { .. } | What::Granted { .. } | What::Running { .. } => {
+            DecisionKind::Leased { .. }
+            | DecisionKind::Released { .. }
+            | DecisionKind::ScaleUpAccepted { .. }
+            | DecisionKind::Running { .. } => {
                 tracing::debug!(decision = told.text, group = told.group, "taskscaler");
             }
             _ => tracing::info!(decision = told.text, group = told.group, "taskscaler"),
@@ -392,7 +384,7 @@ impl Task {
             Action::Grant(lease) => {
                 let key = lease.key.clone();
                 let Some(reply) = self.waiting.remove(&key).filter(|reply| !reply.is_closed()) else {
-                    self.engine.handle(self.now(), Event::Unused { key });
+                    self.engine.handle(self.now(), Event::GrantAbandoned { key });
                     return;
                 };
                 if let Some(lease) = self.lease(lease) {
@@ -400,31 +392,31 @@ impl Task {
                     let _ = reply.send(Ok(lease));
                 }
             }
-            Action::Lost { key, cause } => {
+            Action::Lost { key, reason: cause } => {
                 if let Some(told) = self.losses.remove(&key) {
                     told.send_replace(Some(cause));
                 }
             }
-            Action::Parked { key } => self.parked(&key),
-            Action::NotResumed { key, why } => self.not_resumed(&key, why),
-            Action::Withdraw { key } => {
-                if let Some(withdrawn) = self.promises.remove(&key) {
+            Action::EnvironmentSaved { key } => self.environment_saved(&key),
+            Action::ResumeFailed { key, error: why } => self.resume_failed(&key, why),
+            Action::RevokeReservation { key } => {
+                if let Some(withdrawn) = self.reservations.remove(&key) {
                     withdrawn.store(true, Ordering::Relaxed);
-                    self.shared.room.send_modify(|times| *times += 1);
+                    self.shared.capacity_changes.send_modify(|times| *times += 1);
                 }
             }
-            Action::Answer { question, answer } => {
-                if let Some(reply) = self.questions.remove(&question) {
+            Action::OperatorReply { request: question, result: answer } => {
+                if let Some(reply) = self.operator_requests.remove(&question) {
                     // Who asked may have gone away.
                     let _ = reply.send(answer);
                 }
             }
-            Action::Forget { group, id } => self.shared.forget(group, &id),
+            Action::ForgetInstance { group, id } => self.shared.forget(group, &id),
             call => {
                 let Some(call) = call::of(&self.engine, &self.shared, &self.prepare, call) else { return };
                 self.metrics.called(&call.action);
                 let failed = call.failed();
-                let task = self.calls.spawn(call.made()).id();
+                let task = self.calls.spawn(call.execute()).id();
                 self.called.insert(task, failed);
             }
         }
@@ -432,16 +424,16 @@ impl Task {
 
     /// Whether the end may come: its time is over, or nothing is left to be done.
     fn is_over(&self) -> bool {
-        let Some(ending) = &self.ending else { return false };
+        let Some(ending) = &self.shutdown else { return false };
         if Instant::now() >= ending.until {
             return true;
         }
         let status = self.engine.status(self.now());
         let going = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
         // What was asked for and appears later would be left.
-        let to_come = self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.coming > 0);
-        let written = !self.books.is_at_work();
-        written && status.tasks.acquired == 0 && !to_come && !status.instances.iter().any(going)
+        let to_come = self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.requested > 0);
+        let written = !self.ledger.has_pending_writes();
+        written && status.slots.acquired == 0 && !to_come && !status.instances.iter().any(going)
     }
 
     async fn end(mut self) {
@@ -452,7 +444,7 @@ impl Task {
         for host in hosts {
             host.stop().await;
         }
-        if let Some(ending) = self.ending.take() {
+        if let Some(ending) = self.shutdown.take() {
             let _ = ending.reply.send(left);
         }
     }

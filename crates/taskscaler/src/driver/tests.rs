@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::config::{Config, GroupConfig};
-use crate::policy::{Policies, Wanted};
+use crate::policy::{IdleTarget, Policies};
 
 mod machines;
 mod provisioner;
@@ -52,10 +52,10 @@ impl Cloud {
         self.plugin.send_replace(HostStatus::Down { cause: "it crashed".to_owned() });
     }
 
-    fn is_up(&self) -> Result<(), Unanswered> {
+    fn is_up(&self) -> Result<(), NoAnswer> {
         match &*self.plugin.borrow() {
             HostStatus::Up { .. } => Ok(()),
-            HostStatus::Down { cause } => Err(Unanswered::Plugin(cause.clone())),
+            HostStatus::Down { cause } => Err(NoAnswer::Plugin(cause.clone())),
         }
     }
 
@@ -65,7 +65,7 @@ impl Cloud {
 }
 
 #[async_trait]
-impl Host for Cloud {
+impl InstanceGroupPort for Cloud {
     fn status(&self) -> watch::Receiver<HostStatus> {
         self.plugin.subscribe()
     }
@@ -94,18 +94,18 @@ impl Host for Cloud {
         Ok(ids.to_vec())
     }
 
-    async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, Unanswered> {
+    async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
         self.is_up()?;
         if self.fatal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             self.crash();
-            return Err(Unanswered::Plugin("it crashed".to_owned()));
+            return Err(NoAnswer::Plugin("it crashed".to_owned()));
         }
         let connector = ConnectorConfig::default();
         let (external_addr, internal_addr) = (String::new(), "10.0.0.1".to_owned());
         Ok(ConnectInfo { connector, external_addr, internal_addr, expires: None })
     }
 
-    async fn heartbeat(&self, _: &InstanceId) -> Result<(), Unanswered> {
+    async fn heartbeat(&self, _: &InstanceId) -> Result<(), NoAnswer> {
         self.is_up()
     }
 
@@ -115,16 +115,16 @@ impl Host for Cloud {
 async fn scaler(cloud: &Arc<Cloud>, idle: u32) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 10));
     config.heartbeat_interval = Some(Duration::from_secs(4));
-    config.prepare_deadline = Duration::from_secs(60);
-    config.policies = Policies::always(Wanted {
+    config.ready_timeout = Duration::from_secs(60);
+    config.policies = Policies::always(IdleTarget {
         idle_count: idle,
         idle_time: Duration::from_secs(3600),
         preemptive: true,
-        ..Wanted::default()
+        ..IdleTarget::default()
     });
-    let host: Arc<dyn Host> = Arc::<Cloud>::clone(cloud);
-    let store = Box::new(MemoryStore::default());
-    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0).await.unwrap()
+    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let store = Box::new(MemoryLedger::default());
+    Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
 /// Instances by state.
@@ -201,17 +201,18 @@ async fn a_call_that_ends_in_a_panic_is_one_that_failed() {
 /// Promises that are withdrawn are told, and a job that has come for one is as good as any.
 #[tokio::test(start_paused = true)]
 async fn a_promise_is_withdrawn_when_nothing_stands_behind_it() {
-    use crate::words::{Key, Request};
+    use crate::types::{SlotRequest, TaskKey};
     let cloud = Cloud::new();
     let scaler = scaler(&cloud, 0).await;
     seconds(60).await;
     let mut room = scaler.room();
-    let [unused, used] = [scaler.reserve(Key::new("a")).await.unwrap(), scaler.reserve(Key::new("b")).await.unwrap()];
+    let [unused, used] =
+        [scaler.reserve(TaskKey::new("a")).await.unwrap(), scaler.reserve(TaskKey::new("b")).await.unwrap()];
     cloud.crash();
     tokio::time::timeout(Duration::from_secs(60), room.changed()).await.unwrap().unwrap();
-    assert!(unused.is_withdrawn() && used.is_withdrawn());
+    assert!(unused.is_revoked() && used.is_revoked());
     drop(unused);
     cloud.plugin.send_replace(UP);
-    let lease = used.renamed(Key::new("job")).acquire(Request::default(), Duration::from_secs(60)).await;
+    let lease = used.with_key(TaskKey::new("job")).acquire(SlotRequest::default(), Duration::from_secs(60)).await;
     assert!(lease.is_ok(), "{lease:?}");
 }

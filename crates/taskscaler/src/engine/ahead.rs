@@ -9,14 +9,14 @@
 
 use super::Engine;
 use super::scale::UNBOUNDED;
-use crate::decision::Hold;
+use crate::decision::ScaleUpBlock;
 use crate::time::{HELD_AFTER, Now, Time};
 
 /// The last answers to job requests.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub(super) struct RequestHistory {
     /// Jobs that came at once, since the last request that brought none.
-    jobs_at_once: u64,
+    immediate_jobs: u64,
     /// Time of the last answer, or of the first reservation that waits for one.
     last: Time,
     /// Slots were reserved ahead, and may have to be revoked.
@@ -26,8 +26,8 @@ pub(super) struct Answers {
 impl Engine {
     /// The coordinator answered a job request.
     pub(super) fn request_answered(&mut self, now: Now, at_once: bool) {
-        let jobs = if at_once { self.answers.jobs_at_once.saturating_add(1) } else { 0 };
-        (self.answers.jobs_at_once, self.answers.last) = (jobs, now.at);
+        let jobs = if at_once { self.answers.immediate_jobs.saturating_add(1) } else { 0 };
+        (self.answers.immediate_jobs, self.answers.last) = (jobs, now.at);
     }
 
     /// A reservation is about to be made, for a request that has no answer yet.
@@ -45,12 +45,12 @@ impl Engine {
     }
 
     /// Reservations to be revoked because they are ahead of free slots.
-    pub(super) fn too_far_ahead(&mut self, now: Now) -> u64 {
+    pub(super) fn reservations_too_far_ahead(&mut self, now: Now) -> u64 {
         if !self.answers.is_ahead {
             return 0;
         }
         if self.is_held(now) {
-            self.answers.jobs_at_once = 0;
+            self.answers.immediate_jobs = 0;
         }
         let most = self.ahead_max(now);
         self.answers.is_ahead = most > 0;
@@ -86,33 +86,39 @@ impl Engine {
 
     /// The most of them that there may be now.
     fn ahead_max(&mut self, now: Now) -> u64 {
-        if !self.wanted.ahead || self.answers.jobs_at_once == 0 || self.is_held(now) {
+        if !self.idle_target.ahead || self.answers.immediate_jobs == 0 || self.is_held(now) {
             return 0;
         }
-        let waiting = self.queue.slots(self.config.usable());
-        self.slots_soon(now).saturating_sub(waiting).min(self.answers.jobs_at_once)
+        let waiting = self.queue.slots(self.config.slots_per_new_instance());
+        self.slots_soon(now).saturating_sub(waiting).min(self.answers.immediate_jobs)
     }
 
     /// Slots of instances that boot, and of those that every limit lets be created at this moment.
     fn slots_soon(&mut self, now: Now) -> u64 {
         let (mut booting, mut possible) = (0, 0);
-        for (id, hold) in self.holds(now) {
+        for (id, hold) in self.scale_up_blocks(now) {
             let more = match hold {
                 // The next call, a moment later, asks for all that is missing then.
-                None | Some(Hold::Throttled) => u64::from(self.how_many(now, id, UNBOUNDED)),
+                None | Some(ScaleUpBlock::Throttled) => u64::from(self.request_size(now, id, UNBOUNDED)),
                 Some(_) => 0,
             };
             let Some(group) = self.group(id).filter(|group| group.readiness.failures == 0) else { continue };
-            if let Some(Hold::Stopping | Hold::Drained { .. } | Hold::Down { .. } | Hold::Unknown { .. }) = hold {
+            if let Some(
+                ScaleUpBlock::Stopping
+                | ScaleUpBlock::Drained { .. }
+                | ScaleUpBlock::PluginDown { .. }
+                | ScaleUpBlock::NotListedYet { .. },
+            ) = hold
+            {
                 continue;
             }
-            booting += u64::from(self.pool.coming(id)) + u64::from(group.counted_on());
+            booting += u64::from(self.pool.starting(id)) + u64::from(group.expected_usable());
             // A provider that failed, or granted too few, may do so again. What the first group costs is not left for the next.
-            let is_paid = self.config.spend_max_per_hour.is_none() || possible == 0;
-            if group.creation.failures == 0 && group.short_pause.is_zero() && is_paid {
+            let is_paid = self.config.max_cost_per_hour.is_none() || possible == 0;
+            if group.creation.failures == 0 && group.partial_pause.is_zero() && is_paid {
                 possible += more;
             }
         }
-        (booting + possible).saturating_mul(u64::from(self.config.usable()))
+        (booting + possible).saturating_mul(u64::from(self.config.slots_per_new_instance()))
     }
 }

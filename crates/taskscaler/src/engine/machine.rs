@@ -1,7 +1,7 @@
 //! States of instances as GitLab Runner names those of the machines of `docker+machine`.
 
-use super::instance::{Instance, State};
-use super::remove::STUCK;
+use super::deletion::STUCK_AFTER_ATTEMPTS;
+use super::instance::{Instance, InstancePhase};
 
 /// The state of a machine that is created.
 pub(super) const CREATING: &str = "creating";
@@ -11,13 +11,16 @@ pub(super) const MACHINES: [&str; 6] = ["acquired", CREATING, "idle", "used", "r
 /// The position of an instance's state in [`MACHINES`].
 pub(super) fn machine(instance: &Instance) -> usize {
     match &instance.state {
-        State::Deleting(deleting) if deleting.attempts >= STUCK => 5,
-        State::Deleting(_) => 4,
+        InstancePhase::Deleting(deleting) if deleting.attempts >= STUCK_AFTER_ATTEMPTS => 5,
+        InstancePhase::Deleting(_) => 4,
         _ if instance.held > 0 => 3,
-        State::Ready if !instance.kept => 2,
-        State::Booting | State::Preparing => 1,
+        InstancePhase::Ready if !instance.held_for_request => 2,
+        InstancePhase::Booting | InstancePhase::Preparing => 1,
         // It has no job, and not every job can have it: it is held for a large request or with a suspended environment, an
         // operator cordoned it, or it is about to be removed.
-        State::Ready | State::Asleep(_) | State::Aside { .. } | State::Draining(_) => 0,
+        InstancePhase::Ready
+        | InstancePhase::Suspended(_)
+        | InstancePhase::Cordoned { .. }
+        | InstancePhase::Draining(_) => 0,
     }
 }

@@ -18,70 +18,72 @@
 //! listing takes less than a tenth of the time.
 
 mod ahead;
-mod calls;
+mod assign;
+mod deletion;
 mod group;
 mod instance;
+mod invariants;
 mod lease;
-mod limits;
+mod listing;
 mod machine;
-mod offers;
 mod operator;
-mod place;
+mod plugin_events;
 mod pool;
+mod provider_notices;
 mod queue;
 mod reconcile;
-mod remove;
 mod restore;
 mod scale;
-mod sleep;
 mod status;
+mod suspend;
 #[cfg(test)]
 mod tests;
-mod update;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use crate::books::{Change, RowKey};
 use crate::config::Config;
-use crate::decision::{Decision, Hold, What};
+use crate::decision::{Decision, DecisionKind, ScaleUpBlock};
 use crate::event::{Action, Event};
 use crate::forecast::Forecast;
-use crate::need::Usages;
-use crate::policy::Wanted;
+use crate::ledger::{Change, RowKey};
+use crate::policy::IdleTarget;
+use crate::resources::UsageHistory;
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key, Work};
-use ahead::Answers;
-use group::Group;
+use crate::types::{GroupId, JobKind, TaskKey};
+use ahead::RequestHistory;
+use group::GroupState;
 use pool::{Index, Pool};
 use queue::Queue;
 
-pub use lease::{AcquireError, NoCapacity};
-pub use limits::Violation;
-pub use status::{Counts, GroupStatus, InstanceStatus, SlotStatus, Status, Tasks, Wait, WaitingStatus};
+pub use invariants::Violation;
+pub use lease::{EnqueueError, NoCapacity};
+pub use status::{
+    GroupStatus, InstanceStatus, ScalerStatus, SlotCounts, SlotStatus, Totals, WaitReason, WaitingStatus,
+};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
-    groups: Vec<Group>,
+    groups: Vec<GroupState>,
     /// Groups in the order in which they are asked.
     order: Vec<GroupId>,
     pool: Pool,
     queue: Queue,
-    leases: HashMap<Key, Place>,
-    reservations: HashSet<Key>,
-    answers: Answers,
+    leases: HashMap<TaskKey, LeaseLocation>,
+    reservations: HashSet<TaskKey>,
+    answers: RequestHistory,
     /// When a reservation was last refused: a job could be had as soon as there is a slot for it.
-    refused: Option<Time>,
+    last_refusal: Option<Time>,
     /// Leases from before a restart that nobody has claimed yet.
-    unclaimed: BTreeSet<Key>,
+    unclaimed: BTreeSet<TaskKey>,
     /// Jobs that wait for an environment that is suspended, and its instance.
-    wakers: HashMap<Key, Index>,
+    resume_waiters: HashMap<TaskKey, Index>,
     /// For whom an instance is kept, and which.
-    kept: Option<(Key, Index)>,
+    held_for_request: Option<(TaskKey, Index)>,
     /// What earlier jobs used.
-    usages: Usages,
-    wanted: Wanted,
+    usages: UsageHistory,
+    idle_target: IdleTarget,
     policy: Option<usize>,
     /// The minute for which [`Self::wanted`] was looked up.
     minute: Option<i64>,
@@ -90,14 +92,14 @@ pub struct Engine {
     draining: bool,
     stopping: bool,
     /// At the end, also what an operator keeps goes.
-    nothing_stays: bool,
+    delete_cordoned: bool,
     next_number: u64,
     /// Why instances that are missing are not asked for, as it was last told.
-    held: Vec<(GroupId, Hold)>,
+    blocked_groups: Vec<(GroupId, ScaleUpBlock)>,
     /// The formula's last answer.
-    missing: i64,
+    desired_change: i64,
     /// Instances to be removed with the next call.
-    to_remove: Vec<Index>,
+    to_delete: Vec<Index>,
     actions: Vec<Action>,
     decisions: Vec<Decision>,
     dirty: BTreeSet<RowKey>,
@@ -105,24 +107,25 @@ pub struct Engine {
 
 /// Where a lease is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct LeaseLocation {
     index: Index,
     /// The lowest of its slots.
     slot: usize,
     slots: u32,
     since: Time,
     /// The instance's crowd when it began.
-    crowd: u64,
-    work: Option<Work>,
+    occupancy_ms: u64,
+    job_kind: Option<JobKind>,
 }
 
 impl Engine {
     /// An engine without instances. Its groups are down until [`Event::GroupUp`].
     #[must_use]
     pub fn new(config: Config, now: Now) -> Self {
-        let groups: Vec<Group> = config.groups.iter().map(|group| Group::new(group.clone(), now.at)).collect();
-        let (order, ranks) = offers::order(config.order, &groups);
-        let pool = Pool::new(config.capacity.get(), config.uses_max.map(std::num::NonZeroU32::get), ranks);
+        let groups: Vec<GroupState> =
+            config.groups.iter().map(|group| GroupState::new(group.clone(), now.at)).collect();
+        let (order, ranks) = provider_notices::order(config.group_selection, &groups);
+        let pool = Pool::new(config.capacity.get(), config.max_uses.map(std::num::NonZeroU32::get), ranks);
         let forecast = config.forecast.clone().map(Forecast::new);
         Self {
             config,
@@ -132,23 +135,23 @@ impl Engine {
             queue: Queue::default(),
             leases: HashMap::new(),
             reservations: HashSet::new(),
-            answers: Answers::default(),
-            refused: None,
+            answers: RequestHistory::default(),
+            last_refusal: None,
             unclaimed: BTreeSet::new(),
-            wakers: HashMap::new(),
-            kept: None,
-            usages: Usages::default(),
-            wanted: Wanted::default(),
+            resume_waiters: HashMap::new(),
+            held_for_request: None,
+            usages: UsageHistory::default(),
+            idle_target: IdleTarget::default(),
             policy: None,
             minute: None,
             forecast,
             draining: false,
             stopping: false,
-            nothing_stays: false,
+            delete_cordoned: false,
             next_number: 1,
-            held: Vec::new(),
-            missing: 0,
-            to_remove: Vec::new(),
+            blocked_groups: Vec::new(),
+            desired_change: 0,
+            to_delete: Vec::new(),
             actions: Vec::new(),
             decisions: Vec::new(),
             dirty: BTreeSet::new(),
@@ -159,54 +162,56 @@ impl Engine {
     pub fn handle(&mut self, now: Now, event: Event) {
         match event {
             Event::Tick => {}
-            Event::GroupUp { group, max_size } => self.group_up(now, group, max_size),
-            Event::GroupDown { group, cause } => self.group_down(group, cause),
-            Event::Updated { group, call, result } => self.updated(now, group, call, result),
+            Event::PluginUp { group, max_size } => self.plugin_up(now, group, max_size),
+            Event::PluginDown { group, cause } => self.plugin_down(group, cause),
+            Event::Listed { group, call, result } => self.listed(now, group, call, result),
             Event::Increased { group, call, result } => self.increased(now, group, call, result),
             Event::Decreased { group, ids, result } => self.decreased(now, group, &ids, result),
             Event::Prepared { group, id, result } => self.prepared(now, group, &id, result),
             Event::Health { group, id, result } => self.health(now, group, &id, result),
             Event::HealthUnknown { group, id } => self.health_unknown(now, group, &id),
-            Event::Suspect { key } => self.suspect(now, &key),
+            Event::ConnectionLost { key } => self.connection_lost(now, &key),
             Event::Unreserve { key } => {
                 self.reservations.remove(&key);
             }
             Event::Answered { at_once } => self.request_answered(now, at_once),
             Event::Cancel { key } => {
                 self.queue.remove(&key);
-                self.stop_waking(now, &key);
+                self.cancel_resume(now, &key);
             }
-            Event::Used { key, used } => self.used(now, key, used),
+            Event::JobUsage { key, usage: used } => self.record_usage(now, key, used),
             Event::Release { key } => self.release(now, &key),
-            Event::Unused { key } => self.unused(now, &key),
-            Event::Settled => self.settled(now),
+            Event::GrantAbandoned { key } => self.grant_abandoned(now, &key),
+            Event::ClaimsComplete => self.claims_complete(now),
             Event::CanSuspend { group, can } => {
                 if let Some(group) = self.group_mut(group) {
                     group.can_suspend = Some(can);
                 }
             }
             Event::Suspended { group, ids, result } | Event::Resumed { group, ids, result } => {
-                self.slept(now, group, &ids, result);
+                self.suspend_answered(now, group, &ids, result);
             }
             Event::Policies(policies) => {
                 self.config.policies = policies;
                 self.minute = None;
             }
-            Event::Operator { question, group, id, act, by } => self.operate(now, question, (group, id), act, by),
-            Event::Disowned { group, id, why } => self.disowned(now, group, &id, why),
-            Event::Priced { group, per_hour } => self.priced(group, per_hour),
-            Event::Stock { group, available } => self.stock(group, available),
+            Event::Operator { request: question, group, id, action: act, by } => {
+                self.apply_operator_action(now, question, (group, id), act, by)
+            }
+            Event::Retire { group, id, reason: why } => self.retire_instance(now, group, &id, why),
+            Event::PriceChanged { group, per_hour } => self.set_price(group, per_hour),
+            Event::StockChanged { group, available } => self.set_stock(group, available),
             Event::Drain => {
                 self.draining = true;
                 self.minute = None;
             }
-            Event::RemoveAtTheEnd => {
+            Event::DeleteAllOnStop => {
                 self.config.delete_on_shutdown = true;
-                self.nothing_stays = true;
+                self.delete_cordoned = true;
             }
             Event::Stop => self.stop(now),
         }
-        self.settle(now);
+        self.advance(now);
     }
 
     /// What is to be done, since the last call of this.
@@ -235,12 +240,12 @@ impl Engine {
     }
 
     /// Everything that is possible now.
-    fn settle(&mut self, now: Now) {
+    fn advance(&mut self, now: Now) {
         self.look_up_policy(now);
-        self.do_what_is_due(now);
-        self.place(now);
+        self.run_due_timers(now);
+        self.assign_slots(now);
         self.scale(now);
-        self.remove_what_goes(now);
+        self.flush_deletions(now);
         self.list(now);
     }
 
@@ -251,42 +256,42 @@ impl Engine {
         }
         let first = self.minute.is_none();
         self.minute = Some(minute);
-        let (policy, wanted) = match self.config.policies.at(now.unix) {
-            (_, Wanted { placement, .. }) if self.draining => {
-                (None, Wanted { placement, idle_time: std::time::Duration::ZERO, ..Wanted::default() })
+        let (policy, wanted) = match self.config.policies.active_at(now.unix) {
+            (_, IdleTarget { placement, .. }) if self.draining => {
+                (None, IdleTarget { placement, idle_time: std::time::Duration::ZERO, ..IdleTarget::default() })
             }
             wanted => wanted,
         };
-        self.pool.place_by(wanted.placement);
+        self.pool.set_placement(wanted.placement);
         if first || policy != self.policy {
-            self.decide(now, What::Policy { index: policy, idle_count: wanted.idle_count });
+            self.decide(now, DecisionKind::Policy { index: policy, idle_count: wanted.idle_count });
         }
-        (self.policy, self.wanted) = (policy, wanted);
+        (self.policy, self.idle_target) = (policy, wanted);
         self.record_load(now);
     }
 
     /// For the forecast, every minute.
     fn record_load(&mut self, now: Now) {
-        let in_use = self.pool.sums().held + self.queue.slots(self.config.usable());
+        let in_use = self.pool.sums().held + self.queue.slots(self.config.slots_per_new_instance());
         let (boot, inputs) = (self.boot_time(), self.inputs(now));
         // Without it, what is idle for the policy's time would have gone.
         let groups = (0..self.groups.len()).map(GroupId);
-        let lasting = groups.flat_map(|group| self.pool.idle(group, now.at, self.wanted.idle_time, usize::MAX));
-        let kept = lasting.map(|(_, index)| self.pool.gives(index)).sum::<u64>().min(inputs.kept);
+        let lasting = groups.flat_map(|group| self.pool.idle(group, now.at, self.idle_target.idle_time, usize::MAX));
+        let kept = lasting.map(|(_, index)| self.pool.offered_slots(index)).sum::<u64>().min(inputs.retained_idle);
         let Some(forecast) = &mut self.forecast else { return };
         let changed = forecast.record(now.unix, in_use);
         // What it keeps idle is what is idle because of it, also what boots: it is paid for.
         let slots = inputs.instances.saturating_mul(inputs.capacity);
         let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
-        let wanted = forecast.idle(now.unix, in_use, boot);
-        let its = forecast.lingering(now.unix, wanted, self.wanted.idle_time).max(kept).min(unused);
-        let days = forecast.spend(now.unix, its.saturating_sub(u64::from(self.wanted.idle_count)));
-        self.dirty.extend(changed.into_iter().map(|bucket| RowKey::Load { bucket }));
-        self.dirty.extend(days.into_iter().map(|day| RowKey::Spent { day }));
+        let wanted = forecast.idle_target(now.unix, in_use, boot);
+        let its = forecast.not_yet_idle_for(now.unix, wanted, self.idle_target.idle_time).max(kept).min(unused);
+        let days = forecast.record_idle(now.unix, its.saturating_sub(u64::from(self.idle_target.idle_count)));
+        self.dirty.extend(changed.into_iter().map(|bucket| RowKey::SlotDemand { bucket }));
+        self.dirty.extend(days.into_iter().map(|day| RowKey::ForecastIdle { day }));
     }
 
-    fn decide(&mut self, now: Now, what: What) {
-        self.decisions.push(Decision { unix: now.unix, what });
+    fn decide(&mut self, now: Now, what: DecisionKind) {
+        self.decisions.push(Decision { unix: now.unix, kind: what });
     }
 
     fn number(&mut self) -> u64 {
@@ -295,11 +300,11 @@ impl Engine {
         number
     }
 
-    fn group(&self, group: GroupId) -> Option<&Group> {
+    fn group(&self, group: GroupId) -> Option<&GroupState> {
         self.groups.get(group.0)
     }
 
-    fn group_mut(&mut self, group: GroupId) -> Option<&mut Group> {
+    fn group_mut(&mut self, group: GroupId) -> Option<&mut GroupState> {
         self.groups.get_mut(group.0)
     }
 
@@ -307,13 +312,13 @@ impl Engine {
     #[must_use]
     pub fn next_wake(&self, now: Now) -> Option<Time> {
         let due = self.pool.first_due().map(|(due, _)| due);
-        let minute = (self.config.policies.vary() || self.forecast.is_some()).then(|| {
+        let minute = (self.config.policies.is_time_dependent() || self.forecast.is_some()).then(|| {
             let left = 60 - now.unix.rem_euclid(60);
             now.at + std::time::Duration::from_secs(u64::try_from(left).unwrap_or(60))
         });
         let groups = (0..self.groups.len()).flat_map(|group| self.group_wakes(now, GroupId(group)));
         let idle = self.idle_wake(now);
-        let overtaken = self.overtaken_wake(now);
+        let overtaken = self.starvation_wake(now);
         let held = self.held_wake(now);
         [due, minute, idle, overtaken, held].into_iter().flatten().chain(groups).min()
     }

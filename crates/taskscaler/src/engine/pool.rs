@@ -6,12 +6,12 @@ use std::time::Duration;
 use muster_fleeting::model::InstanceId;
 use slab::Slab;
 
-use super::instance::{Instance, Part, State};
+use super::instance::{Instance, InstancePhase, SlotTotals};
 use super::machine::{CREATING, MACHINES, machine};
-use super::sleep::Phase;
+use super::suspend::SuspendState;
 use crate::policy::Placement;
 use crate::time::Time;
-use crate::words::{Context, GroupId, Tried};
+use crate::types::{GroupId, StickyContextId, TriedInstance};
 
 /// Where an instance is in the pool.
 pub(super) type Index = usize;
@@ -19,11 +19,11 @@ pub(super) type Index = usize;
 type Rank = (usize, u32, u64, Index);
 
 /// Instances with a sticky context that are looked at for one request.
-const HOLDERS_MAX: usize = 32;
+const MAX_CONTEXT_CANDIDATES: usize = 32;
 
 /// Sums over instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Sums {
+pub(super) struct PoolTotals {
     pub(super) supply: u64,
     pub(super) acquired: u64,
     pub(super) unavailable: u64,
@@ -31,8 +31,8 @@ pub(super) struct Sums {
     pub(super) held: u64,
 }
 
-impl Sums {
-    pub(super) fn add(&mut self, part: Part) {
+impl PoolTotals {
+    pub(super) fn add(&mut self, part: SlotTotals) {
         self.supply += u64::from(part.supply);
         self.acquired += u64::from(part.acquired);
         self.unavailable += u64::from(part.unavailable);
@@ -40,7 +40,7 @@ impl Sums {
         self.held += u64::from(part.held);
     }
 
-    fn subtract(&mut self, part: Part) {
+    fn subtract(&mut self, part: SlotTotals) {
         self.supply -= u64::from(part.supply);
         self.acquired -= u64::from(part.acquired);
         self.unavailable -= u64::from(part.unavailable);
@@ -51,18 +51,18 @@ impl Sums {
 
 /// Of one group.
 #[derive(Debug, Default)]
-struct Of {
+struct GroupPool {
     by_id: HashMap<InstanceId, Index>,
     /// Ready and without a job, the longest idle first.
     idle: BTreeSet<(Time, Index)>,
     /// Instances that are not removed, and that the next snapshot may bring news of, by when that began.
     arriving: BTreeSet<(Time, Index)>,
     /// Instances that are being removed, by when that began.
-    leaving: BTreeSet<(Time, Index)>,
+    deleting: BTreeSet<(Time, Index)>,
     /// Instances that boot or are made ready.
-    coming: u32,
+    starting: u32,
     /// Instances that are suspended for a later job, or are on the way there and back.
-    asleep: u32,
+    suspended: u32,
     rank: usize,
 }
 
@@ -70,12 +70,12 @@ struct Of {
 #[derive(Debug)]
 pub(super) struct Pool {
     all: Slab<Instance>,
-    of: Vec<Of>,
+    groups: Vec<GroupPool>,
     free: BTreeSet<Rank>,
     /// Which instances have a sticky context.
-    holders: HashMap<Context, BTreeSet<Index>>,
+    by_context: HashMap<StickyContextId, BTreeSet<Index>>,
     due: BTreeSet<(Time, Index)>,
-    sums: Sums,
+    sums: PoolTotals,
     by_state: [u64; STATES.len()],
     machines: [u64; MACHINES.len()],
     placement: Placement,
@@ -86,14 +86,14 @@ pub(super) struct Pool {
 impl Pool {
     /// An empty pool of groups with these ranks.
     pub(super) fn new(capacity: u32, uses_max: Option<u32>, ranks: Vec<usize>) -> Self {
-        let of = ranks.into_iter().map(|rank| Of { rank, ..Of::default() }).collect();
+        let of = ranks.into_iter().map(|rank| GroupPool { rank, ..GroupPool::default() }).collect();
         Self {
             all: Slab::new(),
-            of,
+            groups: of,
             free: BTreeSet::new(),
-            holders: HashMap::new(),
+            by_context: HashMap::new(),
             due: BTreeSet::new(),
-            sums: Sums::default(),
+            sums: PoolTotals::default(),
             by_state: [0; STATES.len()],
             machines: [0; MACHINES.len()],
             placement: Placement::Pack,
@@ -105,59 +105,59 @@ impl Pool {
     pub(super) fn insert(&mut self, instance: Instance) -> Index {
         let (group, id) = (instance.group, instance.id.clone());
         let index = self.all.insert(instance);
-        if let Some(of) = self.of.get_mut(group.0) {
+        if let Some(of) = self.groups.get_mut(group.0) {
             of.by_id.insert(id, index);
         }
         for context in self.all.get(index).map(|instance| instance.contexts.clone()).unwrap_or_default() {
-            self.holders.entry(context).or_default().insert(index);
+            self.by_context.entry(context).or_default().insert(index);
         }
-        self.enlist(index);
+        self.index(index);
         index
     }
 
     pub(super) fn remove(&mut self, index: Index) -> Option<Instance> {
-        self.delist(index);
+        self.unindex(index);
         let instance = self.all.try_remove(index)?;
-        if let Some(of) = self.of.get_mut(instance.group.0) {
+        if let Some(of) = self.groups.get_mut(instance.group.0) {
             of.by_id.remove(&instance.id);
         }
         for context in &instance.contexts {
-            self.no_holder(*context, index);
+            self.remove_context(*context, index);
         }
         Some(instance)
     }
 
-    fn no_holder(&mut self, context: Context, index: Index) {
-        if let Some(holders) = self.holders.get_mut(&context) {
+    fn remove_context(&mut self, context: StickyContextId, index: Index) {
+        if let Some(holders) = self.by_context.get_mut(&context) {
             holders.remove(&index);
             if holders.is_empty() {
-                self.holders.remove(&context);
+                self.by_context.remove(&context);
             }
         }
     }
 
     /// Whether the instance has a sticky context.
-    pub(super) fn has(&self, index: Index, context: Context) -> bool {
+    pub(super) fn has_context(&self, index: Index, context: StickyContextId) -> bool {
         self.all.get(index).is_some_and(|instance| instance.contexts.contains(&context))
     }
 
     /// The instance has a sticky context from now on; it is known for the last `most` of them.
-    pub(super) fn has_context(&mut self, index: Index, context: Context, most: usize) {
+    pub(super) fn add_context(&mut self, index: Index, context: StickyContextId, most: usize) {
         let Some(instance) = self.all.get_mut(index) else { return };
         instance.contexts.retain(|other| *other != context);
         instance.contexts.push(context);
         let forgotten = if instance.contexts.len() > most { Some(instance.contexts.remove(0)) } else { None };
-        self.holders.entry(context).or_default().insert(index);
+        self.by_context.entry(context).or_default().insert(index);
         if let Some(forgotten) = forgotten {
-            self.no_holder(forgotten, index);
+            self.remove_context(forgotten, index);
         }
     }
 
     /// The one way to change an instance.
     pub(super) fn change<T>(&mut self, index: Index, change: impl FnOnce(&mut Instance) -> T) -> Option<T> {
-        self.delist(index);
+        self.unindex(index);
         let changed = self.all.get_mut(index).map(change);
-        self.enlist(index);
+        self.index(index);
         changed
     }
 
@@ -166,7 +166,7 @@ impl Pool {
     }
 
     pub(super) fn find(&self, group: GroupId, id: &InstanceId) -> Option<Index> {
-        self.of.get(group.0)?.by_id.get(id).copied()
+        self.groups.get(group.0)?.by_id.get(id).copied()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Index, &Instance)> {
@@ -184,37 +184,37 @@ impl Pool {
     }
 
     fn chosen(&self, group: GroupId, is_chosen: impl Fn(&Instance) -> bool) -> Vec<Index> {
-        let of_group = self.of.get(group.0).into_iter().flat_map(|of| of.by_id.values());
+        let of_group = self.groups.get(group.0).into_iter().flat_map(|of| of.by_id.values());
         let instances = of_group.filter_map(|index| Some((self.all.get(*index)?, *index)));
         let mut found: Vec<(u64, Index)> =
-            instances.filter(|(instance, _)| is_chosen(instance)).map(|(one, index)| (one.born, index)).collect();
+            instances.filter(|(instance, _)| is_chosen(instance)).map(|(one, index)| (one.sequence, index)).collect();
         found.sort_unstable();
         found.into_iter().map(|(_, index)| index).collect()
     }
 
     /// Instances of a group in any state.
     pub(super) fn count(&self, group: GroupId) -> usize {
-        self.of.get(group.0).map_or(0, |of| of.by_id.len())
+        self.groups.get(group.0).map_or(0, |of| of.by_id.len())
     }
 
     /// Of those, the ones that are being removed.
-    pub(super) fn leaving(&self, group: GroupId) -> u32 {
-        self.of.get(group.0).map_or(0, |of| u32::try_from(of.leaving.len()).unwrap_or(u32::MAX))
+    pub(super) fn deleting(&self, group: GroupId) -> u32 {
+        self.groups.get(group.0).map_or(0, |of| u32::try_from(of.deleting.len()).unwrap_or(u32::MAX))
     }
 
     /// Of those, the ones that boot or are made ready.
-    pub(super) fn coming(&self, group: GroupId) -> u32 {
-        self.of.get(group.0).map_or(0, |of| of.coming)
+    pub(super) fn starting(&self, group: GroupId) -> u32 {
+        self.groups.get(group.0).map_or(0, |of| of.starting)
     }
 
     /// Of a group, the ones that are suspended for a later job, or are on the way there and back.
-    pub(super) fn asleep_in(&self, group: GroupId) -> u64 {
-        self.of.get(group.0).map_or(0, |of| u64::from(of.asleep))
+    pub(super) fn suspended_in(&self, group: GroupId) -> u64 {
+        self.groups.get(group.0).map_or(0, |of| u64::from(of.suspended))
     }
 
     /// Those of all groups.
-    pub(super) fn asleep(&self) -> u64 {
-        self.of.iter().map(|of| u64::from(of.asleep)).sum()
+    pub(super) fn suspended(&self) -> u64 {
+        self.groups.iter().map(|of| u64::from(of.suspended)).sum()
     }
 
     /// The list of this number had it.
@@ -224,7 +224,7 @@ impl Pool {
         }
     }
 
-    pub(super) fn sums(&self) -> Sums {
+    pub(super) fn sums(&self) -> PoolTotals {
         self.sums
     }
 
@@ -242,19 +242,26 @@ impl Pool {
 
     /// The instance whose slots a request for so many gets next: one with its sticky context, where there is one, and not the
     /// one to avoid, where there is another.
-    pub(super) fn best(&self, slots: u32, context: Option<Context>, avoid: Option<Tried>) -> Option<Index> {
-        let is_tried =
-            |index: Index| avoid.is_some() && self.all.get(index).map(|instance| Tried::of(&instance.id)) == avoid;
-        let holders = context.and_then(|context| self.holders.get(&context)).into_iter().flatten();
-        let fits = |index: &&Index| self.all.get(**index).is_some_and(|instance| self.room(instance) >= slots);
-        let holders = holders.take(HOLDERS_MAX).filter(|index| !is_tried(**index));
+    pub(super) fn best(
+        &self,
+        slots: u32,
+        context: Option<StickyContextId>,
+        avoid: Option<TriedInstance>,
+    ) -> Option<Index> {
+        let is_tried = |index: Index| {
+            avoid.is_some()
+                && self.all.get(index).map(|instance| TriedInstance::from_instance_id(&instance.id)) == avoid
+        };
+        let holders = context.and_then(|context| self.by_context.get(&context)).into_iter().flatten();
+        let fits = |index: &&Index| self.all.get(**index).is_some_and(|instance| self.free_slots(instance) >= slots);
+        let holders = holders.take(MAX_CONTEXT_CANDIDATES).filter(|index| !is_tried(**index));
         let sticky = holders.filter(fits).filter_map(|index| {
             let instance = self.all.get(*index)?;
             Some(self.rank(*index, instance))
         });
         let sticky = sticky.min().map(|rank| rank.3);
         let any = |suits: &dyn Fn(Index) -> bool| {
-            self.of.iter().filter_map(|of| self.best_of(of.rank, slots, suits)).min().map(|rank| rank.3)
+            self.groups.iter().filter_map(|of| self.best_of(of.rank, slots, suits)).min().map(|rank| rank.3)
         };
         sticky.or_else(|| any(&|index| !is_tried(index))).or_else(|| any(&|_| true))
     }
@@ -270,38 +277,38 @@ impl Pool {
     }
 
     /// The most slots that one request can have now.
-    pub(super) fn widest(&self) -> u32 {
-        let widest = self.of.iter().filter_map(|of| {
+    pub(super) fn max_fit(&self) -> u32 {
+        let widest = self.groups.iter().filter_map(|of| {
             let all = (of.rank, 0, 0, 0)..=(of.rank, u32::MAX, u64::MAX, Index::MAX);
             let mut of_group = self.free.range(all);
             let rank = match self.placement {
                 Placement::Pack => of_group.next_back(),
                 Placement::Spread => of_group.next(),
             };
-            self.all.get(rank?.3).map(|instance| self.room(instance))
+            self.all.get(rank?.3).map(|instance| self.free_slots(instance))
         });
         widest.max().unwrap_or(0)
     }
 
     /// Slots that one request can have of an instance now.
-    fn room(&self, instance: &Instance) -> u32 {
-        let gives = instance.part(self.capacity, self.uses_max).free > 0;
+    fn free_slots(&self, instance: &Instance) -> u32 {
+        let gives = instance.slot_totals(self.capacity, self.uses_max).free > 0;
         if gives { self.capacity - instance.held } else { 0 }
     }
 
     /// The instance that will soonest have so many slots free: that with the fewest held.
     pub(super) fn soonest(&self, slots: u32) -> Option<Index> {
         let can = self.all.iter().filter(|(_, instance)| instance.can_fit(slots, self.capacity, self.uses_max));
-        can.min_by_key(|(_, instance)| (instance.held, instance.born)).map(|(index, _)| index)
+        can.min_by_key(|(_, instance)| (instance.held, instance.sequence)).map(|(index, _)| index)
     }
 
     pub(super) fn longest_idle(&self, group: GroupId) -> Option<(Time, Index)> {
-        self.of.get(group.0)?.idle.first().copied()
+        self.groups.get(group.0)?.idle.first().copied()
     }
 
     /// Instances that have been idle for `idle_time`, the longest first, and since when.
     pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, most: usize) -> Vec<(Time, Index)> {
-        let idle = self.of.get(group.0).into_iter().flat_map(|of| &of.idle);
+        let idle = self.groups.get(group.0).into_iter().flat_map(|of| &of.idle);
         idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(most).copied().collect()
     }
 
@@ -309,30 +316,30 @@ impl Pool {
     pub(super) fn next_idle(&self, group: GroupId, at: Time, idle_time: Duration) -> Option<Time> {
         // Those that are idle for as long already were looked at.
         let after = Time::from_millis((at.as_millis() + 1).saturating_sub(u64::try_from(idle_time.as_millis()).ok()?));
-        let next = self.of.get(group.0)?.idle.range((after, 0)..).next()?;
+        let next = self.groups.get(group.0)?.idle.range((after, 0)..).next()?;
         Some(next.0 + idle_time).filter(|wake| *wake > at)
     }
 
     /// Slots that an instance gives.
-    pub(super) fn gives(&self, index: Index) -> u64 {
+    pub(super) fn offered_slots(&self, index: Index) -> u64 {
         let Some(instance) = self.all.get(index) else { return 0 };
-        u64::from(instance.part(self.capacity, self.uses_max).free)
+        u64::from(instance.slot_totals(self.capacity, self.uses_max).free)
     }
 
     /// When the first and the last began of what a group's next snapshot may bring news of, but for removals.
     pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
-        span(&self.of.get(group.0)?.arriving)
+        span(&self.groups.get(group.0)?.arriving)
     }
 
     /// A group's instances whose removal began at this time or before it, the first at the front.
     pub(super) fn removing_since(&self, group: GroupId, since: Time) -> Vec<Index> {
-        let leaving = self.of.get(group.0).into_iter().flat_map(|of| of.leaving.range(..=(since, Index::MAX)));
+        let leaving = self.groups.get(group.0).into_iter().flat_map(|of| of.deleting.range(..=(since, Index::MAX)));
         leaving.map(|(_, index)| *index).collect()
     }
 
     /// When the first and the last began of a group's removals.
     pub(super) fn removing(&self, group: GroupId) -> Option<(Time, Time)> {
-        span(&self.of.get(group.0)?.leaving)
+        span(&self.groups.get(group.0)?.deleting)
     }
 
     /// The first instance about which something is to be done, and when.
@@ -341,16 +348,16 @@ impl Pool {
     }
 
     /// Another order of the free slots.
-    pub(super) fn place_by(&mut self, placement: Placement) {
+    pub(super) fn set_placement(&mut self, placement: Placement) {
         if placement != self.placement {
             self.reorder(|pool| pool.placement = placement);
         }
     }
 
     /// Other ranks of the groups.
-    pub(super) fn rank_by(&mut self, ranks: &[usize]) {
+    pub(super) fn set_ranks(&mut self, ranks: &[usize]) {
         self.reorder(|pool| {
-            for (of, rank) in pool.of.iter_mut().zip(ranks) {
+            for (of, rank) in pool.groups.iter_mut().zip(ranks) {
                 of.rank = *rank;
             }
         });
@@ -373,12 +380,12 @@ impl Pool {
             Placement::Pack => self.capacity.saturating_sub(instance.held),
             Placement::Spread => instance.held,
         };
-        (self.of.get(instance.group.0).map_or(0, |of| of.rank), full, instance.born, index)
+        (self.groups.get(instance.group.0).map_or(0, |of| of.rank), full, instance.sequence, index)
     }
 
-    fn delist(&mut self, index: Index) {
+    fn unindex(&mut self, index: Index) {
         let Some(instance) = self.all.get(index) else { return };
-        let part = instance.part(self.capacity, self.uses_max);
+        let part = instance.slot_totals(self.capacity, self.uses_max);
         self.sums.subtract(part);
         if let Some(count) = self.by_state.get_mut(label(instance)) {
             *count -= 1;
@@ -393,21 +400,21 @@ impl Pool {
         if let Some(due) = instance.due {
             self.due.remove(&(due, index));
         }
-        if let Some(of) = self.of.get_mut(instance.group.0) {
+        if let Some(of) = self.groups.get_mut(instance.group.0) {
             if is_idle(instance) {
                 of.idle.remove(&(instance.idle_since, index));
             }
             if let Some(expected) = of.expected(instance) {
                 expected.remove(&(instance.expected_since(), index));
             }
-            of.coming -= u32::from(is_coming(instance));
-            of.asleep -= u32::from(is_asleep(instance));
+            of.starting -= u32::from(is_coming(instance));
+            of.suspended -= u32::from(is_asleep(instance));
         }
     }
 
-    fn enlist(&mut self, index: Index) {
+    fn index(&mut self, index: Index) {
         let Some(instance) = self.all.get(index) else { return };
-        let part = instance.part(self.capacity, self.uses_max);
+        let part = instance.slot_totals(self.capacity, self.uses_max);
         self.sums.add(part);
         if let Some(count) = self.by_state.get_mut(label(instance)) {
             *count += 1;
@@ -422,24 +429,24 @@ impl Pool {
         if let Some(due) = instance.due {
             self.due.insert((due, index));
         }
-        if let Some(of) = self.of.get_mut(instance.group.0) {
+        if let Some(of) = self.groups.get_mut(instance.group.0) {
             if is_idle(instance) {
                 of.idle.insert((instance.idle_since, index));
             }
             if let Some(expected) = of.expected(instance) {
                 expected.insert((instance.expected_since(), index));
             }
-            of.coming += u32::from(is_coming(instance));
-            of.asleep += u32::from(is_asleep(instance));
+            of.starting += u32::from(is_coming(instance));
+            of.suspended += u32::from(is_asleep(instance));
         }
     }
 }
 
-impl Of {
+impl GroupPool {
     /// Where an instance is that the next snapshot may bring news of.
     fn expected(&mut self, instance: &Instance) -> Option<&mut BTreeSet<(Time, Index)>> {
         match instance.state {
-            State::Deleting(_) => Some(&mut self.leaving),
+            InstancePhase::Deleting(_) => Some(&mut self.deleting),
             _ if instance.is_expected() => Some(&mut self.arriving),
             _ => None,
         }
@@ -453,7 +460,7 @@ fn span(times: &BTreeSet<(Time, Index)>) -> Option<(Time, Time)> {
 impl Instance {
     /// When the change began that the next snapshots may show the end of.
     fn expected_since(&self) -> Time {
-        if self.state == State::Booting { self.asked } else { self.since }
+        if self.state == InstancePhase::Booting { self.requested_at } else { self.since }
     }
 }
 
@@ -462,25 +469,28 @@ const STATES: [&str; 6] = ["creating", "running", "deleting", "suspending", "sus
 
 fn label(instance: &Instance) -> usize {
     match &instance.state {
-        State::Booting => 0,
-        State::Preparing | State::Ready | State::Aside { .. } | State::Draining(_) => 1,
-        State::Deleting(_) => 2,
-        State::Asleep(sleep) => match sleep.phase {
-            Phase::Falling => 3,
-            Phase::Asleep => 4,
-            Phase::Waking | Phase::Rousing => 5,
+        InstancePhase::Booting => 0,
+        InstancePhase::Preparing
+        | InstancePhase::Ready
+        | InstancePhase::Cordoned { .. }
+        | InstancePhase::Draining(_) => 1,
+        InstancePhase::Deleting(_) => 2,
+        InstancePhase::Suspended(sleep) => match sleep.state {
+            SuspendState::Suspending => 3,
+            SuspendState::Suspended => 4,
+            SuspendState::Resuming | SuspendState::Preparing => 5,
         },
     }
 }
 
 fn is_coming(instance: &Instance) -> bool {
-    matches!(instance.state, State::Booting | State::Preparing)
+    matches!(instance.state, InstancePhase::Booting | InstancePhase::Preparing)
 }
 
 fn is_asleep(instance: &Instance) -> bool {
-    matches!(instance.state, State::Asleep(_))
+    matches!(instance.state, InstancePhase::Suspended(_))
 }
 
 fn is_idle(instance: &Instance) -> bool {
-    instance.state == State::Ready && instance.held == 0
+    instance.state == InstancePhase::Ready && instance.held == 0
 }

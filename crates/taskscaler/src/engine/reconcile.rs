@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use super::Engine;
-use super::group::{Match, Stranger};
-use super::instance::{Absence, Instance, MISSED_FOR, State};
-use crate::config::Foreign;
-use crate::decision::{Cause, What};
+use super::group::{MatchedRequest, UnmanagedInstance};
+use super::instance::{Instance, InstancePhase, MIN_MISS_SPAN, MissCounter};
+use crate::config::UnmanagedPolicy;
+use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::time::Now;
-use crate::words::{GroupId, Loss, Removal};
+use crate::types::{GroupId, LossReason, RemovalReason};
 
 type List = Vec<(InstanceId, InstanceState)>;
 
 impl Engine {
     /// A list came. One that was asked for earlier than the last one that counted is old news.
-    pub(super) fn updated(&mut self, now: Now, id: GroupId, call: u64, result: Result<List, String>) {
+    pub(super) fn listed(&mut self, now: Now, id: GroupId, call: u64, result: Result<List, String>) {
         let jitter = self.jitter();
         let Some(group) = self.group_mut(id) else { return };
-        let updates = &mut group.updates;
+        let updates = &mut group.list_schedule;
         let Some(position) = updates.under_way.iter().position(|(number, _)| *number == call) else { return };
         let started = updates.under_way.remove(position).map_or(now.at, |(_, started)| started);
         updates.under_way.retain(|(number, _)| *number > call);
@@ -27,7 +27,7 @@ impl Engine {
             Err(error) => {
                 updates.backoff.fail(now.at, error.clone(), jitter);
                 let failures = updates.backoff.failures;
-                self.decide(now, What::UpdateFailed { group: id, error, failures });
+                self.decide(now, DecisionKind::ListFailed { group: id, error, failures });
             }
             Ok(list) => {
                 let took = now.at.since(started);
@@ -42,61 +42,61 @@ impl Engine {
 
     fn reconcile(&mut self, now: Now, group: GroupId, call: u64, list: List) {
         let Some(of) = self.group_mut(group) else { return };
-        let mut foreign = std::mem::take(&mut of.foreign);
+        let mut foreign = std::mem::take(&mut of.unmanaged);
         let mut still = BTreeMap::new();
         for (id, state) in list {
             if let Some(index) = self.pool.find(group, &id) {
                 self.observe(now, index, call, state);
             } else if state.is_gone() {
                 if foreign.remove(&id).is_some() {
-                    self.touch_foreign(group, &id);
+                    self.mark_unmanaged_dirty(group, &id);
                 }
             } else if let Some(known) = foreign.remove(&id) {
-                still.insert(id, Stranger::since(known.since_unix));
+                still.insert(id, UnmanagedInstance::since(known.since_unix));
             } else {
                 self.discover(now, group, call, id, state, &mut still);
             }
         }
         foreign.retain(|id, known| {
-            let stays = !known.absence.again(now.at);
+            let stays = !known.misses.record_miss(now.at);
             if !stays {
-                self.touch_foreign(group, id);
+                self.mark_unmanaged_dirty(group, id);
             }
             stays
         });
         still.append(&mut foreign);
         if let Some(of) = self.group_mut(group) {
-            of.foreign = still;
+            of.unmanaged = still;
             for id in of.forget(now.at) {
-                self.touch_id(group, &id);
+                self.mark_id_dirty(group, &id);
             }
         }
         for index in self.pool.unlisted(group, call) {
             self.missing(now, index);
         }
-        self.disown_known(now, group);
+        self.retire_known(now, group);
     }
 
     /// An instance of the books, as the provider sees it.
     fn observe(&mut self, now: Now, index: usize, call: u64, seen: InstanceState) {
         let Some(instance) = self.pool.get(index) else { return };
-        if instance.absence.is_missing() {
-            self.pool.change(index, |instance| instance.absence = Absence::default());
+        if instance.misses.is_missing() {
+            self.pool.change(index, |instance| instance.misses = MissCounter::default());
         }
         self.pool.mark_listed(index, call);
         let Some(instance) = self.pool.get(index) else { return };
         match (&instance.state, seen) {
-            (_, InstanceState::Deleted | InstanceState::Timeout) => self.gone(now, index, Loss::TakenByProvider),
-            (State::Deleting(_), _) => {}
-            (_, InstanceState::Deleting) => self.taken(now, index),
-            (State::Asleep(_), _) => self.seen_asleep(now, index, seen),
-            (State::Booting, InstanceState::Running) => self.prepare(now, index),
+            (_, InstanceState::Deleted | InstanceState::Timeout) => self.gone(now, index, LossReason::ProviderDeleted),
+            (InstancePhase::Deleting(_), _) => {}
+            (_, InstanceState::Deleting) => self.provider_deleted(now, index),
+            (InstancePhase::Suspended(_), _) => self.observe_suspended(now, index, seen),
+            (InstancePhase::Booting, InstanceState::Running) => self.prepare(now, index),
             (
-                State::Ready | State::Draining(_) | State::Preparing,
+                InstancePhase::Ready | InstancePhase::Draining(_) | InstancePhase::Preparing,
                 InstanceState::Suspending | InstanceState::Suspended,
-            ) if now.at >= instance.believed_from => {
+            ) if now.at >= instance.ignore_lists_before => {
                 // Nobody here asked for that: its jobs stand still.
-                self.taken(now, index);
+                self.provider_deleted(now, index);
                 self.pool.change(index, |instance| instance.due = Some(now.at));
             }
             _ => {}
@@ -111,14 +111,14 @@ impl Engine {
         call: u64,
         id: InstanceId,
         state: InstanceState,
-        foreign: &mut BTreeMap<InstanceId, Stranger>,
+        foreign: &mut BTreeMap<InstanceId, UnmanagedInstance>,
     ) {
-        let foreign_is = self.config.foreign;
+        let foreign_is = self.config.unmanaged;
         let Some(of) = self.groups.get_mut(group.0) else { return };
-        if of.was_ours(&id) {
+        if of.was_managed(&id) {
             let index = self.adopt(now, group, id, false);
             self.pool.mark_listed(index, call);
-            self.delete(now, index, Removal::Returned);
+            self.delete(now, index, RemovalReason::Reappeared);
             if state == InstanceState::Deleting {
                 // It goes by itself, and has its place until it is gone.
                 let later = now.at + self.config.deletion_retry_interval;
@@ -126,33 +126,39 @@ impl Engine {
             }
             return;
         }
-        let found = if state == InstanceState::Deleting { None } else { of.consume(now.at) };
-        if let Some(Match { ask, late, changed }) = found {
-            if ask.teaches() {
-                of.appearances.learn(now.at.since(ask.asked));
+        let found = if state == InstanceState::Deleting { None } else { of.match_instance(now.at) };
+        if let Some(MatchedRequest { request: ask, late, changed }) = found {
+            if ask.timing_is_valid() {
+                of.creation_latencies.learn(now.at.since(ask.requested_at));
             }
-            let cause = if late { Cause::Late } else { Cause::Requested };
+            let cause = if late { InstanceOrigin::RequestedLate } else { InstanceOrigin::Requested };
             let index = self.adopt(now, group, id.clone(), false);
-            self.pool.change(index, |instance| (instance.asked, instance.teaches) = (ask.asked, ask.teaches()));
+            self.pool.change(index, |instance| {
+                (instance.requested_at, instance.timing_is_valid) = (ask.requested_at, ask.timing_is_valid())
+            });
             for call in changed {
-                self.touch_ask(group, call);
+                self.mark_scale_up_dirty(group, call);
             }
-            self.decide(now, What::Appeared { group, id, cause, after: now.at.since(ask.asked) });
+            self.decide(
+                now,
+                DecisionKind::Discovered { group, id, origin: cause, after: now.at.since(ask.requested_at) },
+            );
             self.observe(now, index, call, state);
             return;
         }
-        if foreign_is == Foreign::Leave || state == InstanceState::Deleting {
-            self.decide(now, What::Foreign { group, id: id.clone(), state });
-            self.touch_foreign(group, &id);
-            foreign.insert(id, Stranger::since(now.unix));
+        if foreign_is == UnmanagedPolicy::Ignore || state == InstanceState::Deleting {
+            self.decide(now, DecisionKind::Unmanaged { group, id: id.clone(), state });
+            self.mark_unmanaged_dirty(group, &id);
+            foreign.insert(id, UnmanagedInstance::since(now.unix));
             return;
         }
         let index = self.adopt(now, group, id.clone(), true);
-        let cause = if foreign_is == Foreign::Adopt { Cause::Adopted } else { Cause::Unwanted };
-        self.decide(now, What::Appeared { group, id, cause, after: std::time::Duration::ZERO });
-        if foreign_is == Foreign::Delete {
+        let cause =
+            if foreign_is == UnmanagedPolicy::Adopt { InstanceOrigin::Adopted } else { InstanceOrigin::Unmanaged };
+        self.decide(now, DecisionKind::Discovered { group, id, origin: cause, after: std::time::Duration::ZERO });
+        if foreign_is == UnmanagedPolicy::Delete {
             self.pool.mark_listed(index, call);
-            self.delete(now, index, Removal::Foreign);
+            self.delete(now, index, RemovalReason::Unmanaged);
         } else {
             self.observe(now, index, call, state);
         }
@@ -164,35 +170,35 @@ impl Engine {
         let instance = Instance {
             id,
             group,
-            born,
-            state: State::Booting,
+            sequence: born,
+            state: InstancePhase::Booting,
             slots: Vec::new(),
             held: 0,
             jobs: 0,
-            used: 0,
-            kept: false,
+            job_count: 0,
+            held_for_request: false,
             contexts: Vec::new(),
-            crowd: (0, now.at),
+            occupancy_ms: (0, now.at),
             failures: 0,
-            asked: now.at,
-            seen: now.at,
-            seen_unix: now.unix,
+            requested_at: now.at,
+            first_seen: now.at,
+            first_seen_unix: now.unix,
             since: now.at,
             idle_since: now.at,
             idle_unix: now.unix,
-            idle_before: false,
-            absence: Absence::default(),
-            due: Some(now.at + self.config.boot_deadline),
+            was_idle_before_restart: false,
+            misses: MissCounter::default(),
+            due: Some(now.at + self.config.boot_timeout),
             listed: 0,
             restored: old,
-            teaches: !old,
+            timing_is_valid: !old,
             was_ready: false,
-            environment: None,
-            resumed: None,
-            believed_from: now.at,
+            saved_environment: None,
+            resumed_environment: None,
+            ignore_lists_before: now.at,
         };
         let index = self.pool.insert(instance);
-        self.touch(index);
+        self.mark_dirty(index);
         index
     }
 
@@ -200,20 +206,20 @@ impl Engine {
     fn missing(&mut self, now: Now, index: usize) {
         let Some(instance) = self.pool.get(index) else { return };
         if instance.is_deleting() {
-            self.gone(now, index, Loss::Missing);
+            self.gone(now, index, LossReason::Missing);
             return;
         }
         let (group, id, restored) = (instance.group, instance.id.clone(), instance.restored);
-        let lost = self.pool.change(index, |instance| instance.absence.again(now.at));
+        let lost = self.pool.change(index, |instance| instance.misses.record_miss(now.at));
         if lost == Some(true) {
-            let cause = if restored { Loss::NotFoundAgain } else { Loss::Missing };
+            let cause = if restored { LossReason::MissingAfterRestart } else { LossReason::Missing };
             self.gone(now, index, cause);
             return;
         }
-        self.decide(now, What::Missed { group, id });
+        self.decide(now, DecisionKind::MissingFromList { group, id });
         if let Some(group) = self.group_mut(group) {
-            let soon = now.at + MISSED_FOR;
-            group.updates.urgent = Some(group.updates.urgent.map_or(soon, |urgent| urgent.min(soon)));
+            let soon = now.at + MIN_MISS_SPAN;
+            group.list_schedule.urgent = Some(group.list_schedule.urgent.map_or(soon, |urgent| urgent.min(soon)));
         }
     }
 }

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use muster_fleeting::model::InstanceId;
 
-use super::group::{Ask, AskState, DOUBT, Stranger};
-use super::instance::{Deleting, State};
-use super::sleep::OLD_LIST;
-use super::{Engine, Place};
-use crate::books::{Intent, Row, RowKey};
-use crate::config::{Config, Foreign};
+use super::group::{RequestState, ScaleUpRequest, UNCONFIRMED_WINDOW, UnmanagedInstance};
+use super::instance::{Deleting, InstancePhase};
+use super::suspend::MAX_LIST_AGE;
+use super::{Engine, LeaseLocation};
+use crate::config::{Config, UnmanagedPolicy};
 use crate::forecast::BUCKET_S;
-use crate::sleep::Environment;
+use crate::ledger::{Intent, Row, RowKey};
+use crate::suspend::SuspendedEnvironment;
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key, Loss, Removal};
+use crate::types::{GroupId, LossReason, RemovalReason, TaskKey};
 
 impl Engine {
     /// An engine that goes on from stored rows. Instances are believed in until a list says otherwise; leases wait to be
@@ -31,35 +31,35 @@ impl Engine {
         for (key, row) in rows {
             let key = match &renames {
                 Some(name) if key.group().is_some() => {
-                    let new = key.renamed(name);
+                    let new = key.with_group(name);
                     outdated.extend([key, new.clone()]);
                     new
                 }
                 _ => key,
             };
             let name = match (&key, &row) {
-                (RowKey::Load { bucket }, Row::Load { most }) => {
-                    outdated.extend(engine.restore_load(*bucket, *most));
+                (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots: most }) => {
+                    outdated.extend(engine.restore_slot_demand(*bucket, *most));
                     continue;
                 }
-                (RowKey::Spent { day }, Row::Spent { slot_seconds }) => {
+                (RowKey::ForecastIdle { day }, Row::ForecastIdle { slot_seconds }) => {
                     match &mut engine.forecast {
-                        Some(forecast) => forecast.has_spent(*day, *slot_seconds),
+                        Some(forecast) => forecast.restore_idle(*day, *slot_seconds),
                         None => outdated.push(key),
                     }
                     continue;
                 }
-                (RowKey::Work(work), Row::Work(usage)) => {
+                (RowKey::JobKind(work), Row::JobKind(usage)) => {
                     engine.usages.restore(*work, usage.clone());
                     continue;
                 }
-                (RowKey::Load { .. } | RowKey::Spent { .. } | RowKey::Work(_), _) => continue,
+                (RowKey::SlotDemand { .. } | RowKey::ForecastIdle { .. } | RowKey::JobKind(_), _) => continue,
                 (
                     RowKey::Instance { group, .. }
-                    | RowKey::Ask { group, .. }
-                    | RowKey::Gone { group, .. }
-                    | RowKey::Foreign { group, .. }
-                    | RowKey::Drained { group },
+                    | RowKey::ScaleUp { group, .. }
+                    | RowKey::Deleted { group, .. }
+                    | RowKey::Unmanaged { group, .. }
+                    | RowKey::DrainedGroup { group },
                     _,
                 ) => group,
             };
@@ -70,34 +70,60 @@ impl Engine {
             match (key, row) {
                 (
                     RowKey::Instance { id, .. },
-                    Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready, environment },
+                    Row::Instance {
+                        slots,
+                        job_count: used,
+                        first_seen_at: seen_unix,
+                        idle_since: idle_unix,
+                        intent,
+                        contexts,
+                        was_ready,
+                        suspended_environment: environment,
+                    },
                 ) => {
                     let is_asleep = intent == Intent::Suspend;
                     let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix, idle_unix), intent);
                     for context in contexts {
-                        engine.pool.has_context(index, context, usize::MAX);
+                        engine.pool.add_context(index, context, usize::MAX);
                     }
                     engine.restore_environment(now, index, environment, was_ready, is_asleep);
                 }
-                (RowKey::Foreign { id, .. }, Row::Foreign { unix }) => {
-                    found_anew.extend(engine.restore_foreign(group, InstanceId::new(id), unix));
+                (RowKey::Unmanaged { id, .. }, Row::Unmanaged { first_seen_at: unix }) => {
+                    found_anew.extend(engine.restore_unmanaged(group, InstanceId::new(id), unix));
                 }
-                (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted, owed_unix }) => {
+                (
+                    RowKey::ScaleUp { call, .. },
+                    Row::ScaleUp {
+                        requested: n,
+                        outstanding: open,
+                        requested_at: asked_unix,
+                        accepted: granted,
+                        written_off_until: owed_unix,
+                    },
+                ) => {
                     engine.next_number = engine.next_number.max(call + 1);
-                    let state = engine.state_of_ask(now, granted, owed_unix);
+                    let state = engine.restored_request_state(now, granted, owed_unix);
                     if let Some(group) = engine.group_mut(group) {
-                        let asked = earlier(now, asked_unix);
-                        group.asks.push_back(Ask { call, asked, asked_unix, known: now, n, open, state });
+                        let asked = time_before(now, asked_unix);
+                        group.scale_ups.push_back(ScaleUpRequest {
+                            call,
+                            requested_at: asked,
+                            requested_unix: asked_unix,
+                            known: now,
+                            requested: n,
+                            outstanding: open,
+                            state,
+                        });
                     }
                 }
-                (RowKey::Drained { .. }, Row::Drained { by }) => {
+                (RowKey::DrainedGroup { .. }, Row::DrainedGroup { by }) => {
                     if let Some(group) = engine.group_mut(group) {
                         group.drained = Some(by);
                     }
                 }
-                (RowKey::Gone { id, .. }, Row::Gone { .. }) => {
+                (RowKey::Deleted { id, .. }, Row::Deleted { .. }) => {
                     if let Some(group) = engine.group_mut(group) {
-                        group.remember_gone(InstanceId::new(id), now);
+                        group.remember_deleted(InstanceId::new(id), now);
                     }
                 }
                 (key, _) => unknown.push(key),
@@ -106,39 +132,39 @@ impl Engine {
         engine.dirty.clear();
         engine.dirty.extend(outdated);
         for (group, id) in found_anew {
-            engine.touch_foreign(group, &id);
+            engine.mark_unmanaged_dirty(group, &id);
         }
         (engine, unknown)
     }
 
     /// Knows an instance of others again. One that the configuration treats differently by now is to be found anew.
-    fn restore_foreign(&mut self, group: GroupId, id: InstanceId, unix: i64) -> Option<(GroupId, InstanceId)> {
-        if self.config.foreign != Foreign::Leave {
+    fn restore_unmanaged(&mut self, group: GroupId, id: InstanceId, unix: i64) -> Option<(GroupId, InstanceId)> {
+        if self.config.unmanaged != UnmanagedPolicy::Ignore {
             return Some((group, id));
         }
         let of = self.group_mut(group)?;
-        of.foreign.insert(id, Stranger::since(unix));
+        of.unmanaged.insert(id, UnmanagedInstance::since(unix));
         None
     }
 
     /// Remembers a load. The rows that are not looked at any more, which leave the books.
-    fn restore_load(&mut self, bucket: i64, most: u32) -> Vec<RowKey> {
+    fn restore_slot_demand(&mut self, bucket: i64, most: u32) -> Vec<RowKey> {
         let changed =
             self.forecast.as_mut().map(|forecast| forecast.record(bucket.saturating_mul(BUCKET_S), u64::from(most)));
         let is_stale = |bucket: &i64| self.forecast.as_ref().is_none_or(|forecast| forecast.most(*bucket).is_none());
         let stale = changed.unwrap_or_else(|| vec![bucket]).into_iter().filter(is_stale);
-        stale.map(|bucket| RowKey::Load { bucket }).collect()
+        stale.map(|bucket| RowKey::SlotDemand { bucket }).collect()
     }
 
-    fn state_of_ask(&self, now: Now, granted: bool, owed_unix: Option<i64>) -> AskState {
+    fn restored_request_state(&self, now: Now, granted: bool, owed_unix: Option<i64>) -> RequestState {
         if let Some(until) = owed_unix {
             let left = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
-            AskState::Owed { until: now.at + Duration::from_secs(left) }
+            RequestState::WrittenOff { until: now.at + Duration::from_secs(left) }
         } else if granted {
-            let last = now.at + self.config.create_deadline;
-            AskState::Granted { until: last, last }
+            let last = now.at + self.config.create_timeout;
+            RequestState::Accepted { until: last, last }
         } else {
-            AskState::Doubtful { until: now.at + DOUBT }
+            RequestState::Unconfirmed { until: now.at + UNCONFIRMED_WINDOW }
         }
     }
 
@@ -146,7 +172,7 @@ impl Engine {
     /// list has been replaced instead, perhaps by another provider's.
     fn renames(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let [only] = self.groups.as_slice() else { return None };
-        if only.config.listed {
+        if only.config.is_named {
             return None;
         }
         let mut names = rows.iter().filter_map(|(key, _)| key.group());
@@ -164,32 +190,35 @@ impl Engine {
         intent: Intent,
     ) -> usize {
         let index = self.adopt(now, group, InstanceId::new(id), true);
-        let keys: Vec<(usize, Key)> =
-            (slots.into_iter().enumerate()).filter_map(|(slot, key)| Some((slot, Key::new(key?)))).collect();
+        let keys: Vec<(usize, TaskKey)> =
+            (slots.into_iter().enumerate()).filter_map(|(slot, key)| Some((slot, TaskKey::new(key?)))).collect();
         self.pool.change(index, |instance| {
-            instance.used = used;
-            instance.seen_unix = seen_unix;
-            instance.seen = earlier(now, seen_unix);
+            instance.job_count = used;
+            instance.first_seen_unix = seen_unix;
+            instance.first_seen = time_before(now, seen_unix);
             if let Some(unix) = idle_unix.filter(|_| keys.is_empty()) {
-                (instance.idle_since, instance.idle_unix, instance.idle_before) = (earlier(now, unix), unix, true);
+                (instance.idle_since, instance.idle_unix, instance.was_idle_before_restart) =
+                    (time_before(now, unix), unix, true);
             }
             for (slot, key) in &keys {
                 instance.put(*slot, key.clone());
             }
             instance.jobs = u32::try_from(instance.keys().count()).unwrap_or(u32::MAX);
             match intent {
-                Intent::Use | Intent::Suspend => {}
-                Intent::Keep { by, then } => instance.enter(State::Aside { by, then }, now.at, None),
-                Intent::Drain(why) => instance.enter(State::Draining(why), now.at, None),
+                Intent::Serve | Intent::Suspend => {}
+                Intent::Cordon { by, pending_removal: then } => {
+                    instance.enter(InstancePhase::Cordoned { by, pending_removal: then }, now.at, None)
+                }
+                Intent::Drain(why) => instance.enter(InstancePhase::Draining(why), now.at, None),
                 Intent::Delete(why) => {
-                    let deleting = Deleting { why, attempts: 0, called: false, since: now.at };
-                    instance.enter(State::Deleting(deleting), now.at, Some(now.at));
+                    let deleting = Deleting { reason: why, attempts: 0, called: false, since: now.at };
+                    instance.enter(InstancePhase::Deleting(deleting), now.at, Some(now.at));
                 }
             }
         });
         // The lowest slot of each comes first.
         for (slot, key) in keys {
-            let place = Place { index, slot, slots: 0, since: now.at, crowd: 0, work: None };
+            let place = LeaseLocation { index, slot, slots: 0, since: now.at, occupancy_ms: 0, job_kind: None };
             self.unclaimed.insert(key.clone());
             self.leases.entry(key).or_insert(place).slots += 1;
         }
@@ -201,63 +230,63 @@ impl Engine {
         &mut self,
         now: Now,
         index: usize,
-        environment: Option<Environment>,
+        environment: Option<SuspendedEnvironment>,
         was_ready: bool,
         is_asleep: bool,
     ) {
         self.pool.change(index, |instance| {
             // Earlier books do not say it, and only what was ready has had jobs.
-            instance.was_ready = was_ready || instance.used > 0;
-            instance.environment = environment;
+            instance.was_ready = was_ready || instance.job_count > 0;
+            instance.saved_environment = environment;
             // Its job may have been resumed on it just before.
-            instance.believed_from = now.at + OLD_LIST;
+            instance.ignore_lists_before = now.at + MAX_LIST_AGE;
         });
         if is_asleep {
-            self.sleep_on(now, index);
+            self.restore_suspended(now, index);
         }
     }
 
     /// All leases that are still wanted are claimed: the others end, and their instances go where what their jobs left behind
     /// is unknown.
-    pub(super) fn settled(&mut self, now: Now) {
+    pub(super) fn claims_complete(&mut self, now: Now) {
         let unclaimed = std::mem::take(&mut self.unclaimed);
         for key in unclaimed {
-            if let Some(index) = self.drop_lease(now, &key) {
-                self.actions.push(crate::event::Action::Lost { key, cause: Loss::NotFoundAgain });
-                if self.config.jobs_leave_nothing {
-                    self.after_release(now, index);
+            if let Some(index) = self.remove_lease(now, &key) {
+                self.actions.push(crate::event::Action::Lost { key, reason: LossReason::MissingAfterRestart });
+                if self.config.jobs_are_isolated {
+                    self.on_release(now, index);
                 } else {
-                    self.retire(now, index, Removal::Unclaimed);
+                    self.drain_or_delete(now, index, RemovalReason::Unclaimed);
                 }
             }
         }
     }
 
     /// The instance's row has to be stored.
-    pub(super) fn touch(&mut self, index: usize) {
+    pub(super) fn mark_dirty(&mut self, index: usize) {
         if let Some((group, id)) = self.pool.get(index).map(|instance| (instance.group, instance.id.clone())) {
-            self.touch_id(group, &id);
+            self.mark_id_dirty(group, &id);
         }
     }
 
     /// As [`Self::touch`], for an instance that may be gone.
-    pub(super) fn touch_id(&mut self, group: GroupId, id: &InstanceId) {
+    pub(super) fn mark_id_dirty(&mut self, group: GroupId, id: &InstanceId) {
         let Some(name) = self.group(group).map(|group| group.config.name.clone()) else { return };
         let id = id.as_str().to_owned();
-        self.dirty.insert(RowKey::Gone { group: name.clone(), id: id.clone() });
+        self.dirty.insert(RowKey::Deleted { group: name.clone(), id: id.clone() });
         self.dirty.insert(RowKey::Instance { group: name, id });
     }
 
     /// As [`Self::touch`], for one of someone else.
-    pub(super) fn touch_foreign(&mut self, group: GroupId, id: &InstanceId) {
+    pub(super) fn mark_unmanaged_dirty(&mut self, group: GroupId, id: &InstanceId) {
         if let Some(name) = self.group(group).map(|group| group.config.name.clone()) {
-            self.dirty.insert(RowKey::Foreign { group: name, id: id.as_str().to_owned() });
+            self.dirty.insert(RowKey::Unmanaged { group: name, id: id.as_str().to_owned() });
         }
     }
 
-    pub(super) fn touch_ask(&mut self, group: GroupId, call: u64) {
+    pub(super) fn mark_scale_up_dirty(&mut self, group: GroupId, call: u64) {
         if let Some(name) = self.group(group).map(|group| group.config.name.clone()) {
-            self.dirty.insert(RowKey::Ask { group: name, call });
+            self.dirty.insert(RowKey::ScaleUp { group: name, call });
         }
     }
 
@@ -269,49 +298,73 @@ impl Engine {
                 let index = self.pool.find(by_name(group)?, &InstanceId::new(id.clone()))?;
                 let instance = self.pool.get(index)?;
                 let intent = match &instance.state {
-                    State::Booting | State::Preparing | State::Ready => Intent::Use,
-                    State::Asleep(_) => Intent::Suspend,
-                    State::Aside { by, then } => Intent::Keep { by: by.clone(), then: then.clone() },
-                    State::Draining(why) => Intent::Drain(why.clone()),
-                    State::Deleting(deleting) => Intent::Delete(deleting.why.clone()),
+                    InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => Intent::Serve,
+                    InstancePhase::Suspended(_) => Intent::Suspend,
+                    InstancePhase::Cordoned { by, pending_removal: then } => {
+                        Intent::Cordon { by: by.clone(), pending_removal: then.clone() }
+                    }
+                    InstancePhase::Draining(why) => Intent::Drain(why.clone()),
+                    InstancePhase::Deleting(deleting) => Intent::Delete(deleting.reason.clone()),
                 };
                 let slots = instance.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect();
-                let (used, seen_unix, contexts) = (instance.used, instance.seen_unix, instance.contexts.clone());
+                let (used, seen_unix, contexts) =
+                    (instance.job_count, instance.first_seen_unix, instance.contexts.clone());
                 let (was_ready, idle_unix) = (instance.was_ready, Some(instance.idle_unix));
-                let environment = instance.environment.clone();
-                Some(Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready, environment })
+                let environment = instance.saved_environment.clone();
+                Some(Row::Instance {
+                    slots,
+                    job_count: used,
+                    first_seen_at: seen_unix,
+                    idle_since: idle_unix,
+                    intent,
+                    contexts,
+                    was_ready,
+                    suspended_environment: environment,
+                })
             }
-            RowKey::Ask { group, call } => {
+            RowKey::ScaleUp { group, call } => {
                 let group = self.group(by_name(group)?)?;
                 let ask = group
-                    .asks
+                    .scale_ups
                     .iter()
-                    .find(|ask| ask.call == *call && (ask.open > 0 || ask.state == AskState::Asked))?;
-                let granted = matches!(ask.state, AskState::Granted { .. } | AskState::Late { .. });
+                    .find(|ask| ask.call == *call && (ask.outstanding > 0 || ask.state == RequestState::Sent))?;
+                let granted = matches!(ask.state, RequestState::Accepted { .. } | RequestState::Overdue { .. });
                 let owed_unix = match ask.state {
-                    AskState::Owed { until } => Some(ask.unix(until)),
+                    RequestState::WrittenOff { until } => Some(ask.unix(until)),
                     _ => None,
                 };
-                Some(Row::Ask { n: ask.n, open: ask.open, asked_unix: ask.asked_unix, granted, owed_unix })
+                Some(Row::ScaleUp {
+                    requested: ask.requested,
+                    outstanding: ask.outstanding,
+                    requested_at: ask.requested_unix,
+                    accepted: granted,
+                    written_off_until: owed_unix,
+                })
             }
-            RowKey::Gone { group, id } => {
-                let unix = self.group(by_name(group)?)?.gone_since(&InstanceId::new(id.clone()))?;
-                Some(Row::Gone { unix })
+            RowKey::Deleted { group, id } => {
+                let unix = self.group(by_name(group)?)?.deleted_at(&InstanceId::new(id.clone()))?;
+                Some(Row::Deleted { deleted_at: unix })
             }
-            RowKey::Foreign { group, id } => {
-                let stranger = self.group(by_name(group)?)?.foreign.get(&InstanceId::new(id.clone()))?;
-                Some(Row::Foreign { unix: stranger.since_unix })
+            RowKey::Unmanaged { group, id } => {
+                let stranger = self.group(by_name(group)?)?.unmanaged.get(&InstanceId::new(id.clone()))?;
+                Some(Row::Unmanaged { first_seen_at: stranger.since_unix })
             }
-            RowKey::Drained { group } => Some(Row::Drained { by: self.group(by_name(group)?)?.drained.clone()? }),
-            RowKey::Work(work) => self.usages.get(*work).cloned().map(Row::Work),
-            RowKey::Spent { day } => Some(Row::Spent { slot_seconds: self.forecast.as_ref()?.spent(*day)? }),
-            RowKey::Load { bucket } => Some(Row::Load { most: self.forecast.as_ref()?.most(*bucket)? }),
+            RowKey::DrainedGroup { group } => {
+                Some(Row::DrainedGroup { by: self.group(by_name(group)?)?.drained.clone()? })
+            }
+            RowKey::JobKind(work) => self.usages.get(*work).cloned().map(Row::JobKind),
+            RowKey::ForecastIdle { day } => {
+                Some(Row::ForecastIdle { slot_seconds: self.forecast.as_ref()?.idle_slot_seconds_on(*day)? })
+            }
+            RowKey::SlotDemand { bucket } => {
+                Some(Row::SlotDemand { max_slots: self.forecast.as_ref()?.most(*bucket)? })
+            }
         }
     }
 }
 
 /// When the wall clock showed this. One that went back since then says that it was now; before the origin there is nothing.
-fn earlier(now: Now, unix: i64) -> Time {
+fn time_before(now: Now, unix: i64) -> Time {
     let ago = u64::try_from(now.unix.saturating_sub(unix)).unwrap_or(0);
     Time::from_millis(now.at.as_millis().saturating_sub(ago.saturating_mul(1000)))
 }

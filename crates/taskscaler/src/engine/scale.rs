@@ -2,93 +2,96 @@
 
 use std::time::Duration;
 
-use super::group::{Ask, AskState, Plugin};
+use super::group::{Plugin, RequestState, ScaleUpRequest};
 use super::{Engine, pool};
-use crate::decision::{Hold, Stuck, What};
+use crate::decision::{DecisionKind, ScaleUpBlock, StuckDeletions};
 use crate::event::Action;
 use crate::formula::{self, Inputs};
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Removal};
+use crate::types::{GroupId, RemovalReason};
 
 /// Instances in a row that could not be made ready, before the group is asked for one at a time.
-const READINESS_FAILURES_MAX: u32 = 3;
+const MAX_READINESS_FAILURES: u32 = 3;
 /// Room of a group without a limit.
 pub(super) const UNBOUNDED: u64 = 1_000_000_000;
 /// A removal is thought to work for so long, or for three times as long as removals of its group take.
 const STUCK_AFTER: Duration = Duration::from_secs(300);
 /// Idle instances of a group that are looked at in one step.
-pub(super) const CANDIDATES_MAX: usize = 1000;
+pub(super) const MAX_CANDIDATES: usize = 1000;
 /// After a grant that was short the provider is asked again after this; while it goes on to give, after less and less.
-const SHORT_PAUSE: Duration = Duration::from_millis(250);
+const PARTIAL_PAUSE: Duration = Duration::from_millis(250);
 /// The least of these pauses: ten calls a second.
-const SHORT_PAUSE_MIN: Duration = Duration::from_millis(100);
+const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
 /// A limit on the size of requests that grew beyond this is none any more.
-const ASK_MAX: u32 = 1024;
+const MAX_REQUEST_SIZE: u32 = 1024;
 
 impl Engine {
     /// Creates what is missing, removes what is too much.
     pub(super) fn scale(&mut self, now: Now) {
         for group in (0..self.groups.len()).map(GroupId) {
-            self.expire_asks(now, group);
+            self.expire_scale_ups(now, group);
         }
         if self.stopping {
-            self.held.clear();
-            self.missing = 0;
+            self.blocked_groups.clear();
+            self.desired_change = 0;
             if self.draining {
                 // The last jobs give their slots back only now.
-                self.shrink(now, formula::surplus(&self.inputs(now)));
+                self.scale_down(now, formula::surplus(&self.inputs(now)));
             }
-            self.remove_at_the_end(now);
+            self.delete_on_shutdown(now);
             return;
         }
         for group in (0..self.groups.len()).map(GroupId) {
-            self.empty_drained(now, group);
+            self.drain_group_instances(now, group);
         }
         let inputs = self.inputs(now);
-        self.missing = formula::required(&inputs);
-        match self.missing {
-            0 => self.held.clear(),
+        self.desired_change = formula::required(&inputs);
+        match self.desired_change {
+            0 => self.blocked_groups.clear(),
             missing @ 1.. => self.create(now, missing.unsigned_abs(), inputs),
-            _ => self.held.clear(),
+            _ => self.blocked_groups.clear(),
         }
-        self.withdraw(now);
-        self.shrink(now, formula::surplus(&self.inputs(now)));
-        self.remove_over_max(now);
-        self.remove_over_spend(now);
-        self.make_room_among_sleepers(now);
+        self.revoke_reservations(now);
+        self.scale_down(now, formula::surplus(&self.inputs(now)));
+        self.delete_above_max_instances(now);
+        self.delete_above_max_cost(now);
+        self.evict_suspended(now);
     }
 
     /// What the formula is asked with.
     pub(super) fn inputs(&self, now: Now) -> Inputs {
         let sums = self.pool.sums();
-        let (capacity, usable) = (u64::from(self.config.capacity.get()), u64::from(self.config.usable()));
+        let (capacity, usable) =
+            (u64::from(self.config.capacity.get()), u64::from(self.config.slots_per_new_instance()));
         let expected = self.expected();
-        let (requests, waiting) = (self.queue.len() as u64, self.queue.slots(self.config.usable()));
+        let (requests, waiting) = (self.queue.len() as u64, self.queue.slots(self.config.slots_per_new_instance()));
         let (in_use, boot) = (sums.held + waiting, self.boot_time());
         let forecast = self.forecast.as_ref().filter(|_| !self.draining);
-        let (forecast, kept) = forecast
-            .map_or((0, 0), |forecast| (forecast.idle(now.unix, in_use, boot), forecast.kept(now.unix, in_use, boot)));
-        let keeps = self.wanted.preemptive && self.wanted.idle_count > 0 || !self.config.reservation_throttling;
+        let (forecast, kept) = forecast.map_or((0, 0), |forecast| {
+            (forecast.idle_target(now.unix, in_use, boot), forecast.retained_idle(now.unix, in_use, boot))
+        });
+        let keeps =
+            self.idle_target.preemptive && self.idle_target.idle_count > 0 || !self.config.reservation_throttling;
         let reserved = (self.reservations.len() as u64).saturating_sub(requests);
         Inputs {
             instances: sums.supply + expected,
             acquired: sums.acquired,
             waiting,
-            stray: self.stray(),
+            unusable: self.unusable_free_slots(),
             reserved: if keeps { reserved } else { 0 },
             unavailable: sums.unavailable + expected * (capacity - usable),
-            idle_count: u64::from(self.wanted.idle_count).max(forecast),
-            kept,
+            idle_count: u64::from(self.idle_target.idle_count).max(forecast),
+            retained_idle: kept,
             capacity,
             usable,
-            scale_factor: self.wanted.scale_factor,
-            scale_factor_limit: u64::from(self.wanted.scale_factor_limit),
+            scale_factor: self.idle_target.scale_factor,
+            scale_factor_limit: u64::from(self.idle_target.scale_factor_limit),
         }
     }
 
     /// Instances on their way that jobs can have.
     pub(super) fn expected(&self) -> u64 {
-        self.groups.iter().map(|group| u64::from(group.counted_on())).sum()
+        self.groups.iter().map(|group| u64::from(group.expected_usable())).sum()
     }
 
     /// How long a new instance takes, as far as is known.
@@ -98,21 +101,24 @@ impl Engine {
 
     fn create(&mut self, now: Now, mut missing: u64, inputs: Inputs) {
         let (all, mut passed) = (missing, Vec::new());
-        for (id, hold) in self.holds(now) {
+        for (id, hold) in self.scale_up_blocks(now) {
             match hold {
                 // A moment later it can; the next group costs more.
-                Some(Hold::Throttled) => break,
-                Some(Hold::Unknown { error: None }) => break,
+                Some(ScaleUpBlock::Throttled) => break,
+                Some(ScaleUpBlock::NotListedYet { error: None }) => break,
                 Some(hold) => {
                     passed.push((id, hold));
                     continue;
                 }
                 None => {}
             }
-            let n = self.how_many(now, id, missing);
+            let n = self.request_size(now, id, missing);
             if n > 0 {
-                let call = self.ask(now, id, n);
-                self.decide(now, What::Ask { group: id, n, missing: all, inputs, passed: passed.clone() });
+                let call = self.record_scale_up(now, id, n);
+                self.decide(
+                    now,
+                    DecisionKind::ScaleUp { group: id, count: n, missing: all, inputs, passed: passed.clone() },
+                );
                 self.actions.push(Action::Increase { group: id, call, n });
                 missing -= u64::from(n);
             }
@@ -120,135 +126,145 @@ impl Engine {
                 break;
             }
         }
-        let held: Vec<(GroupId, Hold)> = if missing == 0 {
+        let held: Vec<(GroupId, ScaleUpBlock)> = if missing == 0 {
             Vec::new()
         } else {
-            self.holds(now).into_iter().filter_map(|(group, hold)| Some((group, hold?))).collect()
+            self.scale_up_blocks(now).into_iter().filter_map(|(group, hold)| Some((group, hold?))).collect()
         };
-        let kinds = |held: &[(GroupId, Hold)]| -> Vec<_> {
+        let kinds = |held: &[(GroupId, ScaleUpBlock)]| -> Vec<_> {
             held.iter().map(|(group, hold)| (*group, std::mem::discriminant(hold))).collect()
         };
-        if kinds(&held) != kinds(&self.held) && !held.is_empty() {
-            self.decide(now, What::Hold { missing, reasons: held.clone(), inputs });
+        if kinds(&held) != kinds(&self.blocked_groups) && !held.is_empty() {
+            self.decide(now, DecisionKind::ScaleUpBlocked { missing, reasons: held.clone(), inputs });
         }
-        self.held = held;
+        self.blocked_groups = held;
     }
 
     /// Instances that the group can be asked for at this moment.
-    pub(super) fn how_many(&mut self, now: Now, id: GroupId, missing: u64) -> u32 {
-        let room = self.room(id);
-        let spend = self.spend_room(id);
+    pub(super) fn request_size(&mut self, now: Now, id: GroupId, missing: u64) -> u32 {
+        let room = self.instance_headroom(id);
+        let spend = self.cost_headroom(id);
         let Some(group) = self.groups.get_mut(id.0) else { return 0 };
-        let tokens = group.bucket.as_mut().map_or(u32::MAX, |bucket| bucket.available(now.at));
-        let probe = if group.readiness.failures >= READINESS_FAILURES_MAX { 1 } else { u32::MAX };
-        let bounds = [tokens, probe, group.ask_max.unwrap_or(u32::MAX)];
+        let tokens = group.creation_bucket.as_mut().map_or(u32::MAX, |bucket| bucket.available(now.at));
+        let probe = if group.readiness.failures >= MAX_READINESS_FAILURES { 1 } else { u32::MAX };
+        let bounds = [tokens, probe, group.max_request_size.unwrap_or(u32::MAX)];
         let n = bounds.into_iter().map(u64::from).chain([missing, room, spend]).min().unwrap_or(0);
         u32::try_from(n).unwrap_or(u32::MAX)
     }
 
     /// Takes a request into the books; its number.
-    fn ask(&mut self, now: Now, id: GroupId, n: u32) -> u64 {
+    fn record_scale_up(&mut self, now: Now, id: GroupId, n: u32) -> u64 {
         let call = self.number();
         let Some(group) = self.groups.get_mut(id.0) else { return call };
-        if let Some(bucket) = &mut group.bucket {
+        if let Some(bucket) = &mut group.creation_bucket {
             bucket.take(n);
         }
         group.calls.take(1);
-        let ask = Ask { call, asked: now.at, asked_unix: now.unix, known: now, n, open: n, state: AskState::Asked };
-        group.asks.push_back(ask);
-        self.touch_ask(id, call);
+        let ask = ScaleUpRequest {
+            call,
+            requested_at: now.at,
+            requested_unix: now.unix,
+            known: now,
+            requested: n,
+            outstanding: n,
+            state: RequestState::Sent,
+        };
+        group.scale_ups.push_back(ask);
+        self.mark_scale_up_dirty(id, call);
         call
     }
 
     /// Whether each group gives instances now, in the order in which they are asked.
-    pub(super) fn holds(&mut self, now: Now) -> Vec<(GroupId, Option<Hold>)> {
-        self.order.clone().into_iter().map(|group| (group, self.hold(now, group))).collect()
+    pub(super) fn scale_up_blocks(&mut self, now: Now) -> Vec<(GroupId, Option<ScaleUpBlock>)> {
+        self.order.clone().into_iter().map(|group| (group, self.scale_up_block(now, group))).collect()
     }
 
-    fn hold(&mut self, now: Now, id: GroupId) -> Option<Hold> {
+    fn scale_up_block(&mut self, now: Now, id: GroupId) -> Option<ScaleUpBlock> {
         let (room, spend, coming, leaving) =
-            (self.room(id), self.spend_room(id), self.pool.coming(id), self.pool.leaving(id));
-        let (stopping, spend_max) = (self.stopping, self.config.spend_max_per_hour);
-        let stuck = if room == 0 { self.stuck(now, id) } else { Stuck::default() };
+            (self.instance_headroom(id), self.cost_headroom(id), self.pool.starting(id), self.pool.deleting(id));
+        let (stopping, spend_max) = (self.stopping, self.config.max_cost_per_hour);
+        let stuck = if room == 0 { self.stuck_deletions(now, id) } else { StuckDeletions::default() };
         let group = self.groups.get_mut(id.0)?;
         if stopping {
-            return Some(Hold::Stopping);
+            return Some(ScaleUpBlock::Stopping);
         }
         if let Some(by) = &group.drained {
-            return Some(Hold::Drained { by: by.clone() });
+            return Some(ScaleUpBlock::Drained { by: by.clone() });
         }
         if let Plugin::Down { cause } = &group.plugin {
-            return Some(Hold::Down { cause: cause.clone() });
+            return Some(ScaleUpBlock::PluginDown { cause: cause.clone() });
         }
         if !group.listed {
-            return Some(Hold::Unknown { error: group.updates.failure().map(|(_, error)| error.to_owned()) });
+            return Some(ScaleUpBlock::NotListedYet {
+                error: group.list_schedule.failure().map(|(_, error)| error.to_owned()),
+            });
         }
         if room == 0 {
-            return Some(Hold::AtMax { max: group.max().unwrap_or(0), leaving, stuck });
+            return Some(ScaleUpBlock::AtMax { max: group.max_instances().unwrap_or(0), deleting: leaving, stuck });
         }
         if group.out_of_stock {
-            return Some(Hold::OutOfStock);
+            return Some(ScaleUpBlock::OutOfStock);
         }
-        let unready = group.readiness.failures >= READINESS_FAILURES_MAX;
+        let unready = group.readiness.failures >= MAX_READINESS_FAILURES;
         for (backoff, counts) in [(&group.creation, true), (&group.readiness, unready)] {
-            if counts && backoff.holds(now.at) {
+            if counts && backoff.is_active(now.at) {
                 let (error, failures) = (backoff.error.clone(), backoff.failures);
-                return Some(Hold::BackOff { error, failures, pause: backoff.until.since(now.at) });
+                return Some(ScaleUpBlock::BackOff { error, failures, pause: backoff.until.since(now.at) });
             }
         }
-        if group.creation.failures > 0 && group.asks.iter().any(|ask| ask.state == AskState::Asked) {
-            return Some(Hold::Probing { error: group.creation.error.clone() });
+        if group.creation.failures > 0 && group.scale_ups.iter().any(|ask| ask.state == RequestState::Sent) {
+            return Some(ScaleUpBlock::Probing { error: group.creation.error.clone() });
         }
         if unready && group.expected() + coming > 0 {
-            return Some(Hold::Probing { error: group.readiness.error.clone() });
+            return Some(ScaleUpBlock::Probing { error: group.readiness.error.clone() });
         }
-        if now.at < group.short_until {
-            return Some(Hold::Short);
+        if now.at < group.partial_until {
+            return Some(ScaleUpBlock::PartialGrant);
         }
         if spend_max.is_some() && !group.is_priced {
-            return Some(Hold::Unpriced);
+            return Some(ScaleUpBlock::PriceUnknown);
         }
         if spend == 0 {
-            return Some(Hold::Spend { max_per_hour: spend_max.unwrap_or(0.0) });
+            return Some(ScaleUpBlock::CostLimit { max_per_hour: spend_max.unwrap_or(0.0) });
         }
-        let throttled = group.bucket.as_mut().is_some_and(|bucket| bucket.available(now.at) == 0);
-        (throttled || group.calls.available(now.at) == 0).then_some(Hold::Throttled)
+        let throttled = group.creation_bucket.as_mut().is_some_and(|bucket| bucket.available(now.at) == 0);
+        (throttled || group.calls.available(now.at) == 0).then_some(ScaleUpBlock::Throttled)
     }
 
     /// Instances whose removal has taken so long that their places are not in sight.
-    fn stuck(&self, now: Now, id: GroupId) -> Stuck {
-        let Some(group) = self.group(id) else { return Stuck::default() };
+    fn stuck_deletions(&self, now: Now, id: GroupId) -> StuckDeletions {
+        let Some(group) = self.group(id) else { return StuckDeletions::default() };
         let limit = STUCK_AFTER.max(group.deletion.fast.unwrap_or_default() * 3);
         let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let Some(since) = now.at.as_millis().checked_sub(limit) else { return Stuck::default() };
+        let Some(since) = now.at.as_millis().checked_sub(limit) else { return StuckDeletions::default() };
         let stuck = self.pool.removing_since(id, Time::from_millis(since));
         let first = stuck.first().and_then(|index| Some(self.pool.get(*index)?.id.clone()));
-        Stuck { count: u32::try_from(stuck.len()).unwrap_or(u32::MAX), first }
+        StuckDeletions { count: u32::try_from(stuck.len()).unwrap_or(u32::MAX), first }
     }
 
     /// Instances that the group may have beside those that it has, and those that may yet appear.
-    pub(super) fn room(&self, id: GroupId) -> u64 {
+    pub(super) fn instance_headroom(&self, id: GroupId) -> u64 {
         let Some(group) = self.group(id) else { return 0 };
-        let Some(max) = group.max() else { return UNBOUNDED };
-        let there = self.pool.count(id) + group.foreign.len() + group.possible() as usize;
+        let Some(max) = group.max_instances() else { return UNBOUNDED };
+        let there = self.pool.count(id) + group.unmanaged.len() + group.may_appear() as usize;
         u64::from(max).saturating_sub(there as u64)
     }
 
     /// Instances of the group that the bound on spending allows beside those that there are or may be.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
-    fn spend_room(&self, id: GroupId) -> u64 {
-        let (Some(max), Some(group)) = (self.config.spend_max_per_hour, self.group(id)) else { return UNBOUNDED };
+    fn cost_headroom(&self, id: GroupId) -> u64 {
+        let (Some(max), Some(group)) = (self.config.max_cost_per_hour, self.group(id)) else { return UNBOUNDED };
         if group.config.price_per_hour <= 0.0 {
             return UNBOUNDED;
         }
-        ((max - self.spend_per_hour()).max(0.0) / group.config.price_per_hour + 1e-9) as u64
+        ((max - self.cost_per_hour()).max(0.0) / group.config.price_per_hour + 1e-9) as u64
     }
 
     /// What the instances cost per hour, with foreign ones and those that may yet appear.
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
-    pub(super) fn spend_per_hour(&self) -> f64 {
+    pub(super) fn cost_per_hour(&self) -> f64 {
         let costs = self.groups.iter().enumerate().map(|(index, group)| {
-            let there = self.pool.count(GroupId(index)) + group.foreign.len() + group.possible() as usize;
+            let there = self.pool.count(GroupId(index)) + group.unmanaged.len() + group.may_appear() as usize;
             there as f64 * group.config.price_per_hour
         });
         costs.sum()
@@ -256,19 +272,19 @@ impl Engine {
 
     /// Removes instances that give up to `surplus` slots and were idle for long enough: the dearest groups first, then the
     /// longest idle.
-    fn shrink(&mut self, now: Now, mut surplus: u64) {
+    fn scale_down(&mut self, now: Now, mut surplus: u64) {
         if surplus == 0 {
             return;
         }
-        let idle_time = self.wanted.idle_time;
+        let idle_time = self.idle_target.idle_time;
         for group in self.order.clone().into_iter().rev() {
-            for (since, index) in self.pool.idle(group, now.at, idle_time, CANDIDATES_MAX) {
-                let gives = self.pool.gives(index);
+            for (since, index) in self.pool.idle(group, now.at, idle_time, MAX_CANDIDATES) {
+                let gives = self.pool.offered_slots(index);
                 if gives > surplus {
                     continue;
                 }
                 let idle_ms = u64::try_from(now.at.since(since).as_millis()).unwrap_or(u64::MAX);
-                self.delete(now, index, Removal::Idle { idle_ms });
+                self.delete(now, index, RemovalReason::Idle { idle_ms });
                 surplus -= gives;
             }
         }
@@ -280,50 +296,50 @@ impl Engine {
             return None;
         }
         let groups = (0..self.groups.len()).map(GroupId);
-        groups.filter_map(|group| self.pool.next_idle(group, now.at, self.wanted.idle_time)).min()
+        groups.filter_map(|group| self.pool.next_idle(group, now.at, self.idle_target.idle_time)).min()
     }
 
     /// A provider gave more than it said, or later than it should have: what no job holds goes.
-    fn remove_over_max(&mut self, now: Now) {
+    fn delete_above_max_instances(&mut self, now: Now) {
         for group in (0..self.groups.len()).map(GroupId) {
-            let Some(max) = self.group(group).and_then(super::Group::max) else { continue };
-            let there = self.pool.count(group) - self.pool.leaving(group) as usize;
+            let Some(max) = self.group(group).and_then(super::GroupState::max_instances) else { continue };
+            let there = self.pool.count(group) - self.pool.deleting(group) as usize;
             for _ in max as usize..there {
                 let idle: Option<(Time, pool::Index)> = self.pool.longest_idle(group);
                 let Some((_, index)) = idle else { break };
-                self.delete(now, index, Removal::OverMax);
+                self.delete(now, index, RemovalReason::AboveMaxInstances);
             }
         }
     }
 
     /// What runs costs more than it may, since prices rose: what no job holds goes, the dearest groups first.
-    fn remove_over_spend(&mut self, now: Now) {
-        let Some(max) = self.config.spend_max_per_hour else { return };
+    fn delete_above_max_cost(&mut self, now: Now) {
+        let Some(max) = self.config.max_cost_per_hour else { return };
         for group in self.order.clone().into_iter().rev() {
             let price = self.group(group).map_or(0.0, |group| group.config.price_per_hour);
-            while price > 0.0 && self.spend_per_hour() - self.spend_leaving() > max + 1e-9 {
+            while price > 0.0 && self.cost_per_hour() - self.deleting_cost_per_hour() > max + 1e-9 {
                 let Some((_, index)) = self.pool.longest_idle(group) else { break };
-                self.delete(now, index, Removal::OverSpend);
+                self.delete(now, index, RemovalReason::AboveMaxCost);
             }
         }
     }
 
     /// What the instances cost that are being removed.
-    fn spend_leaving(&self) -> f64 {
+    fn deleting_cost_per_hour(&self) -> f64 {
         let groups = self.groups.iter().enumerate();
-        groups.map(|(index, group)| f64::from(self.pool.leaving(GroupId(index))) * group.config.price_per_hour).sum()
+        groups.map(|(index, group)| f64::from(self.pool.deleting(GroupId(index))) * group.config.price_per_hour).sum()
     }
 
     /// Requests that have waited for too long for what they were granted.
-    fn expire_asks(&mut self, now: Now, id: GroupId) {
+    fn expire_scale_ups(&mut self, now: Now, id: GroupId) {
         let Some(group) = self.groups.get_mut(id.0) else { return };
         if !group.has_expired(now.at) {
             return;
         }
-        let limit = group.appearances.late_after(self.config.create_deadline).as_secs();
-        let (overdue, changed) = group.expire(now.at);
+        let limit = group.creation_latencies.overdue_after(self.config.create_timeout).as_secs();
+        let (overdue, changed) = group.expire_requests(now.at);
         for call in changed {
-            self.touch_ask(id, call);
+            self.mark_scale_up_dirty(id, call);
         }
         if overdue > 0 {
             self.creation_failed(now, id, format!("{overdue} granted instances did not appear within {limit} s"));
@@ -336,17 +352,18 @@ impl Engine {
         let Some(group) = self.groups.get_mut(id.0) else { return };
         let pause = group.creation.fail(now.at, error.clone(), jitter);
         let failures = group.creation.failures;
-        self.decide(now, What::CreationFailed { group: id, error, failures, pause });
+        self.decide(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
     }
 
     /// The answer to a request for instances.
     pub(super) fn increased(&mut self, now: Now, id: GroupId, call: u64, result: Result<u32, String>) {
-        let (deadline, short) = (self.config.create_deadline, self.config.update_interval_when_expecting);
+        let (deadline, short) = (self.config.create_timeout, self.config.update_interval_when_expecting);
         let Some(group) = self.group_mut(id) else { return };
-        let Some(n) = group.answered(call, result.as_ref().ok().copied(), now.at, deadline).map(|ask| ask.n) else {
+        let Some(n) = group.answered(call, result.as_ref().ok().copied(), now.at, deadline).map(|ask| ask.requested)
+        else {
             return;
         };
-        self.touch_ask(id, call);
+        self.mark_scale_up_dirty(id, call);
         let Some(group) = self.group_mut(id) else { return };
         let granted = result.as_ref().map_or(0, |granted| (*granted).min(n));
         match result {
@@ -354,32 +371,33 @@ impl Engine {
                 group.creation.succeed();
                 if granted < n {
                     // It gives as many as its own limit lets it: what comes up there in a pause is to be fetched soon.
-                    group.short_pause = match group.short_pause {
-                        Duration::ZERO => SHORT_PAUSE.min(short),
-                        pause => (pause / 2).max(SHORT_PAUSE_MIN.min(short)),
+                    group.partial_pause = match group.partial_pause {
+                        Duration::ZERO => PARTIAL_PAUSE.min(short),
+                        pause => (pause / 2).max(MIN_PARTIAL_PAUSE.min(short)),
                     };
-                    group.short_until = now.at + group.short_pause;
+                    group.partial_until = now.at + group.partial_pause;
                 } else {
-                    group.short_pause = Duration::ZERO;
-                    group.ask_max = group.ask_max.map(|max| max.saturating_mul(2)).filter(|max| *max <= ASK_MAX);
+                    group.partial_pause = Duration::ZERO;
+                    group.max_request_size =
+                        group.max_request_size.map(|max| max.saturating_mul(2)).filter(|max| *max <= MAX_REQUEST_SIZE);
                 }
-                self.decide(now, What::Granted { group: id, asked: n, granted });
+                self.decide(now, DecisionKind::ScaleUpAccepted { group: id, requested: n, accepted: granted });
             }
             // It gave a moment ago, and was asked too soon.
-            Ok(_) if group.short_pause > Duration::ZERO && group.short_pause < short => {
-                group.short_pause = (group.short_pause * 2).min(short);
-                group.short_until = now.at + group.short_pause;
-                self.decide(now, What::Granted { group: id, asked: n, granted });
+            Ok(_) if group.partial_pause > Duration::ZERO && group.partial_pause < short => {
+                group.partial_pause = (group.partial_pause * 2).min(short);
+                group.partial_until = now.at + group.partial_pause;
+                self.decide(now, DecisionKind::ScaleUpAccepted { group: id, requested: n, accepted: granted });
             }
             Ok(_) => self.creation_failed(now, id, format!("the provider granted none of {n} instances")),
             Err(error) => {
-                group.ask_max = Some((n / 2).max(1));
+                group.max_request_size = Some((n / 2).max(1));
                 self.creation_failed(now, id, error);
             }
         }
-        let asks = self.group_mut(id).map(|group| &mut group.asks);
+        let asks = self.group_mut(id).map(|group| &mut group.scale_ups);
         if let Some(asks) = asks {
-            asks.retain(|ask| ask.open > 0 || ask.state == AskState::Asked);
+            asks.retain(|ask| ask.outstanding > 0 || ask.state == RequestState::Sent);
         }
     }
 }

@@ -1,187 +1,187 @@
-//! What there is, and why: for `muster fleet status`, metrics, and "why is this job waiting".
+//! Status of the engine, for `muster fleet status`, metrics, and the reason for which a job waits.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::group::Plugin;
-use super::instance::{Instance, State};
+use super::instance::{Instance, InstancePhase};
 use super::{Engine, pool};
-use crate::decision::Hold;
+use crate::decision::ScaleUpBlock;
 use crate::formula;
 use crate::time::Now;
-use crate::words::{GroupId, Key};
+use crate::types::{GroupId, TaskKey};
 
-/// Slots, by what they are (the states of `fleeting_taskscaler_tasks`).
+/// Number of slots by state, as in the metric `fleeting_taskscaler_tasks`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Tasks {
-    /// Free, and could be given now.
+pub struct SlotCounts {
+    /// Free slots that can be assigned now.
     pub idle: u64,
-    /// Requests that wait.
+    /// Queued requests.
     pub pending: u64,
-    /// Held.
+    /// Assigned slots.
     pub acquired: u64,
-    /// Promised.
+    /// Reserved slots.
     pub reserved: u64,
-    /// Neither held nor to be given any more.
+    /// Slots that are free but can no longer be assigned.
     pub unavailable: u64,
 }
 
-/// Sums for metrics; taking them takes no time.
+/// Totals for metrics. Maintained incrementally.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Counts {
+pub struct Totals {
     /// Instances by the states of `fleeting_provisioner_instances`.
     pub by_state: Vec<(&'static str, u64)>,
     /// Instances by the states of `gitlab_runner_autoscaling_machine_states`.
     pub machines: Vec<(&'static str, u64)>,
-    /// The most instances of all groups together; none: no limit.
+    /// Maximum number of instances of all groups together. `None` means no limit.
     pub max: Option<u64>,
-    /// Instances to create (positive) or to remove (negative).
-    pub missing: i64,
-    /// Cost per hour, where prices are known.
-    pub spend_per_hour: f64,
-    /// Instances that nobody here asked for.
-    pub foreign: u64,
+    /// Number of instances to create (positive) or to delete (negative).
+    pub desired_change: i64,
+    /// Cost of all instances per hour, as far as prices are known.
+    pub cost_per_hour: f64,
+    /// Number of unmanaged instances.
+    pub unmanaged: u64,
 }
 
-/// Everything at one moment.
+/// Status of a scaler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Status {
-    /// Slots.
-    pub tasks: Tasks,
-    /// Instances to create (positive) or to remove (negative).
-    pub missing: i64,
-    /// Idle slots that are wanted.
-    pub idle_wanted: u64,
-    /// The policy that holds, from 1; none: the default.
+pub struct ScalerStatus {
+    /// Slots by state.
+    pub slots: SlotCounts,
+    /// Number of instances to create (positive) or to delete (negative).
+    pub desired_change: i64,
+    /// Target number of idle slots.
+    pub idle_target: u64,
+    /// Number of the active policy, counted from 1. `None` means the default.
     pub policy: Option<usize>,
-    /// Cost per hour, where prices are known.
-    pub spend_per_hour: f64,
-    /// Why what is missing cannot be asked for, for each group.
-    pub held: Vec<String>,
-    /// The requests that wait, the oldest first.
+    /// Cost of all instances per hour, as far as prices are known.
+    pub cost_per_hour: f64,
+    /// Reasons for which missing instances cannot be created, for each group.
+    pub scale_up_blocked: Vec<String>,
+    /// Queued requests, the oldest first.
     #[serde(default)]
     pub waiting: Vec<WaitingStatus>,
-    /// Instances that boot or are made ready.
+    /// Number of instances that boot or are being prepared.
     #[serde(default)]
     pub booting: u64,
-    /// Until the next of them is ready, by what was learned, in milliseconds.
+    /// Estimated time until the next of them is ready, in milliseconds.
     #[serde(default)]
-    pub ready_in_ms: Option<u64>,
-    /// The groups.
+    pub next_ready_in_ms: Option<u64>,
+    /// Instance groups, in the order of the configuration.
     pub groups: Vec<GroupStatus>,
-    /// The instances, the oldest first.
+    /// Instances, the oldest first.
     pub instances: Vec<InstanceStatus>,
 }
 
-/// One request that waits for a slot.
+/// A queued request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingStatus {
-    /// Whose.
+    /// Task key of the job.
     pub key: String,
-    /// For so long, in milliseconds.
-    pub for_ms: u64,
-    /// Requests before it.
-    pub before: usize,
+    /// Time in the queue, in milliseconds.
+    pub waiting_ms: u64,
+    /// Number of requests before it in the queue.
+    pub queue_position: usize,
 }
 
-/// One group.
+/// Status of an instance group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupStatus {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// Why its plugin does not run.
-    pub down: Option<String>,
-    /// The most instances; none: no limit.
+    /// Reason for which its plugin is not running. `None` if it is running.
+    pub unavailable_reason: Option<String>,
+    /// Maximum number of instances. `None` means no limit.
     pub max: Option<u32>,
-    /// Instances in any state.
+    /// Number of instances in any state.
     pub instances: u32,
-    /// Instances that were asked for and have not appeared.
-    pub coming: u32,
-    /// Of those, the ones of requests that failed or were not answered.
-    pub doubtful: u32,
-    /// Failed creations in a row.
+    /// Number of requested instances that have not appeared yet.
+    pub requested: u32,
+    /// How many of them belong to requests that failed or are unanswered.
+    pub unconfirmed: u32,
+    /// Consecutive failed creations.
     pub failures: u32,
-    /// The last failure, in the provider's words.
+    /// Error of the last failed creation.
     pub error: Option<String>,
-    /// Lists of its instances that failed in a row: what is told of them may be old.
+    /// Consecutive failed lists. If not 0, the status of its instances may be outdated.
     #[serde(default)]
     pub list_failures: u32,
-    /// The last such failure, in the provider's words.
+    /// Error of the last failed list.
     #[serde(default)]
     pub list_error: Option<String>,
-    /// Instances that nobody here asked for.
-    pub foreign: Vec<String>,
-    /// Who drained it, and why; none: it is not drained.
+    /// IDs of unmanaged instances.
+    pub unmanaged: Vec<String>,
+    /// Operator and reason, if the group is drained.
     #[serde(default)]
     pub drained: Option<String>,
 }
 
 impl GroupStatus {
-    /// That its instances cannot be listed, and why; none where they can.
+    /// Returns a message if its instances cannot be listed.
     #[must_use]
     pub fn unlisted(&self) -> Option<String> {
         let error = self.list_error.as_ref()?;
         let times =
             if self.list_failures > 1 { format!(" {} times in a row", self.list_failures) } else { String::new() };
-        Some(format!("its instances could not be listed{times}: {error}"))
+        Some(format!("failed to list its instances{times}: {error}"))
     }
 }
 
-/// One instance.
+/// Status of an instance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstanceStatus {
-    /// Its name at the provider.
+    /// ID at the provider.
     pub id: String,
-    /// Its group's name.
+    /// Name of its group.
     pub group: String,
-    /// `booting`, `preparing`, `ready`, `suspending`, `suspended`, `resuming` (a job left
-    /// its environment for a later one), `drained` (an operator keeps it), `draining` (it goes after its jobs), `deleting`.
+    /// `booting`, `preparing`, `ready`, `suspending`, `suspended` or `resuming` (with an environment for a later job),
+    /// `cordoned` (by an operator), `draining` (deleted after its last job), or `deleting`.
     pub state: String,
-    /// Why it goes, where it does, or who keeps it.
-    pub why: Option<String>,
-    /// Since when it is in this state, in milliseconds.
-    pub for_ms: u64,
-    /// Since it was seen first, in milliseconds.
+    /// Reason for the deletion, the operator who cordoned it, or the suspended environment.
+    pub reason: Option<String>,
+    /// Time in this state, in milliseconds.
+    pub state_age_ms: u64,
+    /// Time since it was first seen, in milliseconds.
     pub age_ms: u64,
-    /// Jobs so far.
-    pub used: u32,
-    /// Failures of health in a row.
+    /// Number of jobs that it has had.
+    pub job_count: u32,
+    /// Consecutive failed health checks.
     pub failures: u32,
-    /// Its slots with jobs.
+    /// Assigned slots.
     pub slots: Vec<SlotStatus>,
 }
 
-/// One held slot.
+/// An assigned slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotStatus {
-    /// Its number.
+    /// Number of the slot, counted from 0.
     pub slot: u32,
-    /// Who has it.
+    /// Task key of the job.
     pub key: String,
 }
 
-/// Why a request waits.
+/// Reason for which a request waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Wait {
-    /// For so long, in milliseconds.
-    pub for_ms: u64,
-    /// Requests before it.
-    pub before: usize,
-    /// Instances that boot or are made ready.
+pub struct WaitReason {
+    /// Time in the queue, in milliseconds.
+    pub waiting_ms: u64,
+    /// Number of requests before it in the queue.
+    pub queue_position: usize,
+    /// Number of instances that boot or are being prepared.
     pub booting: u64,
-    /// Until the next of them is ready, by what was learned, in milliseconds.
-    pub ready_in_ms: Option<u64>,
-    /// Why no more can be asked for, for each group.
-    pub held: Vec<String>,
+    /// Estimated time until the next of them is ready, in milliseconds.
+    pub next_ready_in_ms: Option<u64>,
+    /// Reasons for which no more instances can be created, for each group.
+    pub scale_up_blocked: Vec<String>,
 }
 
 impl Engine {
-    /// Slots by what they are; takes no time.
+    /// Returns the number of slots by state, in constant time.
     #[must_use]
-    pub fn tasks(&self) -> Tasks {
-        let sums: pool::Sums = self.pool.sums();
-        Tasks {
+    pub fn slot_counts(&self) -> SlotCounts {
+        let sums: pool::PoolTotals = self.pool.sums();
+        SlotCounts {
             idle: sums.free,
             pending: self.queue.len() as u64,
             acquired: sums.held,
@@ -190,56 +190,56 @@ impl Engine {
         }
     }
 
-    /// Sums for metrics.
+    /// Returns the totals for metrics.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn totals(&self) -> Totals {
         let open =
-            |which: fn(&super::Group) -> u32| self.groups.iter().map(|group| u64::from(which(group))).sum::<u64>();
+            |which: fn(&super::GroupState) -> u32| self.groups.iter().map(|group| u64::from(which(group))).sum::<u64>();
         let mut by_state: Vec<(&'static str, u64)> = self.pool.by_state().collect();
-        // Of Muster's requests none waits to be sent: all that were made are on their way.
-        let requested = open(super::Group::possible);
+        // Muster sends requests immediately, so none is ever in the state `requested`.
+        let requested = open(super::GroupState::may_appear);
         by_state.extend([("requested", 0), ("pending", requested)]);
-        Counts {
+        Totals {
             by_state,
             machines: self.pool.machines(requested),
-            max: self.groups.iter().map(|group| group.max().map(u64::from)).sum(),
-            missing: self.missing,
-            spend_per_hour: self.spend_per_hour(),
-            foreign: self.groups.iter().map(|group| group.foreign.len() as u64).sum(),
+            max: self.groups.iter().map(|group| group.max_instances().map(u64::from)).sum(),
+            desired_change: self.desired_change,
+            cost_per_hour: self.cost_per_hour(),
+            unmanaged: self.groups.iter().map(|group| group.unmanaged.len() as u64).sum(),
         }
     }
 
-    /// Everything; takes time in proportion to the instances.
+    /// Returns the full status. Takes time in proportion to the number of instances.
     #[must_use]
-    pub fn status(&self, now: Now) -> Status {
+    pub fn status(&self, now: Now) -> ScalerStatus {
         let inputs = self.inputs(now);
         let mut instances: Vec<&Instance> = self.pool.iter().map(|(_, instance)| instance).collect();
-        instances.sort_by_key(|instance| instance.born);
-        Status {
-            tasks: self.tasks(),
-            missing: formula::required(&inputs),
-            idle_wanted: formula::idle(&inputs),
+        instances.sort_by_key(|instance| instance.sequence);
+        ScalerStatus {
+            slots: self.slot_counts(),
+            desired_change: formula::required(&inputs),
+            idle_target: formula::idle_target(&inputs),
             policy: self.policy.map(|index| index + 1),
-            spend_per_hour: self.spend_per_hour(),
-            held: self.held_words(now),
+            cost_per_hour: self.cost_per_hour(),
+            scale_up_blocked: self.block_messages(now),
             waiting: self.waiting(now),
             booting: self.booting(),
-            ready_in_ms: self.ready_in_ms(now),
+            next_ready_in_ms: self.ready_in_ms(now),
             groups: (0..self.groups.len()).filter_map(|index| self.group_status(GroupId(index))).collect(),
             instances: instances.into_iter().map(|instance| self.instance_status(now, instance)).collect(),
         }
     }
 
-    /// Why a request waits; none where the key does not wait.
+    /// Returns the reason for which a request waits, or `None` if the key is not queued.
     #[must_use]
-    pub fn why_waiting(&self, now: Now, key: &Key) -> Option<Wait> {
+    pub fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
         let waiter = self.queue.get(key)?;
-        Some(Wait {
-            for_ms: millis(now.at.since(waiter.since)),
-            before: self.queue.before(key),
+        Some(WaitReason {
+            waiting_ms: millis(now.at.since(waiter.since)),
+            queue_position: self.queue.position(key),
             booting: self.booting(),
-            ready_in_ms: self.ready_in_ms(now),
-            held: self.held_words(now),
+            next_ready_in_ms: self.ready_in_ms(now),
+            scale_up_blocked: self.block_messages(now),
         })
     }
 
@@ -247,41 +247,44 @@ impl Engine {
         let all = self.queue.iter().enumerate();
         all.map(|(before, waiter)| WaitingStatus {
             key: waiter.key.to_string(),
-            for_ms: millis(now.at.since(waiter.since)),
-            before,
+            waiting_ms: millis(now.at.since(waiter.since)),
+            queue_position: before,
         })
         .collect()
     }
 
-    /// Instances that boot or are made ready.
+    /// Number of instances that boot or are being prepared.
     fn booting(&self) -> u64 {
-        self.expected() + (0..self.groups.len()).map(|group| u64::from(self.pool.coming(GroupId(group)))).sum::<u64>()
+        self.expected() + (0..self.groups.len()).map(|group| u64::from(self.pool.starting(GroupId(group)))).sum::<u64>()
     }
 
     fn ready_in_ms(&self, now: Now) -> Option<u64> {
-        let readying = |group: &super::Group| group.preparation.fast.unwrap_or_default();
-        let asked = self.groups.iter().filter_map(|group| Some(group.asked()?.0 + group.boot.fast? + readying(group)));
+        let readying = |group: &super::GroupState| group.preparation.fast.unwrap_or_default();
+        let asked = self
+            .groups
+            .iter()
+            .filter_map(|group| Some(group.pending_request_times()?.0 + group.boot.fast? + readying(group)));
         let known = self.pool.iter().filter_map(|(_, instance)| {
             let group = self.group(instance.group)?;
             match instance.state {
-                State::Booting => Some(instance.asked + group.boot.fast? + readying(group)),
-                State::Preparing => Some(instance.since + group.preparation.fast?),
+                InstancePhase::Booting => Some(instance.requested_at + group.boot.fast? + readying(group)),
+                InstancePhase::Preparing => Some(instance.since + group.preparation.fast?),
                 _ => None,
             }
         });
         asked.chain(known).min().map(|at| millis(at.since(now.at)))
     }
 
-    fn held_words(&self, now: Now) -> Vec<String> {
-        let mut held = self.held.clone();
+    fn block_messages(&self, now: Now) -> Vec<String> {
+        let mut held = self.blocked_groups.clone();
         for (id, hold) in &mut held {
-            // Time has passed since it was told.
-            if let (Hold::BackOff { pause, .. }, Some(group)) = (hold, self.group(*id)) {
-                let backoff = if group.creation.holds(now.at) { &group.creation } else { &group.readiness };
+            // Update the remaining pause.
+            if let (ScaleUpBlock::BackOff { pause, .. }, Some(group)) = (hold, self.group(*id)) {
+                let backoff = if group.creation.is_active(now.at) { &group.creation } else { &group.readiness };
                 *pause = backoff.until.since(now.at);
             }
         }
-        let held = self.named(held);
+        let held = self.with_group_names(held);
         held.into_iter().map(|(group, hold)| format!("group {group}: {hold}")).collect()
     }
 
@@ -290,52 +293,54 @@ impl Engine {
         let failing = [&group.creation, &group.readiness].into_iter().find(|backoff| backoff.failures > 0);
         Some(GroupStatus {
             name: group.config.name.clone(),
-            down: match &group.plugin {
+            unavailable_reason: match &group.plugin {
                 Plugin::Down { cause } => Some(cause.clone()),
                 Plugin::Up { .. } => None,
             },
-            max: group.max(),
+            max: group.max_instances(),
             instances: u32::try_from(self.pool.count(id)).unwrap_or(u32::MAX),
-            coming: group.possible(),
-            doubtful: group.possible() - group.expected(),
+            requested: group.may_appear(),
+            unconfirmed: group.may_appear() - group.expected(),
             failures: failing.map_or(0, |backoff| backoff.failures),
             error: failing.map(|backoff| backoff.error.clone()),
-            list_failures: group.updates.failure().map_or(0, |(failures, _)| failures),
-            list_error: group.updates.failure().map(|(_, error)| error.to_owned()),
-            foreign: group.foreign.keys().map(ToString::to_string).collect(),
+            list_failures: group.list_schedule.failure().map_or(0, |(failures, _)| failures),
+            list_error: group.list_schedule.failure().map(|(_, error)| error.to_owned()),
+            unmanaged: group.unmanaged.keys().map(ToString::to_string).collect(),
             drained: group.drained.clone(),
         })
     }
 
     fn instance_status(&self, now: Now, instance: &Instance) -> InstanceStatus {
         let (state, why) = match &instance.state {
-            State::Booting => ("booting", None),
-            State::Preparing => ("preparing", None),
-            State::Ready => ("ready", None),
-            State::Asleep(sleep) => (sleep.phase.name(), Some(kept_for(instance, sleep.until.since(now.at)))),
-            State::Aside { by, .. } => ("drained", Some(by.clone())),
-            State::Draining(why) => ("draining", Some(why.to_string())),
-            State::Deleting(deleting) => ("deleting", Some(deleting.why.to_string())),
+            InstancePhase::Booting => ("booting", None),
+            InstancePhase::Preparing => ("preparing", None),
+            InstancePhase::Ready => ("ready", None),
+            InstancePhase::Suspended(sleep) => {
+                (sleep.state.name(), Some(suspended_reason(instance, sleep.until.since(now.at))))
+            }
+            InstancePhase::Cordoned { by, .. } => ("cordoned", Some(by.clone())),
+            InstancePhase::Draining(why) => ("draining", Some(why.to_string())),
+            InstancePhase::Deleting(deleting) => ("deleting", Some(deleting.reason.to_string())),
         };
         let slots = (0..).zip(&instance.slots);
         InstanceStatus {
             id: instance.id.to_string(),
             group: self.group(instance.group).map_or_else(String::new, |group| group.config.name.clone()),
             state: state.to_owned(),
-            why,
-            for_ms: millis(now.at.since(instance.since)),
-            age_ms: millis(now.at.since(instance.seen)),
-            used: instance.used,
+            reason: why,
+            state_age_ms: millis(now.at.since(instance.since)),
+            age_ms: millis(now.at.since(instance.first_seen)),
+            job_count: instance.job_count,
             failures: instance.failures,
             slots: slots.filter_map(|(slot, key)| Some(SlotStatus { slot, key: key.as_ref()?.to_string() })).collect(),
         }
     }
 }
 
-/// For whom an instance is suspended.
-fn kept_for(instance: &Instance, left: Duration) -> String {
-    let name = instance.environment.as_ref().map_or("", |environment| environment.name.as_str());
-    format!("the environment of {name}, kept for a later job for {} s more", left.as_secs())
+/// Returns the environment of a suspended instance and its remaining time.
+fn suspended_reason(instance: &Instance, left: Duration) -> String {
+    let name = instance.saved_environment.as_ref().map_or("", |environment| environment.name.as_str());
+    format!("environment of {name}, expires in {} s", left.as_secs())
 }
 
 pub(super) fn millis(duration: Duration) -> u64 {

@@ -1,263 +1,284 @@
-//! Why something is as it is, from how the fleet is now and what was decided in the last day.
+//! Explains a job, an instance or a group from the fleet's status and the decisions of the last day.
 
-use super::{Explained, Report, Source};
-use crate::engine::{GroupStatus, InstanceStatus, Status};
-use crate::history::{DAY_S, Told};
+use super::{Explanation, Report, ReportSource};
+use crate::engine::{GroupStatus, InstanceStatus, ScalerStatus};
+use crate::history::{DAY_S, HistoryEntry};
 
-/// Decisions of an answer.
-const DECISIONS_MAX: usize = 1000;
-/// Kinds that say how many instances there are to be.
-const SCALING: [&str; 8] = ["policy", "ask", "granted", "hold", "creation_failed", "update_failed", "lost", "operator"];
+/// Maximum number of decisions in an answer.
+const MAX_DECISIONS: usize = 1000;
+/// Kinds of decisions that change the number of instances.
+const SCALING: [&str; 8] = [
+    "policy",
+    "scale_up",
+    "scale_up_accepted",
+    "scale_up_blocked",
+    "creation_failed",
+    "list_failed",
+    "lost",
+    "operator",
+];
 
-/// What is asked about.
+/// Subject of an explanation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// The whole fleet.
     Fleet,
-    /// A job, by its number or its key.
+    /// A job, by its ID at the server or its task key.
     Job(String),
-    /// An instance, by its name at the provider.
+    /// An instance, by its ID at the provider.
     Instance(String),
     /// A group, by its name.
     Group(String),
 }
 
-/// Reads the history: decisions since a time that are wanted, at most so many.
-pub type Recall<'a> = &'a dyn Fn(i64, usize, &dyn Fn(&Told) -> bool) -> std::io::Result<Vec<Told>>;
+/// Reads the history: at most a number of matching decisions since a time in seconds since 1970.
+pub type HistoryReader<'a> =
+    &'a dyn Fn(i64, usize, &dyn Fn(&HistoryEntry) -> bool) -> std::io::Result<Vec<HistoryEntry>>;
 
-/// The answer of one fleet at `unix`.
+/// Explains a subject of one fleet at `unix` seconds since 1970.
 ///
 /// # Errors
-/// The history cannot be read.
+/// Reading the history failed.
 pub fn explain(
     subject: &Subject,
     report: &Report,
-    source: Source,
+    source: ReportSource,
     unix: i64,
-    recall: Recall<'_>,
-) -> std::io::Result<Explained> {
+    recall: HistoryReader<'_>,
+) -> std::io::Result<Explanation> {
     let since = unix - DAY_S;
     let mut explained = match subject {
-        Subject::Fleet => fleet(report, source, recall(since, DECISIONS_MAX + 1, &|_| true)?),
+        Subject::Fleet => fleet(report, source, recall(since, MAX_DECISIONS + 1, &|_| true)?),
         Subject::Job(job) => self::job(job, report, unix, recall)?,
         Subject::Instance(id) => {
-            let own = recall(since, DECISIONS_MAX + 1, &|told| told.instance.as_ref() == Some(id))?;
+            let own = recall(since, MAX_DECISIONS + 1, &|told| told.instance.as_ref() == Some(id))?;
             instance(id, report, source, own)
         }
         Subject::Group(name) => {
-            let about = |told: &Told| {
-                told.group.as_ref() == Some(name) || told.kind == "policy" || told.text.contains(&mention(name))
+            let about = |told: &HistoryEntry| {
+                told.group.as_ref() == Some(name) || told.kind == "policy" || told.text.contains(&group_prefix(name))
             };
-            group(name, report, source, recall(since, DECISIONS_MAX + 1, &about)?)
+            group(name, report, source, recall(since, MAX_DECISIONS + 1, &about)?)
         }
     };
-    let surplus = explained.decisions.len().saturating_sub(DECISIONS_MAX);
-    explained.is_cut = surplus > 0;
-    explained.is_unread = report.is_unread(source);
+    let surplus = explained.decisions.len().saturating_sub(MAX_DECISIONS);
+    explained.truncated = surplus > 0;
+    explained.ledger_unreadable = report.is_ledger_unreadable(source);
     explained.decisions.drain(..surplus);
-    if let Some(why) = &report.down {
+    if let Some(why) = &report.unavailable_reason {
         let how = match source {
-            Source::Manager => "does not run",
-            Source::Store if report.is_unread(source) => "has books that cannot be read",
-            Source::Store => "was not asked",
+            ReportSource::Manager => "is not running",
+            ReportSource::Disk if report.is_ledger_unreadable(source) => "has an unreadable ledger",
+            ReportSource::Disk => "was not queried",
         };
-        explained.answer.insert(0, format!("the scaler of runner {} {how}: {why}", report.runner));
+        explained.summary.insert(0, format!("the scaler of runner {} {how}: {why}", report.runner));
     }
     Ok(explained)
 }
 
-/// How a group is named within a text.
-fn mention(group: &str) -> String {
+/// Prefix of the messages about a group.
+fn group_prefix(group: &str) -> String {
     format!("group {group}:")
 }
 
-fn explained(report: &Report, known: bool, answer: Vec<String>, decisions: Vec<Told>) -> Explained {
-    Explained { runner: report.runner.clone(), known, answer, decisions, is_cut: false, is_unread: false }
+fn explained(report: &Report, known: bool, answer: Vec<String>, decisions: Vec<HistoryEntry>) -> Explanation {
+    Explanation {
+        runner: report.runner.clone(),
+        found: known,
+        summary: answer,
+        decisions,
+        truncated: false,
+        ledger_unreadable: false,
+    }
 }
 
-/// Whether a key is that of a job: its own text, or `job-<number>-...`.
-fn is_of(key: &str, job: &str) -> bool {
+/// Whether a task key belongs to a job: it is equal, or starts with `job-<id>-`.
+fn is_key_of_job(key: &str, job: &str) -> bool {
     let rest = key.strip_prefix("job-").and_then(|rest| rest.strip_prefix(job));
     key == job || rest.is_some_and(|rest| rest.starts_with('-'))
 }
 
-fn job(job: &str, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Result<Explained> {
+fn job(job: &str, report: &Report, unix: i64, recall: HistoryReader<'_>) -> std::io::Result<Explanation> {
     let since = unix - DAY_S;
-    let own = |told: &Told| told.keys.iter().any(|key| is_of(key, job));
-    let mut decisions = recall(since, DECISIONS_MAX + 1, &own)?;
+    let own = |told: &HistoryEntry| told.keys.iter().any(|key| is_key_of_job(key, job));
+    let mut decisions = recall(since, MAX_DECISIONS + 1, &own)?;
     let mut answer = Vec::new();
     let mut window = None;
     let status = report.status.as_ref();
-    let waiting = status.and_then(|status| status.waiting.iter().find(|waiting| is_of(&waiting.key, job)));
+    let waiting = status.and_then(|status| status.waiting.iter().find(|waiting| is_key_of_job(&waiting.key, job)));
     let slots = status.into_iter().flat_map(|status| &status.instances);
     let held = slots.flat_map(|instance| instance.slots.iter().map(move |slot| (instance, slot)));
-    let held = held.into_iter().find(|(_, slot)| is_of(&slot.key, job));
+    let held = held.into_iter().find(|(_, slot)| is_key_of_job(&slot.key, job));
     if let (Some(status), Some(waiting)) = (status, waiting) {
-        let before = waiting.before;
-        answer.push(format!("job {job} has waited {} for a slot; {before} are before it", seconds(waiting.for_ms)));
-        answer.extend(coming(status));
-        window = Some((unix - i64::try_from(waiting.for_ms / 1000).unwrap_or(0) - 1, unix));
+        let before = waiting.queue_position;
+        answer
+            .push(format!("job {job} has waited {} for a slot; queue position {before}", seconds(waiting.waiting_ms)));
+        answer.extend(pending_instances(status));
+        window = Some((unix - i64::try_from(waiting.waiting_ms / 1000).unwrap_or(0) - 1, unix));
     } else if let Some((instance, slot)) = held {
         answer.push(format!("job {job} has slot {} of instance {}", slot.slot, instance.id));
     } else if let Some(last) = decisions.last() {
-        answer.push(format!("job {job} is over here: {}", last.text));
+        answer.push(format!("job {job} has ended here: {}", last.text));
     } else {
         answer.push(format!(
-            "runner {} does not know job {job}: it was not requested yet, runs elsewhere, or ended more than a day ago",
+            "job {job} is unknown to runner {}: it was not requested yet, runs elsewhere, or ended more than a day ago",
             report.runner
         ));
-        answer.extend(report.no_requests.as_ref().map(|why| format!("no more jobs are requested for now: {why}")));
+        answer.extend(report.requests_paused_reason.as_ref().map(|why| format!("job requests are paused: {why}")));
     }
-    // One that waits again is asked about this wait, not the one before.
+    // For a job that waits again, explain the current wait and not an earlier one.
     let leased = decisions.iter().rev().find(|told| told.kind == "leased").filter(|_| waiting.is_none());
     if let Some(leased) = leased {
         let waited = leased.after_ms.unwrap_or(0);
-        answer.push(format!("it had waited {} for it", seconds(waited)));
+        answer.push(format!("it waited {} for the slot", seconds(waited)));
         window = Some((leased.unix - i64::try_from(waited / 1000).unwrap_or(0) - 1, leased.unix));
     }
     let known = waiting.is_some() || held.is_some() || !decisions.is_empty();
     if let Some((from, to)) = window {
-        let meanwhile = |told: &Told| told.unix <= to && SCALING.contains(&told.kind.as_str()) && !own(told);
-        decisions.extend(recall(from, DECISIONS_MAX + 1, &meanwhile)?);
+        let meanwhile = |told: &HistoryEntry| told.unix <= to && SCALING.contains(&told.kind.as_str()) && !own(told);
+        decisions.extend(recall(from, MAX_DECISIONS + 1, &meanwhile)?);
         decisions.sort_by_key(|told| told.unix);
     }
     Ok(explained(report, known, answer, decisions))
 }
 
-/// What those that wait can hope for.
-fn coming(status: &Status) -> Vec<String> {
+/// Describes instances that will become ready, and why no more can be created.
+fn pending_instances(status: &ScalerStatus) -> Vec<String> {
     let mut answer = Vec::new();
     if status.booting > 0 {
-        let next = status.ready_in_ms.map(|ms| match ms {
-            0 => "; by what was learned, the next should be ready already".to_owned(),
+        let next = status.next_ready_in_ms.map(|ms| match ms {
+            0 => "; the next is expected any moment".to_owned(),
             ms => format!("; the next is expected to be ready in {}", seconds(ms)),
         });
         let next = next.unwrap_or_default();
-        answer.push(format!("{} instances boot or are made ready{next}", status.booting));
+        answer.push(format!("{} instances are booting or being prepared{next}", status.booting));
     }
-    answer.extend(status.held.iter().map(|held| format!("no more instances can be asked for: {held}")));
+    answer.extend(status.scale_up_blocked.iter().map(|held| format!("cannot scale up: {held}")));
     answer
 }
 
-fn instance(id: &str, report: &Report, source: Source, decisions: Vec<Told>) -> Explained {
+fn instance(id: &str, report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
     let status = report.status.as_ref();
     let found = status.and_then(|status| status.instances.iter().find(|instance| instance.id == id));
     let foreign = status.into_iter().flat_map(|status| &status.groups);
-    let foreign = foreign.into_iter().find(|group| group.foreign.iter().any(|known| known == id));
+    let foreign = foreign.into_iter().find(|group| group.unmanaged.iter().any(|known| known == id));
     let mut answer = Vec::new();
     if let Some(instance) = found {
-        answer.extend(now(instance));
-        answer.extend(status.filter(|_| source == Source::Manager).and_then(|status| why_idle(instance, status)));
+        answer.extend(instance_summary(instance));
+        answer.extend(
+            status.filter(|_| source == ReportSource::Manager).and_then(|status| idle_reason(instance, status)),
+        );
     } else if let Some(group) = foreign {
-        answer.push(format!("instance {id} of group {} was not asked for here; it is left alone", group.name));
+        answer.push(format!("instance {id} of group {} is unmanaged and ignored", group.name));
     } else if decisions.is_empty() {
-        answer.push(format!("runner {} does not know instance {id}, nor did it in the last day", report.runner));
+        answer.push(format!("instance {id} was unknown to runner {} during the last day", report.runner));
     } else {
-        answer.push(format!("instance {id} is not there any more"));
-        let ends = ["operator", "remove", "lost", "gone"];
+        answer.push(format!("instance {id} no longer exists"));
+        let ends = ["operator", "delete", "lost", "deleted"];
         answer.extend(decisions.iter().filter(|told| ends.contains(&&*told.kind)).map(|told| told.text.clone()));
     }
     explained(report, found.is_some() || foreign.is_some() || !decisions.is_empty(), answer, decisions)
 }
 
-/// Why an instance without a job is there.
-fn why_idle(instance: &InstanceStatus, status: &Status) -> Option<String> {
+/// Explains why an idle instance is kept.
+fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<String> {
     if instance.state != "ready" || !instance.slots.is_empty() {
         return None;
     }
-    let (idle, wanted, promised) = (status.tasks.idle, status.idle_wanted, status.tasks.reserved);
+    let (idle, target, reserved) = (status.slots.idle, status.idle_target, status.slots.reserved);
     let policy = status.policy.map_or_else(|| "no policy".to_owned(), |policy| format!("policy {policy}"));
-    let kept = format!("it has no job: {idle} slots are idle, and {wanted} are wanted idle ({policy})");
-    Some(if idle <= wanted {
-        format!("{kept}, so it is kept")
+    let summary = format!("it has no job: {idle} slots are idle, target {target} ({policy})");
+    Some(if idle <= target {
+        format!("{summary}, so it is kept")
     } else {
         format!(
-            "{kept}; {promised} job requests are out, whose jobs may get it; else it goes when the idle time is over"
+            "{summary}; it is deleted after the idle time, unless one of {reserved} open job requests returns a job for it"
         )
     })
 }
 
-fn now(instance: &InstanceStatus) -> Vec<String> {
-    let InstanceStatus { id, group, state, why, for_ms, age_ms, used, slots, .. } = instance;
+fn instance_summary(instance: &InstanceStatus) -> Vec<String> {
+    let InstanceStatus { id, group, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
     let mut answer = vec![format!(
-        "instance {id} of group {group} has been {state} for {}; it was first seen {} ago, and has had {used} jobs",
-        seconds(*for_ms),
+        "instance {id} of group {group} has been {state} for {}; it was first seen {} ago and has had {job_count} jobs",
+        seconds(*state_age_ms),
         seconds(*age_ms)
     )];
-    answer.extend(why.as_ref().map(|why| match state.as_str() {
-        "drained" => format!("it gets no jobs and stays until it is resumed or removed: drained by {why}"),
-        "suspending" | "suspended" | "resuming" => format!("it gets no other jobs: {why}"),
-        _ => format!("it goes: {why}"),
+    answer.extend(reason.as_ref().map(|reason| match state.as_str() {
+        "cordoned" => format!("it gets no jobs and is kept until you uncordon or delete it: cordoned by {reason}"),
+        "suspending" | "suspended" | "resuming" => format!("it gets no other jobs: {reason}"),
+        _ => format!("it is being deleted: {reason}"),
     }));
     answer.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));
     answer
 }
 
-fn group(name: &str, report: &Report, source: Source, decisions: Vec<Told>) -> Explained {
+fn group(name: &str, report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
     let status = report.status.as_ref();
     let found = status.and_then(|status| Some((status, status.groups.iter().find(|group| group.name == name)?)));
     let mut answer = Vec::new();
     match found {
         Some((status, group)) => {
-            answer.extend(how(group, source));
-            answer.extend(wanted(status, source));
-            let held = status.held.iter().filter(|held| held.starts_with(&mention(name)));
-            answer.extend(held.map(|held| format!("none is asked for: {held}")));
+            answer.extend(group_summary(group, source));
+            answer.extend(target_summary(status, source));
+            let held = status.scale_up_blocked.iter().filter(|held| held.starts_with(&group_prefix(name)));
+            answer.extend(held.map(|held| format!("cannot scale up: {held}")));
         }
         None => answer.push(match source {
-            Source::Manager => format!("runner {} has no group {name}", report.runner),
-            Source::Store => format!("the books of runner {} have nothing of a group {name}", report.runner),
+            ReportSource::Manager => format!("runner {} has no group {name}", report.runner),
+            ReportSource::Disk => format!("the ledger of runner {} has no group {name}", report.runner),
         }),
     }
     explained(report, found.is_some(), answer, decisions)
 }
 
-fn how(group: &GroupStatus, source: Source) -> Vec<String> {
-    let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign, drained, .. } = group;
-    let max = match (source, max) {
-        (Source::Store, _) => String::new(),
-        (Source::Manager, None) => " without a limit".to_owned(),
-        (Source::Manager, Some(max)) => format!(" of at most {max}"),
+fn group_summary(group: &GroupStatus, source: ReportSource) -> Vec<String> {
+    let max = match (source, group.max) {
+        (ReportSource::Disk, _) => String::new(),
+        (ReportSource::Manager, None) => " without a limit".to_owned(),
+        (ReportSource::Manager, Some(max)) => format!(" of at most {max}"),
     };
-    let doubt = if *doubtful > 0 { format!(" ({doubtful} of them in doubt)") } else { String::new() };
-    let mut answer = vec![format!("group {name} has {instances} instances{max}, and {coming} asked for{doubt}")];
-    answer.extend(drained.as_ref().map(|by| format!("it makes no more until it is resumed: drained by {by}")));
-    answer.extend(down.as_ref().map(|why| format!("its plugin does not run: {why}")));
+    let GroupStatus { name, instances, requested, unconfirmed, failures, error, unmanaged, .. } = group;
+    let unconfirmed = if *unconfirmed > 0 { format!(" ({unconfirmed} unconfirmed)") } else { String::new() };
+    let mut answer =
+        vec![format!("group {name} has {instances} instances{max} and has requested {requested}{unconfirmed}")];
+    let drained = |by| format!("drained by {by}; it creates no instances until you uncordon it");
+    answer.extend(group.drained.as_ref().map(drained));
+    answer.extend(group.unavailable_reason.as_ref().map(|reason| format!("its plugin is not running: {reason}")));
     answer.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
     answer.extend(group.unlisted());
-    if !foreign.is_empty() {
-        answer.push(format!("not asked for here, and left alone: {}", foreign.join(", ")));
+    if !unmanaged.is_empty() {
+        answer.push(format!("unmanaged instances, ignored: {}", unmanaged.join(", ")));
     }
     answer
 }
 
-fn wanted(status: &Status, source: Source) -> Vec<String> {
-    if source == Source::Store {
-        return vec![
-            "how many are wanted, who waits, and what stands in the way, only a manager at work can say".to_owned(),
-        ];
+fn target_summary(status: &ScalerStatus, source: ReportSource) -> Vec<String> {
+    if source == ReportSource::Disk {
+        return vec!["the target, waiting jobs and blocked groups are known only to a running manager".to_owned()];
     }
-    let tasks = &status.tasks;
-    let what = match status.missing {
-        0 => "as many instances as are wanted are there or on their way".to_owned(),
+    let tasks = &status.slots;
+    let what = match status.desired_change {
+        0 => "the number of instances is on target".to_owned(),
         missing @ 1.. => format!("{missing} instances are missing"),
-        surplus => format!("{} instances are more than wanted", surplus.unsigned_abs()),
+        surplus => format!("{} instances are surplus", surplus.unsigned_abs()),
     };
-    let policy = status.policy.map_or_else(|| "no policy holds".to_owned(), |policy| format!("policy {policy} holds"));
+    let policy =
+        status.policy.map_or_else(|| "no active policy".to_owned(), |policy| format!("policy {policy} is active"));
     vec![format!(
-        "{what}: {} slots in use, {} jobs wait, {} slots idle of {} wanted idle; {policy}",
-        tasks.acquired, tasks.pending, tasks.idle, status.idle_wanted
+        "{what}: {} slots in use, {} jobs waiting, {} slots idle (target {}); {policy}",
+        tasks.acquired, tasks.pending, tasks.idle, status.idle_target
     )]
 }
 
-fn fleet(report: &Report, source: Source, decisions: Vec<Told>) -> Explained {
+fn fleet(report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
     let mut answer = Vec::new();
     if let Some(status) = &report.status {
-        answer.extend(status.groups.iter().flat_map(|group| how(group, source)));
-        answer.extend(wanted(status, source));
-        answer.extend(coming(status));
+        answer.extend(status.groups.iter().flat_map(|group| group_summary(group, source)));
+        answer.extend(target_summary(status, source));
+        answer.extend(pending_instances(status));
     }
-    answer.extend(report.no_requests.as_ref().map(|why| format!("no more jobs are requested for now: {why}")));
+    answer.extend(report.requests_paused_reason.as_ref().map(|why| format!("job requests are paused: {why}")));
     explained(report, true, answer, decisions)
 }
 
@@ -268,119 +289,120 @@ fn seconds(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Tasks, WaitingStatus};
+    use crate::engine::{SlotCounts, WaitingStatus};
 
-    fn told(unix: i64, kind: &str, keys: &[&str], text: &str) -> Told {
+    fn told(unix: i64, kind: &str, keys: &[&str], text: &str) -> HistoryEntry {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         let (kind, text) = (kind.to_owned(), text.to_owned());
-        Told { unix, kind, group: None, instance: None, keys, text, after_ms: None, inputs: None }
+        HistoryEntry { unix, kind, group: None, instance: None, keys, text, after_ms: None, inputs: None }
     }
 
     fn report(waiting: Vec<WaitingStatus>) -> Report {
-        let status = Status {
-            tasks: Tasks::default(),
-            missing: 1,
-            idle_wanted: 0,
+        let status = ScalerStatus {
+            slots: SlotCounts::default(),
+            desired_change: 1,
+            idle_target: 0,
             policy: None,
-            spend_per_hour: 0.0,
-            held: vec!["group a: it has its 2 instances".to_owned()],
+            cost_per_hour: 0.0,
+            scale_up_blocked: vec!["group a: it has its maximum of 2 instances".to_owned()],
             waiting,
             booting: 2,
-            ready_in_ms: Some(3000),
+            next_ready_in_ms: Some(3000),
             groups: Vec::new(),
             instances: Vec::new(),
         };
         Report {
             runner: "r".to_owned(),
-            down: None,
-            no_requests: None,
+            unavailable_reason: None,
+            requests_paused_reason: None,
             status: Some(status),
             resources: std::collections::BTreeMap::new(),
         }
     }
 
-    fn ask(job: &str, report: &Report, history: &[Told]) -> Explained {
-        let recall = |since, _: usize, wanted: &dyn Fn(&Told) -> bool| {
+    fn ask(job: &str, report: &Report, history: &[HistoryEntry]) -> Explanation {
+        let recall = |since, _: usize, wanted: &dyn Fn(&HistoryEntry) -> bool| {
             Ok(history.iter().filter(|told| told.unix >= since && wanted(told)).cloned().collect())
         };
-        explain(&Subject::Job(job.to_owned()), report, Source::Manager, 1000, &recall).unwrap()
+        explain(&Subject::Job(job.to_owned()), report, ReportSource::Manager, 1000, &recall).unwrap()
     }
 
     #[test]
-    fn a_waiting_job_has_its_place_its_hope_and_what_stands_in_the_way() {
-        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), for_ms: 42_300, before: 3 };
+    fn explain_job_reports_queue_position_eta_and_blockers() {
+        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_300, queue_position: 3 };
         let history = [
-            told(900, "hold", &[], "too early"),
-            told(970, "hold", &[], "in the way"),
+            told(900, "scale_up_blocked", &[], "too early"),
+            told(970, "scale_up_blocked", &[], "in the way"),
             told(980, "leased", &["job-11-ffff"], "another's"),
         ];
         let explained = ask("12", &report(vec![waiting]), &history);
         assert_eq!(
-            explained.answer,
+            explained.summary,
             [
-                "job 12 has waited 42.3 s for a slot; 3 are before it",
-                "2 instances boot or are made ready; the next is expected to be ready in 3.0 s",
-                "no more instances can be asked for: group a: it has its 2 instances",
+                "job 12 has waited 42.3 s for a slot; queue position 3",
+                "2 instances are booting or being prepared; the next is expected to be ready in 3.0 s",
+                "cannot scale up: group a: it has its maximum of 2 instances",
             ]
         );
         let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
-        assert_eq!((explained.known, texts), (true, vec!["in the way"]));
+        assert_eq!((explained.found, texts), (true, vec!["in the way"]));
     }
 
     #[test]
-    fn a_job_that_waits_again_has_its_second_wait_explained() {
-        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), for_ms: 42_000, before: 0 };
+    fn explain_job_covers_only_the_current_wait() {
+        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_000, queue_position: 0 };
         let mut first = told(500, "leased", &["job-12-0000"], "it has slot 0 of i1");
         first.after_ms = Some(1_000);
         let history = [
-            told(499, "ask", &[], "before the first"),
+            told(499, "scale_up", &[], "before the first"),
             first,
             told(950, "lost", &["job-12-0000"], "i1 is lost"),
-            told(970, "hold", &[], "in the way"),
+            told(970, "scale_up_blocked", &[], "in the way"),
         ];
         let explained = ask("12", &report(vec![waiting]), &history);
-        assert!(!explained.answer.iter().any(|line| line.starts_with("it had waited")), "{:?}", explained.answer);
+        assert!(!explained.summary.iter().any(|line| line.starts_with("it waited")), "{:?}", explained.summary);
         let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
         assert_eq!(texts, ["it has slot 0 of i1", "i1 is lost", "in the way"]);
     }
 
-    /// Books say what there is, and nothing of what is wanted.
+    /// The ledger knows what exists, but not what is wanted.
     #[test]
-    fn books_do_not_say_that_all_is_well() {
+    fn report_from_disk_does_not_claim_targets() {
         let place = tempfile::tempdir().unwrap();
-        let row = "{\"taskscaler_books\":1}\n[[{\"instance\":{\"group\":\"a\",\"id\":\"i1\"}},{\"instance\":{\"slots\":[],\"used\":0,\"seen_unix\":1,\"intent\":\"use\"}}]]\n";
-        std::fs::write(place.path().join("x.books"), row).unwrap();
-        let fleets = crate::fleet::offline(place.path(), 1000).unwrap();
-        let none = |_, _: usize, _: &dyn Fn(&Told) -> bool| Ok(Vec::new());
+        let row = "{\"taskscaler_ledger\":1}\n[[{\"instance\":{\"group\":\"a\",\"id\":\"i1\"}},{\"instance\":{\"slots\":[],\"job_count\":0,\"first_seen_at\":1,\"intent\":\"serve\"}}]]\n";
+        std::fs::write(place.path().join("x.ledger"), row).unwrap();
+        let fleets = crate::fleet::read_fleets(place.path(), 1000).unwrap();
+        let none = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(Vec::new());
         for subject in [Subject::Fleet, Subject::Group("a".to_owned())] {
-            let explained = explain(&subject, &fleets[0].report, Source::Store, 1000, &none).unwrap();
-            let answer = explained.answer.join("\n");
-            assert!(answer.contains("group a has 1 instances, and 0 asked for"), "{answer}");
-            for wrong in ["limit", "are wanted are there", "0 jobs wait", "policy"] {
+            let explained = explain(&subject, &fleets[0].report, ReportSource::Disk, 1000, &none).unwrap();
+            let answer = explained.summary.join("\n");
+            assert!(answer.contains("group a has 1 instances and has requested 0"), "{answer}");
+            for wrong in ["limit", "on target", "0 jobs waiting", "policy"] {
                 assert!(!answer.contains(wrong), "{answer}");
             }
-            assert!(answer.contains("only a manager at work can say"), "{answer}");
+            assert!(answer.contains("known only to a running manager"), "{answer}");
         }
     }
 
     #[test]
-    fn an_answer_that_leaves_something_out_says_so() {
-        let history: Vec<Told> = (0..1500).map(|n| told(n, "policy", &[], &n.to_string())).collect();
+    fn explanation_is_marked_as_truncated() {
+        let history: Vec<HistoryEntry> = (0..1500).map(|n| told(n, "policy", &[], &n.to_string())).collect();
         let report = report(Vec::new());
-        let recall = |_, most: usize, _: &dyn Fn(&Told) -> bool| Ok(history[history.len() - most.min(1500)..].to_vec());
-        let explained = explain(&Subject::Fleet, &report, Source::Manager, 1500, &recall).unwrap();
-        assert_eq!((explained.is_cut, explained.decisions.len()), (true, DECISIONS_MAX));
+        let recall =
+            |_, most: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[history.len() - most.min(1500)..].to_vec());
+        let explained = explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &recall).unwrap();
+        assert_eq!((explained.truncated, explained.decisions.len()), (true, MAX_DECISIONS));
         assert_eq!(explained.decisions[0].text, "500", "the latest stay");
-        let few = |_, _: usize, _: &dyn Fn(&Told) -> bool| Ok(history[..1000].to_vec());
-        assert!(!explain(&Subject::Fleet, &report, Source::Manager, 1500, &few).unwrap().is_cut);
+        let few = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[..1000].to_vec());
+        assert!(!explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &few).unwrap().truncated);
     }
 
     #[test]
-    fn a_number_is_not_taken_for_the_beginning_of_another() {
-        let waiting = WaitingStatus { key: "job-123-abcd".to_owned(), for_ms: 0, before: 0 };
-        let report = Report { no_requests: Some("full".to_owned()), ..report(vec![waiting]) };
+    fn job_id_does_not_match_longer_ids() {
+        let waiting = WaitingStatus { key: "job-123-abcd".to_owned(), waiting_ms: 0, queue_position: 0 };
+        let report = Report { requests_paused_reason: Some("full".to_owned()), ..report(vec![waiting]) };
         let explained = ask("12", &report, &[told(999, "leased", &["job-120-x"], "")]);
-        assert!(!explained.known && explained.decisions.is_empty(), "{explained:?}");
-        assert_eq!(explained.answer[1], "no more jobs are requested for now: full");
+        assert!(!explained.found && explained.decisions.is_empty(), "{explained:?}");
+        assert_eq!(explained.summary[1], "job requests are paused: full");
     }
 }

@@ -1,4 +1,4 @@
-//! What operators are told of a fleet: how it is, and why.
+//! Status and explanations of a fleet for operators.
 //!
 //! ```text
 //! running manager: engine --Status--> Report  \
@@ -8,122 +8,122 @@
 //! ```
 
 mod explain;
-mod offline;
+mod from_disk;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Status;
-use crate::history::Told;
+use crate::engine::ScalerStatus;
+use crate::history::HistoryEntry;
 
-pub use explain::{Recall, Subject, explain};
-pub use offline::{OfflineFleet, offline};
+pub use explain::{HistoryReader, Subject, explain};
+pub use from_disk::{FleetFromDisk, read_fleets};
 
-/// The version of [`Reports`] and [`Explanations`] as JSON: fields are added within it, never changed.
+/// The version of [`Reports`] and [`Explanations`] as JSON: fields are added but never changed.
 pub const VERSION: u32 = 1;
 
-/// Where an answer comes from.
+/// Source of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// A manager at work.
+pub enum ReportSource {
+    /// A running manager.
     Manager,
-    /// What a manager has on disk.
-    Store,
+    /// The ledgers and histories on disk.
+    Disk,
 }
 
-/// How all fleets of a manager are.
+/// Status of all fleets of a manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reports {
     /// [`VERSION`].
     pub version: u32,
-    /// When, in seconds since 1970.
+    /// Time of the answer, in seconds since 1970.
     pub unix: i64,
-    /// By whom.
-    pub source: Source,
-    /// The fleets.
+    /// Source of the answer.
+    pub source: ReportSource,
+    /// One report per runner.
     pub fleets: Vec<Report>,
 }
 
-/// How the instances of one runner are.
+/// Status of the instances of one runner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The runner.
+    /// Name of the runner.
     pub runner: String,
-    /// Why its scaler does not run, or, from the store, why it says less than a manager would; none where it runs.
-    pub down: Option<String>,
-    /// Why no more jobs are requested for it now; none where they are.
-    pub no_requests: Option<String>,
-    /// Everything that is known.
-    pub status: Option<Status>,
-    /// What instances use, where the plugin says: by their names, as [`name_among`] all groups they are.
+    /// Reason for which the scaler is not running, or for which the report is incomplete. `None` if it is running.
+    pub unavailable_reason: Option<String>,
+    /// Reason for which no jobs are requested at the moment. `None` if they are requested.
+    pub requests_paused_reason: Option<String>,
+    /// Status of the scaler. `None` if it is unknown.
+    pub status: Option<ScalerStatus>,
+    /// Resource usage of instances by [`name_among`] all groups, if the plugin reports it.
     #[serde(default)]
-    pub resources: BTreeMap<String, Used>,
+    pub resources: BTreeMap<String, InstanceUsage>,
 }
 
 impl Report {
-    /// Its books cannot be read, so that nothing is known of its instances.
+    /// Whether its ledger is unreadable, so that nothing is known about its instances.
     #[must_use]
-    pub fn is_unread(&self, source: Source) -> bool {
-        source == Source::Store && self.status.is_none()
+    pub fn is_ledger_unreadable(&self, source: ReportSource) -> bool {
+        source == ReportSource::Disk && self.status.is_none()
     }
 
-    /// What an instance uses, where that is known.
+    /// Returns the resource usage of an instance, if it is known.
     #[must_use]
-    pub fn used_by(&self, group: &str, id: &str) -> Option<&Used> {
+    pub fn usage_of(&self, group: &str, id: &str) -> Option<&InstanceUsage> {
         let groups = self.status.as_ref().map_or(0, |status| status.groups.len());
         self.resources.get(&name_among(groups, group, id))
     }
 }
 
-/// An instance's name among those of so many groups. Its id is unique only in its group.
+/// Returns a unique name of an instance: its ID, with the group's name if there are several groups.
 #[must_use]
 pub fn name_among(groups: usize, group: &str, id: &str) -> String {
     if groups > 1 { format!("{group}/{id}") } else { id.to_owned() }
 }
 
-/// What an instance used when it was looked at last.
+/// Resource usage of an instance at the last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Used {
-    /// Seconds of processors since its start.
+pub struct InstanceUsage {
+    /// CPU time since its start, in seconds.
     pub cpu_seconds: f64,
-    /// Memory.
+    /// Used memory, in bytes.
     pub memory_bytes: u64,
-    /// The most memory that it may use; none: not known, or no limit.
+    /// Memory limit, in bytes. `None` means unknown or no limit.
     pub memory_limit_bytes: Option<u64>,
-    /// Processes.
+    /// Number of processes.
     pub processes: u32,
 }
 
-/// The answers to one question, of all fleets that can answer it.
+/// Explanations of a subject, by all fleets that know it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Explanations {
+pub struct ExplanationSet {
     /// [`VERSION`].
     pub version: u32,
-    /// When, in seconds since 1970.
+    /// Time of the answer, in seconds since 1970.
     pub unix: i64,
-    /// By whom.
-    pub source: Source,
-    /// The answers.
-    pub fleets: Vec<Explained>,
+    /// Source of the answer.
+    pub source: ReportSource,
+    /// One explanation per runner.
+    pub fleets: Vec<Explanation>,
 }
 
-/// The answer of one fleet.
+/// Explanation by one fleet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Explained {
-    /// The runner.
+pub struct Explanation {
+    /// Name of the runner.
     pub runner: String,
-    /// The fleet knows what was asked about.
-    pub known: bool,
-    /// The answer, a sentence each.
-    pub answer: Vec<String>,
-    /// The decisions behind it, the latest last.
-    pub decisions: Vec<Told>,
-    /// Older ones of the last day are left out: there are more than an answer has.
+    /// Whether the fleet knows the subject.
+    pub found: bool,
+    /// Summary, one sentence per item.
+    pub summary: Vec<String>,
+    /// Decisions that led to it, the latest last.
+    pub decisions: Vec<HistoryEntry>,
+    /// Whether older decisions of the last day were omitted.
     #[serde(default)]
-    pub is_cut: bool,
-    /// Its books cannot be read: the answer says why, and what there is besides is from its history alone.
+    pub truncated: bool,
+    /// Whether the ledger is unreadable. If so, the decisions come from the history alone.
     #[serde(default)]
-    pub is_unread: bool,
+    pub ledger_unreadable: bool,
 }

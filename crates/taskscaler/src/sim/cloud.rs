@@ -7,7 +7,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::throttle::Bucket;
+use crate::throttle::TokenBucket;
 use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -59,13 +59,13 @@ pub struct CloudConfig {
     /// The most instances that the account may have; none: no limit.
     pub quota: Option<u32>,
     /// Times of the day without stock: from and to, in hours, UTC.
-    pub stock_outs: Vec<(f64, f64)>,
+    pub stockouts: Vec<(f64, f64)>,
     /// The part of the instances that the provider takes back in an hour.
-    pub spot_loss_per_hour: f64,
+    pub spot_preemptions_per_hour: f64,
     /// Seconds that are paid for at least.
-    pub billed_at_least_s: f64,
+    pub min_billing_s: f64,
     /// What it lies about, as probabilities per call or instance.
-    pub lies: Lies,
+    pub faults: CloudFaults,
 }
 
 impl Default for CloudConfig {
@@ -77,10 +77,10 @@ impl Default for CloudConfig {
             deletion: Spread::new(20.0, 1.5),
             creations_per_second: None,
             quota: None,
-            stock_outs: Vec::new(),
-            spot_loss_per_hour: 0.0,
-            billed_at_least_s: 60.0,
-            lies: Lies::default(),
+            stockouts: Vec::new(),
+            spot_preemptions_per_hour: 0.0,
+            min_billing_s: 60.0,
+            faults: CloudFaults::default(),
         }
     }
 }
@@ -97,7 +97,7 @@ impl CloudConfig {
                 return Some(format!("{key}: median_s and factor are numbers from 0 on"));
             }
         }
-        for (from, to) in &self.stock_outs {
+        for (from, to) in &self.stockouts {
             if !(0.0 <= *from && from < to && *to <= 24.0) {
                 let split = "; one over midnight is two: [[20.0, 24.0], [0.0, 3.0]]";
                 return Some(format!("stock_outs: [{from:?}, {to:?}] is no time of the day, from and to{split}"));
@@ -108,7 +108,7 @@ impl CloudConfig {
                 "creations_per_second: {rate:?} is not above 0; leave it out where there is no limit"
             ));
         }
-        let rates = [("spot_loss_per_hour", self.spot_loss_per_hour), ("billed_at_least_s", self.billed_at_least_s)];
+        let rates = [("spot_loss_per_hour", self.spot_preemptions_per_hour), ("billed_at_least_s", self.min_billing_s)];
         rates
             .into_iter()
             .find(|(_, rate)| bad(*rate))
@@ -119,66 +119,66 @@ impl CloudConfig {
 /// What a provider lies about. All are probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Lies {
+pub struct CloudFaults {
     /// A call fails, and did nothing.
-    pub refused: f64,
+    pub reject: f64,
     /// A call fails, and did everything.
-    pub failed_after_success: f64,
+    pub fail_after_success: f64,
     /// A creation gives fewer than were asked for.
-    pub short: f64,
+    pub partial: f64,
     /// A created instance appears minutes later.
-    pub late: f64,
+    pub delayed: f64,
     /// A created instance never appears.
-    pub never: f64,
+    pub never_appears: f64,
     /// A created instance never runs.
-    pub stuck: f64,
+    pub never_boots: f64,
     /// An instance cannot be made ready.
-    pub unready: f64,
+    pub never_ready: f64,
     /// A list lacks an instance that is there.
-    pub hidden: f64,
+    pub missing_from_list: f64,
     /// A list is from some seconds ago.
-    pub stale: f64,
+    pub stale_list: f64,
     /// An answer comes a second time.
-    pub twice: f64,
+    pub duplicate_response: f64,
     /// A call takes a hundred times as long.
-    pub slow: f64,
+    pub slow_call: f64,
     /// A removal is accepted, and does nothing.
-    pub undeleted: f64,
+    pub delete_ignored: f64,
     /// A suspension or a resumption is accepted, and does nothing.
-    pub sleepless: f64,
+    pub suspend_ignored: f64,
     /// An instance is unwell when it is asked for its health.
-    pub unwell: f64,
+    pub unhealthy: f64,
 }
 
 /// One machine, as it really is.
 #[derive(Debug, Clone)]
 pub struct Machine {
     /// When it was made.
-    pub made: Time,
+    pub created_at: Time,
     /// Listed from then on.
     pub visible: Time,
     /// It runs from then on.
     pub runs: Time,
     /// The provider announces that it takes it; it is gone half a minute later.
-    pub taken: Option<Time>,
+    pub preempted_at: Option<Time>,
     /// When it is gone.
-    pub gone: Option<Time>,
+    pub deleted_at: Option<Time>,
     /// It was told to go.
     pub deleting: bool,
     /// The provider made it for who asked, and told of it: in lists that came since the last that lacked it, by the manager's
     /// life and the list's number. None where nobody can know of it.
-    pub known: Known,
+    pub visibility: Visibility,
     /// A list that had it has come.
     pub is_listed: bool,
     /// A person made it.
-    pub foreign: bool,
+    pub is_unmanaged: bool,
     /// When it was suspended, or resumed, and what it was from then on.
-    pub sleep: Vec<(Time, InstanceState)>,
+    pub suspend_states: Vec<(Time, InstanceState)>,
 }
 
 /// Whether a manager can know of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known {
+pub enum Visibility {
     /// It can.
     Always,
     /// Once a list has come that is later than this one, by the manager's life and the list's number.
@@ -197,56 +197,56 @@ pub struct Cloud {
     /// Machines that are there.
     live: BTreeMap<InstanceId, ()>,
     name: String,
-    limit: Option<Bucket>,
+    limit: Option<TokenBucket>,
     next: u64,
     /// From then on it is honest and healthy.
-    heals: Time,
+    faults_end: Time,
     /// Seconds of the day at the origin.
     day_s: f64,
 }
 
 /// From the announcement that a machine is taken to its end.
-const NOTICE: Duration = Duration::from_secs(30);
+const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 
 impl Cloud {
     /// A provider whose machines are called `name` with a number; `origin` is the wall clock at the beginning.
     #[must_use]
     pub fn new(name: &str, config: CloudConfig, heals: Time, origin: i64) -> Self {
-        let limit = config.creations_per_second.map(|rate| Bucket::new(rate, rate.max(1.0), Time::ZERO));
+        let limit = config.creations_per_second.map(|rate| TokenBucket::new(rate, rate.max(1.0), Time::ZERO));
         #[expect(clippy::cast_precision_loss, reason = "seconds of a day")]
         let day_s = origin.rem_euclid(86_400) as f64;
         let (machines, live) = (BTreeMap::new(), BTreeMap::new());
-        Self { config, machines, live, name: name.to_owned(), limit, next: 0, heals, day_s }
+        Self { config, machines, live, name: name.to_owned(), limit, next: 0, faults_end: heals, day_s }
     }
 
-    pub(super) fn lies(&self, at: Time) -> Lies {
-        if at < self.heals { self.config.lies } else { Lies::default() }
+    pub(super) fn faults(&self, at: Time) -> CloudFaults {
+        if at < self.faults_end { self.config.faults } else { CloudFaults::default() }
     }
 
     /// How long a call takes.
     pub fn delay(&self, at: Time, random: &mut ChaCha8Rng) -> Duration {
         let delay = self.config.call.sample(random);
-        if chance(random, self.lies(at).slow) { delay * 100 } else { delay }
+        if chance(random, self.faults(at).slow_call) { delay * 100 } else { delay }
     }
 
     /// Whether an answer is given twice.
-    pub fn says_twice(&self, at: Time, random: &mut ChaCha8Rng) -> bool {
-        chance(random, self.lies(at).twice)
+    pub fn duplicates_response(&self, at: Time, random: &mut ChaCha8Rng) -> bool {
+        chance(random, self.faults(at).duplicate_response)
     }
 
     /// Makes machines.
     pub fn increase(&mut self, at: Time, n: u32, random: &mut ChaCha8Rng) -> Result<u32, String> {
-        self.bury(at);
-        let lies = self.lies(at);
-        if chance(random, lies.refused) {
+        self.remove_machine(at);
+        let lies = self.faults(at);
+        if chance(random, lies.reject) {
             return Err("internal error, try again".to_owned());
         }
         if self.is_out_of_stock(at) {
             return Err("no capacity for this machine type in this zone".to_owned());
         }
-        let failed = chance(random, lies.failed_after_success);
-        let mut granted = if chance(random, lies.short) { random.random_range(0..=n) } else { n };
-        if let Some(quota) = self.config.quota.filter(|_| at < self.heals) {
+        let failed = chance(random, lies.fail_after_success);
+        let mut granted = if chance(random, lies.partial) { random.random_range(0..=n) } else { n };
+        if let Some(quota) = self.config.quota.filter(|_| at < self.faults_end) {
             granted = granted.min(quota.saturating_sub(u32::try_from(self.live.len()).unwrap_or(u32::MAX)));
             if granted == 0 {
                 return Err(format!("quota of {quota} instances exceeded"));
@@ -260,47 +260,49 @@ impl Cloud {
             limit.take(granted);
         }
         for _ in 0..granted {
-            self.make(at, random, false);
+            self.create_machine(at, random, false);
         }
         if failed { Err("502 bad gateway".to_owned()) } else { Ok(granted) }
     }
 
     /// One machine; `foreign` where a person makes it.
-    pub fn make(&mut self, at: Time, random: &mut ChaCha8Rng, foreign: bool) {
-        let lies = self.lies(at);
+    pub fn create_machine(&mut self, at: Time, random: &mut ChaCha8Rng, foreign: bool) {
+        let lies = self.faults(at);
         self.next += 1;
         let id = InstanceId::new(format!("{}-{}", self.name, self.next));
-        let never = chance(random, lies.never);
-        let late = chance(random, lies.late);
+        let never = chance(random, lies.never_appears);
+        let late = chance(random, lies.delayed);
         let visible = match (never, late) {
             (true, _) => return,
             (_, true) => at + Duration::from_secs(random.random_range(30..1200)),
             _ => at + Duration::from_millis(random.random_range(0..500)),
         };
         let boot = self.config.boot.sample(random);
-        let runs = if chance(random, lies.stuck) { at + Duration::from_secs(1 << 30) } else { visible.max(at + boot) };
+        let runs =
+            if chance(random, lies.never_boots) { at + Duration::from_secs(1 << 30) } else { visible.max(at + boot) };
         // Lost at a constant rate: an exponential age.
-        let hours = if self.config.spot_loss_per_hour > 0.0 && at < self.heals {
-            Some(-(1.0 - random.random::<f64>()).ln() / self.config.spot_loss_per_hour)
+        let hours = if self.config.spot_preemptions_per_hour > 0.0 && at < self.faults_end {
+            Some(-(1.0 - random.random::<f64>()).ln() / self.config.spot_preemptions_per_hour)
         } else {
             None
         };
-        let end =
-            hours.map(|hours| at + Duration::from_secs_f64((hours * 3600.0).min(1e8))).filter(|end| *end < self.heals);
+        let end = hours
+            .map(|hours| at + Duration::from_secs_f64((hours * 3600.0).min(1e8)))
+            .filter(|end| *end < self.faults_end);
         // Half of them are announced, half are just gone.
         let announced = end.filter(|_| random.random::<bool>());
-        let gone = announced.map(|taken| taken + NOTICE).or(end);
+        let gone = announced.map(|taken| taken + PREEMPTION_NOTICE).or(end);
         let machine = Machine {
-            made: at,
+            created_at: at,
             visible,
             runs,
-            taken: announced,
-            gone,
+            preempted_at: announced,
+            deleted_at: gone,
             deleting: false,
-            known: if foreign || late { Known::Never } else { Known::Always },
+            visibility: if foreign || late { Visibility::Never } else { Visibility::Always },
             is_listed: false,
-            foreign,
-            sleep: Vec::new(),
+            is_unmanaged: foreign,
+            suspend_states: Vec::new(),
         };
         self.live.insert(id.clone(), ());
         self.machines.insert(id, machine);
@@ -308,7 +310,7 @@ impl Cloud {
 
     fn is_out_of_stock(&self, at: Time) -> bool {
         let hour = (self.day_s + at.since(Time::ZERO).as_secs_f64()) / 3600.0 % 24.0;
-        at < self.heals && self.config.stock_outs.iter().any(|(from, to)| (*from..*to).contains(&hour))
+        at < self.faults_end && self.config.stockouts.iter().any(|(from, to)| (*from..*to).contains(&hour))
     }
 
     /// Removes machines; unknown ones are gone (P14).
@@ -319,13 +321,13 @@ impl Cloud {
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<InstanceId>, String> {
         self.for_each(at, ids, random, |cloud, id, random| {
-            if chance(random, cloud.lies(at).undeleted) {
+            if chance(random, cloud.faults(at).delete_ignored) {
                 return true;
             }
             let takes = cloud.config.deletion.sample(random);
             if let Some(machine) = cloud.machines.get_mut(id) {
                 let gone = at + takes;
-                machine.gone = Some(machine.gone.map_or(gone, |earlier| earlier.min(gone)));
+                machine.deleted_at = Some(machine.deleted_at.map_or(gone, |earlier| earlier.min(gone)));
                 machine.deleting = true;
             }
             true
@@ -340,17 +342,17 @@ impl Cloud {
         random: &mut ChaCha8Rng,
         mut take: impl FnMut(&mut Self, &InstanceId, &mut ChaCha8Rng) -> bool,
     ) -> Result<Vec<InstanceId>, String> {
-        let lies = self.lies(at);
-        if chance(random, lies.refused) {
+        let lies = self.faults(at);
+        if chance(random, lies.reject) {
             return Err("internal error, try again".to_owned());
         }
         let mut accepted = Vec::new();
         for id in ids {
-            if !chance(random, lies.short) && take(self, id, random) {
+            if !chance(random, lies.partial) && take(self, id, random) {
                 accepted.push(id.clone());
             }
         }
-        if chance(random, lies.failed_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
+        if chance(random, lies.fail_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
     /// All machines, as the provider says.
@@ -360,12 +362,12 @@ impl Cloud {
         number: (u32, u64),
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        self.bury(at);
-        let lies = self.lies(at);
-        if chance(random, lies.refused) {
+        self.remove_machine(at);
+        let lies = self.faults(at);
+        if chance(random, lies.reject) {
             return Err("internal error, try again".to_owned());
         }
-        let stale = chance(random, lies.stale);
+        let stale = chance(random, lies.stale_list);
         let seen =
             if stale { Time::from_millis(at.as_millis().saturating_sub(random.random_range(0..20_000))) } else { at };
         let mut list = Vec::new();
@@ -374,18 +376,18 @@ impl Cloud {
             if stale { self.machines.keys().cloned().collect() } else { self.live.keys().cloned().collect() };
         for id in ids {
             let Some(machine) = self.machines.get_mut(&id) else { continue };
-            if seen < machine.visible || machine.gone.is_some_and(|gone| gone <= seen) {
+            if seen < machine.visible || machine.deleted_at.is_some_and(|gone| gone <= seen) {
                 // To who looks now, it is there.
                 if stale && machine.is_live(at) && machine.visible <= at {
-                    machine.is_lacked_by(number);
+                    machine.is_missing_from(number);
                 }
                 continue;
             }
-            if chance(random, lies.hidden) {
-                machine.is_lacked_by(number);
+            if chance(random, lies.missing_from_list) {
+                machine.is_missing_from(number);
                 continue;
             }
-            let state = if machine.taken.is_some_and(|taken| taken <= seen) || machine.deleting {
+            let state = if machine.preempted_at.is_some_and(|taken| taken <= seen) || machine.deleting {
                 InstanceState::Deleting
             } else if machine.runs <= seen {
                 machine.slept(seen)
@@ -398,12 +400,12 @@ impl Cloud {
     }
 
     /// A list of this number has come to the manager: what it has is known, unless a later one lacked it.
-    pub fn is_told(&mut self, number: (u32, u64), list: &[(InstanceId, InstanceState)]) {
+    pub fn record_listed(&mut self, number: (u32, u64), list: &[(InstanceId, InstanceState)]) {
         for (id, _) in list {
             let Some(machine) = self.machines.get_mut(id) else { continue };
             machine.is_listed = true;
-            if matches!(machine.known, Known::Since(lacked) if lacked < number) {
-                machine.known = Known::Always;
+            if matches!(machine.visibility, Visibility::Since(lacked) if lacked < number) {
+                machine.visibility = Visibility::Always;
             }
         }
     }
@@ -411,10 +413,10 @@ impl Cloud {
     /// Whether an instance can be made ready, after so long.
     pub fn prepare(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> (Duration, Result<(), String>) {
         let takes = self.config.prepare.sample(random);
-        let lies = self.lies(at);
+        let lies = self.faults(at);
         let result = if !self.is_awake(at + takes, id) {
             Err("no route to host".to_owned())
-        } else if chance(random, lies.unready) {
+        } else if chance(random, lies.never_ready) {
             Err("instance_ready_command: exit status 1".to_owned())
         } else {
             Ok(())
@@ -424,7 +426,7 @@ impl Cloud {
 
     /// Whether an instance is well.
     pub fn heartbeat(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> Result<(), String> {
-        let well = self.is_awake(at, id) && !chance(random, self.lies(at).unwell);
+        let well = self.is_awake(at, id) && !chance(random, self.faults(at).unhealthy);
         if well { Ok(()) } else { Err("no answer".to_owned()) }
     }
 
@@ -439,7 +441,7 @@ impl Cloud {
         self.live.keys().filter_map(move |id| Some((id, self.machines.get(id).filter(|machine| machine.is_live(at))?)))
     }
 
-    fn bury(&mut self, at: Time) {
+    fn remove_machine(&mut self, at: Time) {
         let machines = &self.machines;
         self.live.retain(|id, ()| machines.get(id).is_some_and(|machine| machine.is_live(at)));
     }
@@ -448,9 +450,9 @@ impl Cloud {
     #[must_use]
     pub fn billed_s(&self, from: Time, to: Time) -> f64 {
         let life = |machine: &Machine| {
-            let least = machine.made + Duration::from_secs_f64(self.config.billed_at_least_s.max(0.0));
-            let end = machine.gone.map_or(to, |gone| gone.max(least)).min(to);
-            end.since(machine.made.max(from)).as_secs_f64()
+            let least = machine.created_at + Duration::from_secs_f64(self.config.min_billing_s.max(0.0));
+            let end = machine.deleted_at.map_or(to, |gone| gone.max(least)).min(to);
+            end.since(machine.created_at.max(from)).as_secs_f64()
         };
         self.machines.values().map(life).sum()
     }
@@ -458,19 +460,19 @@ impl Cloud {
 
 impl Machine {
     /// The list of this number, a lie, does not have it.
-    fn is_lacked_by(&mut self, number: (u32, u64)) {
-        self.known = match self.known {
+    fn is_missing_from(&mut self, number: (u32, u64)) {
+        self.visibility = match self.visibility {
             // One that no list has had yet may be taken for one that was asked for later.
-            Known::Never => Known::Never,
-            _ if !self.is_listed => Known::Never,
-            _ => Known::Since(number),
+            Visibility::Never => Visibility::Never,
+            _ if !self.is_listed => Visibility::Never,
+            _ => Visibility::Since(number),
         };
     }
 
     /// Whether it is there.
     #[must_use]
     pub fn is_live(&self, at: Time) -> bool {
-        self.gone.is_none_or(|gone| gone > at)
+        self.deleted_at.is_none_or(|gone| gone > at)
     }
 }
 

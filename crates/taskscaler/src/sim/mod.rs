@@ -8,12 +8,12 @@
 //! - [`trace`] are jobs: read from a file, or generated.
 //! - [`report`] is what came of it: waits, cost, idle share, a timeline.
 
-pub mod check;
 pub mod cloud;
-mod happening;
+pub mod disturbance;
+mod event;
+pub mod invariants;
 pub mod report;
 pub mod scenario;
-mod sleep;
+pub mod simulation;
+mod suspend;
 pub mod trace;
-pub mod turn;
-pub mod world;

@@ -6,18 +6,18 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::cloud::{CloudConfig, Lies, Spread, chance};
+use super::cloud::{CloudConfig, CloudFaults, Spread, chance};
+use super::disturbance::{self, Disturbance};
 use super::report::Report;
+use super::simulation::Simulation;
 use super::trace::Job;
-use super::turn::{self, Turn};
-use super::world::World;
-use crate::config::{Config, GroupConfig, GroupOrder, Throttle};
+use crate::config::{Config, GroupConfig, GroupSelection, Throttle};
 use crate::engine::Violation;
 use crate::event::Action;
-use crate::policy::{Placement, Policies, Wanted};
+use crate::policy::{IdleTarget, Placement, Policies};
 use crate::time::Time;
-use crate::words::Need;
-use crate::words::{Context, Request, Work};
+use crate::types::ResourceRequest;
+use crate::types::{JobKind, SlotRequest, StickyContextId};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -31,26 +31,26 @@ pub struct Scenario {
     /// The wall clock at the beginning.
     pub origin: i64,
     /// The manager is killed, and starts again at once.
-    pub kills: Vec<Time>,
+    pub manager_kills: Vec<Time>,
     /// It is killed with this probability before it does what it has written down.
-    pub killed_before_acting: f64,
+    pub kill_before_actions: f64,
     /// A person makes a machine in the first group.
-    pub foreign: Vec<Time>,
+    pub unmanaged_instances: Vec<Time>,
     /// What else happens, and when; before `heals`.
-    pub turns: Vec<(Time, Turn)>,
+    pub disturbances: Vec<(Time, Disturbance)>,
     /// Promises that the manager holds, also without a job: its requests in flight.
-    pub promises: usize,
+    pub reservations: usize,
     /// The server holds a request until there is a job. Otherwise it answers that it has none.
     pub holds_requests: bool,
     /// Of each three jobs the first leaves its environment for the second, which comes at most so long after it; none: no job
     /// leaves one.
-    pub naps: Option<Duration>,
+    pub suspended_jobs: Option<Duration>,
     /// From then on nothing is wrong; after the end: that never comes.
-    pub heals: Time,
+    pub faults_end: Time,
     /// The last moment; all jobs are done before.
     pub end: Time,
     /// It goes on for so long after the last job, or after all is well, to see the fleet shrink.
-    pub quiet: Option<Duration>,
+    pub settle_time: Option<Duration>,
     /// Invariants are checked after every event, and at the end.
     pub checked: bool,
     /// It ends with the last job.
@@ -60,7 +60,7 @@ pub struct Scenario {
     /// The fleet is recorded so often.
     pub sample_every: Option<Duration>,
     /// A defect put into the engine: what it wants done is changed. For a test that defects are found.
-    pub spoilt: Option<fn(Vec<Action>) -> Vec<Action>>,
+    pub injected_defect: Option<fn(Vec<Action>) -> Vec<Action>>,
 }
 
 /// A scenario with its jobs, as a seed makes it.
@@ -78,37 +78,37 @@ pub const MONDAY: i64 = 1_772_409_600;
 impl Scenario {
     /// An honest world for `config`, in which nothing is checked: what a policy is judged in.
     #[must_use]
-    pub fn honest(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
+    pub fn fault_free(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
         Self {
             seed,
             config,
             clouds,
             origin: MONDAY,
-            kills: Vec::new(),
-            killed_before_acting: 0.0,
-            foreign: Vec::new(),
-            turns: Vec::new(),
-            promises: 0,
+            manager_kills: Vec::new(),
+            kill_before_actions: 0.0,
+            unmanaged_instances: Vec::new(),
+            disturbances: Vec::new(),
+            reservations: 0,
             holds_requests: false,
-            naps: None,
-            heals: Time::from_millis(u64::MAX),
+            suspended_jobs: None,
+            faults_end: Time::from_millis(u64::MAX),
             end,
-            quiet: None,
+            settle_time: None,
             checked: false,
             stop_when_done: false,
             measured_from: Time::ZERO,
             sample_every: None,
-            spoilt: None,
+            injected_defect: None,
         }
     }
 
     /// Instances that the policy of a configuration keeps at the end, at most.
     #[must_use]
-    pub fn instances_kept(&self, config: &Config) -> u64 {
+    pub fn retained_instances(&self, config: &Config) -> u64 {
         let unix = self.origin + i64::try_from(self.end.as_millis() / 1000).unwrap_or(0);
-        let (_, wanted) = config.policies.at(unix);
+        let (_, wanted) = config.policies.active_at(unix);
         // One that was used before may give as little as one slot.
-        let least = if config.uses_max.is_some() { 1 } else { config.capacity.get() };
+        let least = if config.max_uses.is_some() { 1 } else { config.capacity.get() };
         u64::from(wanted.idle_count).div_ceil(u64::from(least))
     }
 }
@@ -131,7 +131,7 @@ impl Case {
             .map(|_| Job {
                 at: within(random),
                 duration: Duration::from_millis(random.random_range(100..600_000)),
-                request: Request::default(),
+                request: SlotRequest::default(),
             })
             .collect();
         // As if all had to wait for each other, each for an instance of its own.
@@ -142,9 +142,8 @@ impl Case {
         // Two machines for each of a person's: that one, and one of ours that the protocol cannot tell from it.
         let more = 2 * u32::try_from(foreign.len()).unwrap_or(0);
         if let Some(first) = config.groups.first_mut() {
-            first.instances_max += more;
-            config.spend_max_per_hour =
-                config.spend_max_per_hour.map(|max| max + f64::from(more) * first.price_per_hour);
+            first.max_instances += more;
+            config.max_cost_per_hour = config.max_cost_per_hour.map(|max| max + f64::from(more) * first.price_per_hour);
         }
         config.jitter_seed = seed;
         // From a source of their own: what seeds showed before is what they show now, where jobs take one slot each.
@@ -153,8 +152,8 @@ impl Case {
         let other = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
         let (mut turns, mut promises) = (Vec::new(), 0);
         if chance(other, 0.5) {
-            turns = turn::random(clouds.len(), heals, other);
-            turn::configure(&mut config, other);
+            turns = disturbance::random(clouds.len(), heals, other);
+            disturbance::configure(&mut config, other);
             promises = other.random_range(0..4);
         }
         // And from another.
@@ -172,21 +171,21 @@ impl Case {
             config,
             clouds,
             origin: MONDAY + random.random_range(0..86_400),
-            kills,
-            killed_before_acting,
-            foreign,
-            turns,
-            promises,
+            manager_kills: kills,
+            kill_before_actions: killed_before_acting,
+            unmanaged_instances: foreign,
+            disturbances: turns,
+            reservations: promises,
             holds_requests,
-            naps,
-            heals,
+            suspended_jobs: naps,
+            faults_end: heals,
             end,
-            quiet: Some(Duration::from_secs(3600)),
+            settle_time: Some(Duration::from_secs(3600)),
             checked: true,
             stop_when_done: false,
             measured_from: Time::ZERO,
             sample_every: None,
-            spoilt: None,
+            injected_defect: None,
         };
         Self { scenario, jobs }
     }
@@ -196,7 +195,7 @@ impl Case {
     /// # Errors
     /// The first [`Violation`].
     pub fn run(&self) -> Result<Report, Violation> {
-        World::new(&self.scenario, &self.jobs).run()
+        Simulation::new(&self.scenario, &self.jobs).run()
     }
 
     /// A smaller case that breaks the same invariant: nothing can be left out of it.
@@ -229,38 +228,40 @@ impl Case {
             case.jobs.pop();
         });
         with(&|case| {
-            case.scenario.kills.pop();
+            case.scenario.manager_kills.pop();
         });
         with(&|case| {
-            case.scenario.foreign.pop();
+            case.scenario.unmanaged_instances.pop();
         });
-        for index in 0..self.scenario.turns.len() {
-            with(&|case| drop(case.scenario.turns.remove(index)));
+        for index in 0..self.scenario.disturbances.len() {
+            with(&|case| drop(case.scenario.disturbances.remove(index)));
         }
-        with(&|case| case.scenario.promises = 0);
+        with(&|case| case.scenario.reservations = 0);
         with(&|case| case.scenario.holds_requests = false);
-        with(&|case| case.scenario.naps = None);
-        with(&|case| case.scenario.killed_before_acting = 0.0);
-        with(&|case| case.jobs.iter_mut().for_each(|job| job.request = Request::default()));
+        with(&|case| case.scenario.suspended_jobs = None);
+        with(&|case| case.scenario.kill_before_actions = 0.0);
+        with(&|case| case.jobs.iter_mut().for_each(|job| job.request = SlotRequest::default()));
         with(&|case| {
             if case.scenario.clouds.len() > 1 {
                 case.scenario.clouds.pop();
                 case.scenario.config.groups.pop();
                 let groups = case.scenario.clouds.len();
-                case.scenario.turns.retain(|(_, turn)| turn.group().is_none_or(|group| group < groups));
+                case.scenario
+                    .disturbances
+                    .retain(|(_, disturbance)| disturbance.group().is_none_or(|group| group < groups));
             }
         });
         for index in 0..self.scenario.clouds.len() {
             for lie in LIES.into_iter().chain([SLEEPLESS]) {
                 with(&|case| {
                     if let Some(cloud) = case.scenario.clouds.get_mut(index) {
-                        *lie(&mut cloud.lies) = 0.0;
+                        *lie(&mut cloud.faults) = 0.0;
                     }
                 });
             }
             with(&|case| {
                 if let Some(cloud) = case.scenario.clouds.get_mut(index) {
-                    (cloud.spot_loss_per_hour, cloud.quota, cloud.creations_per_second) = (0.0, None, None);
+                    (cloud.spot_preemptions_per_hour, cloud.quota, cloud.creations_per_second) = (0.0, None, None);
                 }
             });
         }
@@ -268,24 +269,24 @@ impl Case {
     }
 }
 
-type Lie = fn(&mut Lies) -> &mut f64;
+type Lie = fn(&mut CloudFaults) -> &mut f64;
 const LIES: [Lie; 13] = [
-    |lies| &mut lies.refused,
-    |lies| &mut lies.failed_after_success,
-    |lies| &mut lies.short,
-    |lies| &mut lies.late,
-    |lies| &mut lies.never,
-    |lies| &mut lies.stuck,
-    |lies| &mut lies.unready,
-    |lies| &mut lies.hidden,
-    |lies| &mut lies.stale,
-    |lies| &mut lies.twice,
-    |lies| &mut lies.slow,
-    |lies| &mut lies.undeleted,
-    |lies| &mut lies.unwell,
+    |lies| &mut lies.reject,
+    |lies| &mut lies.fail_after_success,
+    |lies| &mut lies.partial,
+    |lies| &mut lies.delayed,
+    |lies| &mut lies.never_appears,
+    |lies| &mut lies.never_boots,
+    |lies| &mut lies.never_ready,
+    |lies| &mut lies.missing_from_list,
+    |lies| &mut lies.stale_list,
+    |lies| &mut lies.duplicate_response,
+    |lies| &mut lies.slow_call,
+    |lies| &mut lies.delete_ignored,
+    |lies| &mut lies.unhealthy,
 ];
 
-const SLEEPLESS: Lie = |lies| &mut lies.sleepless;
+const SLEEPLESS: Lie = |lies| &mut lies.suspend_ignored;
 
 fn group(number: u32, random: &mut ChaCha8Rng) -> GroupConfig {
     let mut group = GroupConfig::new(format!("g{number}"), random.random_range(1..12));
@@ -307,11 +308,11 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
     // Most providers lie about some things, and none about all.
     for lie in LIES {
         if chance(random, 0.25) {
-            *lie(&mut cloud.lies) = random.random_range(0.0..0.4);
+            *lie(&mut cloud.faults) = random.random_range(0.0..0.4);
         }
     }
     if chance(random, 0.3) {
-        cloud.spot_loss_per_hour = random.random_range(0.1..6.0);
+        cloud.spot_preemptions_per_hour = random.random_range(0.1..6.0);
     }
     if chance(random, 0.2) {
         cloud.quota = Some(random.random_range(0..6));
@@ -328,15 +329,15 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
         return;
     }
     config.capacity = NonZeroU32::MIN.saturating_add(random.random_range(0..8));
-    config.density.slot = Need { cpu_milli: Some(1000), memory_bytes: None };
-    config.density.measured = chance(random, 0.5);
+    config.density.slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: None };
+    config.density.learn_from_usage = chance(random, 0.5);
     let many = random.random_range(0.0..1.0);
     for job in jobs {
         let declared = chance(random, many).then(|| random.random_range(100..9000));
-        job.request = Request {
-            need: Need { cpu_milli: declared, memory_bytes: None },
-            work: chance(random, 0.5).then(|| Work(random.random_range(0..3))),
-            context: chance(random, 0.5).then(|| Context(random.random_range(0..4))),
+        job.request = SlotRequest {
+            resources: ResourceRequest { cpu_milli: declared, memory_bytes: None },
+            job_kind: chance(random, 0.5).then(|| JobKind(random.random_range(0..3))),
+            sticky_context: chance(random, 0.5).then(|| StickyContextId(random.random_range(0..4))),
             avoid: None,
         };
     }
@@ -344,9 +345,9 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
 
 /// Jobs that come together, on a fleet that keeps some slots idle for them.
 fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
-    let (_, wanted) = config.policies.at(MONDAY);
+    let (_, wanted) = config.policies.active_at(MONDAY);
     let idle_count = random.random_range(1..5);
-    config.policies = Policies::always(Wanted { idle_count, preemptive: true, ahead: true, ..wanted });
+    config.policies = Policies::always(IdleTarget { idle_count, preemptive: true, ahead: true, ..wanted });
     let together = random.random_range(1..20);
     for jobs in jobs.chunks_mut(together) {
         let first = jobs.first().map_or(Time::ZERO, |job| job.at);
@@ -359,24 +360,24 @@ fn naps(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng
     if chance(random, 0.6) {
         return None;
     }
-    (config.capacity, config.uses_max) = (NonZeroU32::MIN, Some(NonZeroU32::MIN));
-    config.suspended_max = Duration::from_secs(random.random_range(30..1500));
+    (config.capacity, config.max_uses) = (NonZeroU32::MIN, Some(NonZeroU32::MIN));
+    config.suspended_ttl = Duration::from_secs(random.random_range(30..1500));
     for cloud in clouds {
         if chance(random, 0.3) {
-            cloud.lies.sleepless = random.random_range(0.0..0.4);
+            cloud.faults.suspend_ignored = random.random_range(0.0..0.4);
         }
     }
     // Some come too late.
-    Some(config.suspended_max * random.random_range(1..13) / 10)
+    Some(config.suspended_ttl * random.random_range(1..13) / 10)
 }
 
 fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {
     let mut config = Config::new(GroupConfig::new("", 0));
     config.groups = groups;
     config.capacity = NonZeroU32::MIN.saturating_add(random.random_range(0..4));
-    config.uses_max = if chance(random, 0.4) { NonZeroU32::new(random.random_range(1..6)) } else { None };
+    config.max_uses = if chance(random, 0.4) { NonZeroU32::new(random.random_range(1..6)) } else { None };
     let idle_count = if chance(random, 0.4) { random.random_range(1..6) } else { 0 };
-    config.policies = Policies::always(Wanted {
+    config.policies = Policies::always(IdleTarget {
         idle_count,
         idle_time: Duration::from_secs(random.random_range(0..600)),
         scale_factor: if chance(random, 0.2) { random.random_range(0.0..2.0) } else { 0.0 },
@@ -385,11 +386,11 @@ fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {
         placement: if chance(random, 0.5) { Placement::Pack } else { Placement::Spread },
         ahead: false,
     });
-    config.order = if chance(random, 0.5) { GroupOrder::Price } else { GroupOrder::Listed };
+    config.group_selection = if chance(random, 0.5) { GroupSelection::Price } else { GroupSelection::Order };
     config.reservation_throttling = chance(random, 0.5);
-    config.create_deadline = Duration::from_secs(random.random_range(60..600));
-    config.boot_deadline = Duration::from_secs(random.random_range(300..900));
-    config.prepare_deadline = Duration::from_secs(300);
-    config.spend_max_per_hour = chance(random, 0.2).then(|| random.random_range(4.0..20.0));
+    config.create_timeout = Duration::from_secs(random.random_range(60..600));
+    config.boot_timeout = Duration::from_secs(random.random_range(300..900));
+    config.ready_timeout = Duration::from_secs(300);
+    config.max_cost_per_hour = chance(random, 0.2).then(|| random.random_range(4.0..20.0));
     config
 }

@@ -7,21 +7,21 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use super::cloud::Spread;
-use crate::need::Used;
+use crate::resources::JobUsage;
 use crate::time::Time;
-use crate::words::Request;
+use crate::types::SlotRequest;
 
 /// Arrivals are seconds since a Monday, midnight; from here on, they are Unix time: then since the Monday before the first.
 const UNIX_TIME_S: u64 = 1_000_000_000;
 /// The first Monday of Unix time.
 const MONDAY_S: u64 = 4 * 86_400;
 const WEEK_S: u64 = 7 * 86_400;
-const ARRIVAL_MAX_S: f64 = 1e11;
+const MAX_ARRIVAL_S: f64 = 1e11;
 /// To the last arrival, and for one job: three years.
-const SPAN_MAX_S: f64 = 1e8;
+const MAX_SPAN_S: f64 = 1e8;
 
 /// What errors say of the form.
-const A_LINE: &str = "a line is `ARRIVAL,DURATION` in seconds, the first one may be a heading";
+const LINE_FORMAT_HINT: &str = "a line is `ARRIVAL,DURATION` in seconds, the first one may be a heading";
 
 /// One job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,15 +31,15 @@ pub struct Job {
     /// How long it runs.
     pub duration: Duration,
     /// What it asks for.
-    pub request: Request,
+    pub request: SlotRequest,
 }
 
 impl Job {
     /// What it will have used: half of what it declares, so that declared and measured need differ.
     #[must_use]
-    pub fn used(&self) -> Used {
-        let cpu = self.duration * self.request.need.cpu_milli.unwrap_or(3000) / 2000;
-        Used { wall: self.duration, cpu: Some(cpu), ..Used::default() }
+    pub fn used(&self) -> JobUsage {
+        let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;
+        JobUsage { wall: self.duration, cpu: Some(cpu), ..JobUsage::default() }
     }
 }
 
@@ -47,7 +47,7 @@ impl Job {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A line of the table.
-    #[error("line {line}: {cause}; {A_LINE}")]
+    #[error("line {line}: {cause}; {LINE_FORMAT_HINT}")]
     Line {
         /// Which.
         line: usize,
@@ -66,7 +66,7 @@ pub enum TraceError {
     #[error("not a list of {{\"arrival_s\": .., \"duration_s\": ..}}")]
     Json(#[from] serde_json::Error),
     /// Nothing in it.
-    #[error("there is no job in it; {A_LINE}")]
+    #[error("there is no job in it; {LINE_FORMAT_HINT}")]
     Empty,
     /// Too long.
     #[error("the last arrival is {0} s after the beginning, and 100000000 s is the most; are all of one clock?")]
@@ -75,12 +75,12 @@ pub enum TraceError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct TraceRow {
     arrival_s: f64,
     duration_s: f64,
 }
 
-impl Raw {
+impl TraceRow {
     fn job(&self) -> Result<Job, String> {
         let seconds = |name, value: f64, max: f64| {
             let fine = value.is_finite() && (0.0..=max).contains(&value);
@@ -92,9 +92,9 @@ impl Raw {
             }
         };
         Ok(Job {
-            at: Time::ZERO + seconds("arrival", self.arrival_s, ARRIVAL_MAX_S)?,
-            duration: seconds("duration", self.duration_s, SPAN_MAX_S)?,
-            request: Request::default(),
+            at: Time::ZERO + seconds("arrival", self.arrival_s, MAX_ARRIVAL_S)?,
+            duration: seconds("duration", self.duration_s, MAX_SPAN_S)?,
+            request: SlotRequest::default(),
         })
     }
 }
@@ -117,9 +117,10 @@ fn bare(column: &str) -> &str {
 pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
     let text = text.trim_start_matches('\u{feff}');
     let mut jobs = if text.trim_start().starts_with(['[', '{']) {
-        let raw: Vec<Raw> = serde_json::from_str(text)?;
-        let job =
-            |(index, raw): (usize, &Raw)| raw.job().map_err(|cause| TraceError::Listed { number: index + 1, cause });
+        let raw: Vec<TraceRow> = serde_json::from_str(text)?;
+        let job = |(index, raw): (usize, &TraceRow)| {
+            raw.job().map_err(|cause| TraceError::Listed { number: index + 1, cause })
+        };
         raw.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?
     } else {
         let mut jobs = Vec::new();
@@ -133,7 +134,7 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
                 return Err(error(format!("{} columns, which commas separate", columns.len())));
             };
             let number = |text: &str| text.parse::<f64>().map_err(|_| error(format!("`{text}` is no number")));
-            let raw = Raw { arrival_s: number(arrival)?, duration_s: number(duration)? };
+            let raw = TraceRow { arrival_s: number(arrival)?, duration_s: number(duration)? };
             jobs.push(raw.job().map_err(error)?);
         }
         jobs
@@ -150,7 +151,7 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
         }
     }
     let last = jobs.last().map_or(0, |job| job.at.as_millis() / 1000);
-    if last > SPAN_MAX_S as u64 { Err(TraceError::Long(last)) } else { Ok(jobs) }
+    if last > MAX_SPAN_S as u64 { Err(TraceError::Long(last)) } else { Ok(jobs) }
 }
 
 /// A generated load.
@@ -165,13 +166,13 @@ pub struct Pattern {
     /// Jobs in an hour at the busiest time.
     pub peak_per_hour: f64,
     /// Jobs in an hour at the quietest.
-    pub quiet_per_hour: f64,
+    pub off_peak_per_hour: f64,
     /// How long jobs run.
     pub duration: Spread,
     /// Jobs that come together, on average.
     pub burst: u32,
     /// Days differ by this factor, as [`Spread::factor`]; 1: they do not.
-    pub varies: f64,
+    pub daily_variation: f64,
 }
 
 /// See [`Pattern::shape`].
@@ -194,10 +195,10 @@ impl Default for Pattern {
             shape: Shape::Day,
             days: 1,
             peak_per_hour: 300.0,
-            quiet_per_hour: 10.0,
+            off_peak_per_hour: 10.0,
             duration: Spread::new(180.0, 4.0),
             burst: 1,
-            varies: 1.0,
+            daily_variation: 1.0,
         }
     }
 }
@@ -209,10 +210,10 @@ impl Pattern {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);
         let mut jobs = Vec::new();
         let end = f64::from(self.days) * 86_400.0;
-        let day = Spread::new(1.0, self.varies);
+        let day = Spread::new(1.0, self.daily_variation);
         let factors: Vec<f64> = (0..self.days).map(|_| day.sample(random).as_secs_f64()).collect();
         let busiest = factors.iter().copied().fold(1.0, f64::max);
-        let most = self.peak_per_hour.max(self.quiet_per_hour).max(1e-3) / 3600.0 * busiest;
+        let most = self.peak_per_hour.max(self.off_peak_per_hour).max(1e-3) / 3600.0 * busiest;
         let burst = f64::from(self.burst.max(1));
         let mut at = 0.0;
         loop {
@@ -228,7 +229,7 @@ impl Pattern {
             let together = if self.burst > 1 { random.random_range(1..self.burst * 2) } else { 1 };
             for _ in 0..together {
                 let at = Time::ZERO + Duration::from_secs_f64(at);
-                jobs.push(Job { at, duration: self.duration.sample(random), request: Request::default() });
+                jobs.push(Job { at, duration: self.duration.sample(random), request: SlotRequest::default() });
             }
         }
     }
@@ -241,7 +242,7 @@ impl Pattern {
             Shape::Week if day >= 5.0 => 0.05,
             Shape::Day | Shape::Week => workday(hour),
         };
-        self.quiet_per_hour + (self.peak_per_hour - self.quiet_per_hour).max(0.0) * busy
+        self.off_peak_per_hour + (self.peak_per_hour - self.off_peak_per_hour).max(0.0) * busy
     }
 }
 

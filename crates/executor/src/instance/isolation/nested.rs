@@ -9,7 +9,7 @@ use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
 use muster_remote::{self as remote, CommandResult, RemoteCommand, RunError, Session, Stream};
-use muster_taskscaler::driver::Lease as Slot;
+use muster_taskscaler::driver::LeaseHandle as Slot;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -71,7 +71,7 @@ impl NestedMachine {
         };
         let host = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
         let (host, addresses) = host.map_err(|error| {
-            slot.suspect();
+            slot.connection_lost();
             at_fault(error)
         })?;
         let host: Arc<dyn Session> = Arc::from(host);

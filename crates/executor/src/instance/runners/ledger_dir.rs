@@ -112,7 +112,7 @@ impl LedgerDir<'_> {
         let entries =
             std::fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
         for entry in entries.flatten().map(|entry| entry.path()) {
-            let from = entry.with_extension("books");
+            let from = entry.with_extension("ledger");
             let was = (entry.extension().is_some_and(|end| end == "owner") && from.exists()).then(|| read_owner(&from));
             let Some(was) = was.flatten() else { continue };
             if !known.contains(&was.key)
@@ -142,16 +142,16 @@ impl LedgerDir<'_> {
         unix: i64,
     ) -> Result<Vec<OrphanedLedger>, String> {
         let own: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
-        let fleets = fleet::offline(self.folder, unix).map_err(|error| error.to_string())?;
-        let orphans = fleets.into_iter().filter(|fleet| !own.contains(&fleet.books)).map(|fleet| {
+        let fleets = fleet::read_fleets(self.folder, unix).map_err(|error| error.to_string())?;
+        let orphans = fleets.into_iter().filter(|fleet| !own.contains(&fleet.ledger)).map(|fleet| {
             let status = fleet.report.status.map(|status| status.instances).unwrap_or_default();
-            let runner = match read_owner(&fleet.books) {
+            let runner = match read_owner(&fleet.ledger) {
                 Some(owner) if !owner.name.is_empty() => owner.name,
                 Some(owner) => owner.key.to_string(),
                 None => fleet.report.runner,
             };
             OrphanedLedger {
-                ledger: fleet.books,
+                ledger: fleet.ledger,
                 runner,
                 instances: status.into_iter().map(|instance| instance.id).collect(),
             }
@@ -173,13 +173,13 @@ impl LedgerDir<'_> {
         let entries = std::fs::read_dir(self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         entries
             .filter(|path| path.extension().is_some_and(|end| end == "owner") && !own.contains(path))
-            .filter(|path| !path.with_extension("books").exists())
+            .filter(|path| !path.with_extension("ledger").exists())
             .for_each(|path| remove_owner(&path));
     }
 
     fn ledger(&self, key: &RunnerKey) -> PathBuf {
         let digest = format!("{:x}", Sha256::digest(key.as_str()));
-        self.folder.join(format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
+        self.folder.join(format!("{}.ledger", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
     }
 }
 
@@ -307,11 +307,11 @@ mod tests {
         let all = keys(&[&stays, &gone, &with_books]);
         let take = |runner: &Arc<RunnerSettings>| owner_of(&ledgers.open_for(runner, &all).unwrap().ledger);
         let [of_stays, of_gone, of_books] = [&stays, &gone, &with_books].map(take);
-        one_row(&of_books.with_extension("books"), "i-1");
+        one_row(&of_books.with_extension("ledger"), "i-1");
         ledgers.forget(&with_books.key);
         ledgers.remove_stale_owners([&stays.key].into_iter());
         assert_eq!([&of_stays, &of_gone, &of_books].map(|path| path.exists()), [true, false, true]);
-        std::fs::remove_file(of_books.with_extension("books")).unwrap();
+        std::fs::remove_file(of_books.with_extension("ledger")).unwrap();
         ledgers.forget(&with_books.key);
         assert!(!of_books.exists());
     }

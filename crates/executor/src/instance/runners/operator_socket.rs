@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use muster_taskscaler::fleet::Report;
-use muster_taskscaler::operator::{Act, Answer, Order, Place, VERSION};
+use muster_taskscaler::operator::{OperatorAction, OperatorReply, OperatorRequest, OperatorTarget, VERSION};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -93,7 +93,7 @@ async fn handle_connection(mut stream: UnixStream, fleets: &FleetList) -> io::Re
     let answer = if user == rustix::process::geteuid().as_raw() || user == 0 {
         let mut line = Vec::new();
         BufReader::new(read.take(MAX_REQUEST_BYTES)).read_until(b'\n', &mut line).await?;
-        match serde_json::from_slice::<Order>(&line) {
+        match serde_json::from_slice::<OperatorRequest>(&line) {
             Ok(order) => operate(fleets, &order, user).await,
             Err(error) => Err(format!("this is no order that this manager understands: {error}")),
         }
@@ -104,16 +104,16 @@ async fn handle_connection(mut stream: UnixStream, fleets: &FleetList) -> io::Re
         Ok(text) => (true, text),
         Err(text) => (false, text),
     };
-    let mut line = serde_json::to_vec(&Answer { version: VERSION, done, text })?;
+    let mut line = serde_json::to_vec(&OperatorReply { version: VERSION, ok: done, message: text })?;
     line.push(b'\n');
     write.write_all(&line).await
 }
 
 /// Does it; what is done, or why it is not.
-async fn operate(fleets: &FleetList, order: &Order, user: u32) -> Result<String, String> {
+async fn operate(fleets: &FleetList, order: &OperatorRequest, user: u32) -> Result<String, String> {
     let executors: Vec<_> = fleets.current().into_iter().map(|fleet| fleet.executor).collect();
     let reports = join_all(executors.iter().map(|executor| executor.report())).await;
-    let found: Vec<(&Arc<InstanceExecutor>, String, Place)> =
+    let found: Vec<(&Arc<InstanceExecutor>, String, OperatorTarget)> =
         executors.iter().zip(&reports).flat_map(|(executor, report)| places(order, executor, report)).collect();
     let (executor, words, place) = match found.as_slice() {
         [] => return Err(not_found(order, &reports)),
@@ -124,13 +124,14 @@ async fn operate(fleets: &FleetList, order: &Order, user: u32) -> Result<String,
         }
     };
     let by = requester(order, user);
-    let act = match order.act {
-        Act::Drain => "drain",
-        Act::Resume => "resume",
-        Act::Remove { .. } => "remove",
+    let act = match order.action {
+        OperatorAction::Cordon => "cordon",
+        OperatorAction::Uncordon => "uncordon",
+        OperatorAction::Drain => "drain",
+        OperatorAction::Delete { .. } => "delete",
     };
     tracing::info!(act, on = words, by, "an operator's act");
-    match executor.operate(place, order.act, by).await {
+    match executor.operate(place, order.action, by).await {
         Some(Ok(done)) => Ok(format!("{words}: {done}")),
         Some(Err(refused)) => Err(format!("{words}: {refused}")),
         None => Err(format!(
@@ -141,10 +142,10 @@ async fn operate(fleets: &FleetList, order: &Order, user: u32) -> Result<String,
 
 /// What an order may mean in one fleet.
 fn places<'a>(
-    order: &Order,
+    order: &OperatorRequest,
     executor: &'a Arc<InstanceExecutor>,
     report: &Report,
-) -> Vec<(&'a Arc<InstanceExecutor>, String, Place)> {
+) -> Vec<(&'a Arc<InstanceExecutor>, String, OperatorTarget)> {
     let of_runner = order.runner.as_ref().is_none_or(|runner| report.runner == *runner);
     let Some(status) = report.status.as_ref().filter(|_| of_runner) else { return Vec::new() };
     let wanted = |group: &str| order.group.as_ref().is_none_or(|wanted| group == wanted);
@@ -152,23 +153,23 @@ fn places<'a>(
     for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| wanted(&group.name)) {
         let of = format!("group {} of runner {}", group.name, report.runner);
         if group.name == order.name {
-            found.push((executor, of.clone(), Place { group: number, instance: None }));
+            found.push((executor, of.clone(), OperatorTarget { group: number, instance: None }));
         }
         let ours = status.instances.iter().any(|one| one.group == group.name && one.id == order.name);
-        if ours || group.foreign.contains(&order.name) {
-            let place = Place { group: number, instance: Some(order.name.clone()) };
+        if ours || group.unmanaged.contains(&order.name) {
+            let place = OperatorTarget { group: number, instance: Some(order.name.clone()) };
             found.push((executor, format!("instance {} in {of}", order.name), place));
         }
     }
     found
 }
 
-fn not_found(order: &Order, reports: &[Report]) -> String {
+fn not_found(order: &OperatorRequest, reports: &[Report]) -> String {
     let quoted = |before: &str, name: &Option<String>| name.as_ref().map(|name| format!("{before}`{name}`"));
     let runner = quoted(" ", &order.runner).unwrap_or_default();
     let group = quoted(" in a group ", &order.group).unwrap_or_default();
     let mut text = format!("no runner{runner} has an instance or a group `{}`{group}", order.name);
-    let down = reports.iter().filter_map(|report| Some((&report.runner, report.down.as_ref()?)));
+    let down = reports.iter().filter_map(|report| Some((&report.runner, report.unavailable_reason.as_ref()?)));
     for (runner, why) in down {
         text.push_str(&format!("; the scaler of runner {runner} does not run: {why}"));
     }
@@ -177,13 +178,13 @@ fn not_found(order: &Order, reports: &[Report]) -> String {
 }
 
 /// Who says so, and why: the user is what the system says, his name what he says.
-fn requester(order: &Order, user: u32) -> String {
-    let who = order.who.as_deref().map(sanitize).filter(|who| !who.is_empty());
+fn requester(order: &OperatorRequest, user: u32) -> String {
+    let who = order.user.as_deref().map(sanitize).filter(|who| !who.is_empty());
     let mut by = match who {
         Some(who) => format!("operator {who} (user {user})"),
         None => format!("operator (user {user})"),
     };
-    if let Some(why) = order.why.as_deref().map(sanitize).filter(|why| !why.is_empty()) {
+    if let Some(why) = order.reason.as_deref().map(sanitize).filter(|why| !why.is_empty()) {
         by = format!("{by}: {why}");
     }
     by
@@ -197,7 +198,7 @@ fn sanitize(text: &str) -> String {
 mod tests {
     use super::*;
 
-    async fn ask(path: &Path, line: &[u8]) -> Answer {
+    async fn ask(path: &Path, line: &[u8]) -> OperatorReply {
         let mut stream = UnixStream::connect(path).await.unwrap();
         stream.write_all(line).await.unwrap();
         let mut answer = Vec::new();
@@ -205,10 +206,18 @@ mod tests {
         serde_json::from_slice(&answer).unwrap()
     }
 
-    fn order() -> Order {
+    fn order() -> OperatorRequest {
         let (runner, group) = (None, None);
         let (who, why) = (Some("ann\n".to_owned()), Some(format!("disk\u{7} full{}", "!".repeat(1000))));
-        Order { version: VERSION, act: Act::Drain, name: "i-1".to_owned(), runner, group, who, why }
+        OperatorRequest {
+            version: VERSION,
+            action: OperatorAction::Cordon,
+            name: "i-1".to_owned(),
+            runner,
+            group,
+            user: who,
+            reason: why,
+        }
     }
 
     #[tokio::test]
@@ -226,12 +235,12 @@ mod tests {
         line.push(b'\n');
         let answer = ask(&path, &line).await;
         let text = "no runner has an instance or a group `i-1`; `muster fleet status` shows all".to_owned();
-        assert_eq!(answer, Answer { version: VERSION, done: false, text });
-        let of = Order { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..order() };
+        assert_eq!(answer, OperatorReply { version: VERSION, ok: false, message: text });
+        let of = OperatorRequest { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..order() };
         let answer = ask(&path, &[serde_json::to_vec(&of).unwrap(), b"\n".to_vec()].concat()).await;
-        assert!(answer.text.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
-        let answer = ask(&path, b"{\"act\":\"explode\"}\n").await;
-        assert!(!answer.done && answer.text.starts_with("this is no order"), "{answer:?}");
+        assert!(answer.message.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
+        let answer = ask(&path, b"{\"action\":\"explode\"}\n").await;
+        assert!(!answer.ok && answer.message.starts_with("this is no order"), "{answer:?}");
         drop(socket);
         assert!(!path.exists());
     }

@@ -9,7 +9,7 @@ use muster_executor::instance::{FleetList, InstanceExecutors};
 use muster_manager::clock::unix_now;
 use muster_manager::labels;
 use muster_taskscaler::driver::{self as scaler, Kind};
-use muster_taskscaler::fleet::{self, Explanations, Reports, Source, Subject};
+use muster_taskscaler::fleet::{self, ExplanationSet, Reports, ReportSource, Subject};
 use muster_telemetry::Telemetry;
 use muster_telemetry::http::{JsonAnswer, Page};
 use muster_telemetry::metrics::{self, EntryLabels, FamilyKind};
@@ -76,7 +76,7 @@ impl Page for StatusPage {
     async fn answer(&self, _: &str) -> JsonAnswer {
         let listed = self.0.current();
         let fleets = join_all(listed.iter().map(|fleet| fleet.executor.report())).await;
-        json(&Reports { version: fleet::VERSION, unix: unix_now(), source: Source::Manager, fleets }, true)
+        json(&Reports { version: fleet::VERSION, unix: unix_now(), source: ReportSource::Manager, fleets }, true)
     }
 }
 
@@ -97,11 +97,11 @@ impl Page for ExplainPage {
             Err(error) => return JsonAnswer::Failed(format!("the decisions cannot be read: {error}")),
         };
         fleets.retain(|fleet| runner.as_ref().is_none_or(|runner| fleet.runner == *runner));
-        let known = fleets.iter().any(|fleet| fleet.known);
+        let known = fleets.iter().any(|fleet| fleet.found);
         if known {
-            fleets.retain(|fleet| fleet.known);
+            fleets.retain(|fleet| fleet.found);
         }
-        json(&Explanations { version: fleet::VERSION, unix, source: Source::Manager, fleets }, known)
+        json(&ExplanationSet { version: fleet::VERSION, unix, source: ReportSource::Manager, fleets }, known)
     }
 }
 

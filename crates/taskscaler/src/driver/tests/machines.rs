@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::words::{Key, Request};
+use crate::types::{SlotRequest, TaskKey};
 
 const STATES: &str = "gitlab_runner_autoscaling_machine_states";
 const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
@@ -33,10 +33,10 @@ fn state(name: &str, value: f64) -> Vec<(String, f64)> {
 /// A scaler whose only instance has one job and is then removed.
 async fn one_use(cloud: &Arc<Cloud>) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 1));
-    config.uses_max = NonZeroU32::new(1);
-    let host: Arc<dyn Host> = Arc::<Cloud>::clone(cloud);
-    let store = Box::new(MemoryStore::default());
-    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0).await.unwrap()
+    config.max_uses = NonZeroU32::new(1);
+    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let store = Box::new(MemoryLedger::default());
+    Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,8 +48,8 @@ async fn a_machine_is_creating_then_used_then_removing_then_stuck() {
     seconds(1).await;
     assert_eq!(machines(&scaler), []);
 
-    let lease = scaler.reserve(Key::new("job")).await.unwrap();
-    let waiting = tokio::spawn(lease.acquire(Request::default(), Duration::from_secs(600)));
+    let lease = scaler.reserve(TaskKey::new("job")).await.unwrap();
+    let waiting = tokio::spawn(lease.acquire(SlotRequest::default(), Duration::from_secs(600)));
     seconds(45).await;
     assert_eq!(machines(&scaler), state("creating", 1.0));
     assert_eq!(creations(&scaler).0, 0, "it is not created yet");

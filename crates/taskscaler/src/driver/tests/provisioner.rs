@@ -3,16 +3,16 @@
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::words::{Key, Request};
+use crate::types::{SlotRequest, TaskKey};
 
 #[tokio::test]
 async fn v01_a_limit_beyond_the_plugins_is_refused() {
     let cloud = Cloud::new();
     cloud.plugin.send_replace(HostStatus::Up { max_size: 10 });
     let config = Config::new(GroupConfig::new("main", 20));
-    let host: Arc<dyn Host> = Arc::<Cloud>::clone(&cloud);
-    let store = Box::new(MemoryStore::default());
-    let error = Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0)
+    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(&cloud);
+    let store = Box::new(MemoryLedger::default());
+    let error = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
         .await
         .unwrap_err()
         .to_string();
@@ -24,13 +24,14 @@ async fn v01_a_limit_beyond_the_plugins_is_refused() {
 async fn removing(cloud: &Arc<Cloud>) -> Scaler {
     cloud.keeps.store(true, Ordering::Relaxed);
     let mut config = Config::new(GroupConfig::new("main", 1));
-    config.uses_max = NonZeroU32::new(1);
-    let host: Arc<dyn Host> = Arc::<Cloud>::clone(cloud);
-    let store = Box::new(MemoryStore::default());
-    let scaler =
-        Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0).await.unwrap();
-    let promise = scaler.admit(Key::new("job"));
-    drop(promise.acquire(Request::default(), Duration::from_secs(60)).await.unwrap());
+    config.max_uses = NonZeroU32::new(1);
+    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let store = Box::new(MemoryLedger::default());
+    let scaler = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
+        .await
+        .unwrap();
+    let promise = scaler.admit(TaskKey::new("job"));
+    drop(promise.acquire(SlotRequest::default(), Duration::from_secs(60)).await.unwrap());
     seconds(1).await;
     assert_eq!(states(&scaler).await, ["deleting"]);
     scaler

@@ -6,7 +6,7 @@ use std::task::Poll;
 use tokio::time::timeout;
 
 use super::*;
-use crate::words::{Key, Request};
+use crate::types::{SlotRequest, TaskKey};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(3600);
@@ -14,12 +14,13 @@ const LONG: Duration = Duration::from_secs(3600);
 /// A scaler of at most `max` instances with one slot each, which stay for `LONG` when they are idle.
 async fn scaler_of(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", max));
-    config.uses_max = std::num::NonZeroU32::new(uses);
+    config.max_uses = std::num::NonZeroU32::new(uses);
     let preemptive = idle > 0;
-    config.policies = Policies::always(Wanted { idle_count: idle, idle_time: LONG, preemptive, ..Wanted::default() });
-    let host: Arc<dyn Host> = Arc::<Cloud>::clone(cloud);
-    let store = Box::new(MemoryStore::default());
-    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0).await.unwrap()
+    config.policies =
+        Policies::always(IdleTarget { idle_count: idle, idle_time: LONG, preemptive, ..IdleTarget::default() });
+    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let store = Box::new(MemoryLedger::default());
+    Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
 /// R014.
@@ -29,16 +30,16 @@ async fn a_job_that_is_canceled_while_it_waits_frees_its_reservation_within_a_se
     *cloud.born.lock().unwrap() = InstanceState::Creating;
     let scaler = scaler_of(&cloud, 1, 0, 0).await;
     seconds(60).await;
-    let reservation = scaler.reserve(Key::new("job")).await.unwrap();
-    let waits = tokio::spawn(reservation.acquire(Request::default(), LONG));
+    let reservation = scaler.reserve(TaskKey::new("job")).await.unwrap();
+    let waits = tokio::spawn(reservation.acquire(SlotRequest::default(), LONG));
     seconds(600).await;
-    assert!(scaler.reserve(Key::new("next")).await.is_err(), "the only slot is reserved");
+    assert!(scaler.reserve(TaskKey::new("next")).await.is_err(), "the only slot is reserved");
     let keys = async || scaler.status().await.unwrap().waiting.into_iter().map(|waiting| waiting.key);
     assert_eq!(keys().await.collect::<Vec<_>>(), ["job"]);
 
     waits.abort();
     let freed = async {
-        while scaler.reserve(Key::new("next")).await.is_err() {
+        while scaler.reserve(TaskKey::new("next")).await.is_err() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -52,8 +53,8 @@ async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
     let scaler = scaler_of(&cloud, 1, 0, max_use_count).await;
     let mut used: Vec<(InstanceId, usize)> = Vec::new();
     for job in 0..jobs {
-        let admitted = scaler.admit(Key::new(job.to_string()));
-        let lease = admitted.acquire(Request::default(), LONG).await.unwrap();
+        let admitted = scaler.admit(TaskKey::new(job.to_string()));
+        let lease = admitted.acquire(SlotRequest::default(), LONG).await.unwrap();
         match used.last_mut() {
             Some((instance, uses)) if instance == lease.instance() => *uses += 1,
             _ => used.push((lease.instance().clone(), 1)),
@@ -75,7 +76,7 @@ async fn acquiring_from_an_empty_pool_only_queues_a_demand() {
     let cloud = Cloud::new();
     let scaler = scaler_of(&cloud, 10, 0, 0).await;
     seconds(60).await;
-    let mut acquires = pin!(scaler.admit(Key::new("job")).acquire(Request::default(), LONG));
+    let mut acquires = pin!(scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), LONG));
     let waits = std::future::poll_fn(|context| Poll::Ready(acquires.as_mut().poll(context).is_pending())).await;
     assert!(waits);
     assert_eq!(cloud.made.load(Ordering::Relaxed), 0, "whoever acquires asks no provider");

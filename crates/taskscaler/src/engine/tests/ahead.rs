@@ -1,15 +1,15 @@
 //! Reservations ahead of free slots, while each job request is answered with a job at once.
 
-use super::rig::{Rig, config, differs, key, wanted};
+use super::fixture::{Rig, config, differs, key, wanted};
 use crate::config::Config;
 use crate::event::Event;
 use crate::policy::Policies;
-use crate::words::Request;
+use crate::types::SlotRequest;
 
 /// Instances of one job each, two of them idle.
 fn one_use(max: u32) -> Config {
     let mut config = config(max, 1);
-    config.uses_max = std::num::NonZeroU32::new(1);
+    config.max_uses = std::num::NonZeroU32::new(1);
     config.policies = Policies::always(wanted(2, 300));
     config
 }
@@ -55,7 +55,7 @@ impl Burst {
                 self.rig.tell(Event::Answered { at_once });
                 // A job that has come is admitted, also when its reservation was revoked meanwhile.
                 self.rig.engine.admit(job.clone());
-                self.rig.engine.acquire(self.rig.now, job, &Request::default()).unwrap();
+                self.rig.engine.acquire(self.rig.now, job, &SlotRequest::default()).unwrap();
                 self.rig.answer();
             } else {
                 self.rig.tell(Event::Answered { at_once });
@@ -106,7 +106,7 @@ fn the_first_empty_answer_leads_back_to_the_free_slots() {
     burst.rig.tell(Event::Answered { at_once: false });
     assert_eq!(burst.rig.withdrawn.len(), 8, "all of them are ahead: no slot is free");
     let refusal = burst.rig.reserve("one more").unwrap_err();
-    assert!(matches!(refusal, crate::engine::NoCapacity::Immediately { .. }), "{refusal}");
+    assert!(matches!(refusal, crate::engine::NoCapacity::NoneAvailable { .. }), "{refusal}");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn reservations_ahead_create_no_instance_that_no_job_needs() {
 #[test]
 fn it_can_be_turned_off() {
     let mut config = one_use(20);
-    config.policies = Policies::always(crate::policy::Wanted { ahead: false, ..wanted(2, 300) });
+    config.policies = Policies::always(crate::policy::IdleTarget { ahead: false, ..wanted(2, 300) });
     assert_eq!(Burst::new(config, 20).rounds(), [2]);
 }
 
@@ -145,7 +145,7 @@ fn no_more_is_reserved_ahead_than_max_instances_allows() {
 fn no_more_is_reserved_ahead_than_may_be_spent() {
     let mut config = one_use(40);
     config.groups[0].price_per_hour = 1.0;
-    config.spend_max_per_hour = Some(5.5);
+    config.max_cost_per_hour = Some(5.5);
     assert_eq!(Burst::new(config, 20).rounds(), [2, 2, 1]);
 }
 
@@ -162,7 +162,7 @@ fn no_more_is_reserved_ahead_than_may_be_created_at_once() {
 #[test]
 fn after_a_failed_creation_no_more_is_reserved_than_boots() {
     let (mut burst, made) = after_three_rounds(one_use(40));
-    burst.rig.moods[0] = super::rig::Mood::Refusing("quota");
+    burst.rig.moods[0] = super::fixture::Mood::Refusing("quota");
     burst.rig.want("another job");
     assert_eq!((burst.request(), burst.rig.made), (1, made), "eight instances boot, and seven jobs wait");
     assert_eq!(burst.request(), 0);
@@ -171,7 +171,7 @@ fn after_a_failed_creation_no_more_is_reserved_than_boots() {
 #[test]
 fn a_provider_that_grants_too_few_is_not_counted_on_for_more() {
     let (mut burst, _) = after_three_rounds(one_use(40));
-    burst.rig.moods[0] = super::rig::Mood::Short(1);
+    burst.rig.moods[0] = super::fixture::Mood::Short(1);
     assert_eq!(burst.request(), 8);
     burst.answer();
     burst.rig.pass(std::time::Duration::from_millis(200));

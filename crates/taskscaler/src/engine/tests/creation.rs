@@ -3,13 +3,13 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::rig::{G, MONDAY, Mood, Rig, config, differs, key, wanted};
-use crate::config::{GroupConfig, GroupOrder};
-use crate::decision::{Cause, What};
+use super::fixture::{G, MONDAY, Mood, Rig, config, differs, key, wanted};
+use crate::config::{GroupConfig, GroupSelection};
+use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::event::{Action, Event};
 use crate::policy::Policies;
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Request};
+use crate::types::{GroupId, SlotRequest};
 
 #[test]
 fn demand_is_asked_for_at_once_and_in_one_call_each() {
@@ -47,7 +47,7 @@ fn a_job_has_its_slot_within_a_fiftieth_of_the_boot_time() {
         rig.pass(Duration::from_millis(30_650));
         assert_ne!(rig.place(&job), "nowhere", "round {round}");
     }
-    let lists = rig.count(|action| matches!(action, Action::Update { .. }));
+    let lists = rig.count(|action| matches!(action, Action::List { .. }));
     assert!(lists < 300, "{lists} lists: it does not poll all the time");
 }
 
@@ -55,7 +55,7 @@ fn a_job_has_its_slot_within_a_fiftieth_of_the_boot_time() {
 #[test]
 fn a_place_that_becomes_free_is_seen_at_once_however_long_a_boot_takes() {
     let mut config = config(1, 1);
-    config.uses_max = NonZeroU32::new(1);
+    config.max_uses = NonZeroU32::new(1);
     let mut rig = Rig::new(config);
     rig.want("first");
     rig.seconds(60);
@@ -75,9 +75,9 @@ fn nothing_is_listed_more_often_than_needed() {
     config.policies = Policies::always(wanted(2, 3600));
     let mut rig = Rig::new(config);
     rig.seconds(40);
-    let before = rig.count(|action| matches!(action, Action::Update { .. }));
+    let before = rig.count(|action| matches!(action, Action::List { .. }));
     rig.seconds(600);
-    let lists = rig.count(|action| matches!(action, Action::Update { .. })) - before;
+    let lists = rig.count(|action| matches!(action, Action::List { .. })) - before;
     assert!((9..=11).contains(&lists), "{lists} in ten quiet minutes");
 }
 
@@ -87,12 +87,12 @@ fn a_list_that_hung_does_not_keep_the_next_from_being_made() {
     rig.now = Now::steady(Time::from_millis(60_000), MONDAY);
     rig.engine.handle(rig.now, Event::Tick);
     let hung = rig.engine.actions();
-    let [Action::Update { call, .. }] = hung[..] else { panic!("{hung:?}") };
+    let [Action::List { call, .. }] = hung[..] else { panic!("{hung:?}") };
     rig.now = Now::steady(Time::from_millis(360_000), MONDAY);
-    let before = rig.count(|action| matches!(action, Action::Update { .. }));
-    rig.tell(Event::Updated { group: G, call, result: Ok(Vec::new()) });
+    let before = rig.count(|action| matches!(action, Action::List { .. }));
+    rig.tell(Event::Listed { group: G, call, result: Ok(Vec::new()) });
     rig.seconds(300);
-    let lists = rig.count(|action| matches!(action, Action::Update { .. })) - before;
+    let lists = rig.count(|action| matches!(action, Action::List { .. })) - before;
     assert!((4..=7).contains(&lists), "{lists} in the five minutes after one that took five");
 }
 
@@ -111,8 +111,11 @@ fn a_failing_provider_is_left_alone_and_quoted() {
     );
     let status = rig.engine.status(rig.now);
     assert_eq!(status.groups[0].error.as_deref(), Some("quota CPUS exceeded in europe-west1"));
-    let why = rig.engine.why_waiting(rig.now, &key("1")).unwrap();
-    assert!(why.held[0].contains("next attempt in") && why.held[0].ends_with("europe-west1"), "{why:?}");
+    let why = rig.engine.explain_waiting(rig.now, &key("1")).unwrap();
+    assert!(
+        why.scale_up_blocked[0].contains("next attempt in") && why.scale_up_blocked[0].ends_with("europe-west1"),
+        "{why:?}"
+    );
     let refused = rig.reserve("2").unwrap_err().to_string();
     assert!(refused.contains("quota CPUS exceeded"), "jobs are not requested any more, and it says why: {refused}");
     rig.moods[0] = Mood::Obliging;
@@ -127,7 +130,7 @@ fn after_failures_less_is_asked_for_until_it_works() {
     rig.moods[0] = Mood::Refusing("out of stock");
     for job in 1..=64 {
         rig.engine.admit(key(&job.to_string()));
-        rig.engine.acquire(rig.now, key(&job.to_string()), &Request::default()).unwrap();
+        rig.engine.acquire(rig.now, key(&job.to_string()), &SlotRequest::default()).unwrap();
     }
     rig.answer();
     rig.seconds(40);
@@ -147,7 +150,11 @@ fn a_short_grant_is_filled_by_the_next_group() {
     rig.engine.handle(rig.now, Event::Policies(Policies::always(wanted(4, 30))));
     rig.answer();
     assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 3));
-    assert!(rig.decisions.iter().any(|decision| matches!(decision.what, What::Granted { asked: 4, granted: 1, .. })));
+    assert!(
+        rig.decisions
+            .iter()
+            .any(|decision| matches!(decision.kind, DecisionKind::ScaleUpAccepted { requested: 4, accepted: 1, .. }))
+    );
 }
 
 #[test]
@@ -182,7 +189,7 @@ fn what_a_provider_gives_at_a_rate_is_fetched_at_that_rate() {
     let before = rig.increases().len();
     rig.seconds(5);
     assert!(rig.increases().len() - before <= 6, "one that gives nothing more is asked less and less");
-    assert!(rig.told(|what| matches!(what, What::CreationFailed { .. })), "and then it counts as a failure");
+    assert!(rig.told(|what| matches!(what, DecisionKind::CreationFailed { .. })), "and then it counts as a failure");
 }
 
 #[test]
@@ -190,7 +197,7 @@ fn a_group_without_stock_is_replaced_by_the_next_and_tried_again() {
     let mut config = config(10, 1);
     config.groups[0].price_per_hour = 0.1;
     config.groups.push(GroupConfig { price_per_hour: 0.3, ..GroupConfig::new("on-demand", 10) });
-    config.order = GroupOrder::Price;
+    config.group_selection = GroupSelection::Price;
     let mut rig = Rig::new(config);
     rig.moods[0] = Mood::Refusing("no spot capacity");
     rig.want("1");
@@ -224,11 +231,13 @@ fn what_was_granted_and_does_not_come_is_no_capacity_for_ever() {
     rig.want("1");
     rig.want("2");
     rig.seconds(300);
-    assert_eq!(rig.engine.status(rig.now).groups[0].coming, 2);
+    assert_eq!(rig.engine.status(rig.now).groups[0].requested, 2);
     rig.moods[0] = Mood::Obliging;
     rig.seconds(400);
     differs("V16: jobs that run after instances that were granted never came", (0, 2), rig.granted.len());
-    assert!(rig.told(|what| matches!(what, What::CreationFailed { error, .. } if error.contains("did not appear"))));
+    assert!(
+        rig.told(|what| matches!(what, DecisionKind::CreationFailed { error, .. } if error.contains("did not appear")))
+    );
 }
 
 #[test]
@@ -243,7 +252,7 @@ fn what_comes_late_is_used_or_removed_but_not_forgotten() {
     rig.moods[0] = Mood::Obliging;
     rig.make(G);
     rig.seconds(200);
-    assert!(rig.clouds[0].is_empty() && rig.engine.status(rig.now).groups[0].foreign.is_empty());
+    assert!(rig.clouds[0].is_empty() && rig.engine.status(rig.now).groups[0].unmanaged.is_empty());
 }
 
 #[test]
@@ -294,7 +303,7 @@ fn instances_that_never_get_ready_are_no_storm() {
 #[test]
 fn an_instance_that_never_runs_is_replaced() {
     let mut config = config(1, 1);
-    config.boot_deadline = Duration::from_secs(120);
+    config.boot_timeout = Duration::from_secs(120);
     let mut rig = Rig::new(config);
     rig.want("1");
     rig.jam();
@@ -308,41 +317,41 @@ fn an_instance_that_never_runs_is_replaced() {
 fn spending_is_bounded() {
     let mut config = config(0, 1);
     config.groups[0].price_per_hour = 0.5;
-    config.spend_max_per_hour = Some(2.0);
+    config.max_cost_per_hour = Some(2.0);
     let mut rig = Rig::new(config);
     for job in 1..=9 {
         rig.want(&job.to_string());
     }
     rig.seconds(60);
     assert_eq!(rig.made, 4);
-    let why = rig.engine.why_waiting(rig.now, &key("9")).unwrap();
-    assert_eq!(why.held, ["group main: more would cost over 2 per hour"]);
+    let why = rig.engine.explain_waiting(rig.now, &key("9")).unwrap();
+    assert_eq!(why.scale_up_blocked, ["group main: one more instance would exceed max_cost_per_hour (2)"]);
 }
 
 #[test]
 fn nobody_acquires_an_instance_into_being() {
     let mut rig = Rig::new(config(0, 1));
-    rig.tell(Event::GroupDown { group: GroupId(0), cause: "plugin process exited (signal 9)".to_owned() });
+    rig.tell(Event::PluginDown { group: GroupId(0), cause: "plugin process exited (signal 9)".to_owned() });
     rig.want("1");
-    assert_eq!((rig.made, rig.engine.tasks().pending), (0, 1), "R039: acquiring queues a demand");
+    assert_eq!((rig.made, rig.engine.slot_counts().pending), (0, 1), "R039: acquiring queues a demand");
     let refused = rig.reserve("2").unwrap_err().to_string();
-    assert!(refused.contains("its plugin does not run: plugin process exited (signal 9)"), "{refused}");
+    assert!(refused.contains("its plugin is not running: plugin process exited (signal 9)"), "{refused}");
 }
 
 #[test]
 fn instances_for_few_jobs_are_made_for_the_jobs_there_are() {
     let mut config = config(20, 4);
-    config.uses_max = NonZeroU32::new(2);
+    config.max_uses = NonZeroU32::new(2);
     let mut rig = Rig::new(config);
     rig.tell(Event::Policies(Policies::always(wanted(8, 30))));
     assert_eq!(rig.made, 4);
 }
 
-/// What a group has shown says when an instance is late; up to `create_deadline` it may appear all the same.
+/// What a group has shown says when an instance is late; up to `create_timeout` it may appear all the same.
 #[test]
 fn a_granted_instance_that_is_late_is_asked_for_again_and_used_or_removed_when_it_comes() {
     let mut config = config(10, 1);
-    config.create_deadline = Duration::from_secs(600);
+    config.create_timeout = Duration::from_secs(600);
     let mut rig = Rig::new(config);
     for job in 1..=8 {
         rig.want(&format!("early-{job}"));
@@ -360,7 +369,7 @@ fn a_granted_instance_that_is_late_is_asked_for_again_and_used_or_removed_when_i
     rig.make(G);
     rig.seconds(2);
     assert_eq!(rig.instances(), 10);
-    assert!(rig.told(|what| matches!(what, What::Appeared { cause: Cause::Late, .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Discovered { origin: InstanceOrigin::RequestedLate, .. })));
     rig.seconds(700);
     assert_eq!(rig.instances(), 9);
 }
@@ -368,7 +377,7 @@ fn a_granted_instance_that_is_late_is_asked_for_again_and_used_or_removed_when_i
 #[test]
 fn without_room_beside_a_late_instance_it_is_waited_for_up_to_the_deadline() {
     let mut config = config(9, 1);
-    config.create_deadline = Duration::from_secs(600);
+    config.create_timeout = Duration::from_secs(600);
     let mut rig = Rig::new(config);
     for job in 1..=8 {
         rig.want(&format!("early-{job}"));

@@ -2,32 +2,35 @@
 
 use std::time::Duration;
 
-use super::rig::{Rig, adopted, config, id, key, wanted};
+use super::fixture::{Rig, adopted, config, id, key, wanted};
 use crate::config::Config;
-use crate::decision::What;
+use crate::decision::DecisionKind;
 use crate::event::Event;
-use crate::need::Used;
 use crate::policy::Policies;
-use crate::words::Need;
-use crate::words::{Context, Request, Tried, Work};
+use crate::resources::JobUsage;
+use crate::types::ResourceRequest;
+use crate::types::{JobKind, SlotRequest, StickyContextId, TriedInstance};
 
 /// Instances of `capacity` slots, each of which stands for one CPU and 2 GiB.
 fn sized(max: u32, capacity: u32) -> Config {
     let mut config = config(max, capacity);
-    config.density.slot = Need { cpu_milli: Some(1000), memory_bytes: Some(2 << 30) };
+    config.density.slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: Some(2 << 30) };
     config
 }
 
-fn cpus(cpu_milli: u32) -> Request {
-    Request { need: Need { cpu_milli: Some(cpu_milli), memory_bytes: None }, ..Request::default() }
+fn cpus(cpu_milli: u32) -> SlotRequest {
+    SlotRequest {
+        resources: ResourceRequest { cpu_milli: Some(cpu_milli), memory_bytes: None },
+        ..SlotRequest::default()
+    }
 }
 
-fn of_kind(work: u64) -> Request {
-    Request { work: Some(Work(work)), ..Request::default() }
+fn of_kind(work: u64) -> SlotRequest {
+    SlotRequest { job_kind: Some(JobKind(work)), ..SlotRequest::default() }
 }
 
-fn with_context(context: u64) -> Request {
-    Request { context: Some(Context(context)), ..Request::default() }
+fn with_context(context: u64) -> SlotRequest {
+    SlotRequest { sticky_context: Some(StickyContextId(context)), ..SlotRequest::default() }
 }
 
 /// How many slots a key got.
@@ -40,11 +43,11 @@ fn a_job_takes_as_many_slots_as_it_declares_a_need_for() {
     let mut rig = adopted(sized(1, 8), &["a"]);
     rig.want_by("big", &cpus(3500));
     rig.want("small");
-    let memory = Need { cpu_milli: Some(500), memory_bytes: Some(5 << 30) };
-    rig.want_by("wide", &Request { need: memory, ..Request::default() });
+    let memory = ResourceRequest { cpu_milli: Some(500), memory_bytes: Some(5 << 30) };
+    rig.want_by("wide", &SlotRequest { resources: memory, ..SlotRequest::default() });
     assert_eq!([slots(&rig, "big"), slots(&rig, "small"), slots(&rig, "wide")], [4, 1, 3]);
     assert_eq!([rig.place("big"), rig.place("small"), rig.place("wide")], ["a/0", "a/4", "a/5"]);
-    assert_eq!(rig.engine.tasks().idle, 0);
+    assert_eq!(rig.engine.slot_counts().idle, 0);
     rig.release("big");
     rig.want_by("next", &cpus(2000));
     assert_eq!((rig.place("next").as_str(), slots(&rig, "next")), ("a/0", 2));
@@ -84,7 +87,7 @@ fn who_is_overtaken_for_a_minute_is_kept_an_instance() {
     rig.want("5");
     assert_eq!(rig.place("5"), "a/0", "a free slot is used at once");
     rig.seconds(31);
-    assert!(rig.told(|what| matches!(what, What::Kept { slots: 4, .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Held { slots: 4, .. })));
     for job in ["2", "3", "4"] {
         rig.release(job);
     }
@@ -111,22 +114,22 @@ fn a_request_that_is_given_up_keeps_no_instance() {
 #[test]
 fn what_earlier_runs_used_says_how_many_slots_the_next_one_takes() {
     let mut config = sized(1, 8);
-    config.density.measured = true;
+    config.density.learn_from_usage = true;
     let mut rig = adopted(config, &["a"]);
     for run in 0..5 {
         let name = format!("run {run}");
         rig.want_by(&name, &of_kind(7));
         assert_eq!(slots(&rig, &name), 1, "too few runs say nothing");
         let wall = Duration::from_secs(10);
-        let used = Used { wall, cpu: Some(wall * 3), memory_bytes: Some(1 << 20), ..Used::default() };
-        rig.tell(Event::Used { key: key(&name), used });
+        let used = JobUsage { wall, cpu: Some(wall * 3), memory_bytes: Some(1 << 20), ..JobUsage::default() };
+        rig.tell(Event::JobUsage { key: key(&name), usage: used });
         rig.release(&name);
     }
     rig.want_by("next", &of_kind(7));
     assert_eq!(slots(&rig, "next"), 4, "three CPUs, and a fifth more");
     rig.want_by("other", &of_kind(8));
     assert_eq!(slots(&rig, "other"), 1);
-    rig.want_by("declared", &Request { work: Some(Work(7)), ..cpus(1500) });
+    rig.want_by("declared", &SlotRequest { job_kind: Some(JobKind(7)), ..cpus(1500) });
     assert_eq!(slots(&rig, "declared"), 2, "what a job declares counts");
 }
 
@@ -138,8 +141,8 @@ fn neighbours_and_slow_down_are_told() {
     let run = |rig: &mut Rig, name: &str, seconds: u64| {
         rig.want_by(name, &of_kind(7));
         rig.seconds(seconds);
-        let used = Used { wall: Duration::from_secs(seconds), ..Used::default() };
-        rig.tell(Event::Used { key: key(name), used });
+        let used = JobUsage { wall: Duration::from_secs(seconds), ..JobUsage::default() };
+        rig.tell(Event::JobUsage { key: key(name), usage: used });
         rig.release(name);
     };
     for name in ["1", "2", "3"] {
@@ -147,8 +150,8 @@ fn neighbours_and_slow_down_are_told() {
     }
     rig.want("neighbour");
     run(&mut rig, "4", 15);
-    let told = rig.decisions.iter().rev().find_map(|decision| match &decision.what {
-        What::Used { neighbours, slow_down, .. } => Some((*neighbours, *slow_down)),
+    let told = rig.decisions.iter().rev().find_map(|decision| match &decision.kind {
+        DecisionKind::JobUsage { neighbors: neighbours, slowdown: slow_down, .. } => Some((*neighbours, *slow_down)),
         _ => None,
     });
     assert_eq!(told, Some((1.0, Some(1.5))));
@@ -170,7 +173,7 @@ fn an_instance_with_the_sticky_context_is_preferred_and_none_is_waited_for() {
     assert_eq!(rig.place("5"), "a/1");
     rig.want_by("6", &with_context(1));
     assert_eq!(rig.place("6"), "b/1", "a is full: the job does not wait for it");
-    assert!(rig.told(|what| matches!(what, What::Leased { sticky: Some(true), .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Leased { sticky: Some(true), .. })));
 }
 
 #[test]
@@ -178,7 +181,7 @@ fn a_job_that_could_not_be_started_on_an_instance_gets_another_one_where_there_i
     let mut rig = adopted(sized(2, 2), &["a", "b"]);
     rig.want("1");
     let (full, other) = if rig.place("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
-    let not_there = Request { avoid: Some(Tried::of(&id(full))), ..Request::default() };
+    let not_there = SlotRequest { avoid: Some(TriedInstance::from_instance_id(&id(full))), ..SlotRequest::default() };
     rig.want("2");
     assert_eq!(rig.place("2"), format!("{full}/1"), "packed");
     rig.release("2");

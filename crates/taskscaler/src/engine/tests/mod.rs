@@ -1,16 +1,16 @@
 //! What users and operators see of the engine, on an obliging cloud whose moods a test chooses.
 
 mod ahead;
-mod cases;
+mod cost_limit;
 mod creation;
 mod density;
-mod hopes;
-mod money;
+mod eta;
+mod fixture;
 mod offers;
 mod operator;
-mod promises;
 mod provisioner;
 mod removal;
+mod reservations;
 mod restart;
-mod rig;
-mod sleep;
+mod spec_cases;
+mod suspend;

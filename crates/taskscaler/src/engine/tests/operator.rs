@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use super::rig::{G, Rig, adopted, config, id, key, wanted};
-use crate::books::{Row, RowKey};
+use super::fixture::{G, Rig, adopted, config, id, key, wanted};
 use crate::engine::Engine;
 use crate::event::{Action, Event};
-use crate::operator::{Act, Done, Refused};
+use crate::ledger::{Row, RowKey};
+use crate::operator::{OperatorAction, OperatorError, OperatorOutcome};
 use crate::policy::Policies;
 use muster_fleeting::model::InstanceState;
 
-const REMOVE: Act = Act::Remove { now: false };
-const REMOVE_NOW: Act = Act::Remove { now: true };
+const DELETE: OperatorAction = OperatorAction::Delete { force: false };
+const FORCE_DELETE: OperatorAction = OperatorAction::Delete { force: true };
 
 fn names(rig: &Rig) -> Vec<String> {
     rig.clouds[0].keys().map(ToString::to_string).collect()
@@ -21,7 +21,7 @@ fn names(rig: &Rig) -> Vec<String> {
 fn state(rig: &Rig, name: &str) -> (String, Option<String>) {
     let instances = rig.engine.status(rig.now).instances;
     let found = instances.into_iter().find(|instance| instance.id == name).unwrap();
-    (found.state, found.why)
+    (found.state, found.reason)
 }
 
 fn decreases(rig: &Rig) -> usize {
@@ -34,7 +34,7 @@ fn restarted(mut rig: Rig, rows: &mut BTreeMap<RowKey, Row>) -> Rig {
     let rows = rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect();
     let (mut engine, unknown) = Engine::restore(rig.engine.config().clone(), rows, rig.now);
     assert!(unknown.is_empty());
-    engine.handle(rig.now, Event::Settled);
+    engine.handle(rig.now, Event::ClaimsComplete);
     Rig::around(engine, rig.clouds.remove(0))
 }
 
@@ -53,8 +53,12 @@ fn a_drained_instance_gets_no_jobs_and_stays_until_it_is_resumed() {
     config.policies = Policies::always(wanted(0, 60));
     let mut rig = adopted(config, &["a"]);
     rig.want("1");
-    assert_eq!(rig.operate(Some("a"), Act::Drain), Ok(Done::Drained { jobs: 1 }));
-    assert_eq!(rig.operate(Some("a"), Act::Drain), Ok(Done::Drained { jobs: 1 }), "said twice, it is the same");
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Cordon), Ok(OperatorOutcome::Cordoned { jobs: 1 }));
+    assert_eq!(
+        rig.operate(Some("a"), OperatorAction::Cordon),
+        Ok(OperatorOutcome::Cordoned { jobs: 1 }),
+        "said twice, it is the same"
+    );
     rig.want("2");
     rig.seconds(40);
     assert_eq!((rig.place("1").as_str(), rig.place("2").as_str()), ("a/0", "i1/0"), "its own job runs on");
@@ -62,12 +66,12 @@ fn a_drained_instance_gets_no_jobs_and_stays_until_it_is_resumed() {
     rig.release("2");
     rig.seconds(3600);
     assert_eq!(names(&rig), ["a"], "it is neither idle nor too many");
-    assert_eq!(state(&rig, "a"), ("drained".to_owned(), Some("ann".to_owned())));
-    assert_eq!(rig.operate(Some("a"), Act::Resume), Ok(Done::Resumed));
+    assert_eq!(state(&rig, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
     rig.seconds(3);
     rig.want("3");
     assert_eq!(rig.place("3"), "a/0");
-    assert_eq!(rig.operate(Some("a"), Act::Resume), Err(Refused::NotDrained));
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
 }
 
 #[test]
@@ -76,18 +80,18 @@ fn a_drained_instance_stays_drained_over_a_restart() {
     let mut config = config(3, 1);
     config.delete_on_shutdown = true;
     let mut rig = adopted(config, &["a", "b"]);
-    rig.operate(Some("a"), Act::Drain).unwrap();
+    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
     rig.tell(Event::Stop);
     assert_eq!(names(&rig), ["a"], "delete_instances_on_shutdown does not take what somebody keeps");
     let mut rig = restarted(rig, &mut rows);
     rig.seconds(600);
-    assert_eq!(state(&rig, "a"), ("drained".to_owned(), Some("ann".to_owned())));
+    assert_eq!(state(&rig, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
     rig.want("1");
     rig.seconds(40);
     assert_ne!(rig.place("1"), "a/0");
     // The runner leaves the configuration: nobody will have these books.
     rig.release("1");
-    rig.tell(Event::RemoveAtTheEnd);
+    rig.tell(Event::DeleteAllOnStop);
     rig.tell(Event::Stop);
     assert_eq!(names(&rig), [""; 0]);
 }
@@ -96,14 +100,14 @@ fn a_drained_instance_stays_drained_over_a_restart() {
 fn what_is_to_go_is_kept_while_it_is_drained_and_goes_when_it_is_resumed() {
     let mut rig = adopted(config(3, 1), &["a"]);
     rig.want("1");
-    rig.tell(Event::Disowned { group: G, id: id("a"), why: "spoilt".to_owned() });
-    rig.operate(Some("a"), Act::Drain).unwrap();
-    rig.tell(Event::Disowned { group: G, id: id("a"), why: "spoilt for good".to_owned() });
+    rig.tell(Event::Retire { group: G, id: id("a"), reason: "spoilt".to_owned() });
+    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    rig.tell(Event::Retire { group: G, id: id("a"), reason: "spoilt for good".to_owned() });
     rig.release("1");
     rig.seconds(600);
     assert_eq!(decreases(&rig), 0);
-    let why = "not to be used any more: spoilt for good".to_owned();
-    assert_eq!(rig.operate(Some("a"), Act::Resume), Ok(Done::Goes { why }));
+    let reason = "retired: spoilt for good".to_owned();
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::UncordonedForRemoval { reason }));
     assert_eq!(names(&rig), [""; 0]);
 }
 
@@ -113,40 +117,41 @@ fn a_removal_waits_for_jobs_unless_it_is_to_be_now() {
     rig.want("1");
     rig.want("2");
     rig.want("3");
-    assert_eq!(rig.operate(Some("a"), REMOVE), Ok(Done::Removing { jobs: 2 }));
-    assert_eq!(state(&rig, "a"), ("draining".to_owned(), Some("removed by ann".to_owned())));
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Drain), Ok(OperatorOutcome::Draining { jobs: 2 }));
+    assert_eq!(state(&rig, "a"), ("draining".to_owned(), Some("deleted by ann".to_owned())));
     rig.release("1");
     assert!(rig.lost.is_empty() && names(&rig).contains(&"a".to_owned()), "a job runs on");
     rig.release("2");
     assert_eq!(names(&rig), ["b"]);
-    assert_eq!(rig.operate(Some("b"), REMOVE_NOW), Ok(Done::Removed { jobs: 1 }));
+    assert_eq!(rig.operate(Some("b"), DELETE), Err(OperatorError::HasJobs { jobs: 1 }));
+    assert_eq!(rig.operate(Some("b"), FORCE_DELETE), Ok(OperatorOutcome::Deleting { jobs: 1 }));
     assert_eq!((rig.lost.as_slice(), names(&rig).len()), ([key("3")].as_slice(), 0));
     rig.seconds(2);
-    assert_eq!(rig.operate(Some("b"), REMOVE), Err(Refused::NoInstance));
+    assert_eq!(rig.operate(Some("b"), OperatorAction::Drain), Err(OperatorError::NoInstance));
 }
 
 #[test]
 fn a_removal_that_still_waits_can_be_taken_back() {
     let mut rig = adopted(config(3, 2), &["a"]);
     rig.want("1");
-    rig.operate(Some("a"), REMOVE).unwrap();
-    assert_eq!(rig.operate(Some("a"), Act::Resume), Ok(Done::Resumed));
+    rig.operate(Some("a"), OperatorAction::Drain).unwrap();
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
     rig.seconds(3);
     rig.release("1");
     rig.want("2");
     assert_eq!((rig.place("2").as_str(), decreases(&rig)), ("a/0", 0));
     // Not so one that goes for another reason.
-    rig.tell(Event::Disowned { group: G, id: id("a"), why: "spoilt".to_owned() });
-    let why = "not to be used any more: spoilt".to_owned();
-    assert_eq!(rig.operate(Some("a"), Act::Resume), Err(Refused::Goes { why }));
+    rig.tell(Event::Retire { group: G, id: id("a"), reason: "spoilt".to_owned() });
+    let reason = "retired: spoilt".to_owned();
+    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::AlreadyDeleting { reason }));
 }
 
 #[test]
 fn a_foreign_instance_can_be_removed_and_nothing_else() {
     let mut rig = Rig::with(config(3, 1), [(id("x"), InstanceState::Running)].into());
-    assert_eq!(rig.operate(Some("x"), Act::Drain), Err(Refused::Foreign));
-    assert_eq!(rig.operate(Some("x"), Act::Resume), Err(Refused::Foreign));
-    assert_eq!(rig.operate(Some("x"), REMOVE), Ok(Done::Removing { jobs: 0 }));
+    assert_eq!(rig.operate(Some("x"), OperatorAction::Cordon), Err(OperatorError::Unmanaged));
+    assert_eq!(rig.operate(Some("x"), OperatorAction::Uncordon), Err(OperatorError::Unmanaged));
+    assert_eq!(rig.operate(Some("x"), DELETE), Ok(OperatorOutcome::Deleting { jobs: 0 }));
     rig.seconds(2);
     assert_eq!((names(&rig).len(), rig.instances()), (0, 0));
 }
@@ -157,10 +162,10 @@ fn a_drained_group_makes_no_more_and_empties_after_its_jobs() {
     config.policies = Policies::always(wanted(1, 60));
     let mut rig = adopted(config, &["a", "b"]);
     rig.want("1");
-    rig.operate(Some("b"), Act::Drain).unwrap();
+    rig.operate(Some("b"), OperatorAction::Cordon).unwrap();
     rig.seconds(40);
     rig.make(G);
-    assert_eq!(rig.operate(None, Act::Drain), Ok(Done::GroupDrained { instances: 2 }));
+    assert_eq!(rig.operate(None, OperatorAction::Drain), Ok(OperatorOutcome::GroupDrained { instances: 2 }));
     let refused = rig.reserve("2").unwrap_err().to_string();
     assert!(refused.contains("group main: it was drained by ann"), "{refused}");
     rig.release("1");
@@ -171,10 +176,14 @@ fn a_drained_group_makes_no_more_and_empties_after_its_jobs() {
     let mut rig = restarted(rig, &mut rows);
     rig.seconds(120);
     assert_eq!((names(&rig).len(), rig.increases().len()), (1, 0), "also after a restart");
-    assert_eq!(rig.operate(Some("b"), Act::Resume), Ok(Done::Goes { why: "its group was drained by ann".to_owned() }));
-    assert_eq!(rig.operate(None, Act::Resume), Ok(Done::GroupResumed));
-    assert_eq!(rig.operate(None, Act::Resume), Err(Refused::NotDrained));
-    assert_eq!(rig.operate(None, REMOVE), Err(Refused::WholeGroup));
+    assert_eq!(
+        rig.operate(Some("b"), OperatorAction::Uncordon),
+        Ok(OperatorOutcome::UncordonedForRemoval { reason: "its group was drained by ann".to_owned() })
+    );
+    assert_eq!(rig.operate(None, OperatorAction::Uncordon), Ok(OperatorOutcome::GroupUndrained));
+    assert_eq!(rig.operate(None, OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
+    assert_eq!(rig.operate(None, DELETE), Err(OperatorError::NotAnInstance));
+    assert_eq!(rig.operate(None, OperatorAction::Cordon), Err(OperatorError::NotAnInstance));
     rig.seconds(40);
     assert_eq!(rig.increases(), [1], "the idle one that the policy wants");
 }
@@ -183,9 +192,12 @@ fn a_drained_group_makes_no_more_and_empties_after_its_jobs() {
 fn instances_of_a_group_that_is_resumed_in_time_are_used_on() {
     let mut rig = adopted(config(3, 2), &["a"]);
     rig.want("1");
-    rig.operate(None, Act::Drain).unwrap();
-    assert_eq!(rig.operate(Some("a"), Act::Resume), Err(Refused::GroupDrained { by: "ann".to_owned() }));
-    rig.operate(None, Act::Resume).unwrap();
+    rig.operate(None, OperatorAction::Drain).unwrap();
+    assert_eq!(
+        rig.operate(Some("a"), OperatorAction::Uncordon),
+        Err(OperatorError::GroupDrained { by: "ann".to_owned() })
+    );
+    rig.operate(None, OperatorAction::Uncordon).unwrap();
     rig.seconds(3);
     rig.want("2");
     assert_eq!((rig.place("2").as_str(), decreases(&rig)), ("a/1", 0));
@@ -197,9 +209,9 @@ fn what_was_asked_for_before_its_group_was_drained_goes_when_it_appears() {
     let mut config = config(3, 1);
     config.groups.push(crate::config::GroupConfig::new("spare", 3));
     let mut rig = Rig::new(config);
-    rig.moods[0] = super::rig::Mood::Empty;
+    rig.moods[0] = super::fixture::Mood::Empty;
     rig.want("1");
-    rig.operate(None, Act::Drain).unwrap();
+    rig.operate(None, OperatorAction::Drain).unwrap();
     rig.seconds(31);
     assert_eq!((rig.place("1").as_str(), rig.clouds[1].len()), ("i1/0", 1), "the other group stands in for it");
     rig.make(G);
@@ -210,14 +222,14 @@ fn what_was_asked_for_before_its_group_was_drained_goes_when_it_appears() {
 #[test]
 fn a_drained_instance_that_is_used_up_stays_to_be_looked_at() {
     let mut config = config(3, 1);
-    config.uses_max = NonZeroU32::new(1);
+    config.max_uses = NonZeroU32::new(1);
     let mut rig = adopted(config, &["a"]);
     rig.want("1");
-    rig.operate(Some("a"), Act::Drain).unwrap();
+    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
     rig.release("1");
     rig.seconds(600);
     assert_eq!(names(&rig), ["a"]);
-    rig.operate(Some("a"), Act::Resume).unwrap();
+    rig.operate(Some("a"), OperatorAction::Uncordon).unwrap();
     rig.seconds(5);
     assert_eq!(names(&rig), [""; 0], "it has had its job");
 }
@@ -226,14 +238,14 @@ fn a_drained_instance_that_is_used_up_stays_to_be_looked_at() {
 fn an_act_is_told_in_words_that_say_who_and_why() {
     let mut rig = adopted(config(3, 1), &["a"]);
     rig.want("1");
-    rig.operate(Some("a"), Act::Drain).unwrap();
-    rig.operate(Some("a"), REMOVE_NOW).unwrap();
-    let told: Vec<String> = rig.decisions.iter().map(|decision| decision.what.to_string()).collect();
+    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    rig.operate(Some("a"), FORCE_DELETE).unwrap();
+    let told: Vec<String> = rig.decisions.iter().map(|decision| decision.kind.to_string()).collect();
     for expected in [
-        "instance a was drained by ann: it gets no more jobs (1 run), and stays until it is resumed or removed",
-        "instance a was removed by ann: it is removed, and 1 jobs are given up",
-        "instance a with 1 jobs: instance removed at once by ann",
-        "instance a is removed: removed by ann",
+        "instance a: cordon by ann: cordoned; 1 running jobs continue",
+        "instance a: delete by ann: deleting; its 1 running jobs are lost",
+        "instance a lost with 1 jobs: instance deleted by ann",
+        "deleting instance a: deleted by ann",
     ] {
         assert!(told.iter().any(|line| line == expected), "{expected}\n{told:#?}");
     }

@@ -3,12 +3,12 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::rig::{G, MONDAY, Mood, Rig, adopted, config, differs, id, key, wanted};
-use crate::decision::{Cause, What};
+use super::fixture::{G, MONDAY, Mood, Rig, adopted, config, differs, id, key, wanted};
+use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::event::{Action, Event};
 use crate::policy::Policies;
 use crate::time::{Now, Time};
-use crate::words::Loss;
+use crate::types::LossReason;
 use muster_fleeting::model::InstanceState;
 
 fn decreases(rig: &Rig) -> usize {
@@ -16,7 +16,7 @@ fn decreases(rig: &Rig) -> usize {
 }
 
 fn updates(rig: &Rig) -> usize {
-    rig.count(|action| matches!(action, Action::Update { .. }))
+    rig.count(|action| matches!(action, Action::List { .. }))
 }
 
 /// At most `max` instances, and `idle` of them wanted at once.
@@ -29,7 +29,7 @@ fn floor(max: u32, idle: u32) -> Rig {
 /// One instance had the only job that it may have. Its removal was requested; it has `effect` or not.
 fn used_up(effect: bool) -> Rig {
     let mut config = config(1, 1);
-    config.uses_max = NonZeroU32::new(1);
+    config.max_uses = NonZeroU32::new(1);
     let mut rig = Rig::new(config);
     rig.want("1");
     rig.seconds(40);
@@ -50,16 +50,16 @@ fn v03_a_first_list_that_fails_is_repeated() {
     for failures in [4, 5, 50] {
         let mut engine = crate::engine::Engine::new(config(3, 1), Now::steady(Time::ZERO, MONDAY));
         let mut at = Time::ZERO;
-        let mut event = Event::GroupUp { group: G, max_size: 0 };
+        let mut event = Event::PluginUp { group: G, max_size: 0 };
         for _ in 0..failures {
             let now = Now::steady(at, MONDAY);
             engine.handle(now, event);
             let actions = engine.actions();
-            let [Action::Update { call, .. }] = actions[..] else { panic!("one list, nothing else: {actions:?}") };
-            event = Event::Updated { group: G, call, result: Err("503 from the provider".to_owned()) };
+            let [Action::List { call, .. }] = actions[..] else { panic!("one list, nothing else: {actions:?}") };
+            event = Event::Listed { group: G, call, result: Err("503 from the provider".to_owned()) };
             engine.handle(now, event);
             let refused = engine.reserve(now, key("1")).unwrap_err().to_string();
-            assert!(refused.contains("its instances cannot be listed: 503 from the provider"), "{refused}");
+            assert!(refused.contains("failed to list its instances: 503 from the provider"), "{refused}");
             at = engine.next_wake(now).expect("the next list");
             assert!(at.since(now.at) <= Duration::from_secs(75), "at most a minute, and a quarter: {at:?}");
             event = Event::Tick;
@@ -74,9 +74,12 @@ fn v03_a_first_list_that_fails_is_repeated() {
 #[test]
 fn v04_what_runs_at_the_first_list_existed_before() {
     let rig = adopted(config(3, 1), &["i1"]);
-    assert!(rig.told(|what| matches!(what, What::Appeared { cause: Cause::Adopted, .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Discovered { origin: InstanceOrigin::Adopted, .. })));
     let rig = Rig::with(config(3, 1), [(id("i1"), InstanceState::Running)].into());
-    assert!(rig.told(|what| matches!(what, What::Foreign { id: it, .. } if *it == id("i1"))), "nobody adopts it");
+    assert!(
+        rig.told(|what| matches!(what, DecisionKind::Unmanaged { id: it, .. } if *it == id("i1"))),
+        "nobody adopts it"
+    );
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn v05_a_request_is_cut_to_the_limit_and_the_rest_stays_wanted() {
     assert_eq!((rig.increases(), rig.made), (vec![2], 2));
     (1..=3).for_each(|job| rig.want(&job.to_string()));
     rig.seconds(60);
-    assert_eq!((rig.made, rig.engine.tasks().pending), (2, 1), "the third waits for a slot");
+    assert_eq!((rig.made, rig.engine.slot_counts().pending), (2, 1), "the third waits for a slot");
 }
 
 #[test]
@@ -109,8 +112,8 @@ fn v07_after_a_failure_the_pause_grows_exponentially() {
     rig.want("1");
     rig.seconds(600);
     let pauses: Vec<Duration> = (rig.decisions.iter())
-        .filter_map(|decision| match decision.what {
-            What::CreationFailed { pause, .. } => Some(pause),
+        .filter_map(|decision| match decision.kind {
+            DecisionKind::CreationFailed { pause, .. } => Some(pause),
             _ => None,
         })
         .collect();
@@ -129,11 +132,11 @@ fn v08_what_appears_was_requested_or_is_unexpected() {
     let mut rig = Rig::new(config(3, 1));
     rig.want("1");
     rig.seconds(40);
-    assert!(rig.told(|what| matches!(what, What::Appeared { cause: Cause::Requested, .. })));
-    assert_eq!(rig.engine.status(rig.now).groups[0].coming, 0);
+    assert!(rig.told(|what| matches!(what, DecisionKind::Discovered { origin: InstanceOrigin::Requested, .. })));
+    assert_eq!(rig.engine.status(rig.now).groups[0].requested, 0);
     rig.clouds[0].insert(id("unexpected"), InstanceState::Creating);
     rig.seconds(60);
-    assert!(rig.told(|what| matches!(what, What::Foreign { id: it, .. } if *it == id("unexpected"))));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Unmanaged { id: it, .. } if *it == id("unexpected"))));
     assert_eq!(rig.instances(), 1, "it is not managed");
 }
 
@@ -143,7 +146,7 @@ fn v09_an_accepted_removal_is_not_repeated_within_its_interval() {
     assert_eq!(decreases(&rig), 1);
     rig.seconds(59);
     assert_eq!(decreases(&rig), 1, "the instance is still listed as running");
-    let counts = rig.engine.counts().by_state;
+    let counts = rig.engine.totals().by_state;
     assert!(counts.contains(&("deleting", 1)) && counts.contains(&("running", 0)), "{counts:?}");
     rig.seconds(2);
     assert_eq!(decreases(&rig), 2);
@@ -177,11 +180,21 @@ fn v11_an_instance_that_reappears_in_time_is_kept_and_counted_anew() {
     let mut rig = adopted(config(3, 1), &["a"]);
     rig.want("1");
     for _ in 0..3 {
-        let before = rig.decisions.iter().filter(|decision| matches!(decision.what, What::Missed { .. })).count();
+        let before = rig
+            .decisions
+            .iter()
+            .filter(|decision| matches!(decision.kind, DecisionKind::MissingFromList { .. }))
+            .count();
         let there = std::mem::take(&mut rig.clouds[0]);
         for _ in 0..61 {
             rig.seconds(1);
-            if rig.decisions.iter().filter(|decision| matches!(decision.what, What::Missed { .. })).count() > before {
+            if rig
+                .decisions
+                .iter()
+                .filter(|decision| matches!(decision.kind, DecisionKind::MissingFromList { .. }))
+                .count()
+                > before
+            {
                 break;
             }
         }
@@ -208,7 +221,7 @@ fn v12_an_instance_that_stays_away_is_lost_and_one_that_is_removed_is_gone_at_on
         MISSES,
         u32::try_from(updates(&rig) - before).unwrap(),
     );
-    assert!(rig.told(|what| matches!(what, What::Lost { cause: Loss::Missing, .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Lost { reason: LossReason::Missing, .. })));
 
     let mut rig = used_up(false);
     rig.clouds[0].clear();
@@ -217,7 +230,7 @@ fn v12_an_instance_that_stays_away_is_lost_and_one_that_is_removed_is_gone_at_on
         rig.seconds(1);
         assert!(updates(&rig) - before <= 1, "the first list without it ends its removal");
     }
-    assert!(rig.told(|what| matches!(what, What::Gone { deletion: Some(_), .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Deleted { deletion: Some(_), .. })));
 }
 
 /// The host gives up a list whose stream breaks (`v13_...` in `fleeting`): here it has failed as a whole.
@@ -228,11 +241,11 @@ fn v13_a_list_that_fails_removes_nothing() {
     rig.now = Now::steady(rig.now.at + Duration::from_secs(60), MONDAY);
     rig.engine.handle(rig.now, Event::Tick);
     let actions = rig.engine.actions();
-    let [Action::Update { call, .. }] = actions[..] else { panic!("{actions:?}") };
-    rig.tell(Event::Updated { group: G, call, result: Err("the stream broke after 1 of 2".to_owned()) });
+    let [Action::List { call, .. }] = actions[..] else { panic!("{actions:?}") };
+    rig.tell(Event::Listed { group: G, call, result: Err("the stream broke after 1 of 2".to_owned()) });
     assert_eq!((rig.instances(), rig.lost.len(), decreases(&rig)), (2, 0, 0));
-    assert!(!rig.told(|what| matches!(what, What::Missed { .. })), "it says nothing of any instance");
-    assert!(rig.told(|what| matches!(what, What::UpdateFailed { failures: 1, .. })));
+    assert!(!rig.told(|what| matches!(what, DecisionKind::MissingFromList { .. })), "it says nothing of any instance");
+    assert!(rig.told(|what| matches!(what, DecisionKind::ListFailed { failures: 1, .. })));
 }
 
 #[test]
@@ -254,13 +267,13 @@ fn v15_lists_are_rare_until_something_is_expected() {
 #[test]
 fn v16_a_request_that_never_materialises_expires() {
     let mut config = config(2, 1);
-    config.create_deadline = Duration::from_secs(600);
+    config.create_timeout = Duration::from_secs(600);
     let mut rig = Rig::new(config);
     rig.moods[0] = Mood::Empty;
     rig.want("1");
     rig.want("2");
     rig.seconds(599);
-    assert_eq!((rig.engine.status(rig.now).groups[0].coming, rig.increases().len()), (2, 2), "in flight");
+    assert_eq!((rig.engine.status(rig.now).groups[0].requested, rig.increases().len()), (2, 2), "in flight");
     rig.moods[0] = Mood::Obliging;
     rig.seconds(200);
     differs("V16: jobs that run after instances that were granted never came", (0, 2), rig.granted.len());

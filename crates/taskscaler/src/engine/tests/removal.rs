@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::rig::{G, Rig, adopted, config, id, key, wanted};
-use crate::decision::What;
+use super::fixture::{G, Rig, adopted, config, id, key, wanted};
+use crate::decision::DecisionKind;
 use crate::event::{Action, Event};
 use crate::forecast::ForecastConfig;
 use crate::policy::Policies;
-use crate::words::{Removal, Request};
+use crate::types::{RemovalReason, SlotRequest};
 use muster_fleeting::model::InstanceState;
 
 /// Three instances at the most, none kept for nothing, and so much idle time; one was used, and is free.
@@ -32,7 +32,9 @@ fn an_instance_goes_after_its_idle_time_and_not_before() {
     assert_eq!(rig.clouds[0].len(), 1);
     rig.seconds(2);
     assert!(rig.clouds[0].is_empty());
-    assert!(rig.told(|what| matches!(what, What::Remove { why: Removal::Idle { idle_ms: 120_000 }, .. })));
+    assert!(
+        rig.told(|what| matches!(what, DecisionKind::Delete { reason: RemovalReason::Idle { idle_ms: 120_000 }, .. }))
+    );
 }
 
 #[test]
@@ -49,7 +51,7 @@ fn a_job_that_comes_in_time_keeps_it() {
 fn what_the_forecast_keeps_outlives_its_idle_time() {
     let mut config = config(10, 1);
     config.policies = Policies::always(wanted(0, 30));
-    config.forecast = Some(ForecastConfig { safety: -1.0, keep: 1.0, ..ForecastConfig::default() });
+    config.forecast = Some(ForecastConfig { safety_factor: -1.0, retention_factor: 1.0, ..ForecastConfig::default() });
     let mut rig = Rig::new(config);
     let names: Vec<String> = (0..10).map(|name| name.to_string()).collect();
     names.iter().for_each(|name| rig.want(name));
@@ -80,7 +82,7 @@ fn a_removal_without_effect_is_repeated_and_told() {
     rig.seconds(4);
     assert_eq!(decreases(&rig), 2);
     rig.seconds(600);
-    assert!(rig.told(|what| matches!(what, What::Stuck { attempts: 10, .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::DeletionStuck { attempts: 10, .. })));
     rig.removing = true;
     rig.seconds(120);
     assert_eq!(rig.instances(), 0);
@@ -92,7 +94,7 @@ fn what_vanishes_twice_is_lost_and_what_comes_back_is_not() {
     rig.want("1");
     let there = std::mem::take(&mut rig.clouds[0]);
     rig.seconds(60);
-    assert!(rig.told(|what| matches!(what, What::Missed { .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::MissingFromList { .. })));
     rig.clouds[0] = there;
     rig.seconds(120);
     assert!(rig.lost.is_empty(), "V11: one list that lacks it changes nothing");
@@ -108,7 +110,7 @@ fn what_was_given_up_and_comes_back_is_removed() {
     rig.clouds[0].extend(there);
     rig.seconds(120);
     assert!(!rig.clouds[0].contains_key(&id("a")), "its job is elsewhere; it is neither used nor leaked");
-    assert!(rig.told(|what| matches!(what, What::Remove { why: Removal::Returned, .. })));
+    assert!(rig.told(|what| matches!(what, DecisionKind::Delete { reason: RemovalReason::Reappeared, .. })));
 }
 
 /// Found by the simulation: a list that lacked it came before one that shows it going.
@@ -147,7 +149,7 @@ fn the_end_of_the_scaler_removes_what_has_no_job_where_told_to() {
     rig.want("1");
     rig.tell(Event::Stop);
     assert_eq!(rig.clouds[0].keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
-    assert!(rig.engine.acquire(rig.now, key("2"), &Request::default()).is_err());
+    assert!(rig.engine.acquire(rig.now, key("2"), &SlotRequest::default()).is_err());
     rig.release("1");
     assert!(rig.clouds[0].is_empty(), "its job ended after the word");
 }
@@ -198,12 +200,12 @@ fn while_a_plugin_is_down_no_machine_is_judged() {
         rig.want(job);
     }
     let beats = |rig: &Rig| rig.count(|action| matches!(action, Action::Heartbeat { .. }));
-    rig.tell(Event::GroupDown { group: G, cause: "it crashed".to_owned() });
+    rig.tell(Event::PluginDown { group: G, cause: "it crashed".to_owned() });
     let before = beats(&rig);
-    rig.tell(Event::Suspect { key: key("1") });
+    rig.tell(Event::ConnectionLost { key: key("1") });
     rig.seconds(5990);
     assert_eq!(beats(&rig), before, "nobody is there to be asked");
-    rig.tell(Event::GroupUp { group: G, max_size: 0 });
+    rig.tell(Event::PluginUp { group: G, max_size: 0 });
     rig.seconds(30);
     assert!(beats(&rig) > before);
     assert_eq!((rig.instances(), rig.made), (3, 1));

@@ -92,11 +92,11 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
     };
     let told = ask(&["job", "71"], 0).await;
     assert!(told.contains(&format!("job 71 has slot 0 of instance {instance}")), "{told}");
-    assert!(told.contains("1 of 1 missing instances asked for: 0 in use, 1 waiting"), "{told}");
+    assert!(told.contains("requested 1 of 1 missing instances: 0 slots in use, 1 queued"), "{told}");
     let told = ask(&["job", "72"], 1).await;
-    assert!(told.contains("does not know job 72") && told.contains("no more jobs are requested"), "{told}");
+    assert!(told.contains("job 72 is unknown to runner") && told.contains("job requests are paused"), "{told}");
     let told = ask(&["group", "runner-0"], 0).await;
-    assert!(told.contains("group runner-0 has 1 instances of at most 1, and 0 asked for"), "{told}");
+    assert!(told.contains("group runner-0 has 1 instances of at most 1 and has requested 0"), "{told}");
 
     let instance = instance.to_owned();
     bench.let_go(71);

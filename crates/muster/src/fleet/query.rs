@@ -1,0 +1,195 @@
+//! Data source of `muster fleet status` and `explain`: the running manager over HTTP, or its state on disk.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use muster_config::{self as config, Surroundings};
+use muster_manager::store::Store;
+use muster_taskscaler::driver::LedgerError;
+use muster_taskscaler::fleet::{ExplanationSet, ReportSource, Reports, Subject, VERSION, explain, read_fleets};
+use muster_taskscaler::history;
+use serde::de::DeserializeOwned;
+
+use crate::ci::ui;
+use crate::config_file::{ConfigArg, ConfigError};
+use crate::flags;
+use crate::runner::{EXPLAIN_PATH, STATUS_PATH};
+
+/// Maximum time to wait for the manager's answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Arguments that select the manager.
+#[derive(Debug, clap::Args)]
+pub(super) struct ManagerTarget {
+    #[command(flatten)]
+    config: ConfigArg,
+    /// `listen_address` of the manager to query, on this machine or another.
+    #[arg(long, value_name = "HOST:PORT")]
+    address: Option<String>,
+    /// State directory of the manager to read, without querying the manager.
+    #[arg(long, value_name = "DIR", conflicts_with = "address", value_parser = flags::path())]
+    state_dir: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Errors from querying a manager or reading its state.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum QueryError {
+    #[error(transparent)]
+    Configuration(#[from] ConfigError),
+    #[error(transparent)]
+    Address(#[from] muster_config::NotAnAddress),
+    #[error(
+        "no answer from the manager at {address}; check that it is running and that this is its `listen_address`, or read its state on disk with --state-dir"
+    )]
+    NoAnswer { address: String, source: reqwest::Error },
+    #[error("failed to create an HTTP client")]
+    Client(#[source] reqwest::Error),
+    #[error("unexpected answer from {address}, is it a manager with instances? {message}")]
+    Answer { address: String, message: String },
+    #[error(transparent)]
+    Store(#[from] LedgerError),
+    #[error("failed to read the history of {}", books.display())]
+    History { books: PathBuf, source: std::io::Error },
+    #[error("{}: no such directory; set --state-dir to a manager's state directory", .0.display())]
+    NoSuchState(PathBuf),
+    #[error("failed to read {}; run the command as root or as the manager's user", directory.display())]
+    State { directory: PathBuf, source: std::io::Error },
+    #[error("{}: not a manager's state directory; set --state-dir to one", .0.display())]
+    NoState(PathBuf),
+    #[error("{}: no such file; set --config to the manager's configuration, or --state-dir to its state directory", .0.display())]
+    NoSuchConfiguration(PathBuf),
+    #[error("unknown state directory; set --state-dir")]
+    NoStateDir,
+}
+
+/// Where the data comes from.
+enum StatusEndpoint {
+    Manager(String),
+    Disk(PathBuf),
+}
+
+impl ManagerTarget {
+    /// Returns the status of all fleets.
+    pub(super) async fn status(&self) -> Result<Reports, QueryError> {
+        let store = |directory: &Path| {
+            let fleets = read_fleets(directory, now())?.into_iter().map(|fleet| fleet.report).collect();
+            Ok(Reports { version: VERSION, unix: now(), source: ReportSource::Disk, fleets })
+        };
+        self.query(STATUS_PATH, &[], store).await
+    }
+
+    /// Explains a job, an instance, a group or the whole fleet.
+    pub(super) async fn explain(&self, subject: &Subject) -> Result<ExplanationSet, QueryError> {
+        let asked = match subject {
+            Subject::Fleet => None,
+            Subject::Job(job) => Some(("job", job.as_str())),
+            Subject::Instance(id) => Some(("instance", id.as_str())),
+            Subject::Group(name) => Some(("group", name.as_str())),
+        };
+        let query: Vec<(&str, &str)> = asked.into_iter().collect();
+        self.query(EXPLAIN_PATH, &query, |directory| explain_from_disk(directory, subject)).await
+    }
+
+    async fn query<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        store: impl Fn(&Path) -> Result<T, QueryError>,
+    ) -> Result<T, QueryError> {
+        if let Some(address) = &self.address {
+            return get(&client()?, address, path, query).await;
+        }
+        if let Some(directory) = flags::filled(&self.state_dir) {
+            match Store::is_there(&directory) {
+                Ok(true) => {}
+                Ok(false) if instances(&directory).is_dir() => {}
+                Ok(false) if directory.is_dir() => return Err(QueryError::NoState(directory)),
+                Ok(false) => return Err(QueryError::NoSuchState(directory)),
+                Err(source) => return Err(QueryError::State { directory, source }),
+            }
+            return store(&instances(&directory));
+        }
+        for place in self.places()? {
+            match place {
+                StatusEndpoint::Manager(address) => match get(&client()?, &address, path, query).await {
+                    Err(QueryError::NoAnswer { address, .. }) => {
+                        ui::note(&format!("no answer from the manager at {address}; showing its state on disk"));
+                    }
+                    answered => return answered,
+                },
+                StatusEndpoint::Disk(directory) => return store(&directory),
+            }
+        }
+        Err(QueryError::NoStateDir)
+    }
+
+    /// Returns the manager of the configuration, then its state directory.
+    fn places(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
+        let path = self.config.path();
+        // Other errors are reported when the file is loaded.
+        if matches!(path.try_exists(), Ok(false)) {
+            return Err(QueryError::NoSuchConfiguration(path));
+        }
+        let config = config::settings(&self.config.load()?, &Surroundings::default());
+        let address = config.listen_address.filter(|address| !address.trim().is_empty());
+        if address.is_none() {
+            ui::note("`listen_address` is not set, so the manager cannot be queried; showing its state on disk");
+        }
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let store = crate::runner::state_dir(&path).map(|directory| StatusEndpoint::Disk(instances(&directory)));
+        Ok(address.map(StatusEndpoint::Manager).into_iter().chain(store).collect())
+    }
+}
+
+/// Returns the directory with the ledgers of a manager's scalers.
+pub(super) fn instances(state: &Path) -> PathBuf {
+    state.join(crate::runner::INSTANCES)
+}
+
+/// Creates an HTTP client for querying managers.
+pub(crate) fn client() -> Result<reqwest::Client, QueryError> {
+    reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build().map_err(QueryError::Client)
+}
+
+/// Queries the manager at an address.
+pub(crate) async fn get<T: DeserializeOwned>(
+    client: &reqwest::Client,
+    address: &str,
+    path: &str,
+    query: &[(&str, &str)],
+) -> Result<T, QueryError> {
+    let url = format!("{}{path}", address.parse::<muster_config::ListenAddress>()?.url());
+    let no_answer = |source| QueryError::NoAnswer { address: address.to_owned(), source };
+    let answer = client.get(url).query(query).send().await.map_err(no_answer)?;
+    let status = answer.status();
+    let body = answer.bytes().await.map_err(no_answer)?;
+    serde_json::from_slice(&body).map_err(|_| {
+        let body = String::from_utf8_lossy(&body);
+        let message = format!("{status}: {}", ui::fit(&ui::plain(body.trim()), 200));
+        QueryError::Answer { address: address.to_owned(), message }
+    })
+}
+
+fn explain_from_disk(directory: &Path, subject: &Subject) -> Result<ExplanationSet, QueryError> {
+    let unix = now();
+    let mut fleets = Vec::new();
+    for fleet in read_fleets(directory, unix)? {
+        let recall = |since, most, wanted: &dyn Fn(&history::HistoryEntry) -> bool| {
+            history::read(&fleet.ledger, since, most, wanted)
+        };
+        let explained = explain(subject, &fleet.report, ReportSource::Disk, unix, &recall);
+        fleets.push(explained.map_err(|source| QueryError::History { books: fleet.ledger.clone(), source })?);
+    }
+    if fleets.iter().any(|fleet| fleet.found) {
+        fleets.retain(|fleet| fleet.found);
+    }
+    Ok(ExplanationSet { version: VERSION, unix, source: ReportSource::Disk, fleets })
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,106 @@
+//! What leases and calls share with the task: plugins, and how to reach instances.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use muster_fleeting::model::{ConnectInfo, InstanceId};
+use tokio::sync::{mpsc, watch};
+
+use super::command::Command;
+use super::host::{HostStatus, InstanceGroupPort, NoAnswer};
+use crate::event::Event;
+use crate::types::GroupId;
+
+/// Connection details that end within this are asked for again (fleeting.md 2.4).
+const MIN_VALIDITY_S: i64 = 10;
+
+/// The details of an instance are asked for so often where the plugin ended each time; then they count as not to be had.
+const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;
+const CONNECT_INFO_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct DriverContext {
+    pub(super) hosts: Mutex<Vec<Arc<dyn InstanceGroupPort>>>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
+    /// Counts how often a promise was possible again.
+    pub(super) capacity_changes: watch::Sender<u64>,
+    pub(super) wall: fn() -> i64,
+}
+
+impl std::fmt::Debug for DriverContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl DriverContext {
+    pub(super) fn new(
+        hosts: Vec<Arc<dyn InstanceGroupPort>>,
+        commands: mpsc::UnboundedSender<Command>,
+        wall: fn() -> i64,
+    ) -> Self {
+        Self {
+            hosts: Mutex::new(hosts),
+            commands,
+            infos: Mutex::default(),
+            capacity_changes: watch::Sender::new(0),
+            wall,
+        }
+    }
+
+    pub(super) fn host(&self, group: GroupId) -> Option<Arc<dyn InstanceGroupPort>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
+    }
+
+    /// How to reach an instance. While the plugin is down, it waits for it.
+    pub(super) async fn connect_info(&self, group: GroupId, id: &InstanceId) -> Result<ConnectInfo, String> {
+        let host = self.host(group).ok_or("the taskscaler has ended")?;
+        let mut status = host.status();
+        let mut asked = 0;
+        loop {
+            asked += 1;
+            match self.connect_info_of(&*host, group, id).await {
+                Ok(info) => return Ok(info),
+                Err(NoAnswer::Plugin(cause)) if asked < MAX_CONNECT_INFO_ATTEMPTS => {
+                    tracing::debug!(instance = %id, cause, "connection details are asked for again when the plugin is up");
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+            let up = status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await;
+            up.map_err(|_| "the plugin was stopped".to_owned())?;
+            tokio::time::sleep(CONNECT_INFO_RETRY_DELAY).await;
+        }
+    }
+
+    /// Asked for again where the details end soon.
+    async fn connect_info_of(
+        &self,
+        host: &dyn InstanceGroupPort,
+        group: GroupId,
+        id: &InstanceId,
+    ) -> Result<ConnectInfo, NoAnswer> {
+        let known = self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned();
+        if let Some(info) = known
+            && info.expires.is_none_or(|expires| expires - (self.wall)() > MIN_VALIDITY_S)
+        {
+            return Ok(info);
+        }
+        let info = host.connect_info(id).await?;
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).insert((group, id.clone()), info.clone());
+        Ok(info)
+    }
+
+    pub(super) fn forget(&self, group: GroupId, id: &InstanceId) {
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).remove(&(group, id.clone()));
+    }
+
+    pub(super) fn send_event(&self, event: Event) {
+        self.send(Command::Event(event));
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+    }
+}

@@ -1,0 +1,124 @@
+//! A group whose plugin does not start: the other groups stand in for it until it does.
+
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::host::{HostStatus, InstanceGroupPort, NoAnswer};
+
+const NOT_STARTED: &str = "its plugin has not been started yet";
+
+/// See the module. Down until it arrives; from then on it is what arrived.
+pub struct DeferredGroup {
+    status: watch::Sender<HostStatus>,
+    attached: OnceLock<(Arc<dyn InstanceGroupPort>, JoinHandle<()>)>,
+}
+
+impl std::fmt::Debug for DeferredGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Late").field("arrived", &self.attached.get().is_some()).finish_non_exhaustive()
+    }
+}
+
+impl DeferredGroup {
+    /// A group that is down for this reason.
+    #[must_use]
+    pub fn new(cause: String) -> Arc<Self> {
+        Arc::new(Self { status: watch::Sender::new(HostStatus::Down { cause }), attached: OnceLock::new() })
+    }
+
+    /// It is down for another reason by now.
+    pub fn failed(&self, cause: String) {
+        self.status.send_replace(HostStatus::Down { cause });
+    }
+
+    /// Here it is. Only the first one counts.
+    pub fn attach(&self, host: Arc<dyn InstanceGroupPort>) {
+        let (mut status, told) = (host.status(), self.status.clone());
+        let follow = tokio::spawn(async move {
+            loop {
+                let now = status.borrow_and_update().clone();
+                told.send_replace(now);
+                if status.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        if let Err((_, follow)) = self.attached.set((host, follow)) {
+            follow.abort();
+        }
+    }
+
+    fn host(&self) -> Result<&Arc<dyn InstanceGroupPort>, String> {
+        self.attached.get().map(|(host, _)| host).ok_or_else(|| NOT_STARTED.to_owned())
+    }
+
+    fn asked(&self) -> Result<&Arc<dyn InstanceGroupPort>, NoAnswer> {
+        self.host().map_err(NoAnswer::Plugin)
+    }
+}
+
+#[async_trait]
+impl InstanceGroupPort for DeferredGroup {
+    fn status(&self) -> watch::Receiver<HostStatus> {
+        self.status.subscribe()
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
+        self.host()?.update().await
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, String> {
+        self.host()?.increase(n).await
+    }
+
+    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.host()?.decrease(ids).await
+    }
+
+    fn can_suspend(&self) -> Option<bool> {
+        self.host().ok()?.can_suspend()
+    }
+
+    async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.host()?.suspend(ids).await
+    }
+
+    async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.host()?.resume(ids).await
+    }
+
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
+        self.asked()?.connect_info(id).await
+    }
+
+    async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
+        self.host()?.host_keys(id).await
+    }
+
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer> {
+        self.asked()?.heartbeat(id).await
+    }
+
+    fn has_hooks(&self) -> bool {
+        self.host().is_ok_and(|host| host.has_hooks())
+    }
+
+    async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        self.host()?.prepare_job(id, job).await
+    }
+
+    async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        self.host()?.finish_job(id, job).await
+    }
+
+    async fn stop(self: Arc<Self>) {
+        if let Some((host, follow)) = self.attached.get() {
+            follow.abort();
+            Arc::clone(host).stop().await;
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The books in a file: a line per batch of changes, after a line with the version; rewritten when it has grown.
+//!
+//! A batch is one write. One that was cut by a kill is the last line and has no end: it was not acknowledged, and is left
+//! out. The file is not synchronised for each batch: it survives the process, and after a loss of power the last second may
+//! be missing, which the provider's list mends (what it shows and the books lack is reported as foreign).
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use super::store::{LedgerError, LedgerStore};
+use crate::history::{History, HistoryEntry};
+use crate::ledger::{Change, Row, RowKey, VERSION};
+
+/// The file is rewritten when it has so many changes more than rows.
+const MAX_SURPLUS_CHANGES: usize = 10_000;
+/// Bytes of the file that are read; more is damage.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    taskscaler_ledger: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct FileLedger {
+    path: PathBuf,
+    rows: BTreeMap<RowKey, Row>,
+    file: Option<File>,
+    changes: usize,
+    history: History,
+}
+
+impl FileLedger {
+    /// Books in this file, which is made when there is something to keep, with the history beside it. Its directory must
+    /// exist.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let history = History::for_ledger(&path);
+        Self { path, rows: BTreeMap::new(), file: None, changes: 0, history }
+    }
+
+    /// The rows of books that another process may be writing.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rows(path: &Path) -> Result<BTreeMap<RowKey, Row>, LedgerError> {
+        let mut journal = Self::new(path);
+        journal.read()?;
+        Ok(journal.rows)
+    }
+
+    /// Removes books that nobody will go on from, with their history. Books that are not there are removed.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn discard(path: &Path) -> Result<(), LedgerError> {
+        let [older, newer] = crate::history::files(path);
+        for path in [older, newer, temporary_path(path), path.to_owned()] {
+            match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(LedgerError::File { doing: "remove", path, source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Books and history are from now on those of another name, in the same directory.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
+        let (from_history, to_history) = (crate::history::files(from), crate::history::files(to));
+        let both = from_history.into_iter().zip(to_history);
+        // The books at last: as long as they are there it is done again.
+        for (from, to) in both.chain([(from.to_owned(), to.to_owned())]) {
+            match std::fs::rename(&from, &to) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(LedgerError::File { doing: "rename", path: from, source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&self, doing: &'static str) -> impl FnOnce(std::io::Error) -> LedgerError + use<> {
+        let path = self.path.clone();
+        move |source| LedgerError::File { doing, path, source }
+    }
+
+    fn read(&mut self) -> Result<(), LedgerError> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(self.error("read")(error)),
+        };
+        let mut reader = BufReader::new(file.take(MAX_FILE_BYTES));
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            reader.read_until(b'\n', &mut line).map_err(self.error("read"))?;
+            if line.last() != Some(&b'\n') {
+                if number == 1 {
+                    return Err(LedgerError::Truncated(self.path.clone()));
+                }
+                break;
+            }
+            let format = |source| LedgerError::Format { path: self.path.clone(), line: number, source };
+            if number == 1 {
+                let header: Header = serde_json::from_slice(&line).map_err(format)?;
+                if header.taskscaler_ledger != VERSION {
+                    let (path, found) = (self.path.clone(), header.taskscaler_ledger);
+                    return Err(LedgerError::Version { path, found, known: VERSION });
+                }
+            } else {
+                let batch: Vec<(RowKey, Option<Row>)> = serde_json::from_slice(&line).map_err(format)?;
+                for (key, row) in batch {
+                    self.note(key, row);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, key: RowKey, row: Option<Row>) {
+        self.changes += 1;
+        match row {
+            Some(row) => self.rows.insert(key, row),
+            None => self.rows.remove(&key),
+        };
+    }
+
+    fn write(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
+        if self.file.is_none() || self.changes > self.rows.len() + MAX_SURPLUS_CHANGES {
+            self.rewrite()?;
+        }
+        let batch: Vec<(&RowKey, &Option<Row>)> = changes.iter().map(|change| (&change.key, &change.row)).collect();
+        let mut line = serde_json::to_vec(&batch).map_err(|error| LedgerError::Other(error.to_string()))?;
+        line.push(b'\n');
+        let error = self.error("write");
+        let Some(file) = &mut self.file else { return Ok(()) };
+        if let Err(cause) = file.write_all(&line) {
+            // Half a line must not stand before a whole one: the next attempt begins with a new file.
+            self.file = None;
+            return Err(error(cause));
+        }
+        for change in changes {
+            self.note(change.key.clone(), change.row.clone());
+        }
+        Ok(())
+    }
+
+    /// All rows in a new file, which takes the place of the old one.
+    fn rewrite(&mut self) -> Result<(), LedgerError> {
+        let beside = temporary_path(&self.path);
+        let mut options = OpenOptions::new();
+        options.create(true).write(true).truncate(true).mode(0o600);
+        let mut file = options.open(&beside).map_err(self.error("write"))?;
+        let mut text = serde_json::to_vec(&Header { taskscaler_ledger: VERSION })
+            .map_err(|error| LedgerError::Other(error.to_string()))?;
+        text.push(b'\n');
+        for row in &self.rows {
+            serde_json::to_writer(&mut text, &[row]).map_err(|error| LedgerError::Other(error.to_string()))?;
+            text.push(b'\n');
+        }
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(self.error("write"))?;
+        std::fs::rename(&beside, &self.path).map_err(self.error("replace"))?;
+        self.changes = self.rows.len();
+        self.file = Some(file);
+        Ok(())
+    }
+}
+
+fn temporary_path(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    path.with_file_name(name)
+}
+
+#[async_trait]
+impl LedgerStore for FileLedger {
+    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, LedgerError> {
+        self.read()?;
+        Ok(self.rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect())
+    }
+
+    async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
+        // Some hundred bytes into the page cache: less than handing them to another thread.
+        self.write(changes)
+    }
+
+    async fn append_history(&mut self, decisions: &[HistoryEntry]) {
+        self.history.add(decisions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(name: &str, used: Option<u32>) -> Change {
+        let key = RowKey::Instance { group: "main".to_owned(), id: name.to_owned() };
+        let intent = crate::ledger::Intent::Serve;
+        Change {
+            key,
+            row: used.map(|used| Row::Instance {
+                slots: vec![None],
+                job_count: used,
+                first_seen_at: 1,
+                idle_since: None,
+                intent: intent.clone(),
+                contexts: Vec::new(),
+                was_ready: false,
+                suspended_environment: None,
+            }),
+        }
+    }
+
+    async fn names(path: &Path) -> Vec<String> {
+        let rows = FileLedger::new(path).load().await.unwrap();
+        rows.into_iter().map(|(key, row)| format!("{key:?} {row:?}")).collect()
+    }
+
+    #[tokio::test]
+    async fn applied_changes_survive_and_partial_batch_is_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let mut journal = FileLedger::new(&path);
+        journal.load().await.unwrap();
+        journal.apply(&[change("a", Some(1)), change("b", Some(1))]).await.unwrap();
+        journal.apply(&[change("a", Some(2)), change("b", None)]).await.unwrap();
+        drop(journal);
+        let whole = names(&path).await;
+        assert_eq!(whole.len(), 1);
+        assert!(whole[0].contains("job_count: 2"), "{whole:?}");
+
+        let bytes = std::fs::read(&path).unwrap();
+        let second = bytes.iter().rposition(|byte| *byte == b'[').unwrap();
+        for cut in second..bytes.len() {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
+            let rows = names(&path).await;
+            assert!(rows.len() == 2 || rows.len() == 1, "a batch is whole or not there: {rows:?}");
+            let mut journal = FileLedger::new(&path);
+            journal.load().await.unwrap();
+            journal.apply(&[change("c", Some(1))]).await.unwrap();
+            assert_eq!(names(&path).await.len(), rows.len() + 1, "it goes on behind a cut line");
+        }
+    }
+
+    #[tokio::test]
+    async fn file_size_is_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let mut journal = FileLedger::new(&path);
+        for used in 0..30_000 {
+            journal.apply(&[change("a", Some(used))]).await.unwrap();
+        }
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines < MAX_SURPLUS_CHANGES + 10, "{lines}");
+        assert_eq!(names(&path).await.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn damaged_file_and_later_version_are_errors() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        std::fs::write(&path, "{\"taskscaler_ledger\":9}\n").unwrap();
+        let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
+        assert!(error.contains("has version 9"), "{error}");
+        std::fs::write(&path, "{\"taskscaler_ledger\":1}\nnonsense\n").unwrap();
+        let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
+        assert!(error.contains("at line 2"), "{error}");
+        for cut in ["", "{\"taskscaler_ledger\":1}"] {
+            std::fs::write(&path, cut).unwrap();
+            let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
+            assert!(error.contains("is empty or truncated in its first line"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ledger_file_is_readable_by_owner_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        FileLedger::new(&path).apply(&[change("a", Some(1))]).await.unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,207 @@
+//! Writes the books while the task goes on: what may only be done once it is on disk waits for that, and nothing else does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::store::{LedgerError, LedgerStore};
+use crate::event::Action;
+use crate::history::HistoryEntry;
+use crate::ledger::{Change, Row, RowKey};
+use crate::types::TaskKey;
+
+/// Between two attempts to write the books.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// While they fail, that is said this often.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// A write that takes longer than this is trouble, too.
+const SLOW_WRITE: Duration = Duration::from_secs(5);
+/// Decisions that are kept for the history while it cannot be written; older ones are left out.
+const MAX_HISTORY_BACKLOG: usize = 10_000;
+
+/// What is written together, and what may be done then.
+#[derive(Default)]
+struct Batch {
+    /// One row each: while nothing can be written, they grow with what there is, and not with time.
+    changes: BTreeMap<RowKey, Option<Row>>,
+    history: VecDeque<HistoryEntry>,
+    actions: Vec<Action>,
+}
+
+impl Batch {
+    fn add(&mut self, later: Self) {
+        self.changes.extend(later.changes);
+        self.history.extend(later.history);
+        let surplus = self.history.len().saturating_sub(MAX_HISTORY_BACKLOG);
+        self.history.drain(..surplus);
+        self.actions.extend(later.actions);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.history.is_empty() && self.actions.is_empty()
+    }
+}
+
+struct Written {
+    store: Box<dyn LedgerStore>,
+    batch: Batch,
+    result: Result<(), LedgerError>,
+}
+
+/// Attempts that failed.
+struct Failed {
+    error: String,
+    retry_at: Instant,
+    logged_at: Instant,
+}
+
+/// A write under way, since when, and what it lets be done.
+struct Writing {
+    write: Pin<Box<dyn Future<Output = Written> + Send>>,
+    since: Instant,
+    granted: Vec<TaskKey>,
+}
+
+/// See the module.
+pub(super) struct LedgerWriter {
+    /// Here while nothing is written.
+    store: Option<Box<dyn LedgerStore>>,
+    writing: Option<Writing>,
+    next: Batch,
+    /// What may be done.
+    ready: Vec<Action>,
+    failed: Option<Failed>,
+}
+
+impl LedgerWriter {
+    pub(super) fn new(store: Box<dyn LedgerStore>) -> Self {
+        Self { store: Some(store), writing: None, next: Batch::default(), ready: Vec::new(), failed: None }
+    }
+
+    /// To be written, then done. What may be done at once, since nothing is lost with it, is given back.
+    #[must_use]
+    pub(super) fn add(&mut self, changes: Vec<Change>, told: Vec<HistoryEntry>, actions: Vec<Action>) -> Vec<Action> {
+        let (waits, at_once): (Vec<_>, Vec<_>) =
+            actions.into_iter().partition(|action| self.must_be_durable_first(action));
+        let changes = changes.into_iter().map(|change| (change.key, change.row)).collect();
+        self.next.add(Batch { changes, history: told.into(), actions: waits });
+        at_once
+    }
+
+    /// Whether the books must have it before it is done: it makes, removes, or gives away. What only looks, and the loss of
+    /// an instance, which its job is to hear of, or that it gets none, do not wait; but nobody is told of the loss of what he has not got.
+    fn must_be_durable_first(&self, action: &Action) -> bool {
+        match action {
+            Action::List { .. }
+            | Action::Heartbeat { .. }
+            | Action::Prepare { .. }
+            | Action::RevokeReservation { .. }
+            | Action::ResumeFailed { .. }
+            | Action::ForgetInstance { .. } => false,
+            Action::Lost { key, .. } => self.is_to_grant(key),
+            _ => true,
+        }
+    }
+
+    fn is_to_grant(&self, key: &TaskKey) -> bool {
+        let grants = |action: &Action| matches!(action, Action::Grant(lease) if lease.key == *key);
+        self.writing.as_ref().is_some_and(|writing| writing.granted.contains(key))
+            || self.next.actions.iter().any(grants)
+            || self.ready.iter().any(grants)
+    }
+
+    /// Writes what can be written without waiting; what may be done now.
+    pub(super) async fn advance(&mut self) -> Vec<Action> {
+        while self.start_write() {
+            let Some(Writing { write, .. }) = &mut self.writing else { break };
+            match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
+                Poll::Ready(written) => self.write_finished(written),
+                Poll::Pending => break,
+            }
+        }
+        std::mem::take(&mut self.ready)
+    }
+
+    /// Waits until there is something for [`Self::advance`]. Cancel-safe.
+    pub(super) async fn next_event(&mut self) {
+        if let Some(Writing { write, .. }) = &mut self.writing {
+            let written = write.await;
+            self.write_finished(written);
+        } else if let Some(failed) = &self.failed {
+            tokio::time::sleep_until(failed.retry_at).await;
+        } else if self.next.is_empty() {
+            std::future::pending().await
+        }
+    }
+
+    /// Begins to write, unless a write is under way; whether one is.
+    fn start_write(&mut self) -> bool {
+        if self.writing.is_some() {
+            return true;
+        }
+        let must_wait = self.failed.as_ref().is_some_and(|failed| Instant::now() < failed.retry_at);
+        if self.next.is_empty() || must_wait {
+            return false;
+        }
+        let Some(mut store) = self.store.take() else { return false };
+        let batch = std::mem::take(&mut self.next);
+        let granted = batch.actions.iter().filter_map(|action| match action {
+            Action::Grant(lease) => Some(lease.key.clone()),
+            _ => None,
+        });
+        let granted = granted.collect();
+        let write = async move {
+            let changes: Vec<Change> =
+                batch.changes.iter().map(|(key, row)| Change { key: key.clone(), row: row.clone() }).collect();
+            let result = if changes.is_empty() { Ok(()) } else { store.apply(&changes).await };
+            let mut batch = batch;
+            if result.is_ok() {
+                store.append_history(batch.history.make_contiguous()).await;
+            }
+            Written { store, batch, result }
+        };
+        self.writing = Some(Writing { write: Box::pin(write), since: Instant::now(), granted });
+        true
+    }
+
+    fn write_finished(&mut self, written: Written) {
+        let Written { store, mut batch, result } = written;
+        self.writing = None;
+        self.store = Some(store);
+        let Err(error) = result else {
+            if self.failed.take().is_some() {
+                tracing::info!("the taskscaler's books are written again");
+            }
+            self.ready.append(&mut batch.actions);
+            return;
+        };
+        batch.add(std::mem::take(&mut self.next));
+        self.next = batch;
+        let (error, now) = (error.with_causes(), Instant::now());
+        let told = self.failed.as_ref().map(|failed| failed.logged_at).filter(|told| now - *told < LOG_INTERVAL);
+        if told.is_none() {
+            tracing::error!(error, "nothing is created, leased or removed until the books can be written");
+        }
+        self.failed = Some(Failed { error, retry_at: now + RETRY_DELAY, logged_at: told.unwrap_or(now) });
+    }
+
+    /// Why nothing is created, leased or removed now.
+    pub(super) fn write_error(&self) -> Option<String> {
+        if let Some(failed) = &self.failed {
+            return Some(format!("nothing is created, leased or removed until this can be written: {}", failed.error));
+        }
+        let took = self.writing.as_ref()?.since.elapsed();
+        let slow =
+            || format!("nothing is created, leased or removed: its books have been written for {} s", took.as_secs());
+        (took >= SLOW_WRITE).then(slow)
+    }
+
+    /// Whether something is still to be written that may succeed.
+    pub(super) fn has_pending_writes(&self) -> bool {
+        self.failed.is_none() && (self.writing.is_some() || !self.next.is_empty())
+    }
+}

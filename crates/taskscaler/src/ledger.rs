@@ -1,0 +1,195 @@
+//! The scaler's ledger: durable rows from which a new engine resumes after a restart.
+//!
+//! The provider's list is the source of truth for which instances exist. The ledger is the source of truth for why each one
+//! exists, which jobs use it, and how often it has been used. It contains no credentials. Format version 1.
+
+use serde::{Deserialize, Serialize};
+
+use crate::resources::UsageSamples;
+use crate::suspend::SuspendedEnvironment;
+use crate::types::{JobKind, RemovalReason, StickyContextId};
+
+/// The version of [`Row`]'s format.
+pub const VERSION: u32 = 1;
+
+/// Key of a row. Contains the group's name and not its index, so that groups can be reordered in the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowKey {
+    /// An instance of the group.
+    Instance {
+        /// Name of the group.
+        group: String,
+        /// ID of the instance.
+        id: String,
+    },
+    /// A scale-up request: instances requested from the provider.
+    ScaleUp {
+        /// Name of the group.
+        group: String,
+        /// Number of the request.
+        call: u64,
+    },
+    /// A deleted instance. A list that still contains it is outdated.
+    Deleted {
+        /// Name of the group.
+        group: String,
+        /// ID of the instance.
+        id: String,
+    },
+    /// An instance that this manager did not create. Stored so that it is not matched to a later scale-up request.
+    Unmanaged {
+        /// Name of the group.
+        group: String,
+        /// ID of the instance.
+        id: String,
+    },
+    /// A group that an operator drained.
+    DrainedGroup {
+        /// Name of the group.
+        group: String,
+    },
+    /// Resource usage of the last runs of a kind of job.
+    JobKind(JobKind),
+    /// Maximum number of slots in use in an interval, for the forecast.
+    SlotDemand {
+        /// Number of the five-minute interval since 1970.
+        bucket: i64,
+    },
+    /// Idle slot time caused by the forecast in a day, for `max_idle_slot_hours_per_day`.
+    ForecastIdle {
+        /// Number of the day since 1970.
+        day: i64,
+    },
+}
+
+impl RowKey {
+    /// Returns the name of the row's group, if it belongs to one.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        match self {
+            Self::Instance { group, .. }
+            | Self::ScaleUp { group, .. }
+            | Self::Deleted { group, .. }
+            | Self::Unmanaged { group, .. }
+            | Self::DrainedGroup { group } => Some(group),
+            Self::JobKind(_) | Self::SlotDemand { .. } | Self::ForecastIdle { .. } => None,
+        }
+    }
+
+    /// Returns the key with another group name, for a group that was renamed.
+    #[must_use]
+    pub(crate) fn with_group(&self, name: &str) -> Self {
+        let mut renamed = self.clone();
+        match &mut renamed {
+            Self::Instance { group, .. }
+            | Self::ScaleUp { group, .. }
+            | Self::Deleted { group, .. }
+            | Self::Unmanaged { group, .. }
+            | Self::DrainedGroup { group } => name.clone_into(group),
+            Self::JobKind(_) | Self::SlotDemand { .. } | Self::ForecastIdle { .. } => {}
+        }
+        renamed
+    }
+}
+
+/// Value of a row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Row {
+    /// An instance of the group.
+    Instance {
+        /// Task key for each slot, `None` if it is free. A task with several slots appears in each.
+        slots: Vec<Option<String>>,
+        /// Number of jobs that the instance has had.
+        job_count: u32,
+        /// Time at which the instance was first seen, in seconds since 1970.
+        first_seen_at: i64,
+        /// Time since which the instance has no job, in seconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        idle_since: Option<i64>,
+        /// What the scaler intends to do with the instance.
+        intent: Intent,
+        /// Sticky contexts on the instance, the most recently used last.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        contexts: Vec<StickyContextId>,
+        /// Whether it was ready before, so that the ready command has run.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        was_ready: bool,
+        /// Environment that a job saved for a later one, or that the current job resumed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        suspended_environment: Option<SuspendedEnvironment>,
+    },
+    /// A scale-up request.
+    ScaleUp {
+        /// Number of requested instances.
+        requested: u32,
+        /// Number of instances that may still appear.
+        outstanding: u32,
+        /// Time of the request, in seconds since 1970.
+        requested_at: i64,
+        /// Whether the provider accepted the request.
+        accepted: bool,
+        /// If the request was written off: time until which an appearing instance is still matched to it, in seconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        written_off_until: Option<i64>,
+    },
+    /// A deleted instance.
+    Deleted {
+        /// Time of the deletion, in seconds since 1970.
+        deleted_at: i64,
+    },
+    /// An instance that this manager did not create.
+    Unmanaged {
+        /// Time at which the instance was first seen, in seconds since 1970.
+        first_seen_at: i64,
+    },
+    /// A drained group.
+    DrainedGroup {
+        /// Operator and reason.
+        by: String,
+    },
+    /// Resource usage of a kind of job.
+    JobKind(UsageSamples),
+    /// Maximum number of slots in use in an interval.
+    SlotDemand {
+        /// Number of slots.
+        max_slots: u32,
+    },
+    /// Idle slot time caused by the forecast in a day.
+    ForecastIdle {
+        /// Idle time, in slot seconds.
+        slot_seconds: u64,
+    },
+}
+
+/// What the scaler intends to do with an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Intent {
+    /// It runs jobs.
+    Serve,
+    /// An operator cordoned it: it gets no new jobs and is not deleted.
+    Cordon {
+        /// Operator and reason.
+        by: String,
+        /// Reason for which it is deleted once it is uncordoned.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pending_removal: Option<RemovalReason>,
+    },
+    /// It is suspended, with an environment for a later job.
+    Suspend,
+    /// It is deleted after its last job.
+    Drain(RemovalReason),
+    /// It is being deleted.
+    Delete(RemovalReason),
+}
+
+/// A change of the ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Key of the row.
+    pub key: RowKey,
+    /// New value. `None` deletes the row.
+    pub row: Option<Row>,
+}

@@ -1,0 +1,138 @@
+//! Suspended environments: types for instances that are suspended after a job and resumed for a later one.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::TaskKey;
+
+/// An environment that a job saved for a later job, stored in the ledger while its instance is suspended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SuspendedEnvironment {
+    /// Task key of the job that saved it. A later job resumes it by this name.
+    pub name: String,
+    /// Owner. Only a job with the same owner can resume it.
+    pub owner: String,
+    /// Time at which it is deleted unless a job has resumed it, in seconds since 1970.
+    pub until_unix: i64,
+}
+
+/// Reason for which the instance of a lease cannot be suspended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SuspendError {
+    /// The configuration lets several jobs use an instance.
+    #[error("suspending requires capacity_per_instance = 1 and max_use_count = 1")]
+    Shared,
+    /// The plugin does not support it.
+    #[error("the plugin of its group cannot suspend: capability not supported: suspend_resume")]
+    NoCapability,
+    /// The instance was lost.
+    #[error("its instance is lost")]
+    InstanceLost,
+    /// The instance is being deleted.
+    #[error("its instance is being deleted: {reason}")]
+    InstanceDeleting {
+        /// Reason for the deletion.
+        reason: String,
+    },
+    /// `max_instances` would leave no instance for other jobs.
+    #[error("{suspended} of at most {max} instances are already suspended, and one must remain for other jobs")]
+    NoSpareInstance {
+        /// Number of suspended instances.
+        suspended: u64,
+        /// Maximum number of instances.
+        max: u64,
+    },
+    /// `max_cost_per_hour` would leave no instance for other jobs.
+    #[error("suspended instances count in full, and max_cost_per_hour would allow no other instance")]
+    CostLimit,
+    /// The manager is shutting down and deletes its instances.
+    #[error("the manager is shutting down and deletes its instances")]
+    ShuttingDown,
+}
+
+/// Reason for which a job cannot resume an environment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResumeError {
+    /// No such environment is in the ledger.
+    #[error("no such environment: it has expired, was resumed or was deleted; run the job that saves it again")]
+    Unknown,
+    /// It belongs to another project or protection level.
+    #[error("the environment belongs to another project or protection level")]
+    NotOwner,
+    /// Another job uses it or waits for it.
+    #[error("another job uses the environment")]
+    InUse,
+    /// The plugin does not support it.
+    #[error("the plugin of its group cannot resume: capability not supported: suspend_resume")]
+    NoCapability,
+    /// Its instance was lost.
+    #[error("failed to resume its instance: {0}")]
+    InstanceLost(String),
+    /// The scaler is shutting down.
+    #[error("the scaler is shutting down")]
+    Stopping,
+}
+
+/// A change of a suspended environment.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SuspendEvent {
+    /// A job saved it. Its instance will be suspended.
+    Saved,
+    /// The provider reports its instance as suspended, this long after the request.
+    Suspended(Duration),
+    /// Its instance runs unexpectedly and is suspended again.
+    UnexpectedlyRunning,
+    /// A job wants to resume it.
+    ResumeRequested(TaskKey),
+    /// The job no longer waits for it.
+    ResumeCanceled,
+    /// The job got it, this long after its request.
+    Resumed(TaskKey, Duration),
+    /// A suspend or resume call failed.
+    Failed(String),
+    /// The job does not get it, for this reason.
+    ResumeFailed(TaskKey, String),
+}
+
+impl SuspendEvent {
+    /// Returns the name of the event in the history.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Saved => "environment_saved",
+            Self::Suspended(_) => "suspended",
+            Self::UnexpectedlyRunning => "unexpectedly_running",
+            Self::ResumeRequested(_) => "resume_requested",
+            Self::ResumeCanceled => "resume_canceled",
+            Self::Resumed(..) => "resumed",
+            Self::Failed(_) => "suspend_failed",
+            Self::ResumeFailed(..) => "resume_failed",
+        }
+    }
+
+    /// Returns the job that wants to resume the environment.
+    pub(crate) fn key(&self) -> Option<&TaskKey> {
+        match self {
+            Self::ResumeRequested(key) | Self::Resumed(key, _) | Self::ResumeFailed(key, _) => Some(key),
+            Self::Saved | Self::Suspended(_) | Self::UnexpectedlyRunning | Self::ResumeCanceled | Self::Failed(_) => {
+                None
+            }
+        }
+    }
+}
+
+impl fmt::Display for SuspendEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Saved => f.write_str("saved for a later job, suspending its instance"),
+            Self::Suspended(after) => write!(f, "instance suspended after {:.3} s", after.as_secs_f64()),
+            Self::UnexpectedlyRunning => f.write_str("instance runs unexpectedly, suspending it again"),
+            Self::ResumeRequested(key) => write!(f, "requested by {key}, resuming its instance"),
+            Self::ResumeCanceled => f.write_str("no longer requested, suspending its instance again"),
+            Self::Resumed(key, after) => write!(f, "resumed by {key} after {:.3} s", after.as_secs_f64()),
+            Self::Failed(error) => write!(f, "call failed, retrying: {error}"),
+            Self::ResumeFailed(key, why) => write!(f, "{key} failed to resume it: {why}"),
+        }
+    }
+}
