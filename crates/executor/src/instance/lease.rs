@@ -209,7 +209,7 @@ impl Sharing for InstanceEnvironment {
 
     fn report_usage(&self, used: &Used) {
         let Some(slot) = &self.held.slot else { return };
-        slot.used(share::used(used));
+        slot.report_usage(share::used(used));
         if used.no_share.is_empty() {
             return;
         }
@@ -230,7 +230,7 @@ impl Sharing for InstanceEnvironment {
 impl Suspend for InstanceEnvironment {
     async fn can_suspend(&self) -> Result<(), String> {
         let slot = self.can_be_left()?;
-        slot.may_suspend().await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())
+        slot.can_suspend().await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())
     }
 
     async fn suspend(&self, owner: &str) -> Result<(), String> {
@@ -250,11 +250,11 @@ impl Replaceable for InstanceEnvironment {
 
     fn retire(&self, reason: &str) {
         match (&self.held.slot, &self.held.nested) {
-            (Some(slot), None) => slot.disown(reason.to_owned()),
+            (Some(slot), None) => slot.retire_instance(reason.to_owned()),
             // That its machine is silent says little of the instance: whoever can find out is told.
             (Some(slot), Some(_)) => {
                 slot.health(Err(reason.to_owned()));
-                slot.suspect();
+                slot.connection_lost();
             }
             (None, _) => {}
         }

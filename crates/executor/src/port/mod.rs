@@ -95,13 +95,13 @@ impl EnvironmentRequest {
     /// Returns CPUs in thousandths from a text as Kubernetes writes it: `500m`, `2`. `None` means that it is not valid.
     #[must_use]
     pub fn parse_cpu(text: &str) -> Option<u32> {
-        muster_taskscaler::need::cpu_milli(text)
+        muster_taskscaler::resources::cpu_milli(text)
     }
 
     /// Returns bytes from a text as Kubernetes writes it: `512Mi`, `2g`. `None` means that it is not valid.
     #[must_use]
     pub fn parse_memory(text: &str) -> Option<u64> {
-        muster_taskscaler::need::memory_bytes(text)
+        muster_taskscaler::resources::memory_bytes(text)
     }
 
     /// A job of which nothing more is known.

@@ -356,7 +356,7 @@ struct TunneledSession {
 
 #[async_trait]
 impl Session for TunneledSession {
-    async fn run(&self, run: RemoteCommand<'_>) -> Result<Outcome, RunError> {
+    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
         self.machine.run(run).await
     }
 

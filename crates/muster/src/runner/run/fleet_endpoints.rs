@@ -9,7 +9,7 @@ use muster_executor::instance::{FleetList, InstanceExecutors};
 use muster_manager::clock::unix_now;
 use muster_manager::labels;
 use muster_taskscaler::driver::{self as scaler, Kind};
-use muster_taskscaler::fleet::{self, ExplanationSet, Reports, ReportSource, Subject};
+use muster_taskscaler::fleet::{self, ExplanationSet, ReportSource, Reports, Subject};
 use muster_telemetry::Telemetry;
 use muster_telemetry::http::{JsonAnswer, Page};
 use muster_telemetry::metrics::{self, EntryLabels, FamilyKind};

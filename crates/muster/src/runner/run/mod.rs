@@ -36,8 +36,8 @@ use muster_manager::{Control, Manager, ManagerError, Quota};
 use crate::config_file::ConfigArg;
 use crate::observe::Observed;
 use crate::open_files;
-pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
 use crate::{flags, paths};
+pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
 use running::{Running, Source};
 use signals::Signals;
 
