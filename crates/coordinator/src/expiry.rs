@@ -35,13 +35,15 @@ pub(crate) struct Expiry {
     blobs: Arc<dyn Blobs>,
     /// When the store is looked at next. `None` if nothing expires.
     next: Option<Timestamp>,
+    /// Whether it was time to look while work was on its way.
+    is_overdue: bool,
     work: JoinSet<Step>,
 }
 
 impl Expiry {
     /// Nothing is looked at before [`Expiry::look`].
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, places: Places) -> Self {
-        Self { store, places, blobs, next: None, work: JoinSet::new() }
+        Self { store, places, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
 
     /// Something expires `at`. True if that is sooner than what was known: a timer is to be set.
@@ -53,9 +55,10 @@ impl Expiry {
         first
     }
 
-    /// Asks the store what has expired by `now`, unless that is being done.
+    /// Asks the store what has expired by `now`. While work is on its way, [`Expiry::take_overdue`] remembers it.
     pub(crate) fn look(&mut self, now: Timestamp) {
-        if !self.work.is_empty() {
+        self.is_overdue = !self.work.is_empty();
+        if self.is_overdue {
             return;
         }
         self.next = None;
@@ -64,6 +67,11 @@ impl Expiry {
             let found = async { Ok((store.expired(now, AT_ONCE).await?, store.next_expiry().await?)) };
             Step::Found(found.await)
         });
+    }
+
+    /// Returns whether it was time to look while work was on its way, and forgets it.
+    pub(crate) fn take_overdue(&mut self) -> bool {
+        std::mem::take(&mut self.is_overdue)
     }
 
     /// The next step that is done; waits for ever if there is nothing to do. Safe to drop at any time.

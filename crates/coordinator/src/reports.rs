@@ -174,12 +174,14 @@ impl Actor {
                     let known = self.world.artifact(row.job, &row.kind);
                     known.is_none_or(|known| known.expires_at.is_some_and(|at| at <= now) && !known.deleted)
                 };
+                // If nothing had expired, the next one may have by now: it is not delayed.
+                let delay = if expired.is_empty() { std::time::Duration::ZERO } else { EXPIRE_AGAIN };
                 let expired: Vec<_> = expired.into_iter().filter(current).collect();
                 if !expired.is_empty() {
                     self.expiry.delete(expired);
                 }
-                // Also where files are being deleted: some of them may be in use.
-                if let Some(at) = next.map(|at| at.max(now + EXPIRE_AGAIN)).filter(|at| self.expiry.is_first(*at)) {
+                // Also while files are being deleted: some of them may be in use.
+                if let Some(at) = next.map(|at| at.max(now + delay)).filter(|at| self.expiry.is_first(*at)) {
                     self.timers.add(at, Timer::Expiry);
                 }
             }
@@ -197,8 +199,9 @@ impl Actor {
                     }
                     self.world.dirty.deleted_artifacts.insert((job, kind));
                 }
-                // There may be more than are deleted at a time. What could not be deleted waits for its timer.
-                if !deleted.is_empty() {
+                // There may be more than are deleted at a time. What could not be deleted waits for its timer, unless the
+                // timer has fired in the meantime.
+                if self.expiry.take_overdue() || !deleted.is_empty() {
                     self.expiry.look(now);
                 }
             }

@@ -232,8 +232,8 @@ mod tests {
 
     #[test]
     fn invalid_values_are_rejected_with_hint() {
-        assert!(config("{}").check().unwrap_err().contains("MachineDriver is not set: copy the keys"));
-        assert!(config(r#"{"MachineDriver":"none","MachineName":"m"}"#).check().unwrap_err().contains("needs one %s"));
+        assert!(config("{}").check().unwrap_err().contains("missing MachineDriver: copy the keys"));
+        assert!(config(r#"{"MachineDriver":"none","MachineName":"m"}"#).check().unwrap_err().contains("must contain exactly one %s"));
         assert!(
             config(r#"{"MachineDriver":"none","MachineName":"a b %s"}"#)
                 .check()
@@ -241,7 +241,7 @@ mod tests {
                 .contains("use only letters")
         );
         let named = config(r#"{"MachineDriver":"none","MachineName":"m-%s","MachineOptionsWithName":["tag=x"]}"#);
-        assert!(named.check().unwrap_err().contains("has no %s"));
+        assert!(named.check().unwrap_err().contains("contains no %s"));
     }
 
     #[test]

@@ -235,7 +235,7 @@ mod tests {
         let held = lock(directory.path()).await.unwrap();
         tokio::time::pause();
         let error = lock(directory.path()).await.unwrap_err();
-        assert!(error.contains("another plugin works there"), "{error}");
+        assert!(error.contains("the directory is used by another plugin"), "{error}");
         drop(held);
         // A process that another test is starting holds a copy of the lock for a moment.
         tokio::time::resume();

@@ -101,7 +101,7 @@ mod tests {
             refused(r#"{"command":["b"],"timeouts_s":{"create":5}}"#).contains("use one of init, update, increase")
         );
         assert!(refused(r#"{"command":["b"],"timeout_s":0}"#).contains("at least 1"));
-        assert!(refused(r#"{"directory":"/nowhere"}"#).contains("/nowhere/update: not there"));
+        assert!(refused(r#"{"directory":"/nowhere"}"#).contains("/nowhere/update: file not found"));
     }
 
     #[test]

@@ -228,15 +228,15 @@ mod tests {
     #[test]
     fn error_names_invalid_output() {
         let text = |error: OutputError| error.to_string();
-        assert_eq!(text(snapshot("lonely").unwrap_err()), "\"lonely\" is not `ID STATE`");
-        assert!(text(snapshot("a up").unwrap_err()).starts_with("instance a: no state is called \"up\"; use creating"));
-        assert!(text(snapshot("{").unwrap_err()).contains("no JSON object"));
-        assert!(text(count("three").unwrap_err()).contains("print how many"));
-        assert!(text(count("-1").unwrap_err()).contains("\"-1\" is no number"));
+        assert_eq!(text(snapshot("lonely").unwrap_err()), "invalid line \"lonely\": expected `ID STATE`");
+        assert!(text(snapshot("a up").unwrap_err()).starts_with("instance a: invalid state \"up\"; use creating"));
+        assert!(text(snapshot("{").unwrap_err()).contains("not a valid JSON object"));
+        assert!(text(count("three").unwrap_err()).contains("print the number of accepted requests"));
+        assert!(text(count("-1").unwrap_err()).contains("invalid number of instances \"-1\""));
         assert!(text(init("max 3").unwrap_err()).contains("use id, max_size, suspend_resume"));
         assert!(text(init("max_size 0").unwrap_err()).contains("at least 1"));
         let refused = |answer: &str| connect_info(answer, &ConnectorConfig::default()).unwrap_err().to_string();
-        assert_eq!(refused("protocol_port 70000"), "`protocol_port`: \"70000\" is no port");
+        assert_eq!(refused("protocol_port 70000"), "`protocol_port`: \"70000\" is not a valid port");
         assert!(refused("protocol telnet").contains("ssh, winrm"));
         assert!(refused("addr 1").contains("internal_addr"));
     }

@@ -202,13 +202,13 @@ mod tests {
 
     #[test]
     fn invalid_values_are_rejected_with_hint() {
-        assert!(config("{}").check().unwrap_err().contains("there are no machines: add"));
-        assert!(config(r#"{"name":"a/b"}"#).check().unwrap_err().contains("cannot name a pool"));
+        assert!(config("{}").check().unwrap_err().contains("no machines are configured: add"));
+        assert!(config(r#"{"name":"a/b"}"#).check().unwrap_err().contains("is not a valid pool name"));
         let twice = config(r#"{"machines":[{"name":"a","address":"1"},{"name":"a","address":"2"}]}"#);
-        assert!(twice.all_machines().unwrap_err().contains("two machines are called \"a\""));
-        assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines().unwrap_err().contains("no address"));
+        assert!(twice.all_machines().unwrap_err().contains("duplicate machine name \"a\""));
+        assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines().unwrap_err().contains("missing address"));
         let key = config(r#"{"machines":[{"name":"a","address":"1","host_key":"ssh-ed25519 AAAA"}]}"#);
-        assert!(key.all_machines().unwrap_err().contains("is a fingerprint"));
+        assert!(key.all_machines().unwrap_err().contains("must be a fingerprint"));
         let error = serde_json::from_str::<Config>(r#"{"machines":[{"name":"a","adress":"1"}]}"#).unwrap_err();
         assert!(error.to_string().contains("unknown field `adress`, expected one of `name`, `address`"), "{error}");
     }

@@ -309,15 +309,15 @@ mod tests {
     #[test]
     fn only_free_and_healthy_machines_are_granted() {
         let (mut pool, _) = Pool::new(vec![machine("a"), machine("b")], 1, Vec::new());
-        assert!(pool.grant(2).is_empty(), "nobody has looked yet");
+        assert!(pool.grant(2).is_empty(), "no machine has been checked yet");
         settle(&mut pool, &["b"]);
         assert_eq!(names(&mut pool, 2), ["a/1"]);
         assert_eq!(
             pool.no_machine_reason(),
-            "no machine is free: 1 leased, 0 being cleaned, 1 in quarantine (b: no route)"
+            "no machine is available: 1 leased, 0 being cleaned up, 1 quarantined (b: no route)"
         );
         settle(&mut pool, &[]);
-        assert_eq!(names(&mut pool, 2), ["b/2"], "it comes back by itself");
+        assert_eq!(names(&mut pool, 2), ["b/2"], "the machine recovers");
     }
 
     #[test]
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(second.work("a"), Some(MachineTask::Clean(machine("a"))));
         assert!(second.done(&MachineTask::Clean(machine("a")), Ok(())));
         settle(&mut second, &[]);
-        assert_eq!(names(&mut second, 5), ["b/2"], "then it is gone");
+        assert_eq!(names(&mut second, 5), ["b/2"], "the removed machine is not granted");
     }
 
     fn lease(name: &str, lease: u64, cleaning: bool) -> MachineLease {

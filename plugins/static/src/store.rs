@@ -117,7 +117,7 @@ mod tests {
         let lease = MachineLease { machine: "a".to_owned(), lease: 4, cleaning: true, details: None };
         store.save((5, vec![lease.clone()])).unwrap();
         let error = Store::open(path.clone()).await.unwrap_err().to_string();
-        assert!(error.contains(&format!("another plugin (process {})", std::process::id())), "{error}");
+        assert!(error.contains(&format!("another plugin (PID {})", std::process::id())), "{error}");
         drop(store);
         let (store, next, leases) = Store::open(path.clone()).await.unwrap();
         assert_eq!((next, leases), (5, vec![lease]));

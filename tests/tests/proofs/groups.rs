@@ -44,12 +44,12 @@ async fn the_cheapest_group_is_asked_first_and_the_next_one_when_it_is_out_of_st
     let autoscaler = "group_selection = \"price\"\n    delete_instances_on_shutdown = true";
     let dear = ("dear", "max_instances = 5\n      price_per_hour = 0.3", "");
     // Its provider has one instance; max_instances would let more be asked for.
-    let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "stock = 1");
+    let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "capacity = 1");
     let mut bench = Bench::with_groups(3, autoscaler, &[dear, cheap]).await;
     all_start(&bench, 1..=3).await;
     assert_eq!((machines(&bench, "cheap"), machines(&bench, "dear")), (1, 2), "{}", bench.log());
     let why = explained(&bench, "dear");
-    assert!(why.contains("not of group cheap: "), "{why}\n{}", bench.log());
+    assert!(why.contains("skipped group cheap: "), "{why}\n{}", bench.log());
     all_succeed(&mut bench, 1..=3).await;
     assert_eq!((machines(&bench, "cheap"), machines(&bench, "dear")), (0, 0), "{}", bench.log());
 }
@@ -63,7 +63,7 @@ async fn a_group_whose_plugin_does_not_start_is_stood_in_for() {
     all_start(&bench, 1..=2).await;
     assert_eq!(machines(&bench, "works"), 2, "{}", bench.log());
     let why = explained(&bench, "works");
-    assert!(why.contains("not of group broken: ") && why.contains("of some kind"), "{why}\n{}", bench.log());
+    assert!(why.contains("skipped group broken: ") && why.contains("of some kind"), "{why}\n{}", bench.log());
     all_succeed(&mut bench, 1..=2).await;
 }
 

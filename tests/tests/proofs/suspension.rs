@@ -98,7 +98,7 @@ async fn what_a_job_left_is_resumed_for_a_later_job_by_a_manager_that_was_killed
     assert!(until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\""];
     push(&bench, 4, PROJECT, &script, &json!({ "runtime_environment_key": key }));
-    refused(&bench, 4, "there is no such environment").await;
+    refused(&bench, 4, "no such environment").await;
 }
 
 async fn refused(bench: &Bench, id: i64, why: &str) {
@@ -117,7 +117,7 @@ async fn a_key_that_is_not_the_jobs_own_opens_nothing_and_fails_the_job_with_the
     let cases = [
         (PROJECT + 1, key.clone(), "belongs to another project"),
         (PROJECT, key.replacen("7/", "8/", 1), "its key is one of another runner"),
-        (PROJECT, format!("{key}-more"), "there is no such environment"),
+        (PROJECT, format!("{key}-more"), "no such environment"),
         (PROJECT, "7".to_owned(), "its key is one of another runner"),
     ];
     for (id, (project, key, why)) in (2..).zip(cases) {

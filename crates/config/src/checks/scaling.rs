@@ -128,7 +128,7 @@ mod tests {
             ("capacity_per_instance = -1", "6:25"),
             ("failure_threshold = 4294967296", "6:21"),
             ("price_per_hour = -0.5", "6:18"),
-            ("max_cost_per_hour = -1.0", "6:22"),
+            ("max_cost_per_hour = -1.0", "6:21"),
             ("[runners.autoscaler.scale_throttle]\nburst = -1", "7:9"),
             ("[runners.autoscaler.density]\nslot_cpus = -1.5", "7:13"),
             ("[runners.autoscaler.forecast]\ndays = 61", "7:8"),

@@ -31,7 +31,7 @@ fn policies_hold_in_their_periods() {
 #[test]
 fn a_duration_of_zero_is_the_default_and_no_heartbeat_at_all() {
     let default = Config::new(GroupConfig::new("main", 0));
-    let config = config("update_interval = \"0s\"\nheartbeat_interval = \"0s\"\n[density]\nmeasured_margin = 0\n");
+    let config = config("update_interval = \"0s\"\nheartbeat_interval = \"0s\"\n[density]\nusage_margin = 0\n");
     assert_eq!((config.update_interval, config.density), (default.update_interval, default.density));
     assert_eq!(config.heartbeat_interval, None);
 }
@@ -74,7 +74,7 @@ slot_memory = "much"
             "1: error[C088]: `runners.autoscaler.max_use_count`: -1 is not from 0 to 4294967295",
             "2: error[C014]: `runners.autoscaler.update_interval` needs a duration such as \"90s\" or \"1h30m\", found text that is no duration",
             "3: error[C088]: `runners.autoscaler.capacity_per_instance`: -2 is not from 0 to 4294967295",
-            "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `eat` is not known; write leave or adopt or delete",
+            "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `eat` is not known; write ignore or adopt or delete",
             "5: error[C088]: `runners.autoscaler.boot_timeout` is less than zero",
             "6: error[C010]: unknown key `runners.autoscaler.polcy`",
             "8: error[C088]: `runners.autoscaler.policy[1].periods`: period `@daily`: has 1 fields; it needs five: minute, hour, day,…",

@@ -66,7 +66,7 @@ fn jobs_that_never_run_wait_until_the_end() {
     let directory = policies();
     std::fs::write(
         directory.path().join("nobody.toml"),
-        "max_instances = 5\nprice_per_hour = 1.0\nspend_max_per_hour = 0.5\n",
+        "max_instances = 5\nprice_per_hour = 1.0\nmax_cost_per_hour = 0.5\n",
     )
     .unwrap();
     let arguments = ["fleet", "simulate", "--trace", "jobs.csv", "--policy", "nobody.toml", "--json"];
@@ -84,7 +84,7 @@ fn a_quota_holds_until_the_last_job_has_ended() {
     write("three.csv", "0,3600\n10,3600\n20,3600\n");
     write("one.toml", "quota = 1\n");
     write("none.toml", "quota = 0\n");
-    write("out.toml", "stock_outs = [[0.0, 24.0]]\n");
+    write("out.toml", "stockouts = [[0.0, 24.0]]\n");
     write("demand.toml", "max_instances = 5\nmax_use_count = 1\n");
     let simulated = |cloud: &str| {
         let arguments =
@@ -134,11 +134,11 @@ fn what_cannot_be_simulated_is_told() {
             "error[C010]: unknown key `runners.autoscaler.polcy`\n --> typo.toml:2:3\n",
         ),
         (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is no number"),
-        (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
+        (["--trace", "none.csv", "--policy", "floor.toml"], "failed to read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
         (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days 1 is not below --days"),
         (["--peak-rate", "-1", "--policy", "floor.toml"], "--peak-rate -1 is not from 0 to 1000000"),
-        (["--svg", "none/x.svg", "--policy", "floor.toml"], "cannot write none/x.svg"),
+        (["--svg", "none/x.svg", "--policy", "floor.toml"], "failed to write none/x.svg"),
     ] {
         let output = muster(directory.path(), &[["fleet", "simulate"].as_slice(), &arguments].concat());
         let error = String::from_utf8_lossy(&output.stderr);
@@ -182,7 +182,7 @@ fn what_is_not_there_is_no_answer() {
     let long = "x".repeat(1001);
     wrong(
         &["fleet", "drain", "x", "--reason", &long, "--state-dir", "."],
-        "it has 1001 characters; write at most 1000",
+        "the reason has 1001 characters; the maximum is 1000",
     );
     wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "`abc` is not a valid job ID");
     wrong(&["fleet", "status", "--state-dir", "."], "not a manager's state directory");
@@ -205,11 +205,11 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
     write("endless.toml", b"[[policy]]\nidle_count = 4000000000\n");
     write("factor.toml", b"[[policy]]\nscale_factor = 1e300\n");
     write("never.toml", b"creations_per_second = 0\n");
-    write("odd.toml", b"spot_loss_per_hour = nan\n");
+    write("odd.toml", b"spot_preemptions_per_hour = nan\n");
     write("number.toml", b"boot = 5\n");
     write("words.toml", b"[[policy]]\nidle_time = \"5 minutes\"\n");
     write("latin.csv", b"0,1\n\xff,2\n");
-    write("night.toml", b"stock_outs = [[20.0, 3.0]]\n");
+    write("night.toml", b"stockouts = [[20.0, 3.0]]\n");
     write("early.toml", b"boot = { median_s = -5.0, factor = 1.0 }\n");
     let with = |more: &[&str]| muster(directory.path(), &[&["fleet", "simulate"][..], more].concat());
     let output = with(&["--trace", "jobs.csv", "--policy", "floor.toml", "--policy", "other/floor.toml"]);
@@ -220,12 +220,12 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
     for (arguments, wanted) in [
         (&["--trace", "jobs.csv", "--policy", "endless.toml"][..], "set max_instances"),
         (&["--trace", "jobs.csv", "--policy", "factor.toml"], "set max_instances"),
-        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--skip-days", "2"], "the last one comes on day 1"),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--skip-days", "2"], "the last one arrives on day 1"),
         (
             &["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "never.toml"],
             "creations_per_second: 0.0 is not",
         ),
-        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "odd.toml"], "spot_loss_per_hour: NaN is not"),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "odd.toml"], "spot_preemptions_per_hour: NaN is not"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "number.toml"], "expected a table such as"),
         (&["--trace", "jobs.csv", "--policy", "words.toml"], "` needs a duration such as"),
         (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),
@@ -233,10 +233,10 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "early.toml"], "boot: median_s and factor"),
         (
             &["--peak-rate", "1", "--off-peak-rate", "2", "--policy", "floor.toml"],
-            "--peak-rate 1 is not at least that of --off-peak-rate",
+            "--peak-rate 1 is not at least --off-peak-rate",
         ),
-        (&["--burst", "0", "--policy", "floor.toml"], "--burst 0 is not from 1 on"),
-        (&["--daily-variation", "0", "--policy", "floor.toml"], "--daily-variation 0 is not from 1 on"),
+        (&["--burst", "0", "--policy", "floor.toml"], "--burst 0 is not at least 1"),
+        (&["--daily-variation", "0", "--policy", "floor.toml"], "--daily-variation 0 is not at least 1"),
     ] {
         let output = with(arguments);
         let told = String::from_utf8_lossy(&output.stderr);

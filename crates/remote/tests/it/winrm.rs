@@ -236,5 +236,5 @@ async fn rejected_credentials_fail_immediately_and_silence_is_retried() {
 async fn unsupported_requests_are_rejected_with_hint() {
     let (_machine, target) = machine().await;
     let error = session(&target).await.dial("unix", "/var/run/docker.sock").await.err().unwrap();
-    assert!(error.to_string().contains("WinRM carries commands only; use ssh"), "{error}");
+    assert!(error.to_string().contains("WinRM supports commands only; use ssh"), "{error}");
 }

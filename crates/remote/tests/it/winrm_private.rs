@@ -46,7 +46,7 @@ async fn proxies_in_the_environment_are_ignored() {
     let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", proxy.local_addr().unwrap());
     let mut again = tokio::process::Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", "winrm_private::a_proxy_of_the_environment_sees_nothing_of_machines"]);
+    again.args(["--exact", "winrm_private::proxies_in_the_environment_are_ignored"]);
     for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
         again.env(name, &url);
     }

@@ -255,7 +255,7 @@ impl Metrics {
             ),
             (
                 "muster_taskscaler_removals_total",
-                "Removed instances by reason.",
+                "Deleted instances by reason.",
                 Kind::Counter,
                 "reason",
                 &numbers.removals,
@@ -274,7 +274,7 @@ impl Metrics {
                 "Creations that failed, or gave nothing that got ready.",
                 numbers.creation_failures,
             ),
-            ("muster_taskscaler_list_failures_total", "Lists that failed.", numbers.list_failures),
+            ("muster_taskscaler_list_failures_total", "Failed attempts to list instances.", numbers.list_failures),
             ("muster_taskscaler_lost_jobs_total", "Jobs whose instance was lost.", numbers.lost_jobs),
         ] {
             families.push(one(name, help, Kind::Counter, to_float(value)));
@@ -338,7 +338,7 @@ const GAUGES: [(&str, &str); 6] = [
     (MAX_USES, "Jobs of an instance in its life; 0: no limit."),
     (DESIRED, "Instances to create (positive) or to remove (negative)."),
     (COST, "What the instances cost per hour at most, by the prices that are known."),
-    (UNMANAGED, "Instances that nobody here asked for."),
+    (UNMANAGED, "Instances in the groups that this manager did not create."),
 ];
 
 /// A reason without its details.

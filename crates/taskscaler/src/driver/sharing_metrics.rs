@@ -112,13 +112,13 @@ impl SharingMetrics {
             ),
             labelled(
                 "muster_taskscaler_job_slowdown_ratio",
-                "How many times longer a job took than its like do alone, by its neighbours on average.",
+                "Run time of a job divided by the usual run time alone, by its average number of neighbors.",
                 "neighbors",
                 &self.slowdown,
             ),
             Family {
                 name: "muster_taskscaler_sticky_context_lookups_total",
-                help: "Jobs that found their sticky context on the instance, or none.",
+                help: "Jobs that found their sticky context on the instance (`hit`), or did not (`miss`).",
                 kind: Kind::Counter,
                 samples: sticky.into(),
             },

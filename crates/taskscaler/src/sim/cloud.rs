@@ -100,7 +100,7 @@ impl CloudConfig {
         for (from, to) in &self.stockouts {
             if !(0.0 <= *from && from < to && *to <= 24.0) {
                 let split = "; one over midnight is two: [[20.0, 24.0], [0.0, 3.0]]";
-                return Some(format!("stock_outs: [{from:?}, {to:?}] is no time of the day, from and to{split}"));
+                return Some(format!("stockouts: [{from:?}, {to:?}] is no time of the day, from and to{split}"));
             }
         }
         if let Some(rate) = self.creations_per_second.filter(|rate| bad(*rate) || *rate <= 0.0) {
@@ -108,7 +108,7 @@ impl CloudConfig {
                 "creations_per_second: {rate:?} is not above 0; leave it out where there is no limit"
             ));
         }
-        let rates = [("spot_loss_per_hour", self.spot_preemptions_per_hour), ("billed_at_least_s", self.min_billing_s)];
+        let rates = [("spot_preemptions_per_hour", self.spot_preemptions_per_hour), ("min_billing_s", self.min_billing_s)];
         rates
             .into_iter()
             .find(|(_, rate)| bad(*rate))

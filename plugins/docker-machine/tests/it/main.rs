@@ -127,7 +127,7 @@ async fn machines_are_created_listed_connected_and_removed() {
     group.heartbeat(&ids[0]).await.unwrap();
     cloud.put(name, "Error");
     let error = group.heartbeat(&ids[0]).await.unwrap_err().to_string();
-    assert!(error.contains("is \"Error\" for docker-machine"), "{error}");
+    assert!(error.contains("has the state \"Error\" in docker-machine"), "{error}");
 
     group.decrease(&[ids[0].clone(), InstanceId::new("runner-abc-auto-1-00000000")]).await.unwrap();
     assert_eq!(wait(&group, 1, InstanceState::Running).await, ids[1..]);
@@ -301,7 +301,7 @@ fn log_names_new_keys_and_deprecation() {
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("set idle_count in [[runners.autoscaler.policy]] instead"), "{log}");
     assert!(log.contains("set max_use_count in [runners.autoscaler] instead"), "{log}");
-    assert!(log.contains("planned to go with GitLab 20.0"), "{log}");
+    assert!(log.contains("will be removed in GitLab 20.0"), "{log}");
 }
 
 #[test]

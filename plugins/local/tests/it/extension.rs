@@ -23,7 +23,7 @@ async fn reports_prices_and_stock_changes() {
     assert_eq!(group.increase(5).await.unwrap(), 2);
     assert_eq!(notices.next().await, Some(Notice::Stock { offer: "local".to_owned(), available: false }));
     let error = group.increase(1).await.unwrap_err().to_string();
-    assert!(error.contains("the cloud is out of stock: stock = 2"), "{error}");
+    assert!(error.contains("the cloud is out of stock: capacity = 2"), "{error}");
     assert_eq!(group.offers().await.unwrap()[0].available, Some(0));
     let ids = wait(&group, InstanceState::Running, 2).await;
     group.decrease(&ids[..1]).await.unwrap();
@@ -78,7 +78,7 @@ async fn host_key_of_the_plugin_is_pinned() {
     hosts.pin(&target.machine, &["SHA256:another".to_owned()]);
     let error = dial(&target, &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
-    assert!(error.to_string().contains("should be SHA256:another"), "{error}");
+    assert!(error.to_string().contains("expected SHA256:another"), "{error}");
     group.stop().await;
 }
 

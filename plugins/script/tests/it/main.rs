@@ -90,7 +90,7 @@ async fn partial_success_counts_but_partial_list_does_not() {
     let error = group.update().await.unwrap_err();
     assert!(matches!(error, CallError::Refused { .. }), "{error}");
     let error = group.connect_info(&InstanceId::new("a")).await.unwrap_err().to_string();
-    assert!(error.contains("connect-info: `colour` is no key of this answer; use internal_addr"), "{error}");
+    assert!(error.contains("connect-info: unknown key `colour`; use internal_addr"), "{error}");
     group.heartbeat(&InstanceId::new("a")).await.unwrap();
     group.stop().await;
 }
@@ -121,7 +121,7 @@ async fn hanging_program_is_killed_and_plugin_continues() {
     assert!(error.contains("update did not end within 1 s and was killed; it said: looking"), "{error}");
     assert_eq!(group.increase(1).await.unwrap(), 1);
     let error = group.decrease(&ids(&["a"])).await.unwrap_err().to_string();
-    assert!(error.contains("decrease: the script does not have this call"), "{error}");
+    assert!(error.contains("decrease: the script does not support this call"), "{error}");
     group.stop().await;
 }
 

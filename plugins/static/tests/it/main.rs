@@ -138,7 +138,7 @@ async fn machines_are_leased_cleaned_up_and_leased_again() {
     assert_eq!(group.increase(3).await.unwrap(), 1, "as many as there are");
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
     let error = group.increase(1).await.unwrap_err().to_string();
-    assert!(error.contains("no machine is free: 1 leased, 0 being cleaned, 0 in quarantine"), "{error}");
+    assert!(error.contains("no machine is available: 1 leased, 0 being cleaned up, 0 quarantined"), "{error}");
     group.heartbeat(&id("m1/1")).await.unwrap();
 
     let info = group.connect_info(&id("m1/1")).await.unwrap();
@@ -190,7 +190,7 @@ async fn slow_cleanup_does_not_delay_other_machines() {
     config["health_timeout_s"] = json!(1);
     second.go_away().await;
     let group = start(&config).await.unwrap();
-    assert_eq!(group.increase(2).await.unwrap(), 1, "m2 is in quarantine");
+    assert_eq!(group.increase(2).await.unwrap(), 1, "m2 is quarantined");
     group.decrease(&[id("m1/1")]).await.unwrap();
     while !Path::new(&slow).exists() {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -215,7 +215,7 @@ async fn unreachable_machines_are_quarantined_and_recover() {
     assert_eq!(group.increase(2).await.unwrap(), 1);
     assert_eq!(states(&group).await, [("m2/1".to_owned(), InstanceState::Running)]);
     let error = group.increase(1).await.unwrap_err().to_string();
-    assert!(error.contains("1 in quarantine (m1: "), "{error}");
+    assert!(error.contains("1 quarantined (m1: "), "{error}");
     first.come_back().await;
     granted(&group).await;
     assert_eq!(states(&group).await.len(), 2);
@@ -243,7 +243,7 @@ async fn leases_survive_kill_and_stop_of_the_plugin() {
     assert_eq!(group.increase(2).await.unwrap(), 1, "what is leased is not leased twice");
 
     let error = start(&config).await.unwrap_err().to_string();
-    assert!(error.contains("in the hands of another plugin (process "), "{error}");
+    assert!(error.contains("is locked by another plugin (PID "), "{error}");
     group.stop().await;
     let group = start(&config).await.unwrap();
     assert_eq!(states(&group).await.len(), 2, "of the manager before");
@@ -320,7 +320,7 @@ async fn machine_with_wrong_host_key_is_not_leased() {
 #[tokio::test]
 async fn empty_configuration_is_rejected_with_hint() {
     let error = start(&Value::Null).await.unwrap_err().to_string();
-    assert!(error.contains("there are no machines: add [[runners.autoscaler.plugin_config.machines]]"), "{error}");
+    assert!(error.contains("no machines are configured: add [[runners.autoscaler.plugin_config.machines]]"), "{error}");
 }
 
 #[test]

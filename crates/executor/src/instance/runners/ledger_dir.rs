@@ -252,8 +252,8 @@ mod tests {
 
     fn one_row(ledger: &Path, instance: &str) {
         let instance = json!([[[{ "instance": { "group": "g", "id": instance } },
-            { "instance": { "slots": [], "used": 0, "seen_unix": 1, "intent": "use" } }]]]);
-        let text = format!("{{\"taskscaler_books\":1}}\n{}\n", instance[0]);
+            { "instance": { "slots": [], "job_count": 0, "first_seen_at": 1, "intent": "serve" } }]]]);
+        let text = format!("{{\"taskscaler_ledger\":1}}\n{}\n", instance[0]);
         std::fs::write(ledger, text).unwrap();
     }
 

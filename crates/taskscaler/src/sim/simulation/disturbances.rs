@@ -99,7 +99,7 @@ impl Simulation<'_> {
         }
         for instance in self.engine.status(self.now).instances {
             let group = self.config.groups.iter().position(|group| group.name == instance.group);
-            if let Some(group) = group.filter(|_| instance.state == "drained") {
+            if let Some(group) = group.filter(|_| instance.state == "cordoned") {
                 self.operate(group, Some(InstanceId::new(instance.id)), OperatorAction::Uncordon);
             }
         }

@@ -61,11 +61,11 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
     assert_eq!((now["source"].as_str(), instances.as_array().unwrap().len()), (Some("manager"), 1), "{now}");
     let (instance, key) = (instances[0]["id"].as_str().unwrap(), instances[0]["slots"][0]["key"].as_str().unwrap());
     assert!(key.starts_with("job-71-"), "{now}");
-    let why = of_fleet["no_requests"].as_str().unwrap();
-    assert!(why.starts_with("no capacity: ") && why.contains("group runner-0: it has its 1 instances"), "{why}");
+    let why = of_fleet["requests_paused_reason"].as_str().unwrap();
+    assert!(why.starts_with("no capacity: ") && why.contains("group runner-0: it has its maximum of 1 instances"), "{why}");
 
     let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
-    for words in ["runner runner-0\n", "no more jobs are requested: no capacity", "1 in use", instance, key] {
+    for words in ["runner runner-0\n", "paused: no capacity", "1 in use", instance, key] {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     let exposed = metrics(&address).await;
@@ -109,16 +109,16 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
         fleet(&bench, &words).await.check(0, &[]).stdout
     };
     let told = offline(&["instance", &instance]).await;
-    for words in ["is not there any more".to_owned(), format!("has slot 0 of {instance} after ")] {
+    for words in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
         assert!(told.contains(&words), "{words}: {told}");
     }
     // A manager that takes no more jobs needs no idle instance, if its scaler does not end before.
-    let why = ["idle for ", "the scaler ends"].map(|why| format!("instance {instance} is removed: {why}"));
+    let why = ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
     assert!(why.iter().any(|why| told.contains(why)), "{told}");
-    assert!(offline(&["job", "71"]).await.contains("gave its slot back"));
+    assert!(offline(&["job", "71"]).await.contains("released its slots"));
     let left = fleet(&bench, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
     let left: Value = serde_json::from_str(&left).unwrap();
-    assert_eq!((left["source"].as_str(), left["fleets"][0]["runner"].as_str()), (Some("store"), Some("runner-0")));
+    assert_eq!((left["source"].as_str(), left["fleets"][0]["runner"].as_str()), (Some("disk"), Some("runner-0")));
     assert_eq!(left["fleets"][0]["status"]["instances"].as_array().unwrap().len(), 0, "{left}");
 }
 
@@ -126,7 +126,7 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
 async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
     let (bench, run, address) = start("request_failure_rate = 1.0\n").await;
     bench.push(0, 5);
-    run.logged("creation failed", 1).await;
+    run.logged("failed to create instances", 1).await;
     let group = until(async || {
         let now = status(&bench, &address).await;
         let of = &now["fleets"][0]["status"];
