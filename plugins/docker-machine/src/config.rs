@@ -233,7 +233,12 @@ mod tests {
     #[test]
     fn invalid_values_are_rejected_with_hint() {
         assert!(config("{}").check().unwrap_err().contains("missing MachineDriver: copy the keys"));
-        assert!(config(r#"{"MachineDriver":"none","MachineName":"m"}"#).check().unwrap_err().contains("must contain exactly one %s"));
+        assert!(
+            config(r#"{"MachineDriver":"none","MachineName":"m"}"#)
+                .check()
+                .unwrap_err()
+                .contains("must contain exactly one %s")
+        );
         assert!(
             config(r#"{"MachineDriver":"none","MachineName":"a b %s"}"#)
                 .check()

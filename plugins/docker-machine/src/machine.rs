@@ -165,7 +165,11 @@ mod tests {
             key_path: "/s/machines/m/id_rsa".into(),
         };
         assert_eq!(parse(r#"{"Driver":{"SSHPort":0,"SSHKeyPath":""}}"#, storage, "m"), Ok(least));
-        assert!(parse("Host does not exist", storage, "m").unwrap_err().contains("invalid output of docker-machine inspect m"));
+        assert!(
+            parse("Host does not exist", storage, "m")
+                .unwrap_err()
+                .contains("invalid output of docker-machine inspect m")
+        );
     }
 
     /// The host ends a plugin that exceeds its timeout, together with all work in progress.

@@ -225,7 +225,10 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
             &["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "never.toml"],
             "creations_per_second: 0.0 is not",
         ),
-        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "odd.toml"], "spot_preemptions_per_hour: NaN is not"),
+        (
+            &["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "odd.toml"],
+            "spot_preemptions_per_hour: NaN is not",
+        ),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "number.toml"], "expected a table such as"),
         (&["--trace", "jobs.csv", "--policy", "words.toml"], "` needs a duration such as"),
         (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),

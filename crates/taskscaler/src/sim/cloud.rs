@@ -108,7 +108,8 @@ impl CloudConfig {
                 "creations_per_second: {rate:?} is not above 0; leave it out where there is no limit"
             ));
         }
-        let rates = [("spot_preemptions_per_hour", self.spot_preemptions_per_hour), ("min_billing_s", self.min_billing_s)];
+        let rates =
+            [("spot_preemptions_per_hour", self.spot_preemptions_per_hour), ("min_billing_s", self.min_billing_s)];
         rates
             .into_iter()
             .find(|(_, rate)| bad(*rate))

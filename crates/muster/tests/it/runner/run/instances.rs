@@ -62,7 +62,10 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
     let (instance, key) = (instances[0]["id"].as_str().unwrap(), instances[0]["slots"][0]["key"].as_str().unwrap());
     assert!(key.starts_with("job-71-"), "{now}");
     let why = of_fleet["requests_paused_reason"].as_str().unwrap();
-    assert!(why.starts_with("no capacity: ") && why.contains("group runner-0: it has its maximum of 1 instances"), "{why}");
+    assert!(
+        why.starts_with("no capacity: ") && why.contains("group runner-0: it has its maximum of 1 instances"),
+        "{why}"
+    );
 
     let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
     for words in ["runner runner-0\n", "paused: no capacity", "1 in use", instance, key] {
@@ -113,7 +116,8 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
         assert!(told.contains(&words), "{words}: {told}");
     }
     // A manager that takes no more jobs needs no idle instance, if its scaler does not end before.
-    let why = ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
+    let why =
+        ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
     assert!(why.iter().any(|why| told.contains(why)), "{told}");
     assert!(offline(&["job", "71"]).await.contains("released its slots"));
     let left = fleet(&bench, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
