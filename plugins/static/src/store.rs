@@ -124,7 +124,7 @@ mod tests {
         drop(store);
         std::fs::write(&path, r#"{"version":2,"next":1,"leases":[]}"#).unwrap();
         let error = Store::open(path.clone()).await.unwrap_err().to_string();
-        assert!(error.contains("version 2 instead of 1"), "{error}");
+        assert!(error.contains("unsupported version 2, expected 1"), "{error}");
     }
 
     /// A file of version 1, which is the first version.
