@@ -118,7 +118,7 @@ async fn send_request(args: &Args, action: OperatorAction) -> Result<OperatorRep
     };
     let request = OperatorRequest {
         version: VERSION,
-        action: action,
+        action,
         name: args.name.clone(),
         runner: args.runner.clone(),
         group: args.group.clone(),

@@ -67,66 +67,9 @@ impl Engine {
                 unknown.push(key);
                 continue;
             };
-            match (key, row) {
-                (
-                    RowKey::Instance { id, .. },
-                    Row::Instance {
-                        slots,
-                        job_count: used,
-                        first_seen_at: seen_unix,
-                        idle_since: idle_unix,
-                        intent,
-                        contexts,
-                        was_ready,
-                        suspended_environment: environment,
-                    },
-                ) => {
-                    let is_asleep = intent == Intent::Suspend;
-                    let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix, idle_unix), intent);
-                    for context in contexts {
-                        engine.pool.add_context(index, context, usize::MAX);
-                    }
-                    engine.restore_environment(now, index, environment, was_ready, is_asleep);
-                }
-                (RowKey::Unmanaged { id, .. }, Row::Unmanaged { first_seen_at: unix }) => {
-                    found_anew.extend(engine.restore_unmanaged(group, InstanceId::new(id), unix));
-                }
-                (
-                    RowKey::ScaleUp { call, .. },
-                    Row::ScaleUp {
-                        requested: n,
-                        outstanding: open,
-                        requested_at: asked_unix,
-                        accepted: granted,
-                        written_off_until: owed_unix,
-                    },
-                ) => {
-                    engine.next_number = engine.next_number.max(call + 1);
-                    let state = engine.restored_request_state(now, granted, owed_unix);
-                    if let Some(group) = engine.group_mut(group) {
-                        let asked = time_before(now, asked_unix);
-                        group.scale_ups.push_back(ScaleUpRequest {
-                            call,
-                            requested_at: asked,
-                            requested_unix: asked_unix,
-                            known: now,
-                            requested: n,
-                            outstanding: open,
-                            state,
-                        });
-                    }
-                }
-                (RowKey::DrainedGroup { .. }, Row::DrainedGroup { by }) => {
-                    if let Some(group) = engine.group_mut(group) {
-                        group.drained = Some(by);
-                    }
-                }
-                (RowKey::Deleted { id, .. }, Row::Deleted { .. }) => {
-                    if let Some(group) = engine.group_mut(group) {
-                        group.remember_deleted(InstanceId::new(id), now);
-                    }
-                }
-                (key, _) => unknown.push(key),
+            match engine.restore_row_of_group(now, group, key, row) {
+                Ok(unmanaged) => found_anew.extend(unmanaged),
+                Err(key) => unknown.push(key),
             }
         }
         engine.dirty.clear();
@@ -135,6 +78,75 @@ impl Engine {
             engine.mark_unmanaged_dirty(group, &id);
         }
         (engine, unknown)
+    }
+
+    /// Restores a row of a group. Returns an unmanaged instance that must be found anew.
+    ///
+    /// # Errors
+    /// The key, if the row does not fit it.
+    fn restore_row_of_group(
+        &mut self,
+        now: Now,
+        group: GroupId,
+        key: RowKey,
+        row: Row,
+    ) -> Result<Option<(GroupId, InstanceId)>, RowKey> {
+        match (key, row) {
+            (
+                RowKey::Instance { id, .. },
+                Row::Instance {
+                    slots,
+                    job_count,
+                    first_seen_at,
+                    idle_since,
+                    intent,
+                    contexts,
+                    was_ready,
+                    suspended_environment,
+                },
+            ) => {
+                let is_suspended = intent == Intent::Suspend;
+                let times = (job_count, first_seen_at, idle_since);
+                let index = self.restore_instance(now, group, &id, slots, times, intent);
+                for context in contexts {
+                    self.pool.add_context(index, context, usize::MAX);
+                }
+                self.restore_environment(now, index, suspended_environment, was_ready, is_suspended);
+            }
+            (RowKey::Unmanaged { id, .. }, Row::Unmanaged { first_seen_at }) => {
+                return Ok(self.restore_unmanaged(group, InstanceId::new(id), first_seen_at));
+            }
+            (
+                RowKey::ScaleUp { call, .. },
+                Row::ScaleUp { requested, outstanding, requested_at, accepted, written_off_until },
+            ) => {
+                self.next_number = self.next_number.max(call + 1);
+                let state = self.restored_request_state(now, accepted, written_off_until);
+                if let Some(group) = self.group_mut(group) {
+                    group.scale_ups.push_back(ScaleUpRequest {
+                        call,
+                        requested_at: time_before(now, requested_at),
+                        requested_unix: requested_at,
+                        known: now,
+                        requested,
+                        outstanding,
+                        state,
+                    });
+                }
+            }
+            (RowKey::DrainedGroup { .. }, Row::DrainedGroup { by }) => {
+                if let Some(group) = self.group_mut(group) {
+                    group.drained = Some(by);
+                }
+            }
+            (RowKey::Deleted { id, .. }, Row::Deleted { .. }) => {
+                if let Some(group) = self.group_mut(group) {
+                    group.remember_deleted(InstanceId::new(id), now);
+                }
+            }
+            (key, _) => return Err(key),
+        }
+        Ok(None)
     }
 
     /// Knows an instance of others again. One that the configuration treats differently by now is to be found anew.

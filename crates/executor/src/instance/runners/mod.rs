@@ -217,7 +217,10 @@ impl Shared {
                 Ok(socket) => state.operators = Some(socket),
                 Err(error) => {
                     let ledgers = ledgers.display();
-                    tracing::warn!(%error, %ledgers, "`muster fleet drain`, `resume` and `remove` cannot reach this manager");
+                    tracing::warn!(
+                        %error, %ledgers,
+                        "failed to open the operator socket; `muster fleet cordon`, `uncordon`, `drain` and `delete` cannot reach this manager"
+                    );
                 }
             }
         }
