@@ -1,4 +1,4 @@
-//! The books: what is stored, and how an engine goes on from it.
+//! The rows of the ledger: what is stored, and how an engine is restored from them.
 
 use std::time::Duration;
 
@@ -16,10 +16,12 @@ use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, RemovalReason, TaskKey};
 
 impl Engine {
-    /// An engine that goes on from stored rows. Instances are believed in until a list says otherwise; leases wait to be
-    /// claimed ([`Self::claim`]) until [`crate::event::Event::Settled`]. Also the names of rows that belong to no group of
-    /// the configuration: their instances are beyond reach. Books of one group are those of the configuration's only one,
-    /// whatever it was called when they were written: its rows get its name.
+    /// Returns an engine that is restored from stored rows, and the keys of rows that belong to no configured group. The
+    /// instances of such rows are ignored.
+    ///
+    /// Instances count as existing until a list lacks them. Leases can be claimed ([`Self::claim`]) until
+    /// [`crate::event::Event::ClaimsComplete`]. If the rows and the configuration have one group each, the rows belong to
+    /// that group, also if it was renamed.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
@@ -80,7 +82,7 @@ impl Engine {
         (engine, unknown)
     }
 
-    /// Restores a row of a group. Returns an unmanaged instance that must be found anew.
+    /// Restores a row of a group. Returns an unmanaged instance if the next list must decide about it again.
     ///
     /// # Errors
     /// The key, if the row does not fit it.
@@ -149,7 +151,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// Knows an instance of others again. One that the configuration treats differently by now is to be found anew.
+    /// Restores an unmanaged instance. Returns it if `unmanaged_instances` has changed, so that the next list decides about it.
     fn restore_unmanaged(&mut self, group: GroupId, id: InstanceId, unix: i64) -> Option<(GroupId, InstanceId)> {
         if self.config.unmanaged != UnmanagedPolicy::Ignore {
             return Some((group, id));
@@ -159,7 +161,7 @@ impl Engine {
         None
     }
 
-    /// Remembers a load. The rows that are not looked at any more, which leave the books.
+    /// Restores a slot demand. Returns the keys of rows that are no longer needed, to delete them from the ledger.
     fn restore_slot_demand(&mut self, bucket: i64, most: u32) -> Vec<RowKey> {
         let changed =
             self.forecast.as_mut().map(|forecast| forecast.record(bucket.saturating_mul(BUCKET_S), u64::from(most)));
@@ -247,7 +249,7 @@ impl Engine {
         is_asleep: bool,
     ) {
         self.pool.change(index, |instance| {
-            // Earlier books do not say it, and only what was ready has had jobs.
+            // Only an instance that was ready has had jobs.
             instance.was_ready = was_ready || instance.job_count > 0;
             instance.saved_environment = environment;
             // Its job may have been resumed on it just before.
