@@ -9,7 +9,7 @@ use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_r
 use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
-/// Where the limits of an extraction come from: a limit that is exceeded names what raises it.
+/// Source of the limits of an extraction. The error of an exceeded limit names the setting that raises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitsFrom {
     /// `[runners.unpack]` in config.toml.
@@ -42,7 +42,7 @@ impl Extraction {
         Self { root, root_kind: Root::Chosen, limits: Limits::default(), limits_from: LimitsFrom::Defaults }
     }
 
-    /// Unpacks an archive, whose first bytes tell its format. Returns the entries that were left out.
+    /// Unpacks an archive. Its first bytes determine the format. Returns the entries that were left out.
     ///
     /// # Errors
     /// [`Failure::Step`] if the archive is at fault, [`Failure::System`] if the machine is, or that it was stopped.

@@ -82,9 +82,9 @@ fn config(read: &mut Reader<'_>) -> Config {
     };
     config.reservation_throttling = read.table.bool("reservation_throttling").unwrap_or(true);
     config.max_cost_per_hour = read.amount("max_cost_per_hour");
-    let foreign =
+    let policies =
         [("ignore", UnmanagedPolicy::Ignore), ("adopt", UnmanagedPolicy::Adopt), ("delete", UnmanagedPolicy::Delete)];
-    config.unmanaged = read.one_of("unmanaged_instances", &foreign).unwrap_or_default();
+    config.unmanaged = read.one_of("unmanaged_instances", &policies).unwrap_or_default();
     config.density = read.below("density", density).unwrap_or_default();
     config.delete_on_shutdown = read.table.bool("delete_instances_on_shutdown").unwrap_or_default();
     config

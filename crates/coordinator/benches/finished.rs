@@ -2,7 +2,7 @@
 //! while pipelines finish.
 //!
 //! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` (100,000 unless a number is given) prints medians
-//! and ratios. Each measurement is a process of its own.
+//! and ratios. Each measurement runs in a separate process.
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for a terminal")]
 

@@ -119,7 +119,7 @@ impl Places {
         usize::try_from(job.0).unwrap_or(0) % LOCKS
     }
 
-    /// Whether nobody has the files of a job.
+    /// Returns whether no upload or deletion uses the files of a job.
     pub(crate) fn is_free(&self, job: JobId) -> bool {
         self.0.get(self.number(job)).is_none_or(|lock| lock.try_lock().is_ok())
     }

@@ -23,7 +23,7 @@ use crate::store::{ArtifactRow, JobRow, Member};
 use crate::timers::Timer;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 
-/// How long after a failed read a job is looked at again, if no command comes before.
+/// Time after a failed read until the job is checked again, unless a command comes first.
 const READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// A job as it is about to be given out.
@@ -111,7 +111,7 @@ impl Actor {
         self.world.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
     }
 
-    /// A pipeline whose artifacts a job needs, and that is not in memory.
+    /// A pipeline that is not in memory and has artifacts that a job needs.
     pub(crate) fn lacks(&self, job: JobId) -> Option<PipelineId> {
         match self.inherited(self.world.jobs.get(&job)?) {
             Err(Obstacle::NotRead(pipeline)) => Some(pipeline),
@@ -130,7 +130,7 @@ impl Actor {
         }
     }
 
-    /// Gives out what it can. Returned is a pipeline that must be read before it goes on.
+    /// Assigns jobs to waiting requests. Returns a pipeline that must be read before it can continue.
     fn give_out(&mut self) -> Option<PipelineId> {
         if self.storage_problem.is_some() {
             return None;

@@ -134,7 +134,7 @@ pub(crate) enum Command {
         artifact: Box<NewArtifact>,
         reply: ServiceReply<Kept>,
     },
-    /// An upload is over, and its files are in nobody's hands any more.
+    /// An upload has ended, and no longer uses the files of its job.
     UploadOver,
     Shutdown,
 }

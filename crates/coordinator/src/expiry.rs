@@ -33,7 +33,7 @@ pub(crate) struct Expiry {
     store: Arc<dyn Store>,
     places: Places,
     blobs: Arc<dyn Blobs>,
-    /// When the store is looked at next. `None` if nothing expires.
+    /// Time of the next query for expired artifacts. `None` if nothing expires.
     next: Option<Timestamp>,
     /// Whether it was time to look while work was on its way.
     is_overdue: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Expiry {
 }
 
 impl Expiry {
-    /// Nothing is looked at before [`Expiry::look`].
+    /// Does nothing until [`Expiry::look`] is called.
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, places: Places) -> Self {
         Self { store, places, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
@@ -74,7 +74,7 @@ impl Expiry {
         std::mem::take(&mut self.is_overdue)
     }
 
-    /// The next step that is done; waits for ever if there is nothing to do. Safe to drop at any time.
+    /// Returns the next completed step. Waits indefinitely if there is no work. Cancel safe.
     pub(crate) async fn step(&mut self) -> Step {
         loop {
             match self.work.join_next().await {
@@ -85,7 +85,7 @@ impl Expiry {
         }
     }
 
-    /// Deletes the files of these, except of jobs whose files are in use.
+    /// Deletes the files of `expired`, except those of jobs whose files are in use.
     pub(crate) fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
         let mut free = Vec::new();
@@ -117,7 +117,7 @@ impl Expiry {
         });
     }
 
-    /// Ends what is on its way; it is done again after the next start.
+    /// Stops the current work. It is repeated after the next start.
     pub(crate) async fn stop(&mut self) {
         self.work.shutdown().await;
     }

@@ -84,7 +84,7 @@ pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
     Signer::from_pkcs8(&bytes).map_err(io::Error::other)
 }
 
-/// A signer of id tokens whose key is stored nowhere.
+/// Returns a signer of ID tokens whose key is not stored.
 ///
 /// # Errors
 /// Those of the source of randomness.

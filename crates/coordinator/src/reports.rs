@@ -15,7 +15,7 @@ use crate::schedule::{self, Event};
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 
-/// How long after expired files could not be deleted, or not be asked for, they are looked at again.
+/// Delay after expired files could not be read or deleted, before the next attempt.
 const EXPIRE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl Actor {

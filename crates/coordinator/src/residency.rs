@@ -71,7 +71,7 @@ impl Residency {
         self.absent.contains(&pipeline)
     }
 
-    /// An upload is over: families that waited for one are looked at again.
+    /// Handles the end of an upload: checks the families that waited for it.
     pub(crate) fn upload_is_over(&mut self, world: &mut World) {
         for root in std::mem::take(&mut self.uploading) {
             self.look_at(world, root);

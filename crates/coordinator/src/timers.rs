@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 
 /// Timers per job that are no reason to look for needless ones.
 const PER_JOB: usize = 8;
-/// Jobs that count as in memory although there are none: a small heap is not looked through.
+/// Minimum number of jobs that the size of the heap is compared with, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
 /// What to look at.

@@ -132,7 +132,7 @@ async fn a_timeout_and_a_close_end_the_steps_at_the_second_agent() {
 
 #[tokio::test]
 async fn a_second_agent_that_is_killed_fails_its_step_by_name_and_nothing_of_it_is_left() {
-    // The first agent has a process of its own: it ends what the second one left only while no other job runs, and other tests have jobs.
+    // The first agent runs in a separate process: it ends leftovers of the second one only while no other job runs.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;

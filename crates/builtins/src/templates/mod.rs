@@ -18,7 +18,7 @@ use crate::trash::Trash;
 use restore::{Marks, Restore};
 pub(crate) use tree::Tree;
 
-/// How many commits are kept ready. The oldest makes room for the next.
+/// Maximum number of cached commits. The oldest is evicted first.
 const KEPT: usize = 8;
 /// Of how many project directories is known how they were left. Of any other the files are compared.
 const KEPT_LEFT: usize = 64;

@@ -75,7 +75,7 @@ impl World {
         self.families.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
     }
 
-    /// The roots of the families whose rows are ahead of the store.
+    /// Roots of the families whose changed rows are not in the store yet.
     pub(crate) fn changed_families(&self) -> BTreeSet<PipelineId> {
         let dirty = &self.dirty;
         let of_jobs = dirty.jobs.iter().filter_map(|job| Some(self.jobs.get(job)?.pipeline));
@@ -83,7 +83,7 @@ impl World {
         pipelines.chain(of_jobs).filter_map(|id| self.root(id)).collect()
     }
 
-    /// Whether nothing happens in a family by itself.
+    /// Returns whether nothing can happen in a family without a command.
     pub(crate) fn is_finished(&self, root: PipelineId) -> bool {
         let rests = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
         self.family(root).all(|row| row.status.is_complete())

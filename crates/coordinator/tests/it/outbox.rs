@@ -97,7 +97,7 @@ async fn a_job_that_nobody_accepted_is_queued_again() {
     assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
 }
 
-/// Where a job stands, as its events tell it.
+/// State of a job, derived from its events.
 fn told(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
     events.iter().rev().filter(|event| event.job == job).find_map(|event| match event.change {
         JobChange::Created { .. } => Some(JobStatus::Created),

@@ -4,7 +4,7 @@ use muster_remote as remote;
 
 use super::machine::Dial;
 
-/// Runs a command on a machine to its end, in a session of its own.
+/// Runs a command on a machine in a new session, and waits until it ends.
 ///
 /// # Errors
 /// A message with the exit status and the end of what the command printed to stderr.

@@ -29,7 +29,7 @@ impl PendingClaims {
         *self = Self::Announced(std::mem::take(self.task_keys()));
     }
 
-    /// Returns whether no lease will be claimed any more.
+    /// Returns whether all leases have been claimed.
     pub(super) fn are_complete(&self) -> bool {
         matches!(self, Self::Announced(keys) if keys.is_empty())
     }

@@ -27,7 +27,7 @@ impl Addresses {
     }
 }
 
-/// What the trace tells of an instance.
+/// Lines about an instance for the trace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TraceAddresses {
     /// `log_internal_ip`.

@@ -33,7 +33,7 @@ enum LeaseUse {
     Unused,
     /// A job has it, and may still run.
     InUse,
-    /// Its job has no more use for it.
+    /// Its job no longer needs it.
     Over,
 }
 

@@ -1,4 +1,4 @@
-//! What only some executors and execution environments can do: each capability is a trait of its own.
+//! Capabilities that only some executors and execution environments have. Each is a separate trait.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub trait Suspend: Send + Sync {
     /// Suspends the environment for a later job of `owner`, and ends the lease. The suspension is stored.
     ///
     /// # Errors
-    /// A message that says why not; the lease goes on.
+    /// Reason why not, as a message. The lease continues.
     async fn suspend(&self, owner: &str) -> Result<(), String>;
 }
 
@@ -66,23 +66,23 @@ pub struct SlotShare {
     pub slot: u32,
     /// How many slots it has, that one included.
     pub slots: u32,
-    /// The memory that these stand for, in bytes; 0: nobody said.
+    /// Memory of these slots, in bytes. 0 means unknown.
     pub memory_bytes: u64,
     /// What it uses says how many slots later jobs of its kind get.
     pub measured: bool,
-    /// Where sticky contexts are kept. `None` means that there are none.
+    /// Storage of sticky contexts. `None` means that they are off.
     pub sticky: Option<StickyContextSettings>,
     /// The machine is the job's alone: no other one is there before, beside or after it.
     pub is_alone: bool,
 }
 
-/// Where an environment keeps what jobs of one project and protection level leave for each other.
+/// Storage for what jobs of one project and protection level leave for each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StickyContextSettings {
     /// The directory of all contexts.
     pub root: PathBuf,
     /// All together are brought below this, in bytes.
     pub size_max_bytes: u64,
-    /// One that was not used for so long goes.
+    /// Time without use after which a sticky context is deleted.
     pub age_max: Duration,
 }

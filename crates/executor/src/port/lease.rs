@@ -13,12 +13,12 @@ pub struct LeaseRecord {
     pub environment: String,
     /// The slot.
     pub slot: Slot,
-    /// Where the environment is.
+    /// Location of the environment.
     #[serde(default, skip_serializing_if = "Locality::is_local")]
     pub locality: Locality,
 }
 
-/// Where an execution environment is, seen from the manager.
+/// Location of an execution environment, from the manager's view.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Locality {
@@ -60,7 +60,7 @@ impl LeaseRecord {
         Self { environment: environment.into(), slot, locality: Locality::Local }
     }
 
-    /// Returns the record of a lease on a machine of its own.
+    /// Returns the record of a lease on another machine.
     #[must_use]
     pub fn remote(environment: impl Into<String>, slot: Slot, task_key: impl Into<String>) -> Self {
         let locality = Locality::Remote { task_key: task_key.into(), vm: None };
@@ -108,7 +108,7 @@ pub struct Lease {
 
 /// Holds a slot.
 pub trait Guard: Send + Sync {
-    /// The job has no more use for the slot.
+    /// The job no longer needs the slot.
     fn release(self: Box<Self>);
 }
 

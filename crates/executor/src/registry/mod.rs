@@ -15,7 +15,7 @@
 //!
 //! The function gets the checked settings of a runner and returns its executor. Three ways to register exist:
 //!
-//! - [`Registry::register`]: each runner has an executor of its own. This is the ordinary one.
+//! - [`Registry::register`]: each runner has a separate executor. This is the usual choice.
 //! - [`Registry::register_shared`]: all runners share one executor, as they share this host.
 //! - [`Registry::register_kind`]: executors that leave something behind when a runner is removed, or when the manager exits
 //!   ([`ExecutorKind`]), as instances do.
@@ -161,7 +161,7 @@ impl Registry {
         self.announce_configured();
     }
 
-    /// Removes the executors of runners that are gone, or have another executor, and have no jobs any more.
+    /// Removes executors without jobs whose runners were removed or have another executor.
     pub fn remove_unused(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
         while self.removals.try_join_next().is_some() {}
         let configured: BTreeSet<_> = self.configured.iter().collect();
@@ -186,7 +186,7 @@ impl Registry {
         }
     }
 
-    /// No jobs are requested any more.
+    /// Stops requesting jobs.
     pub fn drain(&mut self) {
         self.kinds.values().for_each(|kind| kind.drain());
     }
@@ -229,7 +229,7 @@ impl Registry {
         let changes = all.map(|provided| {
             async move {
                 if provided.capacity.changed().await.is_err() {
-                    // An executor that is gone reports nothing more.
+                    // A removed executor reports nothing.
                     std::future::pending().await
                 }
             }

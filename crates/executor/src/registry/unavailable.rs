@@ -1,4 +1,4 @@
-//! The executor of a job whose runner has none any more.
+//! The executor of a job whose runner no longer has one.
 
 use async_trait::async_trait;
 use tokio::sync::watch;

@@ -7,7 +7,7 @@ use crate::clock::Timestamp;
 use crate::facts::JobKind;
 use crate::schedule::{JobRef, JobState};
 
-/// One record of a job or bridge: one try, with an id of its own.
+/// One attempt of a job or bridge. Each attempt has its own ID.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JobRow {
     pub(crate) id: JobId,
@@ -144,7 +144,7 @@ pub(crate) struct ArtifactRow {
     pub(crate) size: u64,
     pub(crate) created_at: Timestamp,
     pub(crate) expires_at: Option<Timestamp>,
-    /// Its content was deleted after it had expired. The row is kept: it tells that there was one (C187).
+    /// Whether the content was deleted after it expired. The row is kept, to show that the artifact existed (C187).
     pub(crate) deleted: bool,
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct PipelineRow {
     /// The pipeline at the top of its hierarchy: its own id if it has no parent.
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
-    /// Something of its family may still happen by itself, so that the family is read at the start.
+    /// Whether the family can still make progress without a command. Such families are loaded at the start.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,

@@ -12,7 +12,7 @@ pub(crate) struct RunnerRow {
     pub(crate) id: RunnerId,
     /// SHA-256 of its token, hexadecimal.
     pub(crate) token_hash: String,
-    /// From then on the token is refused; none: never.
+    /// Time from which the token is rejected. `None` means never.
     pub(crate) token_expires_at: Option<Timestamp>,
     pub(crate) created_at: Timestamp,
     pub(crate) settings: NewRunner,

@@ -221,7 +221,7 @@ async fn last_ids(connection: &mut SqliteConnection) -> Result<LastIds, StoreErr
     })
 }
 
-/// The error of the database of a folder whose rows cannot be read.
+/// Error for a directory whose database rows cannot be read.
 pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
     OpenError::Database { path: open::path_in(dir), source }
 }

@@ -98,7 +98,7 @@ impl LedgerDir<'_> {
         Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// The ledger of the entry without an id in whose place `runner` came with a new token is that of `runner` now.
+    /// Takes over the ledger of an entry without an ID if `runner` replaced it with a new token.
     fn adopt_after_token_change(
         &self,
         runner: &RunnerSettings,
@@ -124,7 +124,7 @@ impl LedgerDir<'_> {
                 // First: the ledger is never without the prefix of their machines' names, whenever this is ended.
                 write_owner(&owner_of(to), &was).map_err(|error| format!("its owner cannot be written: {error}"))?;
                 files::rename(&from, to).map_err(|error| format!("its ledger cannot be taken over: {error}"))?;
-                // Without a ledger it is nobody's.
+                // Without a ledger it has no owner.
                 let _ = std::fs::remove_file(entry);
                 return Ok(Some(was));
             }

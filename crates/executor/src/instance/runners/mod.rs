@@ -226,7 +226,7 @@ impl Shared {
         }
     }
 
-    /// Logs instances that no runner has any more.
+    /// Logs instances that belong to no runner.
     fn warn_orphaned_ledgers(&self, state: &State) {
         if !self.options.ledgers.exists() {
             return;

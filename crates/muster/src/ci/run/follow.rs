@@ -18,7 +18,7 @@ use super::super::state::Run;
 use super::logs::Logs;
 use super::report::{Reporter, tree_of};
 
-/// Number of pipelines of a run that are looked at: one, and its children.
+/// Number of pipelines of a run that are read: one, and its children.
 const PIPELINES_MAX: usize = 1000;
 /// How long a run waits for space on a full disk.
 const STORAGE_PATIENCE: Duration = Duration::from_secs(3);
