@@ -1,4 +1,6 @@
-//! Cancels: by people, by a newer pipeline, by a failure (pipeline-yaml 5.8, runner-api 9.4).
+//! Cancellation by users, by a newer pipeline and after a failed job.
+//!
+//! The rules are in docs/spec/pipeline-yaml.md, section 5.8, and docs/spec/runner-api.md, section 9.4.
 
 use muster_job::{JobStatus, PipelineId};
 use muster_pipeline::model::{OnNewCommit, Strategy};
@@ -7,6 +9,7 @@ use super::engine::Engine;
 use super::event::{Action, Child, JobRef, Refusal, Target};
 
 impl Engine {
+    /// Cancels a job or a whole pipeline. `force` does not wait for runners that cancel gracefully.
     pub(super) fn cancel(&mut self, target: Target, force: bool) -> Result<(), Refusal> {
         match target {
             Target::Pipeline(pipeline) if !self.pipelines.contains_key(&pipeline) => {
@@ -21,7 +24,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Cancels what is not over yet of a pipeline and of all pipelines below it.
+    /// Cancels all unfinished jobs of a pipeline and of its descendants.
     pub(super) fn cancel_pipeline(&mut self, pipeline: PipelineId, force: bool) {
         for place in 0..self.places(pipeline) {
             self.cancel_job(pipeline, place, force);
@@ -52,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// A bridge that waits for its child is canceled with it, and is over when the child is.
+    /// Cancels a bridge together with its child pipeline. The bridge ends when the child does.
     fn cancel_waiting_bridge(&mut self, bridge: JobRef, force: bool) {
         let Some(child) = self.child_here(bridge.pipeline, bridge.place) else {
             return self.move_to(bridge.pipeline, bridge.place, JobStatus::Canceled, None);
@@ -66,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// A newer commit has a pipeline: this one makes room as its own `auto_cancel:on_new_commit` says.
+    /// Applies `auto_cancel:on_new_commit` of an older pipeline after a newer commit of the same ref got a pipeline.
     pub(super) fn newer_pipeline(&mut self, older: PipelineId) -> Result<(), Refusal> {
         if !self.pipelines.contains_key(&older) {
             return Err(Refusal::UnknownPipeline(older));
@@ -75,8 +78,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Pipelines below are judged each by its own jobs and configuration; a bridge that waits for one goes on as long
-    /// as that one does.
+    /// Cancels the jobs of a superseded pipeline and of its descendants.
+    ///
+    /// Each descendant follows its own configuration. A bridge is not canceled itself: it runs as long as its child pipeline.
     fn make_room(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.get(&pipeline) else { return };
         let all = match state.graph.auto_cancel.on_new_commit {

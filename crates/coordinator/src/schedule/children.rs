@@ -1,4 +1,4 @@
-//! Bridges and the pipelines that they start (pipeline-yaml 5.9).
+//! Bridges and the child pipelines that they start (docs/spec/pipeline-yaml.md, section 5.9).
 
 use muster_job::{FailureReason, JobEvent, JobStatus, PipelineId};
 use muster_pipeline::model::Strategy;
@@ -6,11 +6,11 @@ use muster_pipeline::model::Strategy;
 use super::engine::Engine;
 use super::event::{Child, JobRef, Refusal};
 
-/// Pipelines below a pipeline may start pipelines of their own; those may not.
+/// Depth from which a pipeline cannot start child pipelines. A pipeline without a parent has depth 0.
 pub(super) const DEPTH_MAX: u32 = 2;
 
 impl Engine {
-    /// The bridge asked for its pipeline and is still there to have it.
+    /// Checks that a bridge is pending and has no pipeline yet.
     pub(super) fn check_waiting_bridge(&self, bridge: JobRef) -> Result<(), Refusal> {
         let state = self.newest_state(bridge)?;
         let (status, child) = (state.status, state.child);
@@ -23,7 +23,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The pipeline that a waiting bridge asked for is there.
+    /// Records the pipeline that was created for a waiting bridge.
     pub(super) fn child_exists(&mut self, bridge: JobRef, child: Child, status: JobStatus) {
         self.change(bridge.pipeline, bridge.place, |state| state.child = Some(child));
         match self.strategy(bridge) {
@@ -32,19 +32,21 @@ impl Engine {
         }
     }
 
+    /// Fails a waiting bridge whose pipeline could not be created.
     pub(super) fn child_failed(&mut self, bridge: JobRef, reason: FailureReason) -> Result<(), Refusal> {
         self.check_waiting_bridge(bridge)?;
         self.fail(bridge.pipeline, bridge.place, reason, None);
         Ok(())
     }
 
+    /// Records the status of a bridge's pipeline in another project. The first report also says that the pipeline exists.
     pub(super) fn child_elsewhere(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), Refusal> {
         let state = self.newest_state(bridge)?;
         if state.child != Some(Child::Elsewhere) {
             self.check_waiting_bridge(bridge)?;
             self.child_exists(bridge, Child::Elsewhere, status);
         } else if state.status == JobStatus::Canceled {
-            // Whoever canceled the bridge did not cancel the other project's pipeline; its end is no news here.
+            // Canceling the bridge did not cancel the other project's pipeline, so the end of that pipeline changes nothing here.
             return Err(muster_job::InvalidTransition { from: JobStatus::Canceled, event: JobEvent::Run }.into());
         } else if self.strategy(bridge) != Some(Strategy::None) {
             self.show(bridge, status);
@@ -52,8 +54,9 @@ impl Engine {
         Ok(())
     }
 
-    /// A pipeline in this engine has a new status: the bridge that waits for it follows, also when a retry inside the
-    /// child brings an ended bridge back to life.
+    /// Updates a bridge after its child pipeline in this engine changed its status.
+    ///
+    /// A retry inside the child can also move a finished bridge back to running.
     pub(super) fn follow(&mut self, bridge: JobRef, child: PipelineId, status: JobStatus) {
         let waits = self.newest_state(bridge).is_ok_and(|state| state.child == Some(Child::Here(child)));
         if waits && self.strategy(bridge) != Some(Strategy::None) {
@@ -61,12 +64,12 @@ impl Engine {
         }
     }
 
-    /// Gives a bridge the status that its strategy makes of its pipeline's.
+    /// Sets the status of a bridge from the status of its pipeline, as its `strategy` says.
     fn show(&mut self, bridge: JobRef, status: JobStatus) {
         let Ok(state) = self.newest_state(bridge) else { return };
         let canceling = state.status == JobStatus::Canceling;
         let to = match (self.strategy(bridge), status) {
-            // A created bridge would be given its turn again.
+            // A bridge with status `created` would be started again.
             (Some(Strategy::Mirror), JobStatus::Created) => JobStatus::Running,
             (Some(Strategy::Mirror), status) => status,
             (_, status) if canceling && !status.is_complete() => return,
@@ -84,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// How a bridge follows its pipeline; `None` for a job that is no bridge.
+    /// Returns how a bridge follows its pipeline. `None` if the job is not a bridge.
     pub(super) fn strategy(&self, bridge: JobRef) -> Option<Strategy> {
         self.pipelines.get(&bridge.pipeline)?.graph.nodes.get(bridge.place)?.bridge.map(|kind| kind.strategy)
     }

@@ -1,8 +1,8 @@
-//! One status for many jobs (pipeline-yaml 5.3), from counts alone.
+//! The composite status of many jobs, computed from counts alone (docs/spec/pipeline-yaml.md, section 5.3).
 
 use muster_job::JobStatus;
 
-/// A job's status as others see it, with `allow_failure` applied.
+/// Status of a job as seen by other jobs, with `allow_failure` applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Class {
@@ -12,16 +12,16 @@ pub(super) enum Class {
     Running,
     Success,
     Failed,
-    /// Failed, and allowed to: a warning.
+    /// Failed with `allow_failure`: a warning.
     FailedAllowed,
     Canceling,
     Canceled,
-    /// Canceled, and allowed to fail: a warning, too.
+    /// Canceled with `allow_failure`: also a warning.
     CanceledAllowed,
     Skipped,
-    /// Blocks what comes after.
+    /// Waiting for a manual start that later jobs wait for.
     Manual,
-    /// Ignored by what comes after.
+    /// Waiting for a manual start that later jobs ignore.
     ManualAllowed,
     Scheduled,
 }
@@ -48,12 +48,12 @@ impl Class {
         }
     }
 
-    /// Nobody has to wait for a job of this class: it is complete, or it is an optional manual one.
+    /// Returns whether later jobs do not wait for a job of this class: it is complete, or an optional manual job.
     pub(super) fn rests(self) -> bool {
         REST & self.bit() != 0
     }
 
-    /// The job did not run, as those that need it see it.
+    /// Returns whether a job of this class counts as "did not run" for the jobs that need it.
     pub(super) fn did_not_run(self) -> bool {
         NOT_RUN & self.bit() != 0
     }
@@ -63,7 +63,7 @@ impl Class {
     }
 }
 
-/// The union of classes, as bits.
+/// Returns the union of the bits of `classes`.
 const fn set<const N: usize>(classes: [Class; N]) -> u16 {
     let mut bits = 0;
     let mut next = 0;
@@ -79,7 +79,7 @@ const IGNORED: u16 = set([Class::ManualAllowed]);
 const NOT_RUN: u16 = set([Class::Skipped, Class::ManualAllowed]);
 const REST: u16 = set([Class::Success, Class::Failed, Class::Canceled, Class::Skipped]) | WARN | IGNORED;
 
-/// How many jobs are in each class.
+/// Number of jobs in each class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts([u32; CLASSES]);
 
@@ -88,7 +88,7 @@ impl Counts {
         self.0[class as usize] += 1;
     }
 
-    /// One job changes its class.
+    /// Moves one job from one class to another.
     pub(super) fn shift(&mut self, from: Class, to: Class) {
         self.0[from as usize] -= 1;
         self.0[to as usize] += 1;
@@ -102,12 +102,12 @@ impl Counts {
         self.0.iter_mut().zip(other.0).for_each(|(own, less)| *own -= less);
     }
 
-    /// Some job failed and was allowed to.
+    /// Returns whether a job failed that is allowed to fail.
     pub(super) fn has_warnings(&self) -> bool {
         self.0[Class::FailedAllowed as usize] > 0
     }
 
-    /// No job counted.
+    /// Returns whether no job was counted.
     pub(super) fn is_empty(&self) -> bool {
         self.classes() == 0
     }
@@ -116,8 +116,10 @@ impl Counts {
         self.0.iter().enumerate().filter(|(_, count)| **count > 0).fold(0, |bits, (class, _)| bits | 1 << class)
     }
 
-    /// The composite of all counted jobs, by the first rule of pipeline-yaml 5.3 that matches. `dag`: of the needs of
-    /// one job. Muster has no jobs that are `preparing` or `waiting_for_callback`, so their rules are not here.
+    /// Returns the composite status of the counted jobs, from the first rule that matches.
+    ///
+    /// The rules are in docs/spec/pipeline-yaml.md, section 5.3. `dag` selects those for the needs of one job. Muster has no jobs that
+    /// are `preparing` or `waiting_for_callback`, so the rules for these are left out.
     pub(super) fn composite(&self, dag: bool) -> JobStatus {
         const ANY: u16 = WARN | IGNORED;
         let present = self.classes();
@@ -154,7 +156,7 @@ mod tests {
     #[test]
     fn rules_match_in_their_order() {
         use JobStatus as S;
-        /// Jobs, their composite as stages, and as needs.
+        /// Jobs, their composite status as stages, and as needs.
         type Case<'a> = (&'a [(S, bool)], S, S);
         let cases: &[Case<'_>] = &[
             (&[(S::Success, false), (S::Skipped, false)], S::Success, S::Skipped),

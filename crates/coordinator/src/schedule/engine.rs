@@ -1,4 +1,4 @@
-//! The engine: takes events, answers with actions.
+//! The scheduling engine: receives events and returns actions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,10 +9,10 @@ use super::graph::Graph;
 use super::groups::Groups;
 use super::state::{PipelineState, new_jobs};
 
-/// A delayed job whose timer fires later than this after its time fails as `stale_schedule`.
+/// Maximum delay of a timer, in milliseconds. A delayed job whose timer fires later fails as `stale_schedule`.
 const STALE_AFTER_MS: u64 = 60 * 60 * 1000;
 
-/// All pipelines of one project, and whose turn it is in each. See the [module](super) for how to drive it.
+/// All pipelines of one project, with the state of each job. The [module](super) documentation says how to use it.
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
     pub(super) pipelines: BTreeMap<PipelineId, PipelineState>,
@@ -20,34 +20,36 @@ pub struct Engine {
     pub(super) work: Work,
 }
 
-/// What one event leaves to be settled; empty between events.
+/// Work that one event leaves to do. Empty between events.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Work {
     pub(super) now: u64,
     pub(super) actions: Vec<Action>,
-    /// Created jobs whose turn may have come.
+    /// Created jobs that may be ready to start.
     pub(super) wake: VecDeque<(PipelineId, usize)>,
-    /// Jobs that came alive again: their skipped dependants get another chance.
+    /// Jobs that became active again. Jobs that were skipped because of them get another chance.
     pub(super) revived: VecDeque<(PipelineId, usize)>,
-    /// Per pipeline, the lowest stage from which on skipped jobs in stage order were already revived.
+    /// Lowest stage, per pipeline, from which on skipped jobs in stage order were already revived.
     pub(super) revived_from: BTreeMap<PipelineId, usize>,
-    /// Resource groups that may have room.
+    /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,
     /// Pipelines whose status may have changed.
     pub(super) touched: BTreeSet<PipelineId>,
 }
 
 impl Engine {
-    /// An engine without pipelines.
+    /// Creates an engine without pipelines.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in what happened at `now` (the shell's milliseconds, on the clock of its timers) and says what to do.
+    /// Processes an event and returns the actions to take.
+    ///
+    /// `now` is the caller's time in milliseconds, on the same clock as its timers.
     ///
     /// # Errors
-    /// [`Refusal`], and nothing has changed: the event is late, repeated, or not possible in this state.
+    /// [`Refusal`] if the event is late, repeated, or not possible in this state. Nothing has changed then.
     pub fn apply(&mut self, event: Event, now: u64) -> Result<Vec<Action>, Refusal> {
         self.work.now = now;
         self.take_in(event)?;
@@ -55,7 +57,7 @@ impl Engine {
         Ok(std::mem::take(&mut self.work.actions))
     }
 
-    /// Every arm refuses before it changes anything.
+    /// Dispatches an event. Every arm checks the event before it changes anything.
     fn take_in(&mut self, event: Event) -> Result<(), Refusal> {
         match event {
             Event::PipelineCreated { pipeline, graph, options } => self.create(pipeline, *graph, options),
@@ -79,44 +81,44 @@ impl Engine {
         }
     }
 
-    /// The state of a job's newest record; `None` for records that were replaced.
+    /// Returns the state of a job's newest record. `None` if `job` names a record that was replaced.
     #[must_use]
     pub fn job(&self, job: JobRef) -> Option<&JobState> {
         self.pipelines.get(&job.pipeline)?.jobs.get(job.place).filter(|state| state.retry == job.retry)
     }
 
-    /// The newest record of the job at a place.
+    /// Returns the newest record of the job at an index.
     #[must_use]
     pub fn newest(&self, pipeline: PipelineId, place: usize) -> Option<JobRef> {
         let state = self.pipelines.get(&pipeline)?;
         (place < state.jobs.len()).then(|| state.job_ref(place))
     }
 
-    /// The newest records of all jobs of a pipeline, in the order of their places.
+    /// Returns the newest records of all jobs of a pipeline, by job index.
     #[must_use]
     pub fn jobs(&self, pipeline: PipelineId) -> Option<&[JobState]> {
         self.pipelines.get(&pipeline).map(|state| state.jobs.as_slice())
     }
 
-    /// A pipeline's status.
+    /// Returns the status of a pipeline.
     #[must_use]
     pub fn status(&self, pipeline: PipelineId) -> Option<JobStatus> {
         self.pipelines.get(&pipeline).map(|state| state.status)
     }
 
-    /// A job of the pipeline failed and was allowed to.
+    /// Returns whether a job of the pipeline failed that is allowed to fail.
     #[must_use]
     pub fn has_warnings(&self, pipeline: PipelineId) -> bool {
         self.pipelines.get(&pipeline).is_some_and(PipelineState::has_warnings)
     }
 
-    /// What the engine knows of a pipeline's order.
+    /// Returns the dependency graph of a pipeline.
     #[must_use]
     pub fn graph(&self, pipeline: PipelineId) -> Option<&Graph> {
         self.pipelines.get(&pipeline).map(|state| &state.graph)
     }
 
-    /// The pipelines it holds, oldest first.
+    /// Returns the ids of all pipelines in the engine, oldest first.
     pub fn pipelines(&self) -> impl Iterator<Item = PipelineId> + '_ {
         self.pipelines.keys().copied()
     }
@@ -136,7 +138,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes in a pipeline whose jobs are in any state.
+    /// Adds a pipeline whose jobs can be in any state.
     pub(super) fn insert(&mut self, id: PipelineId, graph: Graph, jobs: Vec<JobState>, bridge: Option<JobRef>) {
         let parent = bridge.and_then(|bridge| self.pipelines.get(&bridge.pipeline));
         let mut state = PipelineState::new(id, graph, jobs, parent, bridge);
@@ -192,7 +194,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The state that an event about a job meets.
+    /// Returns the state of the record that an event names, if it is the newest record of its job.
     pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, Refusal> {
         let pipeline = self.pipelines.get(&job.pipeline).ok_or(Refusal::UnknownPipeline(job.pipeline))?;
         let state = pipeline.jobs.get(job.place).ok_or(Refusal::UnknownJob(job))?;

@@ -1,4 +1,4 @@
-//! The words between the engine and its shell: what happened, what is to be done about it, and why not.
+//! The types between the engine and its caller: events, actions and errors.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::graph::Graph;
 
-/// One record of a job: the shell maps it to a `JobId`, one to one.
+/// One record (attempt) of a job. The caller maps each one to a `JobId`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobRef {
-    /// Its pipeline.
+    /// ID of the pipeline.
     pub pipeline: PipelineId,
-    /// Position in `muster_pipeline::model::Pipeline::jobs`, from 0; the same for all records of one job.
+    /// Index in `muster_pipeline::model::Pipeline::jobs`, from 0. All records of one job have the same index.
     pub place: usize,
-    /// How many records of this job came before: 0 is the first try, each retry (automatic or by a person) adds 1.
+    /// Number of earlier records of this job. 0 is the first attempt; each automatic or manual retry adds 1.
     pub retry: u32,
 }
 
@@ -24,296 +24,302 @@ impl std::fmt::Display for JobRef {
     }
 }
 
-/// What the shell has to keep of the newest record of each job, besides its id.
+/// State of the newest record of a job, besides its id, that the caller must store.
 ///
-/// It changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] that names its job, so a
-/// shell that stores the state of each job so named, in one transaction, can give [`super::Engine::restore`] all it needs.
+/// It changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] that names its job. A caller that stores
+/// the state of each job so named, in one transaction, can give [`super::Engine::restore`] all it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
     /// [`JobRef::retry`] of the newest record.
     pub retry: u32,
-    /// Where it stands.
+    /// Status of the job.
     pub status: JobStatus,
-    /// A failure of it is a warning, and a manual one does not block (pipeline-yaml 5.4). From `allow_failure`, set
-    /// also when the exit code of a failure is listed.
+    /// Whether a failure is a warning and a manual start does not block (docs/spec/pipeline-yaml.md, section 5.4).
+    ///
+    /// Comes from `allow_failure`. Also set when a failure has one of the listed exit codes.
     pub allowed: bool,
-    /// A person asked for it by name, played or retried it: it runs when its turn comes, without waiting for a person
-    /// or a timer.
+    /// Whether a user named, played or retried the job. It then needs no manual start and no delay.
     pub asked: bool,
-    /// This record or an earlier one of the job has run (for `auto_cancel`).
+    /// Whether this record or an earlier one of the job has run (for `auto_cancel`).
     pub started: bool,
-    /// The runner that took it declared `cancel_gracefully`.
+    /// Whether the runner manager that has the job declared `cancel_gracefully`.
     pub winds_down: bool,
-    /// When its delay is over, in the shell's milliseconds; only while it is scheduled.
+    /// End of the delay in the caller's milliseconds. `None` if the job is not scheduled.
     pub timer_at: Option<u64>,
-    /// The pipeline that this bridge started.
+    /// Pipeline that this bridge started.
     pub child: Option<Child>,
 }
 
-/// Where the pipeline that a bridge started lives.
+/// Location of the pipeline that a bridge started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Child {
-    /// In the same engine, which follows it.
+    /// In the same engine, which follows its status.
     Here(PipelineId),
-    /// In another project; the shell reports its status.
+    /// In another project. The caller reports its status.
     Elsewhere,
 }
 
-/// What the shell decides at the creation of a pipeline.
+/// Decisions of the caller at the creation of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PipelineOptions {
-    /// Full names of jobs that somebody asked for (C218): manual and delayed ones start when their turn comes, and
-    /// `on_failure` ones run whatever came before. Only the first creation reads it, see [`JobState::asked`].
+    /// Full names of jobs that the user requested (C218).
+    ///
+    /// Manual and delayed ones start as soon as they are ready, and `on_failure` ones run whatever happened before. Used only at the
+    /// creation of the pipeline; afterwards, the information is in the state of each job.
     pub play: BTreeSet<String>,
-    /// The bridge that this pipeline is a child of.
+    /// Bridge that starts this pipeline. `None` if it has no parent.
     pub parent: Option<JobRef>,
 }
 
-/// How a job ended, as the runner or the coordinator itself says.
+/// Outcome of a job, from its runner or from the coordinator itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Well.
+    /// The job succeeded.
     Success,
-    /// Badly.
+    /// The job failed.
     Failed {
-        /// Why; decides on retries.
+        /// Failure reason. It decides about retries.
         reason: FailureReason,
-        /// The script's, where it had one; `allow_failure:exit_codes` and `retry:exit_codes` look at it.
+        /// Exit code of the script, if it has one. Used by `allow_failure:exit_codes` and `retry:exit_codes`.
         exit_code: Option<i32>,
     },
 }
 
-/// One job or all of a pipeline.
+/// Target of a cancellation: one job, or all jobs of a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// All jobs of it and of its descendants.
+    /// All jobs of a pipeline and of its descendants.
     Pipeline(PipelineId),
-    /// One job; of a bridge, also the pipeline that it waits for.
+    /// One job. For a bridge, also the pipeline that it waits for.
     Job(JobRef),
 }
 
-/// How a resource group chooses among the jobs that want it (pipeline-yaml 5.7).
+/// Order in which a resource group serves jobs (docs/spec/pipeline-yaml.md, section 5.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResourceMode {
     /// Any job that is ready.
     #[default]
     Unordered,
-    /// The oldest pipeline first; newer ones wait for jobs of older ones that are not ready yet.
+    /// The oldest pipeline first. Newer pipelines wait for jobs of older ones even if these are not ready yet.
     OldestFirst,
-    /// The newest pipeline first; older ones wait for jobs of newer ones that are not ready yet.
+    /// The newest pipeline first. Older pipelines wait for jobs of newer ones even if these are not ready yet.
     NewestFirst,
     /// The newest pipeline among those whose job is ready.
     NewestReadyFirst,
 }
 
-/// What happened.
+/// An event that the engine processes.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The shell stored a new pipeline and all its jobs as `created`.
+    /// The caller stored a new pipeline with all its jobs in status `created`.
     PipelineCreated {
-        /// Its id; greater than that of every older pipeline.
+        /// ID of the pipeline, greater than that of every older pipeline.
         pipeline: PipelineId,
-        /// Its jobs.
+        /// Jobs of the pipeline with their dependencies.
         graph: Box<Graph>,
-        /// The rest.
+        /// Requested jobs and the parent.
         options: PipelineOptions,
     },
-    /// A runner takes a pending job.
+    /// A pending job was assigned to a runner manager.
     JobTaken {
-        /// Which.
+        /// The assigned job.
         job: JobRef,
-        /// The runner declared `cancel_gracefully`: a cancel lets the script's end be reported.
+        /// Whether the runner declared `cancel_gracefully`: after a cancel, it still reports the end of the script.
         winds_down: bool,
     },
-    /// The hand-out lease of a running job ran out with no sign of a start (rule R1).
+    /// The runner manager did not accept the job in time, and the job returns to the queue (docs/spec/life-of-a-job.md, rule R1).
     JobGivenBack {
-        /// Which.
+        /// The requeued job.
         job: JobRef,
     },
-    /// The runner reports the end of a job; or the coordinator drops a job that is not done (missing dependency, stuck).
+    /// The runner reported the end of a job, or the coordinator dropped a job (missing dependency, stuck).
     JobFinished {
-        /// Which.
+        /// The finished job.
         job: JobRef,
-        /// How.
+        /// Outcome of the job.
         outcome: Outcome,
     },
-    /// A person cancels. What is done already stays as it is.
+    /// A user canceled a job or a pipeline. Jobs that are complete keep their status.
     Cancel {
-        /// What.
+        /// The job or pipeline to cancel.
         target: Target,
     },
-    /// A person no longer waits for runners to wind down: canceling jobs, too, end at once.
+    /// A user does not want to wait for graceful cancellation: canceling jobs end at once, too.
     ForceCancel {
-        /// What.
+        /// The job or pipeline to cancel.
         target: Target,
     },
-    /// A person starts a manual job, or a delayed one before its time. Their variables are the shell's business.
+    /// A user started a manual job, or a delayed one before its time. The caller keeps the variables of the start.
     Play {
-        /// Which.
+        /// The job to start.
         job: JobRef,
     },
-    /// A person takes the delay away: the job becomes manual.
+    /// A user removed the delay of a job: it becomes manual.
     Unschedule {
-        /// Which.
+        /// The delayed job.
         job: JobRef,
     },
-    /// A person wants a successful, failed or canceled job once more.
+    /// A user retried a successful, failed or canceled job.
     RetryJob {
-        /// Its newest record.
+        /// Newest record of the job.
         job: JobRef,
     },
-    /// The time asked for by [`Action::StartTimer`] has come.
+    /// The timer of [`Action::StartTimer`] fired.
     TimerFired {
-        /// Which.
+        /// The delayed job.
         job: JobRef,
     },
-    /// The pipeline that a bridge started in another project, or mirrors, has this status now; the first such event
-    /// says that it exists. Children of the engine's own are followed without it.
+    /// The pipeline that a bridge started in another project, or mirrors, has a new status.
+    ///
+    /// The first such event says that the pipeline exists. Child pipelines in the same engine need no such event.
     ChildStatusChanged {
-        /// Which.
+        /// The bridge.
         bridge: JobRef,
-        /// The other pipeline's status.
+        /// Status of the other pipeline.
         status: JobStatus,
     },
-    /// The child pipeline could not be created.
+    /// The child pipeline of a bridge could not be created.
     ChildFailed {
-        /// Which.
+        /// The bridge.
         bridge: JobRef,
-        /// Why.
+        /// Failure reason for the bridge.
         reason: FailureReason,
     },
-    /// A newer commit on its ref has a pipeline now: `auto_cancel:on_new_commit` of this older one applies.
+    /// A newer commit on the same ref has a pipeline: `auto_cancel:on_new_commit` of the older pipeline applies.
     NewerPipeline {
         /// The older pipeline.
         older: PipelineId,
     },
-    /// Sets how a resource group chooses; groups are `unordered` until told otherwise.
+    /// Sets the order in which a resource group serves jobs. The default is `unordered`.
     SetResourceMode {
-        /// The group's expanded name.
+        /// Name of the group, with variables expanded.
         group: String,
-        /// The mode.
+        /// The new order.
         mode: ResourceMode,
     },
 }
 
-/// What the shell has to do, in this order. All actions of one event belong into one transaction of the store; what
-/// goes to the outside (queue, runners, timers) follows after its commit.
+/// An action for the caller, to be carried out in the returned order.
+///
+/// Store all actions of one event in one transaction. Actions outside the store (queue, runners, timers) follow after the commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Store a job's status, with [`super::Engine::job`] for the rest of its state.
+    /// Store the status of a job, and the rest of its state from [`super::Engine::job`].
     JobStatusChanged {
-        /// Which record.
+        /// The record that changed.
         job: JobRef,
-        /// What it was.
+        /// Status before the change.
         from: JobStatus,
-        /// What it is.
+        /// Status after the change.
         to: JobStatus,
-        /// Only with `failed`.
+        /// Failure reason. Set only if the new status is `failed`.
         reason: Option<FailureReason>,
-        /// [`JobState::allowed`]: a failure is a warning.
+        /// Value of [`JobState::allowed`]: whether a failure is a warning.
         allowed: bool,
     },
-    /// Store a new record, `created`, in the place of an old one, with an id, a token and a trace of its own.
+    /// Store a new record in status `created`, with its own id, token and trace. It replaces an old record.
     CreateRetry {
         /// The record that is replaced.
         old: JobRef,
-        /// The new one.
+        /// The new record.
         new: JobRef,
     },
-    /// Offer a job to runners. It is in the queue as long as it is pending.
+    /// Add a job to the queue. It stays there as long as it is pending.
     Enqueue {
-        /// Which.
+        /// The pending job.
         job: JobRef,
     },
-    /// Send [`Event::TimerFired`] at a time. Needless once the job is not scheduled any more; a late shot is refused.
+    /// Send [`Event::TimerFired`] at a given time. It may be omitted once the job is no longer scheduled; a late event is rejected.
     StartTimer {
-        /// Which.
+        /// The delayed job.
         job: JobRef,
-        /// In the shell's milliseconds.
+        /// Time of the event in the caller's milliseconds.
         at: u64,
     },
-    /// Create the bridge's pipeline, then answer with [`Event::PipelineCreated`] (with this bridge as parent),
-    /// [`Event::ChildStatusChanged`] (a pipeline elsewhere) or [`Event::ChildFailed`].
+    /// Create the pipeline of a bridge.
+    ///
+    /// Answer with [`Event::PipelineCreated`] (with this bridge as parent), [`Event::ChildStatusChanged`] (a pipeline in another
+    /// project) or [`Event::ChildFailed`].
     CreateChild {
-        /// Which.
+        /// The bridge.
         bridge: JobRef,
     },
-    /// Tell the runner that has the job to end it.
+    /// Cancel a job on its runner.
     CancelOnRunner {
-        /// Which.
+        /// The canceled job.
         job: JobRef,
-        /// Let it wind down and report (`Job-Status: canceling`), else it is dead to us already.
+        /// Whether the runner may finish and report (`Job-Status: canceling`). If not, the job has already ended for the coordinator.
         gracefully: bool,
     },
-    /// Store and publish a pipeline's status.
+    /// Store and publish the status of a pipeline.
     PipelineStatusChanged {
-        /// Which.
+        /// The pipeline.
         pipeline: PipelineId,
-        /// What it was.
+        /// Status before the change.
         from: JobStatus,
-        /// What it is.
+        /// Status after the change.
         to: JobStatus,
-        /// A job failed and was allowed to.
+        /// Whether a job failed that is allowed to fail.
         warnings: bool,
     },
 }
 
-/// Why an event changed nothing. Repeated and late events end here; none of these is a defect of the engine.
+/// Reason why an event was rejected and changed nothing. Repeated and late events are normal; none of these is a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No such pipeline.
+    /// The pipeline does not exist.
     #[error("there is no pipeline {0}")]
     UnknownPipeline(PipelineId),
-    /// No such job.
+    /// The job does not exist.
     #[error("there is no {0}")]
     UnknownJob(JobRef),
-    /// The pipeline is there already.
+    /// The pipeline exists already.
     #[error("pipeline {0} exists already")]
     PipelineExists(PipelineId),
-    /// A newer record has taken the place of this one.
+    /// A newer record has replaced this one.
     #[error("{job} was retried; its newest record is retry {newest}")]
     Replaced {
-        /// The record of the event.
+        /// The record that the event names.
         job: JobRef,
-        /// [`JobRef::retry`] of the newest.
+        /// [`JobRef::retry`] of the newest record.
         newest: u32,
     },
-    /// Its state does not allow it.
+    /// The status of the job does not allow the event.
     #[error(transparent)]
     InvalidTransition(#[from] InvalidTransition),
     /// Only a complete job that was not skipped can be retried.
     #[error("{job} is {status}; only a job that succeeded, failed or was canceled can be retried")]
     NotRetryable {
-        /// Which.
+        /// The job.
         job: JobRef,
-        /// Where it stands.
+        /// Status of the job.
         status: JobStatus,
     },
-    /// The timer fired before its time.
+    /// The timer fired too early.
     #[error("{job} is due only at {at} ms")]
     NotDue {
-        /// Which.
+        /// The delayed job.
         job: JobRef,
-        /// When it is.
+        /// Time of the timer in the caller's milliseconds.
         at: u64,
     },
-    /// Runners have no part in bridges.
+    /// The event is for jobs on runners, and the job is a bridge.
     #[error("{0} is a bridge, which no runner takes or ends")]
     IsBridge(JobRef),
-    /// Only bridges have children.
+    /// The event is for bridges, and the job is not a bridge.
     #[error("{0} is not a bridge")]
     NotABridge(JobRef),
-    /// The bridge does not wait for a pipeline (any more): it was canceled, or has one.
+    /// The bridge does not wait for a pipeline: it was canceled, or already has one.
     #[error("{job} is {status} and does not wait for its pipeline to be created")]
     BridgeNotWaiting {
-        /// Which.
+        /// The bridge.
         job: JobRef,
-        /// Where it stands.
+        /// Status of the bridge.
         status: JobStatus,
     },
-    /// The bridge shows the state of its child; act on the child.
+    /// The bridge mirrors its child pipeline and cannot be started itself.
     #[error("{0} mirrors its child pipeline; act on the child's jobs instead")]
     FollowsChild(JobRef),
 }

@@ -1,4 +1,4 @@
-//! What runners report, and what a failure leads to: another try, a warning, or an end.
+//! Events from runners, and the consequences of a failure: a retry, a warning or a failed job.
 
 use muster_job::{FailureReason, InvalidTransition, JobEvent, JobStatus, PipelineId};
 use muster_pipeline::model::AllowFailure;
@@ -8,6 +8,7 @@ use super::event::{Action, JobRef, Outcome, Refusal};
 use super::retry::allowed_retries;
 
 impl Engine {
+    /// Moves a pending job to running after it was assigned to a runner manager.
     pub(super) fn job_taken(&mut self, job: JobRef, winds_down: bool) -> Result<(), Refusal> {
         let to = self.script_status(job)?.after(JobEvent::Run)?;
         self.change(job.pipeline, job.place, |state| state.winds_down = winds_down);
@@ -15,6 +16,7 @@ impl Engine {
         Ok(())
     }
 
+    /// Returns an assigned job to the queue.
     pub(super) fn job_given_back(&mut self, job: JobRef) -> Result<(), Refusal> {
         let to = self.script_status(job)?.after(JobEvent::Requeue)?;
         self.move_to(job.pipeline, job.place, to, None);
@@ -22,6 +24,7 @@ impl Engine {
         Ok(())
     }
 
+    /// Ends a job with the outcome that its runner or the coordinator reports.
     pub(super) fn job_finished(&mut self, job: JobRef, outcome: Outcome) -> Result<(), Refusal> {
         let from = self.script_status(job)?;
         match outcome {
@@ -43,7 +46,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A person wants the job once more: a new record, and what was skipped after it waits again.
+    /// Retries a finished job on request: creates a new record, and lets jobs that were skipped after it wait again.
     pub(super) fn retry_by_person(&mut self, job: JobRef) -> Result<(), Refusal> {
         let status = self.newest_state(job)?.status;
         if !matches!(status, JobStatus::Success | JobStatus::Failed | JobStatus::Canceled) {
@@ -53,13 +56,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The job fails: it is tried again, or stays failed, as a warning or for good.
+    /// Fails a job. Retries it automatically if its `retry` allows that.
     pub(super) fn fail(&mut self, pipeline: PipelineId, place: usize, reason: FailureReason, exit_code: Option<i32>) {
         let Some(state) = self.pipelines.get(&pipeline) else { return };
         let node = &state.graph.nodes[place];
         let job = &state.jobs[place];
         if node.bridge.is_none() && job.retry < allowed_retries(&node.retry, reason, exit_code) {
-            // The record ends as failed, but nobody waits for it any more: the new record takes its place at once.
+            // The old record ends as failed, but no job waits for it: the new record replaces it at once.
             let (old, from, allowed) = (state.job_ref(place), job.status, job.allowed);
             let to = JobStatus::Failed;
             self.work.actions.push(Action::JobStatusChanged { job: old, from, to, reason: Some(reason), allowed });
@@ -77,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Puts a new record in the place of the newest one. Its turn is decided anew; it asks nobody again.
+    /// Replaces the newest record of a job by a new one, which needs no manual start and no delay.
     fn create_retry(&mut self, pipeline: PipelineId, place: usize) {
         let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
         let old = state.job_ref(place);
@@ -97,7 +100,7 @@ impl Engine {
         self.work.wake.push_back((pipeline, place));
     }
 
-    /// The status of a job that runners have to do with.
+    /// Returns the status of a job that runs on a runner. Bridges are rejected.
     fn script_status(&self, job: JobRef) -> Result<JobStatus, Refusal> {
         let status = self.newest_state(job)?.status;
         let bridge = self

@@ -1,4 +1,4 @@
-//! The part of a compiled pipeline that decides about order: names resolved to places, edges in both directions.
+//! The dependency graph of a compiled pipeline: job names resolved to indexes, with edges in both directions.
 
 use std::collections::HashMap;
 
@@ -6,45 +6,46 @@ use muster_pipeline::model::{
     AllowFailure, AutoCancel, BridgeTarget, Job, Need, Pipeline, Retry, Strategy, When, Work,
 };
 
-/// Why a pipeline cannot be scheduled. The compiler finds all of these first; here they keep the engine from waiting
-/// for ever on a graph that came another way.
+/// Reason why a pipeline cannot be scheduled.
+///
+/// The compiler reports all of these errors first. This check keeps the engine from waiting indefinitely if a graph has another origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// A need on a job that is not there.
+    /// A job needs a job that does not exist.
     #[error("job `{job}` needs `{need}`, which is not in the pipeline")]
     UnknownNeed {
-        /// Who needs.
+        /// Name of the job with the need.
         job: String,
-        /// What.
+        /// Name of the needed job.
         need: String,
     },
-    /// A need on a later stage, which could make jobs wait for each other.
+    /// A job needs a job of a later stage, which could make jobs wait for each other.
     #[error("job `{job}` needs `{need}` of a later stage")]
     LaterNeed {
-        /// Who needs.
+        /// Name of the job with the need.
         job: String,
-        /// What.
+        /// Name of the needed job.
         need: String,
     },
-    /// Needs in a circle.
+    /// Needs form a circle.
     #[error("job `{job}` needs itself, directly or through others")]
     Circle {
-        /// One job of the circle.
+        /// Name of one job in the circle.
         job: String,
     },
-    /// A stage index outside the list of stages.
+    /// A stage index is outside the list of stages.
     #[error("job `{job}` is in stage {stage}, and the pipeline has {stages}")]
     UnknownStage {
-        /// Who.
+        /// Name of the job.
         job: String,
-        /// The index.
+        /// Stage index of the job.
         stage: usize,
-        /// How many there are.
+        /// Number of stages.
         stages: usize,
     },
 }
 
-/// One job, as far as scheduling looks at it.
+/// The settings of one job that matter for scheduling.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -55,37 +56,37 @@ pub(super) struct Node {
     pub(super) retry: Retry,
     pub(super) interruptible: bool,
     pub(super) resource_group: Option<String>,
-    /// `None`: stage order.
+    /// Indexes of the needed jobs. `None` means that the job waits for all earlier stages.
     pub(super) needs: Option<Vec<usize>>,
     pub(super) bridge: Option<BridgeKind>,
 }
 
-/// What a bridge waits for.
+/// The settings of a bridge that matter for scheduling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BridgeKind {
     pub(super) strategy: Strategy,
-    /// It starts a pipeline below its own, which counts for the depth limit.
+    /// Whether it starts a child pipeline, which counts for the depth limit.
     pub(super) child: bool,
 }
 
-/// The jobs of one pipeline, ready for the engine. The place of a job is its index in the model's list.
+/// The jobs of one pipeline with their dependencies. Jobs are identified by their index in the model's list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
     pub(super) nodes: Vec<Node>,
-    /// Who needs the job at this place.
+    /// For each job, the jobs that need it.
     pub(super) dependents: Vec<Vec<usize>>,
-    /// Per stage, the jobs without `needs`.
+    /// For each stage, its jobs without `needs`.
     pub(super) stage_jobs: Vec<Vec<usize>>,
-    /// All places, stages in order, and within a stage needed jobs before those that need them.
+    /// All jobs, ordered by stage, and within a stage with needed jobs first.
     pub(super) order: Vec<usize>,
     pub(super) auto_cancel: AutoCancel,
 }
 
 impl Graph {
-    /// Resolves names to places.
+    /// Creates the graph of a compiled pipeline.
     ///
     /// # Errors
-    /// [`GraphError`] where some job could never have its turn.
+    /// [`GraphError`] if a job could never start.
     pub fn new(pipeline: &Pipeline) -> Result<Self, GraphError> {
         let stages = pipeline.stages.len();
         let places: HashMap<&str, usize> =
@@ -108,25 +109,25 @@ impl Graph {
         Ok(Self { nodes, dependents, stage_jobs, order, auto_cancel: pipeline.auto_cancel })
     }
 
-    /// How many jobs.
+    /// Returns the number of jobs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// No jobs at all.
+    /// Returns whether there are no jobs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// The full name of the job at a place.
+    /// Returns the full name of the job at an index.
     #[must_use]
     pub fn name(&self, place: usize) -> Option<&str> {
         self.nodes.get(place).map(|node| node.name.as_str())
     }
 
-    /// The places in an order that respects stages and needs.
+    /// Returns the indexes of all jobs in an order that respects stages and needs.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
@@ -147,7 +148,7 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
         bridge: match &job.work {
             Work::Script(_) => None,
             Work::Bridge(bridge) => Some(BridgeKind {
-                // A mirror of another project's pipeline has nothing but that pipeline's status to show.
+                // A bridge that mirrors another project's pipeline can only show the status of that pipeline.
                 strategy: match bridge.target {
                     BridgeTarget::Mirror { .. } => Strategy::Mirror,
                     BridgeTarget::Project { .. } | BridgeTarget::Child(_) => bridge.strategy,
@@ -158,7 +159,7 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
     }
 }
 
-/// The places of a job's needs, each once. Needs on other pipelines fetch artifacts and do not order anything.
+/// Returns the indexes of a job's needs, each once. Needs on other pipelines only fetch artifacts and are left out.
 fn resolve_needs(
     job: &Job,
     places: &HashMap<&str, usize>,
@@ -184,7 +185,7 @@ fn resolve_needs(
     Ok(Some(found))
 }
 
-/// Stages in order; inside a stage, jobs come after the jobs of that stage that they need. Linear in jobs and needs.
+/// Orders jobs by stage, and within a stage after the jobs that they need. Takes time linear in jobs and needs.
 fn topological(nodes: &[Node], dependents: &[Vec<usize>], stages: usize) -> Result<Vec<usize>, GraphError> {
     let mut by_stage: Vec<Vec<usize>> = vec![Vec::new(); stages];
     let mut open = vec![0_usize; nodes.len()];

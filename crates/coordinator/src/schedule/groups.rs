@@ -1,7 +1,7 @@
-//! Resource groups: at most one job of a group at a time, across pipelines (pipeline-yaml 5.7).
+//! Resource groups: at most one job of a group runs at a time, across pipelines (docs/spec/pipeline-yaml.md, section 5.7).
 //!
-//! A bridge that waits for its child pipeline lends its group to the jobs below it: they would wait for each other
-//! for ever otherwise.
+//! A bridge that waits for its child pipeline lends its group to the jobs of the child. Otherwise, bridge and jobs would wait for
+//! each other indefinitely.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,7 +9,7 @@ use muster_job::PipelineId;
 
 use super::event::ResourceMode;
 
-/// A member of a group. Its order is age: hierarchy, pipeline, place.
+/// A job that uses a resource group. Ordered by age: hierarchy, pipeline, job index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Member {
     pub(super) root: PipelineId,
@@ -17,44 +17,46 @@ pub(super) struct Member {
     pub(super) place: usize,
 }
 
-/// What a member wants of its group.
+/// What a job currently needs of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Nothing, for now.
+    /// The job does not need the group.
     None,
-    /// It will want it once its turn has come.
+    /// The job will need the group once it is ready.
     Later,
-    /// Now.
+    /// The job is ready and waits for the group.
     Waits,
-    /// It has it.
+    /// The job has the group.
     Holds,
 }
 
+/// One resource group.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Group {
     mode: ResourceMode,
-    /// More than one only where a bridge lends the group to a job below it.
+    /// Jobs that have the group. More than one only if a bridge lends the group to a job of its child.
     holders: BTreeSet<Member>,
+    /// Jobs that are ready and wait for the group.
     waiting: BTreeSet<Member>,
-    /// Waiting ones and those that will want it later.
+    /// Waiting jobs, and jobs that will need the group later.
     upcoming: BTreeSet<Member>,
-    /// Number of jobs that name it.
+    /// Number of jobs that name the group.
     members: usize,
-    /// Its mode was set, so that it is kept also without members.
+    /// Whether the mode was set. Such a group is kept even without members.
     configured: bool,
 }
 
-/// All resource groups of the project.
+/// All resource groups of one project.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Groups {
     numbers: HashMap<String, usize>,
     groups: Vec<Group>,
-    /// Numbers of groups that were removed, for the next ones.
+    /// Numbers of removed groups, to be reused.
     free: Vec<usize>,
 }
 
 impl Groups {
-    /// The number of the group with this name.
+    /// Returns the number of the group with this name. Creates the group if necessary.
     fn number(&mut self, name: &str) -> usize {
         if let Some(&number) = self.numbers.get(name) {
             return number;
@@ -67,14 +69,14 @@ impl Groups {
         number
     }
 
-    /// The number of the group with this name, for a job that names it.
+    /// Registers a job that names the group, and returns the number of the group.
     pub(super) fn enter(&mut self, name: &str) -> usize {
         let number = self.number(name);
         self.groups[number].members += 1;
         number
     }
 
-    /// A job that names the group is removed. A group that no job names is removed, too.
+    /// Removes a job that names the group. A group without jobs is removed unless its mode was set.
     pub(super) fn leave(&mut self, number: usize, member: Member) {
         self.claim(number, member, Claim::None);
         let group = &mut self.groups[number];
@@ -86,17 +88,17 @@ impl Groups {
         }
     }
 
-    /// Whether there is no group.
+    /// Returns whether there is no group.
     pub(super) fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// The numbers of all groups.
+    /// Returns the numbers of all groups.
     pub(super) fn numbers(&self) -> std::ops::Range<usize> {
         0..self.groups.len()
     }
 
-    /// Sets how the group with this name chooses; the answer is its number.
+    /// Sets the order in which the group with this name serves jobs, and returns the number of the group.
     pub(super) fn set_mode(&mut self, name: &str, mode: ResourceMode) -> usize {
         let number = self.number(name);
         self.groups[number].mode = mode;
@@ -104,7 +106,7 @@ impl Groups {
         number
     }
 
-    /// Records what a member wants now. True if that may have made room for another.
+    /// Records what a job needs now. Returns whether another job may get the group because of that.
     pub(super) fn claim(&mut self, number: usize, member: Member, claim: Claim) -> bool {
         let group = &mut self.groups[number];
         let set = |set: &mut BTreeSet<Member>, in_it: bool| {
@@ -121,8 +123,9 @@ impl Groups {
         released || gone
     }
 
-    /// A waiting member gets the group now. `is_below(pipeline, holder)`: the pipeline is a descendant of the bridge
-    /// `holder`.
+    /// Returns whether a waiting job gets the group now.
+    ///
+    /// `is_below(pipeline, holder)` says whether the pipeline is a descendant of the bridge `holder`.
     pub(super) fn admits(&self, number: usize, member: Member, is_below: impl Fn(PipelineId, Member) -> bool) -> bool {
         let group = &self.groups[number];
         if group.holders.is_empty() {
@@ -132,7 +135,7 @@ impl Groups {
         }
     }
 
-    /// The waiting member that gets the group now, if any does; `is_below` as for [`Groups::admits`].
+    /// Returns the waiting job that gets the group now, if any. `is_below` is as for [`Groups::admits`].
     pub(super) fn next(&self, number: usize, is_below: impl Fn(PipelineId, Member) -> bool) -> Option<Member> {
         let group = &self.groups[number];
         if group.holders.is_empty() {
@@ -144,7 +147,7 @@ impl Groups {
 }
 
 impl Group {
-    /// Who gets the group when nobody holds it.
+    /// Returns the job that gets the group if no job has it.
     fn first_choice(&self) -> Option<Member> {
         match self.mode {
             ResourceMode::Unordered => self.waiting.first().copied(),
@@ -154,7 +157,7 @@ impl Group {
         }
     }
 
-    /// The first waiting member of a hierarchy.
+    /// Returns the first waiting job of a hierarchy.
     fn first_of_root(&self, root: PipelineId) -> Option<Member> {
         let begin = Member { root, pipeline: PipelineId(i64::MIN), place: 0 };
         self.waiting.range(begin..).next().copied().filter(|member| member.root == root)

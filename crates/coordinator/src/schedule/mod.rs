@@ -1,32 +1,33 @@
-//! Decides which job's turn it is: the state machine of pipelines (pipeline-yaml 5), as a pure function of events.
+//! The state machine of pipelines: decides which job starts when, as a pure function of events.
 //!
-//! No I/O, no clock, no async. The shell (the coordinator's event loop) feeds [`Event`]s with the time into
-//! [`Engine::apply`] and carries out the [`Action`]s it gets back:
+//! It implements docs/spec/pipeline-yaml.md, section 5, without I/O, clock or async code. The caller (the coordinator's event loop)
+//! passes [`Event`]s with the time to [`Engine::apply`] and carries out the [`Action`]s that it returns:
 //!
 //! ```text
 //!  compiled pipeline --Graph::new--> PipelineCreated --+
 //!  runner API ---- JobTaken, JobFinished, JobGivenBack-+--> Engine --> Action: JobStatusChanged, CreateRetry,
-//!  people -------- Play, Cancel, RetryJob -------------+              PipelineStatusChanged      (to the store)
+//!  users --------- Play, Cancel, RetryJob -------------+              PipelineStatusChanged      (to the store)
 //!  timers -------- TimerFired -------------------------+              Enqueue, CancelOnRunner,
 //!                                                                     StartTimer, CreateChild    (to the outside)
 //! ```
 //!
-//! How to drive it
-//! - One engine per project, one event at a time. A job is named by [`JobRef`]: pipeline, place in the compiled list,
-//!   number of the record. The shell keeps which `JobId` that is; a retry is a new record with a new id.
-//! - Store all actions of one event in one transaction, with [`Engine::job`] for each job that an action names, before
-//!   anything goes to the outside or the event is acknowledged. The record that a [`Action::CreateRetry`] replaces
-//!   needs no more than its last status.
-//! - After a restart, [`Engine::restore`] makes the same engine from the rows and repeats what may not have reached the
-//!   outside. So actions to the outside can come twice, and carrying them out must be idempotent.
-//! - A repeated or late event is refused ([`Refusal`]) and changes nothing.
+//! How to use it
+//! - Create one engine per project, and apply one event at a time. A [`JobRef`] identifies a job by its pipeline, its index in the
+//!   compiled list, and the number of the record. The caller maps it to a `JobId`; a retry is a new record with a new id.
+//! - Store all actions of one event in one transaction, with [`Engine::job`] for each job that an action names, before any action
+//!   is carried out outside the store and before the event is acknowledged. Of a record that [`Action::CreateRetry`] replaces, only
+//!   the last status is needed.
+//! - After a restart, [`Engine::restore`] creates the same engine from the rows and repeats actions that may not have been carried
+//!   out. Such actions can therefore come twice, and carrying them out must be idempotent.
+//! - A repeated or late event is rejected ([`Refusal`]) and changes nothing.
 //!
 //! Invariants
-//! - No job is stuck: when nothing is pending, running, waiting for a child or scheduled, every job is complete or manual,
-//!   or waits for a blocking manual job.
-//! - A job becomes pending once per record (and once more each time it is given back).
-//! - The same events give the same actions, on any machine, before and after a restart.
-//! - The end of a job costs time in proportion to what it wakes; a whole pipeline is linear in jobs, needs and stages.
+//! - No job is stuck: when no job is pending, running, scheduled or waiting for a child, every job is complete or manual, or waits
+//!   for a blocking manual job.
+//! - A job becomes pending once per record, and once more each time it is requeued.
+//! - The same events lead to the same actions, on any machine, before and after a restart.
+//! - The end of a job takes time in proportion to the jobs that it makes ready. A whole pipeline takes time linear in jobs, needs and
+//!   stages.
 
 mod cancel;
 mod children;

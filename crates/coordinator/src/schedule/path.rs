@@ -1,24 +1,24 @@
-//! Paths through a pipeline in time: which ready job should go first, and what made a finished pipeline take so long.
+//! Longest paths through a pipeline: the priority of ready jobs, and the critical path of a finished pipeline.
 
 use super::graph::Graph;
 
-/// When a job's newest record ran, in milliseconds of any clock.
+/// Time in which the newest record of a job ran, in milliseconds of any clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Its start.
+    /// Time of the start.
     pub start: u64,
-    /// Its end.
+    /// Time of the end.
     pub end: u64,
 }
 
-/// For each place, the length of the longest path from the start of that job to the end of the pipeline. Of the jobs
-/// that are ready, the one with the greatest value should go first (pipeline-yaml 5.11).
+/// Returns, for each job, the length of the longest path from its start to the end of the pipeline.
 ///
-/// `durations` holds the expected milliseconds per place; one that is missing counts as 1.
+/// Of the jobs that are ready, the one with the greatest value should start first (docs/spec/pipeline-yaml.md, section 5.11).
+/// `durations` holds the expected milliseconds of each job. A missing duration counts as 1.
 #[must_use]
 pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     let mut remaining = vec![0_u64; graph.len()];
-    // The longest path from any job in stage order of a later stage, and of the stage at hand so far.
+    // The longest path from any job in stage order: over all later stages, and over the current stage so far.
     let (mut later, mut here, mut stage) = (0, 0, usize::MAX);
     for &place in graph.order.iter().rev() {
         let node = &graph.nodes[place];
@@ -34,13 +34,14 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     remaining
 }
 
-/// The places of the jobs that the end of the pipeline waited for, first to last: the job that ended last, before it
-/// the one among those it waited for that ended last, and so on. Jobs without a span (they did not run) are looked
-/// through.
+/// Returns the indexes of the jobs that determined when the pipeline ended, first to last.
+///
+/// The last one is the job that ended last. Before each job comes the job that ended last among those it waited for. Jobs without a
+/// span did not run and are skipped over.
 #[must_use]
 pub fn critical_path(graph: &Graph, spans: &[Option<Span>]) -> Vec<usize> {
     let end = |place: usize| spans.get(place).copied().flatten().map(|span| span.end);
-    // Per place the latest-ending job at or above it, and per stage the latest-ending one in all stages before.
+    // For each job, the one that ended last among it and the jobs before it, and the one that ended last in all earlier stages.
     let mut latest: Vec<Option<usize>> = vec![None; graph.len()];
     let mut before: Vec<Option<usize>> = vec![None; graph.len()];
     let (mut earlier, mut here, mut stage) = (None, None, 0);
@@ -67,7 +68,7 @@ pub fn critical_path(graph: &Graph, spans: &[Option<Span>]) -> Vec<usize> {
     path
 }
 
-/// Of two jobs that ran, the one that ended later; the first of equals.
+/// Returns the one of two jobs that ended later, or the first if they ended at the same time.
 fn later_of(one: Option<usize>, other: Option<usize>, end: impl Fn(usize) -> Option<u64>) -> Option<usize> {
     match (one, other) {
         (Some(a), Some(b)) => Some(if end(b) > end(a) { b } else { a }),

@@ -1,5 +1,4 @@
-//! The engine from what the shell stored: the ordinary start, also after a crash. Pipelines that have ended can leave the
-//! engine, and come back to it.
+//! Restores an engine from stored rows, which is also how every start works. Finished pipelines can leave the engine and return.
 
 use std::collections::BTreeMap;
 
@@ -10,42 +9,44 @@ use super::event::{Action, JobRef, JobState, ResourceMode};
 use super::graph::Graph;
 use super::groups::Member;
 
-/// A stored pipeline.
+/// A pipeline as it was stored.
 #[derive(Debug, Clone)]
 pub struct StoredPipeline {
-    /// Its id.
+    /// ID of the pipeline.
     pub pipeline: PipelineId,
-    /// From the same compiled pipeline as at its creation.
+    /// Graph of the same compiled pipeline as at its creation.
     pub graph: Graph,
-    /// The bridge that it is a child of.
+    /// Bridge that started this pipeline. `None` if it has no parent.
     pub parent: Option<JobRef>,
-    /// As last published by [`Action::PipelineStatusChanged`]; `created` before the first.
+    /// Status that was last published by [`Action::PipelineStatusChanged`]; `created` before the first one.
     pub status: JobStatus,
-    /// The newest record of each job, in the order of their places.
+    /// Newest record of each job, by job index.
     pub jobs: Vec<JobState>,
 }
 
-/// Why stored rows make no engine.
+/// Error for stored rows that do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// Rows are missing, or belong to another graph.
     #[error("pipeline {pipeline} has {expected} jobs, but {stored} are stored")]
     JobCount {
-        /// Which.
+        /// ID of the pipeline.
         pipeline: PipelineId,
-        /// By its graph.
+        /// Number of jobs in the graph.
         expected: usize,
-        /// By its rows.
+        /// Number of stored rows.
         stored: usize,
     },
-    /// The same pipeline twice.
+    /// The same pipeline is stored twice.
     #[error("pipeline {0} is stored twice")]
     Twice(PipelineId),
 }
 
 impl Engine {
-    /// Makes the engine that stored these rows, and says what has to be done (again): what was to be done outside the
-    /// store before the last end, and what was not decided yet. Order of the pipelines does not matter.
+    /// Creates the engine that stored these rows.
+    ///
+    /// Also returns the actions that may not have been carried out before the last stop, and those that were not decided yet. The order
+    /// of the pipelines does not matter.
     ///
     /// # Errors
     /// [`RestoreError`] if the rows do not fit together.
@@ -62,7 +63,7 @@ impl Engine {
         Ok((engine, actions))
     }
 
-    /// Takes in stored pipelines beside those that it has: whole hierarchies. The actions are as for [`Engine::restore`].
+    /// Adds stored pipelines, always whole hierarchies. Returns the same actions as [`Engine::restore`].
     ///
     /// # Errors
     /// [`RestoreError`] if the rows do not fit together.
@@ -88,7 +89,7 @@ impl Engine {
         Ok(std::mem::take(&mut self.work.actions))
     }
 
-    /// Removes a pipeline of which nothing is left to do. Descendants are removed before it.
+    /// Removes a finished pipeline. Remove its descendants first.
     pub fn forget(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.remove(&pipeline) else { return };
         for (place, group) in state.groups.iter().enumerate() {
@@ -98,13 +99,13 @@ impl Engine {
         }
     }
 
-    /// Whether it has nothing that a new engine lacks.
+    /// Returns whether the engine equals a new one: it has no pipelines and no resource groups.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.pipelines.is_empty() && self.groups.is_empty()
     }
 
-    /// Repeats the requests to the outside that the state of the jobs says are open.
+    /// Repeats the actions that the state of the jobs says are still to be done outside the engine.
     fn ask_again(&mut self, pipelines: &[PipelineId]) {
         for state in pipelines.iter().filter_map(|id| self.pipelines.get(id)) {
             for (place, job) in state.jobs.iter().enumerate() {

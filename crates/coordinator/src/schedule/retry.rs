@@ -1,12 +1,12 @@
-//! Whether a failed job is tried again by itself (pipeline-yaml 5.6, runner-api 4.3).
+//! Automatic retries of failed jobs (docs/spec/pipeline-yaml.md, section 5.6, and docs/spec/runner-api.md, section 4.3).
 
 use muster_job::FailureReason as R;
 use muster_pipeline::model::Retry;
 
-/// How many retries a job that failed like this may have had, in all, before it stays failed.
+/// Returns the maximum number of retries of a job that failed with this reason and exit code.
 pub(super) fn allowed_retries(retry: &Retry, reason: R, exit_code: Option<i32>) -> u32 {
     match reason {
-        // Another try would meet the same wall. A runner's word that it was canceled is no failure to repeat.
+        // A retry would fail for the same reason. A job that the runner reports as canceled did not fail.
         R::CiQuotaExceeded
         | R::NoMatchingRunner
         | R::MissingDependencyFailure
@@ -29,7 +29,7 @@ fn configured(retry: &Retry, reason: R, exit_code: Option<i32>) -> bool {
         || exit_code.is_some_and(|code| retry.exit_codes.contains(&code))
 }
 
-/// Three listed reasons stand for newer, narrower ones as well.
+/// Returns whether a listed reason includes `reason`. Three listed reasons also include newer, more specific ones.
 fn covers(listed: R, reason: R) -> bool {
     listed == reason
         || match listed {

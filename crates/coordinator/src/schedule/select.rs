@@ -1,22 +1,24 @@
-//! A part of a pipeline: the jobs that somebody named.
+//! Selects the jobs of a pipeline that a user named.
 
 use std::collections::{BTreeSet, HashMap};
 
 use muster_pipeline::model::{Need, Pipeline};
 
-/// A name that no job of the pipeline has.
+/// Error for a name that no job of the pipeline has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no job `{0}` in this pipeline")]
 pub struct UnknownJob(pub String);
 
-/// The pipeline with only the named jobs (C217), by full name or by the name that all instances of a parallel job
-/// share. With `with_needs` also all that they need, directly or through others; of a job without `needs`, all jobs of
-/// earlier stages. Without it, needs on jobs that are left out are dropped, so that the named jobs start at once.
+/// Returns the pipeline with only the named jobs (C217).
+///
+/// A name is the full name of a job, or the name that all instances of a parallel job share. `with_needs` also keeps all jobs that
+/// the named ones need, directly or indirectly; for a job without `needs`, these are all jobs of earlier stages. Otherwise, needs on
+/// jobs that are left out are dropped, so that the named jobs start at once.
 ///
 /// Put the full names of the named jobs into [`super::PipelineOptions::play`] to run manual ones among them (C218).
 ///
 /// # Errors
-/// [`UnknownJob`] for the first name that fits no job.
+/// [`UnknownJob`] for the first name that no job has.
 pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result<Pipeline, UnknownJob> {
     let mut kept: BTreeSet<usize> = BTreeSet::new();
     for name in names {
@@ -44,12 +46,12 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
     Ok(part)
 }
 
-/// Adds what the jobs in `kept` wait for. Linear in jobs and needs.
+/// Adds all jobs that the jobs in `kept` wait for. Takes time linear in jobs and needs.
 fn add_needs(pipeline: &Pipeline, kept: &mut BTreeSet<usize>) {
     let places: HashMap<&str, usize> =
         pipeline.jobs.iter().enumerate().map(|(place, job)| (job.name.as_str(), place)).collect();
     let mut open: Vec<usize> = kept.iter().copied().collect();
-    // All jobs of stages before this one are in `kept` already.
+    // All jobs of stages before this one are already in `kept`.
     let mut whole_before = 0;
     while let Some(place) = open.pop() {
         let job = &pipeline.jobs[place];

@@ -1,4 +1,4 @@
-//! After an event: moves of jobs, and everything that follows from them until nothing more does.
+//! The consequences of an event: processes all state changes that follow from it, until none is left.
 
 use muster_job::{FailureReason, JobStatus, PipelineId};
 
@@ -9,9 +9,10 @@ use super::groups::{Claim, Member};
 use super::state::{PipelineState, Turn};
 
 impl Engine {
-    /// Works off what is left. Revivals come before turns, so that a turn is never decided on a job that is about to
-    /// come alive; turns come before resources, so that the group chooses among all who are ready; a child's status
-    /// comes before its parent's.
+    /// Processes all pending work.
+    ///
+    /// The order matters. Revived jobs come first, so that no decision uses a job that is about to become active again. Ready jobs come
+    /// before resource groups, so that a group chooses among all ready jobs. The status of a child comes before that of its parent.
     pub(super) fn settle(&mut self) {
         loop {
             if let Some((pipeline, place)) = self.work.revived.pop_front() {
@@ -31,15 +32,16 @@ impl Engine {
         }
     }
 
-    /// Changes a job in a way that others do not see.
+    /// Changes a job in a way that needs no action.
     pub(super) fn change(&mut self, pipeline: PipelineId, place: usize, change: impl FnOnce(&mut JobState)) {
         if let Some(state) = self.pipelines.get_mut(&pipeline) {
             state.change(place, &mut self.work.wake, change);
         }
     }
 
-    /// Moves a job, and notes all that may follow. The caller has checked that the move is legal; a bridge that
-    /// follows its child moves as the child does.
+    /// Changes the status of a job and records all that may follow from it.
+    ///
+    /// The caller has checked that the transition is legal. A bridge that mirrors its child makes the transitions of the child.
     pub(super) fn move_to(&mut self, pipeline: PipelineId, place: usize, to: JobStatus, reason: Option<FailureReason>) {
         let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
         let from = state.jobs[place].status;
@@ -58,7 +60,7 @@ impl Engine {
         self.after_move(pipeline, place, from, to);
     }
 
-    /// What any move of a job brings about, besides the turns of others.
+    /// Records the consequences of a status change for revived jobs, the resource group and the pipeline's status.
     pub(super) fn after_move(&mut self, pipeline: PipelineId, place: usize, from: JobStatus, to: JobStatus) {
         let stopped = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
         if stopped(from) && !stopped(to) {
@@ -68,7 +70,7 @@ impl Engine {
         self.work.touched.insert(pipeline);
     }
 
-    /// A created job whose turn has come does what its `when` says.
+    /// Starts, delays or skips a created job that is ready, as its `when` says.
     fn take_turn(&mut self, pipeline: PipelineId, place: usize) {
         let Some(state) = self.pipelines.get(&pipeline) else { return };
         match state.turn(place) {
@@ -86,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// A job whose turn has come, or that a person or a timer starts: to its resource group, or to the queue.
+    /// Starts a job: it gets its resource group or waits for it, and then enters the queue.
     pub(super) fn start(&mut self, pipeline: PipelineId, place: usize) {
         let Some(state) = self.pipelines.get(&pipeline) else { return };
         if state.depth >= DEPTH_MAX && state.graph.nodes[place].bridge.is_some_and(|bridge| bridge.child) {
@@ -96,7 +98,7 @@ impl Engine {
             let member = member(state, place);
             self.groups.claim(group, member, Claim::Waits);
             if !self.groups.admits(group, member, |below, holder| self.is_below(below, holder)) {
-                // Others may have been waiting when the group became free in this very event.
+                // Other jobs may have been waiting when this same event freed the group.
                 self.work.freed.insert(group);
                 return self.move_to(pipeline, place, JobStatus::WaitingForResource, None);
             }
@@ -113,14 +115,14 @@ impl Engine {
         }
     }
 
-    /// Tells a job's resource group what the job wants of it now.
+    /// Updates what a job claims of its resource group.
     pub(super) fn claim_resource(&mut self, pipeline: PipelineId, place: usize) {
         let Some(state) = self.pipelines.get(&pipeline) else { return };
         let Some(group) = state.groups[place] else { return };
         let job = &state.jobs[place];
         let claim = match job.status {
             status if status.is_complete() => Claim::None,
-            // Whatever the child's status that a bridge shows, it holds its group for the child's life.
+            // A bridge holds its group for the whole life of its child, whatever status of the child it shows.
             _ if job.child.is_some() => Claim::Holds,
             JobStatus::Created | JobStatus::Scheduled => Claim::Later,
             JobStatus::WaitingForResource => Claim::Waits,
@@ -132,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// Gives a resource group to who is next, if it is free.
+    /// Assigns a resource group to the next waiting job, if the group is free.
     fn grant(&mut self, group: usize) {
         let next = self.groups.next(group, |below, holder| self.is_below(below, holder));
         if let Some(member) = next {
@@ -140,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// The pipeline is a child, or a child's child, of the bridge.
+    /// Returns whether a pipeline is a descendant of a bridge.
     fn is_below(&self, pipeline: PipelineId, bridge: Member) -> bool {
         let mut above = self.pipelines.get(&pipeline).and_then(|state| state.parent);
         while let Some(parent) = above {
@@ -152,7 +154,7 @@ impl Engine {
         false
     }
 
-    /// A job came alive again: what was skipped after it waits once more (pipeline-yaml 5.1, last line).
+    /// Lets jobs wait again that were skipped because of a job that is active again (docs/spec/pipeline-yaml.md, section 5.1).
     fn revive_dependants(&mut self, pipeline: PipelineId, place: usize) {
         let Some(state) = self.pipelines.get(&pipeline) else { return };
         let skipped = |place: &&usize| state.jobs[**place].status == JobStatus::Skipped;
@@ -171,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// Publishes a pipeline's status if it changed, and lets its bridge follow.
+    /// Publishes the status of a pipeline if it changed, and updates the bridge that started it.
     fn publish(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
         let (from, to) = (state.status, state.composite());

@@ -1,11 +1,11 @@
-//! One pipeline in memory: the state of each job, and counters that tell whose turn it is without looking at the rest.
+//! The state of one pipeline: the state of each job, and counters that show which jobs are ready without looking at all jobs.
 //!
-//! - Jobs without `needs` wait for all earlier stages. The *front* is the first stage that has a job which others must
-//!   wait for; exactly the jobs of that stage can have their turn, and all have the same input: the composite of the
-//!   stages behind the front.
-//! - Jobs with `needs` count those of their needs that they must still wait for.
+//! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job, which is a job
+//!   that later jobs must wait for. Exactly the jobs of this stage can start, and all of them have the same input: the composite
+//!   status of the earlier stages.
+//! - For a job with `needs`, the number of unfinished needs is counted.
 //!
-//! So the end of a job costs time in proportion to what it wakes.
+//! The end of a job therefore takes time in proportion to the jobs that it makes ready.
 
 use std::collections::VecDeque;
 
@@ -16,49 +16,52 @@ use super::composite::{Class, Counts};
 use super::event::{JobRef, JobState, PipelineOptions};
 use super::graph::Graph;
 
-/// What a created job should become.
+/// What should happen to a created job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Its turn has not come.
+    /// The job waits for other jobs.
     NotYet,
-    /// Its condition is not met.
+    /// The job is skipped because its condition is not met.
     Skip,
-    /// It starts.
+    /// The job starts.
     Start,
-    /// It waits for a person.
+    /// The job waits for a manual start.
     AskPerson,
-    /// Its delay begins.
+    /// The delay of the job begins.
     Delay,
 }
 
+/// The state of one pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PipelineState {
     pub(super) id: PipelineId,
     pub(super) graph: Graph,
     pub(super) parent: Option<JobRef>,
-    /// The pipeline at the top of the hierarchy of parents.
+    /// Pipeline at the top of the hierarchy. The pipeline itself if it has no parent.
     pub(super) root: PipelineId,
-    /// How many parents are above it.
+    /// Number of ancestors.
     pub(super) depth: u32,
     /// Newest record of each job.
     pub(super) jobs: Vec<JobState>,
-    /// Per job, the number of its resource group in the engine.
+    /// For each job, the number of its resource group in the engine.
     pub(super) groups: Vec<Option<usize>>,
-    /// As last published.
+    /// Status that was last published.
     pub(super) status: JobStatus,
+    /// Counts of all jobs.
     total: Counts,
+    /// Counts of the jobs of each stage.
     by_stage: Vec<Counts>,
-    /// Per stage, how many jobs others must wait for.
+    /// For each stage, the number of jobs that later jobs must wait for.
     unrest: Vec<u32>,
-    /// First stage with unrest, or the number of stages.
+    /// Index of the first stage with an unfinished job, or the number of stages.
     front: usize,
-    /// All stages before the front.
+    /// Counts of the jobs of all stages before the current one.
     behind: Counts,
-    /// Per job, how many of its needs it must wait for.
+    /// For each job, the number of its needs that are unfinished.
     open_needs: Vec<u32>,
 }
 
-/// The state of each job at the creation of a pipeline.
+/// Returns the state of each job of a new pipeline.
 pub(super) fn new_jobs(graph: &Graph, options: &PipelineOptions) -> Vec<JobState> {
     let new = |node: &super::graph::Node| JobState {
         retry: 0,
@@ -74,7 +77,7 @@ pub(super) fn new_jobs(graph: &Graph, options: &PipelineOptions) -> Vec<JobState
 }
 
 impl PipelineState {
-    /// `jobs` has as many entries as the graph.
+    /// Creates the state of a pipeline. `jobs` has as many entries as the graph.
     pub(super) fn new(
         id: PipelineId,
         graph: Graph,
@@ -118,24 +121,27 @@ impl PipelineState {
         state
     }
 
+    /// Returns the newest record of the job at an index.
     pub(super) fn job_ref(&self, place: usize) -> JobRef {
         JobRef { pipeline: self.id, place, retry: self.jobs[place].retry }
     }
 
-    /// The composite of all jobs, now.
+    /// Returns the current composite status of all jobs.
     pub(super) fn composite(&self) -> JobStatus {
         self.total.composite(false)
     }
 
+    /// Returns whether a job failed that is allowed to fail.
     pub(super) fn has_warnings(&self) -> bool {
         self.total.has_warnings()
     }
 
+    /// Returns the status class of the job at an index.
     fn class(&self, place: usize) -> Class {
         Class::of(self.jobs[place].status, self.jobs[place].allowed)
     }
 
-    /// Changes one job, keeps the counters right, and adds to `wake` the created jobs whose turn that may bring.
+    /// Changes one job, updates the counters, and adds the created jobs that may be ready because of it to `wake`.
     pub(super) fn change(
         &mut self,
         place: usize,
@@ -168,6 +174,7 @@ impl PipelineState {
         }
     }
 
+    /// Moves the current stage back to `stage`.
     fn retreat(&mut self, stage: usize) {
         while self.front > stage {
             self.front -= 1;
@@ -175,6 +182,7 @@ impl PipelineState {
         }
     }
 
+    /// Moves the current stage forward to the next stage with an unfinished job, and wakes the created jobs of each stage on the way.
     fn advance(&mut self, wake: &mut VecDeque<(PipelineId, usize)>) {
         while self.unrest.get(self.front) == Some(&0) {
             self.behind.add_all(&self.by_stage[self.front]);
@@ -187,6 +195,7 @@ impl PipelineState {
         }
     }
 
+    /// Updates the counters of the jobs that need a job whose status class changed, and wakes those that may be ready.
     fn tell_dependents(&mut self, place: usize, before: Class, after: Class, wake: &mut VecDeque<(PipelineId, usize)>) {
         if before.rests() == after.rests() && !after.did_not_run() {
             return;
@@ -204,12 +213,12 @@ impl PipelineState {
         }
     }
 
-    /// All created jobs whose turn may have come.
+    /// Returns all created jobs that are ready.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (PipelineId, usize)> + '_ {
         (0..self.jobs.len()).filter(|&place| self.turn(place) != Turn::NotYet).map(|place| (self.id, place))
     }
 
-    /// Whether it is the turn of a created job, and what it does with it (pipeline-yaml 5.2).
+    /// Returns what should happen to a job (docs/spec/pipeline-yaml.md, section 5.2). `NotYet` if it is not a created job.
     pub(super) fn turn(&self, place: usize) -> Turn {
         let node = &self.graph.nodes[place];
         let job = &self.jobs[place];
@@ -227,8 +236,8 @@ impl PipelineState {
         if !condition_met(node.when, job.asked, input, dag) {
             return Turn::Skip;
         }
-        // A need that did not run makes the input complete while others still run. That is enough to skip a job early,
-        // but not to start one (`when: always`) before all its needs are over.
+        // A need that did not run makes the input complete while other needs still run. That is enough to skip a job early, but not to
+        // start one with `when: always` before all its needs have ended.
         if self.open_needs[place] > 0 {
             return Turn::NotYet;
         }
@@ -250,7 +259,7 @@ fn composite_or_success(counts: &Counts, dag: bool) -> JobStatus {
     if counts.is_empty() { JobStatus::Success } else { counts.composite(dag) }
 }
 
-/// The table of pipeline-yaml 5.2 for a complete input.
+/// Returns whether `when` allows a job to run, for a complete input (table in docs/spec/pipeline-yaml.md, section 5.2).
 fn condition_met(when: When, asked: bool, input: JobStatus, dag: bool) -> bool {
     match when {
         When::OnSuccess | When::Manual | When::Delayed => {
