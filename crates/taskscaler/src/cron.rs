@@ -1,26 +1,28 @@
-//! Periods: expressions in cron's words that say in which minutes something holds.
+//! Cron expressions, which define the periods in which a policy is active.
 //!
-//! An expression is a test of membership, not a trigger. Five fields (minute, hour, day, month, day of the week), each a list
-//! of values and ranges with an optional step; all five must match. Where that differs from cron(8), it is so because
-//! gitlab-runner's configuration files are written for it (fleeting.md 7.4): a step keeps the values that it divides, a
-//! range may wrap, and day and weekday must both match. Names may be written out.
+//! An expression does not trigger anything: [`Cron::matches`] tests whether a minute belongs to it. It has five fields: minute,
+//! hour, day, month and weekday. Each field is a list of values and ranges with an optional step, and all five must match. The
+//! syntax differs from cron(8) in four points, because configuration files for gitlab-runner rely on them
+//! (docs/spec/fleeting.md, section 7.4): a step keeps the values that are divisible by it, a range can wrap around, day and
+//! weekday must both match, and names of months and weekdays can be written in full.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A checked expression.
+/// A valid cron expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cron {
     text: String,
-    /// One bit per value, in the order of [`FIELDS`].
+    /// Matching values of each field in the order of [`FIELDS`], one bit per value.
     fields: [u64; 5],
 }
 
-/// Name, least and greatest value, and names of values from the least on, whose first three letters do, too.
+/// Valid values of a field.
 struct Field {
     name: &'static str,
     min: u32,
     max: u32,
+    /// Names of the values, starting with `min`. The first [`NAME_SHORT`] letters of a name are sufficient.
     names: &'static [&'static str],
 }
 
@@ -50,7 +52,7 @@ const FIELDS: [Field; 5] = [
 const SUNDAY: u64 = 1;
 const ALSO_SUNDAY: u64 = 1 << 7;
 
-/// Why a text is no expression.
+/// Error for text that is not a valid cron expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("period `{text}`: {cause}")]
 pub struct CronError {
@@ -59,7 +61,7 @@ pub struct CronError {
 }
 
 impl CronError {
-    /// What is wrong, without the text.
+    /// Returns the cause without the text of the expression.
     #[must_use]
     pub fn cause(&self) -> &str {
         &self.cause
@@ -67,14 +69,14 @@ impl CronError {
 }
 
 impl Cron {
-    /// Whether it holds in a minute: `month` and `day` from 1, `weekday` from 0, which is Sunday.
+    /// Returns true if the expression matches a minute. `day` and `month` start at 1, and `weekday` 0 is Sunday.
     #[must_use]
     pub fn matches(&self, minute: u8, hour: u8, day: u8, month: u8, weekday: u8) -> bool {
         let values = [minute, hour, day, month, weekday];
         self.fields.iter().zip(values).all(|(set, value)| value < 64 && set & (1 << value) != 0)
     }
 
-    /// Whether it holds in every minute there is.
+    /// Returns true if the expression matches every minute.
     #[must_use]
     pub fn always_matches(&self) -> bool {
         let weekday = |index: usize| if index == 4 { ALSO_SUNDAY } else { 0 };
@@ -84,10 +86,10 @@ impl Cron {
 }
 
 impl Cron {
-    /// Whether it holds in no minute of any year: such as on February 30.
+    /// Returns true if the expression matches no minute of any year, for example because it requires February 30.
     #[must_use]
     pub fn never_matches(&self) -> bool {
-        /// Of each month, in a leap year.
+        /// Days of each month in a leap year.
         const DAYS: [u32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
         let [.., days, months, _] = self.fields;
         let comes = |(month, length): (u32, &u32)| months & 1 << month != 0 && days & range(1, *length) != 0;
@@ -124,11 +126,12 @@ impl FromStr for Cron {
     }
 }
 
-/// Bits `from` to `to`.
+/// Returns a set with the bits `from` to `to`, both included.
 fn range(from: u32, to: u32) -> u64 {
     (from..=to).fold(0, |set, value| set | 1 << value)
 }
 
+/// Parses a field, which is a list of entries, into its set of values.
 fn list(field: &Field, word: &str) -> Result<u64, String> {
     if word.split(',').filter(|part| part.starts_with('*')).count() > 1 {
         return Err("`*` stands there twice".to_owned());
@@ -136,7 +139,7 @@ fn list(field: &Field, word: &str) -> Result<u64, String> {
     word.split(',').try_fold(0, |set, part| Ok(set | entry(field, part)?))
 }
 
-/// One entry of a list: `*`, a value or a range, and perhaps `/step`.
+/// Parses an entry of a list (`*`, a value or a range, with an optional `/step`) into its set of values.
 fn entry(field: &Field, part: &str) -> Result<u64, String> {
     let (base, step) = match part.split_once('/') {
         Some((base, step)) => (base, Some(step)),
@@ -157,6 +160,7 @@ fn entry(field: &Field, part: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses a number or a name of the field.
 fn value(field: &Field, text: &str) -> Result<u32, String> {
     let is_it = |name: &&str| {
         name.eq_ignore_ascii_case(text) || name.get(..NAME_SHORT).is_some_and(|short| short.eq_ignore_ascii_case(text))
@@ -238,7 +242,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// No text panics, and what is accepted prints as it was written.
+        /// Parsing never panics, and a valid expression prints as it was written.
         #[test]
         fn any_text_is_an_expression_or_an_error(text in "[-*/,0-9a-z ]{0,40}") {
             if let Ok(cron) = text.parse::<Cron>() {

@@ -1,4 +1,4 @@
-//! What happens to the engine, and what it wants done.
+//! Inputs and outputs of the engine: events that happen to it, and actions that it requests.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -8,288 +8,290 @@ use crate::resources::JobUsage;
 use crate::suspend::ResumeError;
 use crate::types::{GroupId, LossReason, SlotAssignment, TaskKey};
 
-/// What happened. Errors are the words of who failed.
+/// Something that happened. Errors are messages of the component that failed.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// Time passed.
     Tick,
-    /// A group's plugin runs.
+    /// The plugin of a group is running.
     PluginUp {
-        /// Which.
+        /// The group.
         group: GroupId,
-        /// The most instances it can have; 0: it does not say.
+        /// Maximum number of instances that the plugin supports. 0 means unknown.
         max_size: u32,
     },
-    /// A group's plugin does not run.
+    /// The plugin of a group is not running.
     PluginDown {
-        /// Which.
+        /// The group.
         group: GroupId,
-        /// Why.
+        /// Reason for which it is not running.
         cause: String,
     },
-    /// Whether a group's plugin can suspend and resume instances.
+    /// The plugin of a group reports whether it can suspend and resume instances.
     CanSuspend {
-        /// Which.
+        /// The group.
         group: GroupId,
-        /// It can.
+        /// Whether it can.
         can: bool,
     },
-    /// The answer to [`Action::Update`].
+    /// Result of [`Action::List`].
     Listed {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// The call.
+        /// Number of the call.
         call: u64,
-        /// All instances of the group.
+        /// All instances of the group with their states.
         result: Result<Vec<(InstanceId, InstanceState)>, String>,
     },
-    /// The answer to [`Action::Increase`].
+    /// Result of [`Action::Increase`].
     Increased {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// The call.
+        /// Number of the call.
         call: u64,
-        /// How many are made.
+        /// Number of instances that the provider accepted to create.
         result: Result<u32, String>,
     },
-    /// The answer to [`Action::Decrease`].
+    /// Result of [`Action::Decrease`].
     Decreased {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Those that were to go.
+        /// Instances of the call.
         ids: Vec<InstanceId>,
-        /// Those that go.
+        /// Instances that the provider accepted to delete.
         result: Result<Vec<InstanceId>, String>,
     },
-    /// The answer to [`Action::Suspend`].
+    /// Result of [`Action::Suspend`].
     Suspended {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Those that were to be suspended.
+        /// Instances of the call.
         ids: Vec<InstanceId>,
-        /// Those for which it was accepted.
+        /// Instances that the provider accepted to suspend.
         result: Result<Vec<InstanceId>, String>,
     },
-    /// The answer to [`Action::Resume`].
+    /// Result of [`Action::Resume`].
     Resumed {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Those that were to be resumed.
+        /// Instances of the call.
         ids: Vec<InstanceId>,
-        /// Those for which it was accepted.
+        /// Instances that the provider accepted to resume.
         result: Result<Vec<InstanceId>, String>,
     },
-    /// The answer to [`Action::Prepare`].
+    /// Result of [`Action::Prepare`].
     Prepared {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Which instance.
+        /// The instance.
         id: InstanceId,
-        /// Whether jobs can have it.
+        /// Whether the instance is ready for jobs.
         result: Result<(), String>,
     },
-    /// An instance's health, asked for by [`Action::Heartbeat`] or seen by a job.
+    /// Health of an instance: the result of [`Action::Heartbeat`], or an observation of a job.
     Health {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Which instance.
+        /// The instance.
         id: InstanceId,
-        /// Whether it is well.
+        /// `Ok` if the instance is healthy.
         result: Result<(), String>,
     },
-    /// [`Action::Heartbeat`] has no answer because of the plugin, not of the instance.
+    /// [`Action::Heartbeat`] failed because of the plugin, which says nothing about the instance.
     HealthUnknown {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Which instance.
+        /// The instance.
         id: InstanceId,
     },
-    /// A job lost its connection to its instance: look at once.
+    /// A job lost the connection to its instance, so the instance must be checked immediately.
     ConnectionLost {
-        /// The lease.
+        /// Key of the job's task.
         key: TaskKey,
     },
-    /// A reservation is not needed any more.
+    /// A reservation is no longer needed.
     Unreserve {
-        /// Whose.
+        /// Key of the reservation.
         key: TaskKey,
     },
-    /// The coordinator answered a job request that a reservation was made for.
+    /// The coordinator answered a job request that had a reservation.
     Answered {
-        /// With a job, and sooner than a request is held that has no job to wait for.
+        /// Whether it returned a job, and without holding the request ([`crate::time::HELD_AFTER`]).
         at_once: bool,
     },
-    /// A waiting request is given up; its reservation stays until [`Event::Unreserve`] (S15).
+    /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`] (S15).
     Cancel {
-        /// Whose.
+        /// Key of the request.
         key: TaskKey,
     },
-    /// What the job of a lease used; told before it ends.
+    /// A job reports its resource usage, before its lease ends.
     JobUsage {
-        /// Whose.
+        /// Key of the job's task.
         key: TaskKey,
-        /// What.
+        /// Resources that the job used.
         usage: JobUsage,
     },
     /// A lease ends.
     Release {
-        /// Whose.
+        /// Key of the lease.
         key: TaskKey,
     },
-    /// A lease was granted, and nobody waits for it any more: as [`Event::Release`], but the environment that it was resumed
-    /// with, which nobody has seen, is kept.
+    /// Slots were assigned to a request whose caller no longer waits.
+    ///
+    /// Has the effect of [`Event::Release`], except that an environment that was resumed for the request is suspended again,
+    /// because no job has used it.
     GrantAbandoned {
-        /// Whose.
+        /// Key of the request.
         key: TaskKey,
     },
-    /// After a restart, all leases that are still wanted have been claimed.
+    /// After a restart, all leases that are still needed have been claimed.
     ClaimsComplete,
-    /// Other policies.
+    /// The configuration has new policies.
     Policies(Policies),
-    /// An operator does something to an instance, or to a whole group; [`Action::Answer`] says what came of it.
+    /// An operator changes an instance or a group. [`Action::OperatorReply`] returns the outcome.
     Operator {
-        /// The question's number, to be given back.
+        /// Number of the request, which [`Action::OperatorReply`] repeats.
         request: u64,
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Which instance; none: the group.
+        /// The instance. `None` means the whole group.
         id: Option<InstanceId>,
-        /// What.
+        /// The change.
         action: OperatorAction,
-        /// Who, and why.
+        /// Operator and reason.
         by: String,
     },
-    /// A plugin says that an instance should not be used any more: the provider takes it back, or a job has spoilt it.
+    /// An instance must get no more jobs: its plugin announced an interruption, or a job made it unusable.
     Retire {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// Which instance.
+        /// The instance.
         id: InstanceId,
-        /// Why.
+        /// Message of the plugin or the job.
         reason: String,
     },
-    /// What an instance of a group costs from now on, in the place of [`crate::config::GroupConfig::price_per_hour`].
+    /// The price of a group's instances changed. It replaces [`crate::config::GroupConfig::price_per_hour`].
     PriceChanged {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// In the same unit.
+        /// Price per instance and hour, in the same unit.
         per_hour: f64,
     },
-    /// Whether a group's provider has any instances to give.
+    /// The provider of a group reports whether it has instances in stock.
     StockChanged {
-        /// Which group.
+        /// The group.
         group: GroupId,
-        /// It has.
+        /// Whether it has.
         available: bool,
     },
-    /// No more jobs are requested: nothing is kept idle any more, whatever the policies say.
+    /// The runner requests no more jobs. No idle capacity is kept from now on, regardless of the policies.
     Drain,
-    /// At the end all instances go, whatever [`crate::config::Config::delete_on_shutdown`] says.
+    /// All instances are deleted on shutdown, regardless of [`crate::config::Config::delete_on_shutdown`].
     DeleteAllOnStop,
-    /// Nothing more is created or granted.
+    /// The scaler shuts down: it creates no instances and assigns no slots from now on.
     Stop,
 }
 
-/// What is to be done. Nothing waits for anything that was asked for earlier.
+/// Something that the engine requests. Actions are independent: none has to wait for an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// List all instances of a group.
     List {
-        /// Which.
+        /// The group.
         group: GroupId,
-        /// The call's number, to be given back.
+        /// Number of the call, which [`Event::Listed`] repeats.
         call: u64,
     },
-    /// Ask for more instances.
+    /// Create instances.
     Increase {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// The call's number, to be given back.
+        /// Number of the call, which [`Event::Increased`] repeats.
         call: u64,
-        /// How many.
+        /// Number of instances.
         n: u32,
     },
-    /// Remove instances.
+    /// Delete instances.
     Decrease {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// Which.
+        /// The instances.
         ids: Vec<InstanceId>,
     },
     /// Suspend instances.
     Suspend {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// Which.
+        /// The instances.
         ids: Vec<InstanceId>,
     },
-    /// Let suspended instances run again.
+    /// Resume suspended instances.
     Resume {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// Which.
+        /// The instances.
         ids: Vec<InstanceId>,
     },
-    /// Learn how to reach an instance, and make it ready.
+    /// Get the connection details of an instance and prepare it for jobs.
     Prepare {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// Which.
+        /// The instance.
         id: InstanceId,
-        /// It was ready before: jobs may run on it.
+        /// Whether it was ready before, so that jobs may be running on it.
         again: bool,
     },
-    /// Ask for an instance's health.
+    /// Check the health of an instance.
     Heartbeat {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// Which.
+        /// The instance.
         id: InstanceId,
     },
-    /// A waiting request has its slot.
+    /// A queued request got its slots.
     Grant(SlotAssignment),
-    /// A lease ended, and what its job left is kept for a later one: that is in the books.
+    /// A lease ended, and the ledger contains the environment that its job saved for a later job.
     EnvironmentSaved {
-        /// Whose it was; the environment goes by it.
+        /// Key of the lease, which is the name of the environment.
         key: TaskKey,
     },
-    /// Who waited for an environment does not get it.
+    /// A request to resume an environment failed.
     ResumeFailed {
-        /// Who.
+        /// Key of the request.
         key: TaskKey,
-        /// Why.
+        /// Cause of the failure.
         error: ResumeError,
     },
-    /// A lease ended, since its instance did.
+    /// A lease ended because its instance was lost.
     Lost {
-        /// Whose.
+        /// Key of the lease.
         key: TaskKey,
-        /// How that was seen.
+        /// Reason for the loss.
         reason: LossReason,
     },
-    /// A promise that no job has used is taken back: what stood behind it goes, or is not in sight any more.
+    /// A reservation that no job has used is revoked: the capacity for it was deleted or is no longer expected.
     RevokeReservation {
-        /// Whose.
+        /// Key of the reservation.
         key: TaskKey,
     },
-    /// What came of [`Event::Operator`]; it is in the books.
+    /// Outcome of [`Event::Operator`]. The ledger contains it.
     OperatorReply {
-        /// The question's number.
+        /// Number of the request.
         request: u64,
-        /// What is done, or why it cannot be.
+        /// Outcome of the change, or the reason for the refusal.
         result: Result<OperatorOutcome, OperatorError>,
     },
-    /// An instance is gone: what is known of it can be forgotten.
+    /// An instance was deleted, so cached data about it can be dropped.
     ForgetInstance {
-        /// Of which group.
+        /// The group.
         group: GroupId,
-        /// Which.
+        /// The instance.
         id: InstanceId,
     },
 }
 
 impl Action {
-    /// The group whose plugin is called, if one is.
+    /// Returns the group whose plugin the action calls. `None` means that it calls no plugin.
     #[must_use]
     pub fn group(&self) -> Option<GroupId> {
         match self {

@@ -1,50 +1,56 @@
-//! A look ahead: how many slots will be in use when an instance that is asked for now is ready.
+//! Forecast of demand: the idle slots needed so that jobs find a ready instance after the time that one takes to boot.
 //!
-//! Three parts. The rise until then: of the same hours of past days, scaled by how today compares with them, or of the last
-//! minutes, prolonged. A stock for chance: arrivals scatter as the square root of their number, so that a busy hour needs
-//! fewer idle slots for each busy one than a quiet hour. And the way back: what is in use beyond the usual will soon be free,
-//! what is below it will soon be used. What became idle is kept in a larger number than is asked for: it is there already, and
-//! costs less than a new one's boot as long as it is likely to be used before one would be there. A budget bounds what it may
-//! cost: the slots that it kept idle are summed up over the day, and when they have reached it, it says nothing until the next.
+//! The forecast is the sum of three parts:
+//!
+//! - Rise: the growth until a new instance would be ready. It is the growth at the same time of past days, scaled by how today
+//!   compares with those days, or the trend of the last minutes, whichever is greater.
+//! - Safety stock: `safety_factor` times the square root of the expected demand. Random arrivals vary by the square root of their
+//!   number, so a busy hour needs fewer idle slots per busy slot than a quiet hour.
+//! - Return to normal: part of the difference between the usual and the current demand. Demand above the usual is expected to
+//!   fall, and demand below it to rise.
+//!
+//! Existing idle slots are retained more generously (`retention_factor`): they cost only their time, while a new instance costs a
+//! boot during which jobs wait. A daily budget limits the cost: once the slots that the forecast kept idle add up to
+//! `max_idle_slot_hours_per_day`, the forecast is 0 until the next day.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Length of a record.
+/// Length of a bucket in seconds. The history has the maximum demand of each bucket.
 pub(crate) const BUCKET_S: i64 = 300;
 const BUCKETS_PER_DAY: i64 = 24 * 3600 / BUCKET_S;
-/// Records over which the slope is taken.
+/// Number of buckets over which the trend is measured.
 const SLOPE_BUCKETS: i64 = 2;
-/// Records of today that are compared with the past, beside the one of now.
+/// Number of buckets before the current one that are compared with past days.
 const COMPARED_BUCKETS: i64 = 24;
-/// Records on each side that smooth one.
+/// Number of buckets on each side that are averaged to smooth a bucket of a past day.
 const SMOOTHING_RADIUS: i64 = 2;
-/// The part of what is in use above the usual that will be free when an instance has booted.
+/// Part of the difference to the usual demand that is expected to disappear while an instance boots.
 const RETURNING_FRACTION: f64 = 0.3;
-/// What is kept where nothing is said, in square roots.
+/// Default of [`ForecastConfig::retention_factor`].
 const DEFAULT_RETENTION_FACTOR: f64 = 1.5;
-/// Today is compared with the past within these.
+/// Range of the ratio by which the demand of past days is scaled to today's.
 const RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.5..=2.0;
 
-/// How it is done.
+/// Configuration of the forecast.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ForecastConfig {
-    /// Past days that are looked at.
+    /// Number of past days to evaluate.
     pub days: u32,
-    /// Which of their values counts: 0.5 is the median, 1 the largest.
+    /// Quantile of the past days' values that counts as the usual demand: 0.5 is the median, 1 the maximum.
     pub quantile: f64,
-    /// Idle slots that are asked for, for chance: so many square roots of the slots that are expected in use. Below zero:
-    /// so many fewer than are expected to be needed.
+    /// Safety stock, as a multiple of the square root of the expected demand. A negative value reduces the forecast.
     pub safety_factor: f64,
-    /// Idle slots that are kept where they are there: as many more square roots as this is more than `safety`. Those beyond
-    /// go after the policy's idle time.
+    /// Safety stock of slots that are already idle. They are retained instead of deleted after the policy's idle time.
+    ///
+    /// A value below [`Self::safety_factor`] has no effect.
     pub retention_factor: f64,
-    /// Weekdays are compared with the same weekday, where `days` reach that far back.
+    /// Whether a day is compared only with the same weekday of past weeks. Has no effect unless `days` is at least 7.
     pub by_weekday: bool,
-    /// Instances are wanted so long before they are needed, beside the time that they take.
+    /// Time by which instances should be ready before they are needed.
     pub lead_time: Duration,
-    /// Slot hours per day that it may keep idle; none: no bound.
+    /// Maximum idle time per day that the forecast may cause, in slot hours. `None` means no limit.
     pub max_idle_slot_hours_per_day: Option<f64>,
 }
 
@@ -62,38 +68,41 @@ impl Default for ForecastConfig {
     }
 }
 
-/// History, and what it cost today.
+/// Demand of the past days, and the idle time that the forecast has caused today.
 #[derive(Debug, Clone)]
 pub struct Forecast {
     config: ForecastConfig,
-    /// The most slots in use or waited for, by record.
+    /// Maximum demand (slots in use and queued) in each bucket. Keys are numbers of buckets since 1970.
     history: BTreeMap<i64, u32>,
+    /// Number of the current day since 1970.
     today: i64,
+    /// Idle time that the forecast has caused today, in slot seconds.
     idle_slot_seconds: f64,
+    /// Time and idle slots of the last [`Self::record_idle`].
     last: Option<(i64, u64)>,
-    /// The most that it wanted of late, and since when: instances outlive the wish for them by the policy's idle time.
+    /// Time and value of the recent maximum target. Instances outlive a lower target by the policy's idle time.
     most: (i64, u64),
-    /// What was last looked up.
+    /// Cached result of [`Self::outlook`].
     outlook: Cell<Option<Projection>>,
 }
 
-/// What the past says of the next minutes.
+/// Demand in a range of buckets, as past days predict it.
 #[derive(Debug, Clone, Copy)]
 struct Projection {
-    /// From this record ...
+    /// First bucket of the range, which is the current one.
     bucket: i64,
-    /// ... to this one.
+    /// Last bucket of the range.
     until: i64,
-    /// How many slots are usual now.
+    /// Usual demand in the first bucket, in slots.
     usual: f64,
-    /// How many will be.
+    /// Maximum demand in the range, in slots.
     ahead: f64,
-    /// How many more than now.
+    /// Growth from the first bucket to the maximum, in slots.
     rise: f64,
 }
 
 impl Forecast {
-    /// Without history: until there is some, only the slope counts.
+    /// Creates a forecast without history. Until it has some, it extrapolates the last minutes.
     #[must_use]
     pub fn new(config: ForecastConfig) -> Self {
         Self {
@@ -107,12 +116,14 @@ impl Forecast {
         }
     }
 
-    /// What is recorded of five minutes.
+    /// Returns the recorded demand of a bucket.
     pub(crate) fn most(&self, bucket: i64) -> Option<u32> {
         self.history.get(&bucket).copied()
     }
 
-    /// `in_use` slots are held or waited for at `unix`; to be told at least every minute. The records that this changed.
+    /// Records the demand, in slots, at `unix` seconds since 1970. Must be called at least once a minute.
+    ///
+    /// Returns the buckets whose record changed.
     pub fn record(&mut self, unix: i64, in_use: u64) -> Vec<i64> {
         let mut changed = Vec::new();
         let bucket = unix.div_euclid(BUCKET_S);
@@ -132,7 +143,9 @@ impl Forecast {
         changed
     }
 
-    /// It wants so many slots idle: how many there are for its sake, where idle ones stay for `idle_time`.
+    /// Returns how many idle slots exist because of the forecast, given its current target and the policy's idle time.
+    ///
+    /// This is the maximum target within the last `idle_time`, because idle instances are deleted only after that time.
     pub(crate) fn not_yet_idle_for(&mut self, unix: i64, wanted: u64, idle_time: Duration) -> u64 {
         let (since, most) = self.most;
         let lingers = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
@@ -142,7 +155,9 @@ impl Forecast {
         self.most.1
     }
 
-    /// `idle` slots are kept idle for its sake from now on; the day's sum bounds it. The days whose sum this changed.
+    /// Records that the forecast keeps `idle` slots idle from `unix` on, for the daily budget.
+    ///
+    /// Returns the days whose sum changed.
     pub fn record_idle(&mut self, unix: i64, idle: u64) -> Vec<i64> {
         let day = unix.div_euclid(24 * 3600);
         let (mut changed, before) = (Vec::new(), self.idle_slot_seconds);
@@ -160,24 +175,27 @@ impl Forecast {
         changed
     }
 
-    /// The sum of a day, in seconds of idle slots; none where it is not the day's.
+    /// Returns the idle time that the forecast caused on a day, in slot seconds. `None` if the day is not today.
     pub(crate) fn idle_slot_seconds_on(&self, day: i64) -> Option<u64> {
         (day == self.today).then(|| rounded(self.idle_slot_seconds))
     }
 
-    /// From the books: the sum of a day.
+    /// Restores the idle time of a day from the ledger.
     pub(crate) fn restore_idle(&mut self, day: i64, slot_seconds: u64) {
         (self.today, self.idle_slot_seconds, self.last) = (day, float(slot_seconds), None);
     }
 
-    /// Slots that should be idle now, beside the `in_use` ones, so that those are ready that will be needed when an
-    /// instance that is asked for now has booted.
+    /// Returns the number of idle slots that should exist now in addition to the `in_use` ones.
+    ///
+    /// `boot` is the time that a new instance takes to become ready.
     #[must_use]
     pub fn idle_target(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
         self.safety_stock(unix, in_use, boot, self.config.safety_factor)
     }
 
-    /// Slots that should stay idle where they are, beside the `in_use` ones; no fewer than [`Self::idle`] says.
+    /// Returns the number of existing idle slots to retain in addition to the `in_use` ones.
+    ///
+    /// It is at least [`Self::idle_target`].
     #[must_use]
     pub fn retained_idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
         self.safety_stock(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
@@ -194,7 +212,7 @@ impl Forecast {
         let outlook = self.outlook(bucket, until);
         let in_use = float(in_use);
         let rise = outlook.rise.max(self.trend(bucket, in_use, horizon));
-        // Without a past there is nothing to go back to.
+        // Without history, the usual demand is unknown.
         let (ahead, back) = match outlook.ahead {
             ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (outlook.usual - in_use)),
             _ => (in_use, 0.0),
@@ -202,7 +220,7 @@ impl Forecast {
         rounded(rise + roots * ahead.sqrt() + back)
     }
 
-    /// What the past says of the time from one record to another; it is looked up once for each.
+    /// Returns the prediction for the buckets from `bucket` to `until`. The last result is cached.
     fn outlook(&self, bucket: i64, until: i64) -> Projection {
         match self.outlook.get() {
             Some(known) if (known.bucket, known.until) == (bucket, until) => known,
@@ -214,7 +232,7 @@ impl Forecast {
         }
     }
 
-    /// The same hours of past days, scaled by how today compares with them.
+    /// Computes the prediction from the same hours of past days, scaled by the ratio of today's demand to theirs.
     fn seasonal(&self, bucket: i64, until: i64) -> Projection {
         let now = self.level(bucket);
         let ahead = (bucket..=until).map(|at| self.level(at)).fold(0.0, f64::max);
@@ -228,13 +246,13 @@ impl Forecast {
         Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
     }
 
-    /// What was in use at this time on the past days. The records beside it smooth away chance, but no step.
+    /// Returns the usual demand in a bucket, smoothed with its neighbors unless it differs from them by more than noise.
     fn level(&self, bucket: i64) -> f64 {
         let (alone, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHING_RADIUS));
         if (alone - smooth).abs() > noise(alone) { alone } else { smooth }
     }
 
-    /// The records of the past days with `around` ones on each side.
+    /// Returns the quantile of the past days' demand at the time of `bucket`, averaged with `around` buckets on each side.
     fn past(&self, bucket: i64, around: i64) -> f64 {
         let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
         let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
@@ -249,7 +267,7 @@ impl Forecast {
         quantile(&mut levels, self.config.quantile)
     }
 
-    /// How much more it will be if the last minutes go on; what may be chance is none.
+    /// Returns the growth within `horizon_s` seconds if the trend of the last minutes continues. Ignores noise.
     fn trend(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
         let before = self.history.get(&(bucket - SLOPE_BUCKETS)).copied();
         let Some(before) = before.map(f64::from) else { return 0.0 };
@@ -258,12 +276,12 @@ impl Forecast {
             return 0.0;
         }
         let per_second = rise / float((SLOPE_BUCKETS * BUCKET_S).unsigned_abs());
-        // No more than twice what there is: a burst is no trend.
+        // Demand doubles at most, because a burst is not a trend.
         (per_second * float(horizon_s.unsigned_abs())).min(in_use)
     }
 }
 
-/// Two of these beside each other may differ by so much without a cause.
+/// Returns the difference up to which two adjacent values are considered equal: two standard deviations.
 fn noise(level: f64) -> f64 {
     2.0 * level.max(1.0).sqrt()
 }
@@ -296,7 +314,7 @@ mod tests {
         ForecastConfig { safety_factor: safety, ..ForecastConfig::default() }
     }
 
-    /// Some days with 100 jobs from nine to five, and 4 at other times.
+    /// Returns a forecast after some days with 100 jobs from 9 to 17 o'clock and 4 jobs at other times.
     fn office(days: i64, safety: f64) -> Forecast {
         let mut forecast = Forecast::new(config(safety));
         for minute in 0..days * 1440 {

@@ -1,39 +1,43 @@
-//! How many instances are missing, or too many.
+//! The scaling formula: the number of missing or surplus instances.
+//!
+//! docs/spec/fleeting.md, section 7.5, describes gitlab-runner's formula. The tests list where this one differs and why.
 
 use serde::{Deserialize, Serialize};
 
-/// What the answer depends on. The letters are those of fleeting.md 7.5.
+/// Inputs of the formula. The letters are those of docs/spec/fleeting.md, section 7.5.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inputs {
-    /// N: instances that work or will, with those that were asked for.
+    /// N: number of instances that can run jobs now or later, including requested ones.
     pub instances: u64,
-    /// A: slots of them that jobs hold.
+    /// A: number of their slots that jobs hold.
     pub acquired: u64,
-    /// P: jobs that wait for a slot.
+    /// P: number of slots that queued jobs wait for.
     pub waiting: u64,
-    /// Free slots that suit nobody who waits: they are idle ones, and no supply for those.
+    /// Number of free slots that fit no queued job. They count as idle, but do not satisfy the queue.
     pub unusable: u64,
-    /// R: promises of a slot that keep an instance from being removed. The idle slots stand for them, too.
+    /// R: number of reservations that protect idle slots from deletion. Slots of the idle target cover them, too.
     pub reserved: u64,
-    /// U: slots of them that will not be given any more.
+    /// U: number of slots of these instances that will not be assigned anymore.
     pub unavailable: u64,
-    /// I: idle slots that are wanted.
+    /// I: number of idle slots that the policy wants.
     pub idle_count: u64,
-    /// Idle slots that stay where they are there, and are not asked for.
+    /// Number of idle slots that are kept if they exist, but never created.
     #[serde(skip_serializing_if = "is_zero")]
     pub retained_idle: u64,
-    /// K: slots of an instance.
+    /// K: number of slots of an instance.
     pub capacity: u64,
-    /// Slots of a new instance that will be given: K, or fewer where it is used up before.
+    /// Number of slots that jobs can use on a new instance: K, or less if `max_use_count` is lower.
     pub usable: u64,
-    /// f: idle slots as a part of the slots in use.
+    /// f: idle slots as a factor of the slots in use.
     pub scale_factor: f64,
-    /// L: the most idle slots by f; 0: no limit.
+    /// L: maximum number of idle slots by f. 0 means no limit.
     pub scale_factor_limit: u64,
 }
 
-/// The idle slots that are wanted beside the waiting jobs: the floor, or the part of what will be in use.
+/// Returns the number of idle slots that should exist in addition to slots for queued jobs.
+///
+/// This is `idle_count`, or `scale_factor` times the slots that will be in use, whichever is greater.
 #[must_use]
 pub fn idle_target(inputs: &Inputs) -> u64 {
     let in_use = inputs.acquired + inputs.waiting;
@@ -42,7 +46,9 @@ pub fn idle_target(inputs: &Inputs) -> u64 {
     inputs.idle_count.max(part)
 }
 
-/// Instances to create (positive) or to remove (negative), before limits. Reservations never create; they only keep.
+/// Returns the number of instances to create (positive) or to delete (negative), before limits.
+///
+/// Reservations create no instances. They only prevent deletions.
 #[must_use]
 pub fn required(inputs: &Inputs) -> i64 {
     let (have, want) = slots(inputs);
@@ -52,20 +58,24 @@ pub fn required(inputs: &Inputs) -> i64 {
     -signed(surplus(inputs) / inputs.capacity.max(1))
 }
 
-/// Slots that are neither wanted nor promised. An instance without jobs is too much when it gives no more than these:
-/// counted in slots, one with used-up slots can go where, counted in instances as the peer does, it would stay for ever.
+/// Returns the number of slots that are neither wanted nor reserved.
+///
+/// An instance without jobs is surplus if it offers at most this many slots. gitlab-runner counts surplus instances instead of
+/// slots, and therefore never deletes an instance with unavailable slots.
 #[must_use]
 pub fn surplus(inputs: &Inputs) -> u64 {
     let (have, _) = slots(inputs);
-    // A promise is kept by any idle slot, also by one that is wanted anyway: the two are not added (taskscaler !52).
+    // Any idle slot satisfies a reservation, including one of the idle target. So the two are not added up (upstream's taskscaler
+    // does the same since its merge request 52).
     let promised = Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
     have.saturating_sub(slots(&promised).1)
 }
 
-/// Slots that there are, and those that are wanted or used up.
+/// Returns the number of existing slots, and the number of slots that are in use, unavailable or wanted.
 fn slots(inputs: &Inputs) -> (u64, u64) {
     let have = inputs.instances.saturating_mul(inputs.capacity.max(1));
-    // Slots that are used up belong to instances; without those they are no demand (taskscaler !49).
+    // Unavailable slots belong to existing instances. More of them than slots exist must not create demand (upstream's taskscaler
+    // had this defect until its merge request 49).
     let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
     let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
     (have, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
@@ -98,7 +108,7 @@ fn ceiling(value: f64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The peer's formula of 2023, exact (fleeting.md 7.5), as the oracle of its table.
+    /// gitlab-runner's formula of 2023 (docs/spec/fleeting.md, section 7.5), the oracle for the table of cases there.
     fn peer(i: &Inputs, max: u64) -> i64 {
         let mut demand = i.acquired + i.idle_count.max(i.waiting);
         if i.scale_factor > 0.0 {
@@ -114,7 +124,7 @@ mod tests {
         if g(demand) >= 0 { g(demand) } else { g(demand + i.reserved) }
     }
 
-    /// Muster's, with the limit that the engine puts on creations.
+    /// This module's formula, with the engine's limit on creations.
     fn ours(i: &Inputs, max: u64) -> i64 {
         let required = required(i);
         let room = signed(max.saturating_sub(i.instances));
@@ -245,7 +255,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What was asked for is enough: asked again with it, nothing is missing, and nothing is too much.
+        /// After the change that the formula requires, it requires no further change.
         #[test]
         fn one_round_is_enough(n in 0u64..50, a in 0u64..200, p in 0u64..200, r in 0u64..50, k in 1u64..6, i in 0u64..30) {
             let a = a.min(n * k);

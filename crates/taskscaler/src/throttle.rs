@@ -1,14 +1,14 @@
-//! How fast something may be done: a token bucket, and a pause that grows with failures.
+//! Rate limits: a token bucket, and a backoff after failures.
 
 use std::time::Duration;
 
 use crate::config::Throttle;
 use crate::time::Time;
 
-/// Instances per second where nothing is said (fleeting.md 5.1).
+/// Default of `scale_throttle.limit`, in instances per second (docs/spec/fleeting.md, section 5.1).
 const DEFAULT_PER_SECOND: u32 = 100;
 
-/// A token bucket.
+/// A token bucket that limits the rate of an operation.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenBucket {
     per_second: f64,
@@ -22,7 +22,7 @@ impl TokenBucket {
         Self { per_second, burst, tokens: burst, at }
     }
 
-    /// As `scale_throttle` says, for a group of at most `instances_max` (0: no limit). None: as fast as one likes.
+    /// Creates the bucket for `scale_throttle`. `None` means no limit. An `instances_max` of 0 means that the group has no maximum.
     pub(crate) fn of(throttle: Throttle, instances_max: u32, at: Time) -> Option<Self> {
         let limit = match throttle.limit {
             ..0 => return None,
@@ -38,7 +38,7 @@ impl TokenBucket {
         self.at = self.at.max(at);
     }
 
-    /// How many can be done now.
+    /// Returns how many operations are possible now.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -46,31 +46,31 @@ impl TokenBucket {
     )]
     pub(crate) fn available(&mut self, at: Time) -> u32 {
         self.refill(at);
-        // Whole tokens by time: what is short of one by less than rounding is one.
+        // Adding up fractions can leave a whole token short by a rounding error.
         (self.tokens + 1e-9) as u32
     }
 
-    /// Does so many.
+    /// Takes the tokens for `n` operations.
     pub(crate) fn take(&mut self, n: u32) {
         self.tokens = (self.tokens - f64::from(n)).max(0.0);
     }
 
-    /// When one more can be done.
+    /// Returns the time at which the next operation is possible.
     pub(crate) fn next_token_at(&self, at: Time) -> Time {
         let missing = (1.0 - self.tokens).max(0.0);
-        // Not before the token is whole: times are whole milliseconds.
+        // Times are rounded down to milliseconds. One more ensures that the token is complete.
         self.at.max(at)
             + Duration::from_millis(1).max(Duration::from_secs_f64((missing / self.per_second).min(1e6)))
             + Duration::from_millis(1)
     }
 }
 
-/// Failures in a row, and the pause after the last.
+/// Exponential backoff: the number of consecutive failures, and the end of the pause after the last one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Backoff {
     pub(crate) failures: u32,
     pub(crate) until: Time,
-    /// The provider's words.
+    /// Error message of the last failure.
     pub(crate) error: String,
 }
 
@@ -78,7 +78,7 @@ impl Backoff {
     const FIRST: Duration = Duration::from_secs(1);
     const CAP: Duration = Duration::from_secs(60);
 
-    /// One more failure; `jitter` is any number. The pause.
+    /// Records a failure and returns the pause before the next attempt. `jitter` is a random number.
     pub(crate) fn fail(&mut self, at: Time, error: String, jitter: u64) -> Duration {
         let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10)).min(Self::CAP);
         let pause = jittered(doubled, jitter);
@@ -98,13 +98,13 @@ impl Backoff {
     }
 }
 
-/// Three to five quarters of `duration`, by `jitter`.
+/// Returns 75 % to 125 % of `duration`, depending on the random number `jitter`.
 pub(crate) fn jittered(duration: Duration, jitter: u64) -> Duration {
     let parts = u32::try_from(jitter % 512).unwrap_or(0);
     duration * 3 / 4 + duration * parts / 1024
 }
 
-/// Splitmix: a number that looks random, for each number.
+/// Hashes a number with the SplitMix64 generator's output function.
 pub(crate) fn splitmix64(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever is asked when, no more is given than burst and rate allow.
+        /// At no time have more tokens been taken than burst and rate allow.
         #[test]
         fn a_bucket_keeps_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
             let mut bucket = TokenBucket::new(5.0, 8.0, Time::ZERO);

@@ -1,13 +1,13 @@
-//! Time as the engine has it: handed in, never looked up.
+//! Time values for the engine. Callers pass them in; the engine never reads a clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time after which a job request without an answer is held by the coordinator: no job waits there.
+/// Time after which an unanswered job request counts as held by the coordinator, which has no job for it then.
 pub const HELD_AFTER: Duration = Duration::from_secs(1);
 
-/// A monotonic instant: milliseconds since an origin that the caller chose.
+/// A monotonic instant, in milliseconds since an origin that the caller chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Time(u64);
 
@@ -15,19 +15,19 @@ impl Time {
     /// The origin.
     pub const ZERO: Self = Self(0);
 
-    /// So many milliseconds after the origin.
+    /// Returns the instant `ms` milliseconds after the origin.
     #[must_use]
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms)
     }
 
-    /// Milliseconds since the origin.
+    /// Returns the number of milliseconds since the origin.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0
     }
 
-    /// From `earlier` to here; zero where it is later.
+    /// Returns the duration since `earlier`, or zero if `earlier` is later than `self`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
@@ -42,17 +42,17 @@ impl std::ops::Add<Duration> for Time {
     }
 }
 
-/// Both clocks at one moment.
+/// The monotonic time and the wall-clock time at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// For durations and deadlines.
+    /// Monotonic time, for durations and timeouts.
     pub at: Time,
-    /// For policies and people: seconds since 1970. It may jump.
+    /// Wall-clock time in seconds since 1970, for policies and output. It can jump.
     pub unix: i64,
 }
 
 impl Now {
-    /// A moment whose wall clock showed `origin` at the origin of the monotonic one, and never jumped.
+    /// Returns the moment `at` of a wall clock that showed `origin` at [`Time::ZERO`] and never jumped.
     #[must_use]
     pub fn steady(at: Time, origin: i64) -> Self {
         Self { at, unix: origin.saturating_add(i64::try_from(at.as_millis() / 1000).unwrap_or(i64::MAX)) }

@@ -1,4 +1,4 @@
-//! Calls of plugins, each in a task of its own: none waits for another.
+//! Plugin calls. Each runs in its own task, so that none waits for another.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::types::GroupId;
 
-/// A call that is to be made.
+/// A plugin call for an action of the engine.
 pub(super) struct Call {
     pub(super) action: Action,
     group: GroupId,
@@ -18,7 +18,7 @@ pub(super) struct Call {
     prepare: Arc<dyn Prepare>,
 }
 
-/// The call that an action is; none where it is none, or where there is nobody to call any more.
+/// Returns the plugin call for an action. `None` means that the action calls no plugin, or that the plugins are stopped.
 pub(super) fn of(
     engine: &Engine,
     shared: &Arc<DriverContext>,
@@ -32,7 +32,7 @@ pub(super) fn of(
 }
 
 impl Call {
-    /// The answer where there is none: a defect in an adapter, or in what is called.
+    /// Returns the event for a call that panicked, which is a bug in the adapter of the plugin.
     pub(super) fn failed(&self) -> Event {
         let (group, why) = (self.group, || "the call ended in a panic".to_owned());
         match self.action.clone() {
@@ -53,7 +53,7 @@ impl Call {
         }
     }
 
-    /// Makes it; its answer.
+    /// Runs the call and returns its result as an event.
     pub(super) async fn execute(self) -> Event {
         let Self { action, group, group_name, host, shared, prepare } = self;
         match action {
@@ -72,7 +72,7 @@ impl Call {
                 Event::Resumed { group, ids, result }
             }
             Action::Prepare { id, again, .. } => {
-                // Details of before a restart may be wrong.
+                // The instance may have restarted since its details were cached.
                 shared.forget(group, &id);
                 let result = match host.host_keys(&id).await {
                     Ok(host_keys) => {

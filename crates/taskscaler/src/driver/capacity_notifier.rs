@@ -1,17 +1,17 @@
-//! Tells those who were refused a promise when one is possible again: none of them has to ask and ask.
+//! Notifies callers whose reservation was refused once a reservation is possible again, so that they need not poll.
 
 use tokio::sync::watch;
 
 use crate::engine::{Engine, NoCapacity};
 use crate::time::{Now, Time};
 
-/// See the module.
+/// Tracks whether a reservation was refused, and notifies all callers when one is possible again.
 pub(super) struct CapacityNotifier {
-    /// Somebody was refused, and has not been told anything since.
+    /// Whether a reservation was refused since the last notification.
     has_refused: bool,
-    /// When time alone may change that.
+    /// Time at which a reservation may become possible without an event. `None` means that only an event can change it.
     again: Option<Time>,
-    /// Counts how often a promise was possible again.
+    /// Number of notifications so far. Callers watch it.
     notifications: watch::Sender<u64>,
 }
 
@@ -20,12 +20,12 @@ impl CapacityNotifier {
         Self { has_refused: false, again: None, notifications: told }
     }
 
-    /// Somebody asked for a promise.
+    /// Records the result of a reservation.
     pub(super) fn record(&mut self, answer: &Result<(), NoCapacity>) {
         self.has_refused |= answer.is_err();
     }
 
-    /// After everything that happened.
+    /// Notifies callers if a reservation was refused and one is possible now. Must be called after each change of the engine.
     pub(super) fn notify_if_available(&mut self, engine: &mut Engine, now: Now) {
         if !self.has_refused {
             return;
@@ -38,7 +38,7 @@ impl CapacityNotifier {
         }
     }
 
-    /// When to look without an event.
+    /// Returns the time at which to check again without an event.
     pub(super) fn again(&self) -> Option<Time> {
         self.again
     }

@@ -1,4 +1,4 @@
-//! What leases and calls share with the task: plugins, and how to reach instances.
+//! State that leases and plugin calls share with the scaler task: the plugins, and connection details of instances.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,19 +12,19 @@ use super::host::{HostStatus, InstanceGroupPort, NoAnswer};
 use crate::event::Event;
 use crate::types::GroupId;
 
-/// Connection details that end within this are asked for again (fleeting.md 2.4).
+/// Minimum remaining validity of cached connection details, in seconds (docs/spec/fleeting.md, section 2.4).
 const MIN_VALIDITY_S: i64 = 10;
 
-/// The details of an instance are asked for so often where the plugin ended each time; then they count as not to be had.
+/// Maximum number of attempts to get the connection details of an instance while each attempt makes the plugin fail.
 const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;
 const CONNECT_INFO_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// State that leases and plugin calls share with the scaler task.
 pub(super) struct DriverContext {
     pub(super) hosts: Mutex<Vec<Arc<dyn InstanceGroupPort>>>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
-    /// Counts how often a promise was possible again.
+    /// Number of changes of the capacity for reservations. See [`super::Scaler::room`].
     pub(super) capacity_changes: watch::Sender<u64>,
     pub(super) wall: fn() -> i64,
 }
@@ -54,7 +54,7 @@ impl DriverContext {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
     }
 
-    /// How to reach an instance. While the plugin is down, it waits for it.
+    /// Returns the connection details of an instance. Waits for the plugin while it is down.
     pub(super) async fn connect_info(&self, group: GroupId, id: &InstanceId) -> Result<ConnectInfo, String> {
         let host = self.host(group).ok_or("the taskscaler has ended")?;
         let mut status = host.status();
@@ -74,7 +74,7 @@ impl DriverContext {
         }
     }
 
-    /// Asked for again where the details end soon.
+    /// Returns cached connection details, or requests new ones if those expire soon.
     async fn connect_info_of(
         &self,
         host: &dyn InstanceGroupPort,

@@ -1,4 +1,4 @@
-//! A group whose plugin does not start: the other groups stand in for it until it does.
+//! A group whose plugin has not started yet. The runner's other groups are used until it does.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use super::host::{HostStatus, InstanceGroupPort, NoAnswer};
 
 const NOT_STARTED: &str = "its plugin has not been started yet";
 
-/// See the module. Down until it arrives; from then on it is what arrived.
+/// A group that is down until a running plugin is attached, and then forwards all calls to it.
 pub struct DeferredGroup {
     status: watch::Sender<HostStatus>,
     attached: OnceLock<(Arc<dyn InstanceGroupPort>, JoinHandle<()>)>,
@@ -24,18 +24,18 @@ impl std::fmt::Debug for DeferredGroup {
 }
 
 impl DeferredGroup {
-    /// A group that is down for this reason.
+    /// Creates a group that is down for this reason.
     #[must_use]
     pub fn new(cause: String) -> Arc<Self> {
         Arc::new(Self { status: watch::Sender::new(HostStatus::Down { cause }), attached: OnceLock::new() })
     }
 
-    /// It is down for another reason by now.
+    /// Updates the reason for which the group is down, after another attempt to start the plugin failed.
     pub fn failed(&self, cause: String) {
         self.status.send_replace(HostStatus::Down { cause });
     }
 
-    /// Here it is. Only the first one counts.
+    /// Attaches the running plugin. Later calls have no effect.
     pub fn attach(&self, host: Arc<dyn InstanceGroupPort>) {
         let (mut status, told) = (host.status(), self.status.clone());
         let follow = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! What is asked about environments that jobs leave for later ones.
+//! Commands for suspended environments, which jobs save for later jobs.
 
 use tokio::sync::oneshot;
 
@@ -10,19 +10,19 @@ use crate::suspend::{ResumeError, SuspendError};
 use crate::time::Now;
 use crate::types::{GroupId, TaskKey};
 
-/// Who leaves one is told when that is in the books.
+/// Channel for the reply to a suspend command. The reply is sent once the ledger contains the environment.
 pub(super) type SuspendReply = oneshot::Sender<Result<(), SuspendError>>;
 
-/// What the task is asked.
+/// A command about a suspended environment.
 #[derive(Debug)]
 pub(super) enum EnvironmentQuery {
-    /// A job waits for the environment of this name.
+    /// Resume the environment with this name for a job.
     Resume { key: TaskKey, name: String, owner: String, reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>> },
-    /// Whether the job of a lease could leave its own.
+    /// Check whether the environment of a lease could be suspended.
     MaySuspend { key: TaskKey, reply: SuspendReply },
-    /// The job of a lease leaves its own.
+    /// Suspend the environment of a lease.
     Suspend { key: TaskKey, owner: String, reply: SuspendReply },
-    /// Whether there is one of this name.
+    /// Check whether an environment with this name exists.
     Has { name: String, reply: oneshot::Sender<bool> },
 }
 
@@ -63,7 +63,7 @@ impl ScalerTask {
         }
     }
 
-    /// It is in the books.
+    /// Confirms a suspend command, because the ledger contains the environment now.
     pub(super) fn environment_saved(&mut self, key: &TaskKey) {
         if let Some(reply) = self.suspending.remove(key) {
             let _ = reply.send(Ok(()));

@@ -1,8 +1,10 @@
-//! The books in a file: a line per batch of changes, after a line with the version; rewritten when it has grown.
+//! The ledger as a file: a line with the version, then one line of JSON for each batch of changes.
 //!
-//! A batch is one write. One that was cut by a kill is the last line and has no end: it was not acknowledged, and is left
-//! out. The file is not synchronised for each batch: it survives the process, and after a loss of power the last second may
-//! be missing, which the provider's list mends (what it shows and the books lack is reported as foreign).
+//! Each batch is written with a single call. A crash during that call leaves an incomplete last line, which is ignored when the
+//! file is read: the batch was not acknowledged. The file is not synced after each batch. It survives a crash of the process, but
+//! a power failure can lose the last batches. Instances that only these batches contain are then reported as unmanaged.
+//!
+//! Once the file has many more changes than there are rows, it is replaced by a new file with the current rows.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -17,9 +19,9 @@ use super::store::{LedgerError, LedgerStore};
 use crate::history::{History, HistoryEntry};
 use crate::ledger::{Change, Row, RowKey, VERSION};
 
-/// The file is rewritten when it has so many changes more than rows.
+/// Number of changes in excess of rows after which the file is rewritten.
 const MAX_SURPLUS_CHANGES: usize = 10_000;
-/// Bytes of the file that are read; more is damage.
+/// Maximum number of bytes that are read. A larger file is damaged.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
@@ -27,7 +29,7 @@ struct Header {
     taskscaler_ledger: u32,
 }
 
-/// See the module.
+/// Ledger in a file, for one process at a time.
 #[derive(Debug)]
 pub struct FileLedger {
     path: PathBuf,
@@ -38,8 +40,9 @@ pub struct FileLedger {
 }
 
 impl FileLedger {
-    /// Books in this file, which is made when there is something to keep, with the history beside it. Its directory must
-    /// exist.
+    /// Creates a ledger at this path, with the history next to it.
+    ///
+    /// The file is created by the first change. Its directory must exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
@@ -47,20 +50,20 @@ impl FileLedger {
         Self { path, rows: BTreeMap::new(), file: None, changes: 0, history }
     }
 
-    /// The rows of books that another process may be writing.
+    /// Reads the rows of a ledger that another process may be writing.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns [`LedgerError`] if the file cannot be read or is damaged.
     pub fn rows(path: &Path) -> Result<BTreeMap<RowKey, Row>, LedgerError> {
         let mut journal = Self::new(path);
         journal.read()?;
         Ok(journal.rows)
     }
 
-    /// Removes books that nobody will go on from, with their history. Books that are not there are removed.
+    /// Deletes a ledger that is no longer needed, and its history. Does nothing if the files do not exist.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns [`LedgerError::File`] if a file cannot be deleted.
     pub fn discard(path: &Path) -> Result<(), LedgerError> {
         let [older, newer] = crate::history::files(path);
         for path in [older, newer, temporary_path(path), path.to_owned()] {
@@ -74,14 +77,14 @@ impl FileLedger {
         Ok(())
     }
 
-    /// Books and history are from now on those of another name, in the same directory.
+    /// Renames a ledger and its history within a directory. Does nothing if the files do not exist.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns [`LedgerError::File`] if a file cannot be renamed.
     pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
         let (from_history, to_history) = (crate::history::files(from), crate::history::files(to));
         let both = from_history.into_iter().zip(to_history);
-        // The books at last: as long as they are there it is done again.
+        // The ledger comes last. If the process is killed before that, the caller finds the ledger and repeats the call.
         for (from, to) in both.chain([(from.to_owned(), to.to_owned())]) {
             match std::fs::rename(&from, &to) {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -150,7 +153,7 @@ impl FileLedger {
         let error = self.error("write");
         let Some(file) = &mut self.file else { return Ok(()) };
         if let Err(cause) = file.write_all(&line) {
-            // Half a line must not stand before a whole one: the next attempt begins with a new file.
+            // The file may end in a partial line, and no complete line may follow it. So the next attempt writes a new file.
             self.file = None;
             return Err(error(cause));
         }
@@ -160,7 +163,7 @@ impl FileLedger {
         Ok(())
     }
 
-    /// All rows in a new file, which takes the place of the old one.
+    /// Replaces the file by a new one that contains all rows.
     fn rewrite(&mut self) -> Result<(), LedgerError> {
         let beside = temporary_path(&self.path);
         let mut options = OpenOptions::new();
@@ -195,7 +198,7 @@ impl LedgerStore for FileLedger {
     }
 
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
-        // Some hundred bytes into the page cache: less than handing them to another thread.
+        // Writing some hundred bytes to the page cache takes less time than handing them to another thread.
         self.write(changes)
     }
 

@@ -1,4 +1,4 @@
-//! The handle of a running scaler.
+//! The handle of a running scaler: starting it, sending it commands, and shutting it down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,40 +22,40 @@ use crate::policy::Policies;
 use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
-/// A question that is not answered in this time has no answer.
+/// Timeout for queries and operator actions.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the plugins have to stop.
+/// Timeout for stopping the plugins.
 const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a scaler does not start.
+/// Error that prevents a scaler from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Groups and plugins do not fit.
+    /// The number of groups differs from the number of plugins.
     #[error("{groups} groups are configured, and {hosts} plugins run")]
     Groups {
-        /// Configured.
+        /// Number of configured groups.
         groups: usize,
-        /// Running.
+        /// Number of plugins.
         hosts: usize,
     },
-    /// The limit is beyond the plugin's (V1).
+    /// The configured maximum exceeds that of the plugin (V1).
     #[error(
         "group {group}: max_instances {configured} is greater than the {plugin} that the plugin can have: max size option exceeds instance group's max size"
     )]
     MaxSize {
-        /// Which group.
+        /// Name of the group.
         group: String,
-        /// The limit.
+        /// Configured maximum number of instances.
         configured: u32,
-        /// The plugin's.
+        /// Maximum number of instances that the plugin supports.
         plugin: u32,
     },
-    /// The books cannot be read.
+    /// The ledger cannot be read.
     #[error(transparent)]
     Store(#[from] LedgerError),
 }
 
-/// Says so where the task ends in a panic: nobody waits for it then.
+/// Logs an error if the scaler task panics. Nothing else would, because no caller awaits the task.
 struct PanicReporter;
 
 impl Drop for PanicReporter {
@@ -69,7 +69,7 @@ impl Drop for PanicReporter {
     }
 }
 
-/// A running scaler. Cheap to clone; it runs until [`Scaler::shutdown`], or until its runtime ends.
+/// Handle of a running scaler. Cheap to clone. The scaler runs until [`Scaler::shutdown`] or the end of its runtime.
 #[derive(Debug, Clone)]
 pub struct Scaler {
     commands: mpsc::UnboundedSender<Command>,
@@ -84,13 +84,13 @@ async fn run_task(task: ScalerTask) {
 }
 
 impl Scaler {
-    /// Starts a scaler of `config` on running plugins, one for each group in its order; goes on from the books in `store`.
+    /// Starts a scaler that continues from the ledger in `store`.
     ///
-    /// Leases from before are held until they are claimed ([`Self::claim`]) or [`Self::settled`] is called. `wall` gives
-    /// seconds since 1970.
+    /// `hosts` has one plugin for each group of `config`, in the same order. `wall` returns the seconds since 1970. Leases of an
+    /// earlier start are kept until [`Self::claims_complete`] is called; [`Self::claim`] returns them.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// Returns [`StartError`] if the configuration does not match the plugins or the ledger cannot be read.
     pub async fn start(
         config: Config,
         hosts: Vec<Arc<dyn InstanceGroupPort>>,
@@ -112,7 +112,7 @@ impl Scaler {
         }
         let rows = store.load().await?;
         let metrics = Arc::new(Metrics::new(&config, buckets));
-        // Not bounded by the channel: each caller waits for its answer, and what is dropped is at most what was handed out.
+        // The channel needs no bound: each caller waits for a reply, and each dropped handle sends one message.
         let (commands, received) = mpsc::unbounded_channel();
         let shared = Arc::new(DriverContext::new(hosts, commands.clone(), wall));
         let room = shared.capacity_changes.subscribe();
@@ -121,73 +121,76 @@ impl Scaler {
         Ok(Self { commands, metrics, room, task })
     }
 
-    /// Promises a slot, before a job is requested.
+    /// Reserves a slot, before a job is requested.
     ///
     /// # Errors
-    /// [`NoCapacity`]: no job should be requested for this runner now, and why. None where the scaler has ended.
+    /// Returns the reason for which no job should be requested for this runner now. `None` means that the scaler has shut down.
     pub async fn reserve(&self, key: TaskKey) -> Result<Reservation, Option<NoCapacity>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Reserve { key, reply });
         answer.await.map_err(|_| None)?.map_err(Some)
     }
 
-    /// Changes each time that a promise is possible again after [`Self::reserve`] refused one, and when promises are
-    /// withdrawn ([`Reservation::is_withdrawn`]).
+    /// Returns a receiver that changes when a reservation is possible again after [`Self::reserve`] refused one.
+    ///
+    /// It also changes when reservations are revoked ([`Reservation::is_revoked`]).
     #[must_use]
     pub fn room(&self) -> watch::Receiver<u64> {
         self.room.clone()
     }
 
-    /// Promises a slot for a job that is here already (taken before a restart, or moved from a lost instance).
+    /// Reserves a slot for a job that has been received already: before a restart, or on an instance that was lost.
     #[must_use]
     pub fn admit(&self, key: TaskKey) -> Reservation {
         let _ = self.commands.send(Command::Admit { key: key.clone() });
         Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), used: false }
     }
 
-    /// The lease that a key has from an earlier start of the manager; none where it has none (any more).
+    /// Returns the lease that this key has from an earlier start of the manager. `None` means that it has no lease.
     pub async fn claim(&self, key: TaskKey) -> Option<LeaseHandle> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Claim { key, reply });
         answer.await.ok().flatten()
     }
 
-    /// Whether a job left an environment of this name, which is in the books; none where the scaler has ended.
+    /// Checks whether the ledger contains a suspended environment with this name. `None` means that the scaler has shut down.
     pub async fn has_environment(&self, name: String) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Environment(EnvironmentQuery::Has { name, reply }));
         answer.await.ok()
     }
 
-    /// All leases from before that are still wanted have been claimed: the others end, and their instances are removed.
+    /// Releases all leases of an earlier start that have not been claimed, and deletes their instances.
     pub fn claims_complete(&self) {
         self.send(Event::ClaimsComplete);
     }
 
-    /// The coordinator answered a job request that a reservation was made for. `at_once`: with a job, and without holding the
-    /// request.
+    /// Reports that the coordinator answered a job request that had a reservation.
+    ///
+    /// `at_once` is true if it returned a job without holding the request.
     pub fn answered(&self, at_once: bool) {
         self.send(Event::Answered { at_once });
     }
 
-    /// Other policies, from now on.
+    /// Replaces the policies.
     pub fn set_policies(&self, policies: Policies) {
         self.send(Event::Policies(policies));
     }
 
-    /// No more jobs are requested: nothing is kept idle from now on. Jobs that are there already are served.
+    /// Reports that no more jobs are requested. No idle capacity is kept from now on, but received jobs still get slots.
     pub fn drain(&self) {
         self.send(Event::Drain);
     }
 
-    /// [`Self::shutdown`] is to remove all instances, whatever the configuration says: nobody will start with these books.
+    /// Makes [`Self::shutdown`] delete all instances regardless of the configuration, because no later start uses the ledger.
     pub fn delete_all_on_shutdown(&self) {
         self.send(Event::DeleteAllOnStop);
     }
 
-    /// An operator does something to an instance, or without one to the whole group; `by` is who, and why. What is answered
-    /// is in the books. None where the scaler has ended, or cannot say within five seconds: its books cannot be written,
-    /// and it does it when they can.
+    /// Applies an operator's action to an instance, or to the whole group if `id` is `None`.
+    ///
+    /// `by` names the operator and the reason. Returns once the ledger contains the outcome. `None` means that the scaler has
+    /// shut down, or that the ledger could not be written within five seconds; in this case the action is applied later.
     pub async fn apply_operator_action(
         &self,
         group: GroupId,
@@ -200,45 +203,45 @@ impl Scaler {
         tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
     }
 
-    /// A plugin says that an instance should not be used any more: it gets no more jobs, and goes after those that it has.
+    /// Reports that a plugin announced the end of an instance. It gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, group: GroupId, id: InstanceId, why: String) {
         self.send(Event::Retire { group, id, reason: why });
     }
 
-    /// What an instance of a group costs in an hour from now on, in the unit of
-    /// [`crate::config::GroupConfig::price_per_hour`].
+    /// Sets the price of a group's instances, in the unit of [`crate::config::GroupConfig::price_per_hour`].
     pub fn set_price(&self, group: GroupId, per_hour: f64) {
         self.send(Event::PriceChanged { group, per_hour });
     }
 
-    /// Whether a group's provider has any instances to give; while it has none, it is not asked.
+    /// Sets whether a group's provider has instances in stock. No instances are requested from it while it has none.
     pub fn set_stock(&self, group: GroupId, available: bool) {
         self.send(Event::StockChanged { group, available });
     }
 
-    /// Everything at this moment; none where the scaler has ended, or does not answer within five seconds.
+    /// Returns the current status. `None` means that the scaler has shut down or did not answer within five seconds.
     pub async fn status(&self) -> Option<ScalerStatus> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Status { reply });
         tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
     }
 
-    /// Why a request waits; none where it does not.
+    /// Returns the reason for which a request waits. `None` means that it does not wait.
     pub async fn explain_waiting(&self, key: TaskKey) -> Option<WaitReason> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::ExplainWaiting { key, reply });
         answer.await.ok().flatten()
     }
 
-    /// Its numbers.
+    /// Returns the scaler's metrics.
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Ends it: nothing more is granted, leases may end within `limit`, what is to be removed is removed within it, then
-    /// the plugins stop, for which they have ten seconds more. What is left stays in the books for the next start; it is
-    /// returned.
+    /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
+    ///
+    /// No more slots are assigned. Waits up to `limit` for leases to end and for deletions, and then up to ten seconds for the
+    /// plugins to stop.
     pub async fn shutdown(&self, limit: Duration) -> Vec<InstanceStatus> {
         let end = tokio::time::Instant::now() + limit + PLUGIN_STOP_TIMEOUT;
         let (reply, answer) = oneshot::channel();

@@ -1,4 +1,4 @@
-//! The ports to instance groups, and to what makes an instance ready.
+//! The driver's ports: [`InstanceGroupPort`] for plugins, and [`Prepare`] for the code that makes an instance ready.
 
 use std::sync::Arc;
 
@@ -11,113 +11,117 @@ use crate::types::GroupId;
 
 const CANNOT_SUSPEND: &str = "capability not supported: suspend_resume";
 
-/// Whether a group can be called.
+/// Whether the plugin of a group can be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostStatus {
-    /// It can.
+    /// The plugin is running.
     Up {
-        /// The most instances it can have; 0: it does not say.
+        /// Maximum number of instances that the plugin supports. 0 means unknown.
         max_size: u32,
     },
-    /// It cannot, for now.
+    /// The plugin is not running.
     Down {
-        /// Why.
+        /// Reason for which it is not running.
         cause: String,
     },
 }
 
-/// Why a call about one instance has no answer.
+/// Error of a call about an instance.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoAnswer {
-    /// The plugin is down, went, or was too late: that says nothing of the instance.
+    /// The plugin is not running, exited, or exceeded its timeout. This says nothing about the instance.
     #[error("{0}")]
     Plugin(String),
-    /// The answer is an error, about this instance.
+    /// The plugin reported an error about the instance.
     #[error("{0}")]
     Instance(String),
 }
 
-/// One instance group. Calls may be made at the same time; each ends within a limit of its own. Errors are for people.
+/// An instance group, served by a plugin. Calls can run concurrently, and each has its own timeout.
 #[async_trait]
 pub trait InstanceGroupPort: Send + Sync + 'static {
-    /// Whether it can be called, and each change of that.
+    /// Returns a receiver for the current status and its changes.
     fn status(&self) -> watch::Receiver<HostStatus>;
-    /// All instances.
+    /// Returns all instances with their states.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String>;
-    /// Asks for `n` more; how many are made.
+    /// Requests `n` more instances. Returns how many the provider creates.
     async fn increase(&self, n: u32) -> Result<u32, String>;
-    /// Asks to remove these; those that go.
+    /// Requests the deletion of these instances. Returns those that the provider deletes.
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String>;
-    /// Whether its instances can be suspended and resumed; none: nobody knows yet.
+    /// Returns whether instances can be suspended and resumed. `None` means not known yet.
     fn can_suspend(&self) -> Option<bool> {
         Some(false)
     }
-    /// Asks to suspend these; those for which it is accepted.
+    /// Requests to suspend these instances. Returns those that the provider suspends.
     async fn suspend(&self, _ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         Err(CANNOT_SUSPEND.to_owned())
     }
-    /// Asks to let these run again; those for which it is accepted.
+    /// Requests to resume these instances. Returns those that the provider resumes.
     async fn resume(&self, _ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         Err(CANNOT_SUSPEND.to_owned())
     }
-    /// How to reach an instance.
+    /// Returns the connection details of an instance.
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer>;
-    /// Fingerprints of the keys that an instance's SSH server may show; none where the group does not say.
+    /// Returns the fingerprints of the instance's SSH host keys. An empty list means that the plugin does not report them.
     async fn host_keys(&self, _id: &InstanceId) -> Result<Vec<String>, String> {
         Ok(Vec::new())
     }
-    /// Whether an instance is well.
+    /// Checks the health of an instance.
     async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer>;
-    /// It has something to do before and after each job.
+    /// Returns true if the plugin must be called before and after each job.
     fn has_hooks(&self) -> bool {
         false
     }
-    /// Before a job runs on an instance.
+    /// Called before a job runs on an instance.
     async fn prepare_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
         Ok(())
     }
-    /// After a job ran on an instance, however it ended.
+    /// Called after a job ran on an instance, whether or not it succeeded.
     async fn finish_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
         Ok(())
     }
-    /// Ends it, in order. No instance is removed by this.
+    /// Stops the plugin gracefully. Deletes no instances.
     async fn stop(self: Arc<Self>);
 }
 
-/// An instance that runs and is to be made ready.
+/// A running instance that must be prepared for jobs.
 #[derive(Debug, Clone)]
 pub struct StartingInstance {
-    /// Its group's name.
+    /// Name of the group.
     pub group: String,
-    /// Its name at the provider.
+    /// Provider ID of the instance.
     pub id: InstanceId,
-    /// Fingerprints of the keys that its SSH server may show; none: whichever it shows first.
+    /// Accepted fingerprints of the instance's SSH host keys. Empty means that the first key it presents is trusted.
     pub host_keys: Vec<String>,
-    /// It was ready before, for an earlier start of the manager or before an operator drained it: jobs may run on it.
+    /// Whether it was ready before, so that jobs may be running on it: before a restart of the manager, or before an operator
+    /// cordoned it.
     pub again: bool,
     pub(super) of: GroupId,
     pub(super) shared: Arc<DriverContext>,
 }
 
 impl StartingInstance {
-    /// How to reach it; asked for again where the details end within ten seconds. While the plugin is down, it waits for it.
+    /// Returns the connection details. Waits for the plugin while it is down.
+    ///
+    /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// The plugin's words; or it ended at each of some times, or for good.
+    /// Returns the plugin's error about the instance, or the last error if the plugin failed in several attempts or was stopped.
     pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
         self.shared.connect_info(self.of, &self.id).await
     }
 }
 
-/// Makes an instance ready for jobs: dials it, runs the ready command, puts the agent there. Called once per instance and
-/// start of the manager ([`StartingInstance::again`] tells); bounded by [`crate::config::Config::ready_timeout`].
+/// Makes an instance ready for jobs: connects to it, runs the ready command and deploys the agent.
+///
+/// Called once per instance and start of the manager. The engine gives up after [`crate::config::Config::ready_timeout`].
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {
-    /// Ready, or why it cannot be; it is removed then.
+    /// Prepares an instance. After an error, the instance is deleted.
     async fn prepare(&self, up: StartingInstance) -> Result<(), String>;
 }
 
-/// An instance is ready as soon as it can be reached by its details.
+/// Preparation that does nothing: an instance is ready once its connection details are known.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadyWhenReachable;
 

@@ -1,4 +1,4 @@
-//! Reservations and leases, as their holders see them.
+//! Handles that callers own: [`Reservation`] and [`LeaseHandle`]. Dropping one releases what it stands for.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,29 +17,29 @@ use crate::resources::JobUsage;
 use crate::suspend::SuspendError;
 use crate::types::{self, GroupId, LossReason, SlotRequest, TaskKey};
 
-/// Why there is no lease.
+/// Error of a request for slots.
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
-    /// None in time.
+    /// No slot became available within the timeout.
     #[error("unable to acquire instance within the configured timeout of {}: {why}", go_duration(.limit))]
     Timeout {
-        /// The time it had.
+        /// The timeout.
         limit: Duration,
-        /// What it waited for.
+        /// What the request was waiting for.
         why: String,
     },
-    /// The engine refuses.
+    /// The engine refused the request.
     #[error(transparent)]
     Refused(#[from] EnqueueError),
-    /// The scaler ended.
+    /// The scaler has shut down.
     #[error("the taskscaler has ended")]
     Ended,
 }
 
-/// For an environment to be resumed. The engine has a shorter one, but what it grants waits for the books.
+/// Timeout for resuming an environment. The engine's own timeout is shorter, but its reply also waits for the ledger.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// As gitlab-runner writes durations.
+/// Formats a duration as Go does, so that messages match gitlab-runner's.
 fn go_duration(duration: &Duration) -> String {
     let (hours, minutes, seconds) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60, duration.as_secs() % 60);
     match (hours, minutes) {
@@ -49,7 +49,7 @@ fn go_duration(duration: &Duration) -> String {
     }
 }
 
-/// What a request waits for, in words.
+/// Describes what a request is waiting for. `None` means that the engine has no details.
 fn reason(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
     let mut parts =
@@ -58,7 +58,7 @@ fn reason(wait: Option<WaitReason>) -> String {
     parts.join("; ")
 }
 
-/// The promise of a slot. Dropped, it is given back.
+/// A reservation: the promise of a slot for a job that has not been requested yet. Dropping it releases the reservation.
 #[derive(Debug)]
 pub struct Reservation {
     pub(super) key: TaskKey,
@@ -68,20 +68,22 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Its key.
+    /// Returns the task key.
     #[must_use]
     pub fn key(&self) -> &TaskKey {
         &self.key
     }
 
-    /// Nothing stands behind it any more: it is to be dropped, and no job requested for it. One that a job has come for is
-    /// good nevertheless. [`super::Scaler::room`] changes when promises are withdrawn.
+    /// Returns true if the scaler no longer expects capacity for this reservation.
+    ///
+    /// The caller should drop it instead of requesting a job. If it has received a job already, [`Self::acquire`] still works.
+    /// [`super::Scaler::room`] changes when reservations are revoked.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// The same promise under another key: the one of the job that it turned out to be for.
+    /// Changes the key to that of the job that was received.
     #[must_use]
     pub fn with_key(mut self, key: TaskKey) -> Self {
         let from = std::mem::replace(&mut self.key, key.clone());
@@ -89,10 +91,12 @@ impl Reservation {
         self
     }
 
-    /// Waits for the environment of this name, which another job left; the promise is given back. Dropped, it waits no longer.
+    /// Waits for the environment that another job saved under this name. Dropping the future cancels the request.
+    ///
+    /// The reservation is released, because the environment has its own instance.
     ///
     /// # Errors
-    /// [`AcquireFailure`]; within about five minutes, or ten where the books cannot be written.
+    /// Returns [`AcquireError`] after about five minutes at the latest, or after ten if the ledger cannot be written.
     pub async fn resume(mut self, name: String, owner: String) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Environment(EnvironmentQuery::Resume {
@@ -104,11 +108,12 @@ impl Reservation {
         self.answered(answer, RESUME_TIMEOUT).await
     }
 
-    /// Waits for what a job asks for, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the
-    /// reservation is given back.
+    /// Waits at most `limit` (`instance_acquire_timeout`) for the slots that a job requests.
+    ///
+    /// Dropping the future cancels the request and releases the reservation.
     ///
     /// # Errors
-    /// [`AcquireFailure`].
+    /// Returns [`AcquireError`] if the request times out or is refused, or if the scaler has shut down.
     pub async fn acquire(mut self, request: SlotRequest, limit: Duration) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Acquire { key: self.key.clone(), request, reply });
@@ -144,7 +149,7 @@ impl Drop for Reservation {
     }
 }
 
-/// A job's right to one slot of one instance. Dropped, the slot is free.
+/// A lease: slots of an instance that are assigned to a job. Dropping it releases the slots.
 #[derive(Debug)]
 pub struct LeaseHandle {
     pub(super) inner: types::SlotAssignment,
@@ -155,55 +160,56 @@ pub struct LeaseHandle {
 }
 
 impl LeaseHandle {
-    /// Its key, by which a later start of the manager claims it.
+    /// Returns the task key, with which a later start of the manager claims the lease.
     #[must_use]
     pub fn key(&self) -> &TaskKey {
         &self.inner.key
     }
 
-    /// The instance's group, by its name.
+    /// Returns the name of the instance's group.
     #[must_use]
     pub fn group(&self) -> &str {
         &self.group_name
     }
 
-    /// The instance.
+    /// Returns the ID of the instance.
     #[must_use]
     pub fn instance(&self) -> &InstanceId {
         &self.inner.instance
     }
 
-    /// The slot, from 0.
+    /// Returns the lowest assigned slot, counted from 0.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.inner.slot
     }
 
-    /// How many slots it holds, that one included.
+    /// Returns the number of assigned slots.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.inner.slots
     }
 
-    /// How many jobs the instance has had, with this one.
+    /// Returns the number of jobs that the instance has had, including this one.
     #[must_use]
     pub fn use_number(&self) -> u32 {
         self.inner.use_number
     }
 
-    /// How to reach the instance; asked for again where the details end within ten seconds. While the plugin is down, it waits
-    /// for it: a job that runs there does not need the plugin.
+    /// Returns the connection details of the instance. Waits for the plugin while it is down.
+    ///
+    /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// The plugin's words; or it ended at each of some times, or for good.
+    /// Returns the plugin's error about the instance, or the last error if the plugin failed in several attempts or was stopped.
     pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
         self.shared.connect_info(self.inner.group, &self.inner.instance).await
     }
 
-    /// Before its job runs: what the plugin does then, where it does anything.
+    /// Lets the plugin prepare the instance for the job. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// The plugin's words, or that it did not answer within `limit`: the job cannot run there.
+    /// Returns the plugin's error, or an error if it does not answer within `limit`. The job cannot run on the instance then.
     pub async fn prepare_job(&self, limit: Duration) -> Result<(), String> {
         let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return Ok(()) };
         let prepared = host.prepare_job(&self.inner.instance, self.inner.key.as_str());
@@ -215,12 +221,13 @@ impl LeaseHandle {
         result
     }
 
-    /// Its job is over, however it ended: what the plugin does then, where it does anything, and then the slot is free. An error
-    /// of the plugin counts against the instance's health.
+    /// Lets the plugin clean up after the job, in the background, and then releases the slots.
+    ///
+    /// Must be called however the job ended. An error of the plugin counts as a failed health check.
     pub fn finish_job(self) {
         let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        // Bounded by the limit of the call; the slot is held meanwhile.
+        // The call has its own timeout. The slots remain assigned until it ends.
         runtime.spawn(async move {
             if let Err(error) = host.finish_job(&self.inner.instance, self.inner.key.as_str()).await {
                 tracing::warn!(instance = %self.inner.instance, job = self.inner.key.as_str(), error, "the plugin could not finish after a job");
@@ -229,7 +236,7 @@ impl LeaseHandle {
         });
     }
 
-    /// Ends when the instance is lost, with how that was seen. A lease that is released or whose scaler ended never is.
+    /// Waits until the instance is lost and returns the reason. Never returns after the lease was released or the scaler ended.
     pub fn lost(&self) -> impl Future<Output = LossReason> + Send + use<> {
         let mut lost = self.lost.clone();
         async move {
@@ -241,44 +248,45 @@ impl LeaseHandle {
         }
     }
 
-    /// The connection to the instance broke: the provider and the instance are asked about it at once.
+    /// Reports that the connection to the instance broke. The scaler then checks the instance immediately.
     pub fn connection_lost(&self) {
         self.shared.send_event(Event::ConnectionLost { key: self.inner.key.clone() });
     }
 
-    /// A job found the instance well, or not; after `failure_threshold` failures in a row it is replaced.
+    /// Reports the health of the instance as the job saw it. After `failure_threshold` consecutive failures it is replaced.
     pub fn health(&self, result: Result<(), String>) {
         let (group, id): (GroupId, InstanceId) = (self.inner.group, self.inner.instance.clone());
         self.shared.send_event(Event::Health { group, id, result });
     }
 
-    /// The instance answers nothing: it gets no more jobs, and goes when those that it has are over.
+    /// Reports that the instance does not respond. It gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, why: String) {
         let (group, id) = (self.inner.group, self.inner.instance.clone());
         self.shared.send_event(Event::Retire { group, id, reason: why });
     }
 
-    /// What the job used: later jobs of its kind are placed by that.
+    /// Reports the job's resource usage, from which the scaler learns the needs of later jobs of the same kind.
     pub fn report_usage(&self, used: JobUsage) {
         self.shared.send_event(Event::JobUsage { key: self.inner.key.clone(), usage: used });
     }
 
-    /// Whether the instance could be suspended when the job has ended; none where the scaler has ended.
+    /// Checks whether the instance can be suspended after the job. `None` means that the scaler has shut down.
     pub async fn can_suspend(&self) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Environment(EnvironmentQuery::MaySuspend { key: self.inner.key.clone(), reply }));
         answer.await.ok()
     }
 
-    /// The job has ended, and what it left is kept for a later job of `owner`, by the name of the lease's key: the lease has
-    /// ended, and that is in the books. None where the scaler has ended.
+    /// Ends the lease and suspends the instance for a later job of `owner`, which resumes it by the lease's key.
+    ///
+    /// Returns once the ledger contains the change. `None` means that the scaler has shut down.
     pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Environment(EnvironmentQuery::Suspend { key: self.inner.key.clone(), owner, reply }));
         answer.await.ok()
     }
 
-    /// Leaves the lease to the next start of the manager: the slot stays held, in the books too.
+    /// Gives up the handle without releasing the slots, so that the next start of the manager can claim the lease.
     pub fn leave_to_next_start(mut self) {
         self.is_left = true;
     }

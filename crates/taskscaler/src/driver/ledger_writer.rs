@@ -1,4 +1,6 @@
-//! Writes the books while the task goes on: what may only be done once it is on disk waits for that, and nothing else does.
+//! Writes the ledger in the background.
+//!
+//! An action that requires the ledger to contain it first waits for the write. Everything else in the scaler task continues.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -14,19 +16,19 @@ use crate::history::HistoryEntry;
 use crate::ledger::{Change, Row, RowKey};
 use crate::types::TaskKey;
 
-/// Between two attempts to write the books.
+/// Time between a failed write and the next attempt.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// While they fail, that is said this often.
+/// Interval between log messages while writes fail.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// A write that takes longer than this is trouble, too.
+/// Time after which a running write is reported like a failed one.
 const SLOW_WRITE: Duration = Duration::from_secs(5);
-/// Decisions that are kept for the history while it cannot be written; older ones are left out.
+/// Maximum number of decisions that wait to be written to the history. Older ones are dropped.
 const MAX_HISTORY_BACKLOG: usize = 10_000;
 
-/// What is written together, and what may be done then.
+/// Changes that are written together, and the actions that wait for them.
 #[derive(Default)]
 struct Batch {
-    /// One row each: while nothing can be written, they grow with what there is, and not with time.
+    /// The last change of each row. So the size is bounded by the number of rows, however long writes fail.
     changes: BTreeMap<RowKey, Option<Row>>,
     history: VecDeque<HistoryEntry>,
     actions: Vec<Action>,
@@ -52,27 +54,27 @@ struct Written {
     result: Result<(), LedgerError>,
 }
 
-/// Attempts that failed.
+/// State after a failed write.
 struct Failed {
     error: String,
     retry_at: Instant,
     logged_at: Instant,
 }
 
-/// A write under way, since when, and what it lets be done.
+/// A write in progress, its start, and the task keys to which its batch assigns slots.
 struct Writing {
     write: Pin<Box<dyn Future<Output = Written> + Send>>,
     since: Instant,
     granted: Vec<TaskKey>,
 }
 
-/// See the module.
+/// Writes ledger changes in the background and releases each action once its change is durable.
 pub(super) struct LedgerWriter {
-    /// Here while nothing is written.
+    /// The storage. `None` while a write is in progress, which owns it.
     store: Option<Box<dyn LedgerStore>>,
     writing: Option<Writing>,
     next: Batch,
-    /// What may be done.
+    /// Actions whose changes have been written.
     ready: Vec<Action>,
     failed: Option<Failed>,
 }
@@ -82,7 +84,7 @@ impl LedgerWriter {
         Self { store: Some(store), writing: None, next: Batch::default(), ready: Vec::new(), failed: None }
     }
 
-    /// To be written, then done. What may be done at once, since nothing is lost with it, is given back.
+    /// Adds changes, history entries and actions. Returns the actions that need not wait for the write.
     #[must_use]
     pub(super) fn add(&mut self, changes: Vec<Change>, told: Vec<HistoryEntry>, actions: Vec<Action>) -> Vec<Action> {
         let (waits, at_once): (Vec<_>, Vec<_>) =
@@ -92,8 +94,10 @@ impl LedgerWriter {
         at_once
     }
 
-    /// Whether the books must have it before it is done: it makes, removes, or gives away. What only looks, and the loss of
-    /// an instance, which its job is to hear of, or that it gets none, do not wait; but nobody is told of the loss of what he has not got.
+    /// Returns true if an action must wait until the ledger contains it, because it creates, deletes or assigns something.
+    ///
+    /// Queries and notifications do not wait, with one exception: the loss of an instance is reported to a job only after the
+    /// job got the instance.
     fn must_be_durable_first(&self, action: &Action) -> bool {
         match action {
             Action::List { .. }
@@ -114,7 +118,7 @@ impl LedgerWriter {
             || self.ready.iter().any(grants)
     }
 
-    /// Writes what can be written without waiting; what may be done now.
+    /// Starts and polls writes without waiting for them. Returns the actions that can be performed now.
     pub(super) async fn advance(&mut self) -> Vec<Action> {
         while self.start_write() {
             let Some(Writing { write, .. }) = &mut self.writing else { break };
@@ -126,7 +130,7 @@ impl LedgerWriter {
         std::mem::take(&mut self.ready)
     }
 
-    /// Waits until there is something for [`Self::advance`]. Cancel-safe.
+    /// Waits until [`Self::advance`] can make progress. Cancel-safe.
     pub(super) async fn next_event(&mut self) {
         if let Some(Writing { write, .. }) = &mut self.writing {
             let written = write.await;
@@ -138,7 +142,7 @@ impl LedgerWriter {
         }
     }
 
-    /// Begins to write, unless a write is under way; whether one is.
+    /// Starts a write unless one is in progress. Returns true if one is in progress then.
     fn start_write(&mut self) -> bool {
         if self.writing.is_some() {
             return true;
@@ -189,7 +193,7 @@ impl LedgerWriter {
         self.failed = Some(Failed { error, retry_at: now + RETRY_DELAY, logged_at: told.unwrap_or(now) });
     }
 
-    /// Why nothing is created, leased or removed now.
+    /// Returns the reason for which actions wait for the ledger. `None` means that writes work normally.
     pub(super) fn write_error(&self) -> Option<String> {
         if let Some(failed) = &self.failed {
             return Some(format!("nothing is created, leased or removed until this can be written: {}", failed.error));
@@ -200,7 +204,7 @@ impl LedgerWriter {
         (took >= SLOW_WRITE).then(slow)
     }
 
-    /// Whether something is still to be written that may succeed.
+    /// Returns true if a write is in progress or due. False after a failed write, which may never succeed.
     pub(super) fn has_pending_writes(&self) -> bool {
         self.failed.is_none() && (self.writing.is_some() || !self.next.is_empty())
     }

@@ -1,4 +1,4 @@
-//! Instances as GitLab Runner's metrics for autoscaled machines count them: dashboards made for `docker+machine` keep working.
+//! GitLab Runner's metrics for `docker+machine`, computed from instances, so that dashboards for these metrics keep working.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::decision::DecisionKind;
 
 const STATES: &str = "gitlab_runner_autoscaling_machine_states";
 const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
-/// Exponential: ten bounds from 30 s, each 1.25 times the one before.
+/// Upper bounds of the buckets in seconds: ten bounds from 30 s on, each 1.25 times the one before.
 const CREATION_SECONDS: [f64; 10] = [
     30.0,
     37.5,
@@ -21,11 +21,11 @@ const CREATION_SECONDS: [f64; 10] = [
     223.517_417_907_714_84,
 ];
 
-/// The numbers.
+/// State of the metrics.
 #[derive(Debug)]
 pub(super) struct Machines {
     creation: Histogram,
-    /// Instances by machine state.
+    /// Number of instances by state of `docker+machine`.
     states: BTreeMap<&'static str, u64>,
 }
 

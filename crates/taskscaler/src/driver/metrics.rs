@@ -1,6 +1,7 @@
-//! The scaler's numbers, by the names that dashboards of gitlab-runner know (runner-config 3.5), and some of Muster's own.
+//! The scaler's metrics: those of gitlab-runner, for existing dashboards (docs/spec/runner-config.md, section 3.5), and
+//! Muster's own.
 //!
-//! Nothing here knows how they are exposed: [`Metrics::families`] gives them as values.
+//! [`Metrics::families`] returns them as values. The module does not know how they are exported.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,10 +15,10 @@ use crate::engine::{Engine, NoCapacity};
 use crate::event::Action;
 use crate::types::RemovalReason;
 
-/// Upper bounds of histograms, in seconds; empty: the defaults of `config.toml`.
+/// Upper bounds of histogram buckets, in seconds. An empty list means the default of the key in `config.toml`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Buckets {
-    /// `instance_operation_time_buckets`: the fallback of the next four.
+    /// `instance_operation_time_buckets`: the default of the other lists, except [`Self::life`].
     pub operation: Vec<f64>,
     /// `instance_creation_time_buckets`.
     pub creation: Vec<f64>,
@@ -61,7 +62,7 @@ struct Counters {
     machines: Machines,
 }
 
-/// See the module.
+/// Metrics of a scaler.
 #[derive(Debug)]
 pub struct Metrics(Mutex<Counters>);
 
@@ -70,7 +71,7 @@ fn zeros(names: &[&'static str]) -> Labelled {
 }
 
 impl Metrics {
-    /// The numbers of a scaler that has done nothing yet.
+    /// Creates the metrics of a scaler that has done nothing yet.
     #[must_use]
     pub fn new(config: &Config, buckets: &Buckets) -> Self {
         let operation = buckets.operation.as_slice();
@@ -214,7 +215,7 @@ impl Metrics {
         numbers.gauges.insert(UNMANAGED, counts.unmanaged as f64);
     }
 
-    /// All numbers, at this moment.
+    /// Returns all metrics with their current values.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
         let numbers = self.numbers();
@@ -341,7 +342,7 @@ const GAUGES: [(&str, &str); 6] = [
     (UNMANAGED, "Instances in the groups that this manager did not create."),
 ];
 
-/// A reason without its details.
+/// Returns the value of the label `reason` for a deletion.
 fn removal_label(why: &RemovalReason) -> &'static str {
     match why {
         RemovalReason::Idle { .. } => "idle",

@@ -1,18 +1,18 @@
-//! The driver: one task that owns an engine, calls the plugins, keeps the books on disk, and hands out leases.
+//! The driver: a task that owns an engine, calls the plugins, writes the ledger and hands out leases.
 //!
 //! ```text
-//! Scaler::reserve -> Reservation::acquire -> Lease (connect_info, lost, suspect; dropped: released)
+//! Scaler::reserve -> Reservation::acquire -> LeaseHandle
 //!        \               |                     |
-//!         +---- commands +---------------------+--> task: engine --> store, then calls of [`Host`], each in a task of its own
+//!         +--- commands -+---------------------+--> ScalerTask: Engine --> LedgerStore --> calls of InstanceGroupPort
 //! ```
 //!
-//! - No call waits for an earlier one: a slow `Increase` holds up neither a list nor a removal.
-//! - What is asked for, leased or removed is stored before anyone is told ([`Store`]); a store that fails stops the scaler
-//!   from doing more, not from keeping what it has: instances are listed and asked for their health, losses are told, slots
-//!   are given back, questions are answered, and the end comes in its time.
-//! - Dropping is cancelling: a [`Reservation`] is given back, a waiting [`Reservation::acquire`] gives up its place within
-//!   the same turn of the task, a [`Lease`] frees its slot. [`Lease::keep`] leaves it to the next start of the manager, which
-//!   gets it back with [`Scaler::claim`].
+//! - Each plugin call runs in its own task. A slow create call delays neither lists nor deletions.
+//! - Create calls, delete calls and slot assignments happen only after the ledger contains them ([`LedgerStore`]). If the ledger
+//!   cannot be written, these stop, but everything else continues: instances are listed and health-checked, jobs learn that
+//!   their instance was lost, slots are released, status queries are answered, and shutdown ends in time.
+//! - Dropping a handle cancels it. A dropped [`Reservation`] is released, a dropped [`Reservation::acquire`] leaves the queue, and
+//!   a dropped [`LeaseHandle`] releases its slots. [`LeaseHandle::leave_to_next_start`] keeps the lease for the next start of the
+//!   manager, which gets it with [`Scaler::claim`].
 
 mod call;
 mod capacity_notifier;

@@ -1,4 +1,4 @@
-//! How densely jobs are placed, what they are in each other's way, and what that costs them.
+//! Metrics about jobs that share an instance: how densely they are placed, and how much they slow each other down.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,15 +11,15 @@ const COUNTS: [f64; 8] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
 const RATIOS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
 const TIMES: [f64; 10] = [0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
 const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
-/// Neighbours on average: up to which number, and its name.
+/// Ranges of the average number of neighbors: the upper bound of each, and its label.
 const NEIGHBOURS: [(f64, &str); 5] = [(0.5, "0"), (1.5, "1"), (3.5, "2-3"), (7.5, "4-7"), (f64::INFINITY, "8+")];
 
-/// The numbers.
+/// State of the metrics.
 #[derive(Debug)]
 pub(super) struct SharingMetrics {
-    /// Jobs on the instance when one starts there.
+    /// Number of jobs on the instance when one starts, including that one.
     jobs: Histogram,
-    /// Slots that a job takes.
+    /// Number of slots per job.
     slots: Histogram,
     pressure: BTreeMap<&'static str, Histogram>,
     slowdown: BTreeMap<&'static str, Histogram>,

@@ -63,7 +63,7 @@ impl LedgerError {
     }
 }
 
-/// Keeps rows. What [`Store::apply`] was told is there after the process was killed at any instruction that follows.
+/// Durable storage for ledger rows. Once [`LedgerStore::apply`] returns, its changes survive a crash of the process.
 #[async_trait]
 pub trait LedgerStore: Send + 'static {
     /// Returns all rows.

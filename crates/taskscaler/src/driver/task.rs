@@ -28,18 +28,18 @@ use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, TaskKey};
 
-/// What was before this process has a time, too: ten years are before it.
+/// Engine time at the start of the process: ten years, so that earlier moments, such as those in the ledger, have a time.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
-/// Events that are taken together, with one write.
+/// Maximum number of commands that share one write of the ledger.
 const MAX_EVENTS_PER_WRITE: usize = 256;
 
-/// The end that is under way.
+/// A shutdown in progress.
 struct Shutdown {
     until: Instant,
     reply: oneshot::Sender<Vec<InstanceStatus>>,
 }
 
-/// See the module.
+/// The task that owns the engine and connects it to the plugins, the ledger and the callers.
 pub(super) struct ScalerTask {
     pub(super) engine: Engine,
     pub(super) shared: Arc<DriverContext>,
@@ -48,17 +48,17 @@ pub(super) struct ScalerTask {
     metrics: Arc<Metrics>,
     received: mpsc::UnboundedReceiver<Command>,
     calls: JoinSet<Event>,
-    /// What each of them means if it ends in a panic.
+    /// For each running call, the event to handle if the call panics.
     called: HashMap<task::Id, Event>,
-    /// Each group's status; a task that ended gives it back with the change.
+    /// One task per group, which ends when the status of the group's plugin changes and returns the receiver.
     watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
     pub(super) waiting: HashMap<TaskKey, oneshot::Sender<Result<LeaseHandle, EnqueueError>>>,
-    /// Jobs that leave their environments for later ones, until that is in the books.
+    /// Suspend commands that wait for the ledger to contain the environment.
     pub(super) suspending: HashMap<TaskKey, SuspendReply>,
     pub(super) losses: HashMap<TaskKey, watch::Sender<Option<LossReason>>>,
-    /// Promises that no job has used, and whether they were withdrawn.
+    /// Reservations that no job has used, with the flag that revokes each.
     pub(super) reservations: HashMap<TaskKey, Arc<AtomicBool>>,
-    /// Operators who wait for an answer, by the question's number.
+    /// Operator actions that wait for a reply, by number.
     operator_requests: HashMap<u64, oneshot::Sender<OperatorResult>>,
     asked: u64,
     origin: Instant,
@@ -148,7 +148,7 @@ impl ScalerTask {
                     self.status_changed(group, now);
                     self.watch(group, status);
                 },
-                // A wake of 0 ms is one that is due: it is waited for by the smallest step of the clock.
+                // If the wake-up is due already, sleep for the smallest step of the clock, so that the task yields.
                 () = tokio::time::sleep(wake.max(Duration::from_millis(1))) => self.engine.handle(self.now(), Event::Tick),
                 () = self.ledger.next_event() => {}
                 () = sleep_until(until) => {}
@@ -157,7 +157,7 @@ impl ScalerTask {
         self.end().await;
     }
 
-    /// What was told meanwhile, with one write for all.
+    /// Handles commands that have arrived meanwhile, so that all of them share one write of the ledger.
     fn more(&mut self) {
         for _ in 0..MAX_EVENTS_PER_WRITE {
             let Ok(command) = self.received.try_recv() else { return };
@@ -217,7 +217,7 @@ impl ScalerTask {
                 self.engine.rename(&from, to);
             }
             Command::Acquire { key, request, reply } => {
-                // There is a promise; it may have been withdrawn while its job came.
+                // The caller has a reservation, but it may have been revoked while the job arrived.
                 self.reservations.remove(&key);
                 self.engine.admit(key.clone());
                 match self.engine.acquire(now, key.clone(), &request) {
@@ -272,7 +272,7 @@ impl ScalerTask {
         self.waiting.remove(&key);
         self.reservations.remove(&key);
         self.metrics.unreserved();
-        // In this order: else it is a promise for a moment, for which nothing may be in sight, and all are looked through.
+        // In this order, because a canceled request becomes a reservation again, which would make the engine check all of them.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }
@@ -284,8 +284,9 @@ impl ScalerTask {
         Some(LeaseHandle { inner, group_name, shared: Arc::clone(&self.shared), lost, is_left: false })
     }
 
-    /// Does what is to be done, and has been stored where it must be. Waits for nothing: a store that is slow, or fails, goes
-    /// on with [`Bookkeeper::turn`].
+    /// Performs the engine's actions, as far as the ledger contains what they require.
+    ///
+    /// Does not wait for a slow or failing ledger. [`LedgerWriter::next_event`] continues the write.
     async fn flush(&mut self) {
         loop {
             #[cfg(debug_assertions)]
@@ -310,7 +311,7 @@ impl ScalerTask {
         self.metrics.observe(&self.engine);
     }
 
-    /// Why no slot can be promised.
+    /// Reserves a slot, unless the ledger cannot be written.
     fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
         match self.ledger.write_error() {
             Some(why) => Err(NoCapacity::LedgerUnavailable { why }),
@@ -318,7 +319,7 @@ impl ScalerTask {
         }
     }
 
-    /// Everything, with what the engine does not know of.
+    /// Returns the engine's status, extended by the state of the ledger.
     fn status(&self, now: Now) -> ScalerStatus {
         let mut status = self.engine.status(now);
         status.scale_up_blocked.extend(self.ledger.write_error());
@@ -335,20 +336,20 @@ impl ScalerTask {
             next_ready_in_ms: None,
             scale_up_blocked: Vec::new(),
         };
-        // Who has a slot by the engine's books waits until the ones on disk say so.
+        // The engine may have assigned slots already, but the request waits until the ledger contains the assignment.
         let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(nobody))?;
         wait.scale_up_blocked.push(trouble);
         Some(wait)
     }
 
-    /// Counts and logs a decision; what is kept of it.
+    /// Counts and logs a decision. Returns its entry in the history.
     fn note(&self, decision: &Decision) -> HistoryEntry {
         self.metrics.note(&decision.kind);
         let groups = &self.engine.config().groups;
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
         let told = HistoryEntry::from_decision(decision, name);
         match &decision.kind {
-            // As fast as the provider allows, or a start: that is no trouble.
+            // These blocks are normal: a limit on the creation rate, or the first moments after a start.
             DecisionKind::ScaleUpBlocked { reasons, .. }
                 if reasons.iter().all(|(_, hold)| {
                     matches!(
@@ -388,7 +389,7 @@ impl ScalerTask {
                     return;
                 };
                 if let Some(lease) = self.lease(lease) {
-                    // Given to nobody, it is dropped, and with that released.
+                    // If the caller is gone, the handle is dropped, which releases the slots.
                     let _ = reply.send(Ok(lease));
                 }
             }
@@ -407,7 +408,7 @@ impl ScalerTask {
             }
             Action::OperatorReply { request: question, result: answer } => {
                 if let Some(reply) = self.operator_requests.remove(&question) {
-                    // Who asked may have gone away.
+                    // The operator may have stopped waiting.
                     let _ = reply.send(answer);
                 }
             }
@@ -422,7 +423,7 @@ impl ScalerTask {
         }
     }
 
-    /// Whether the end may come: its time is over, or nothing is left to be done.
+    /// Returns true if the shutdown can complete: its timeout has passed, or nothing is left to do.
     fn is_over(&self) -> bool {
         let Some(ending) = &self.shutdown else { return false };
         if Instant::now() >= ending.until {
@@ -430,7 +431,7 @@ impl ScalerTask {
         }
         let status = self.engine.status(self.now());
         let going = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
-        // What was asked for and appears later would be left.
+        // Requested instances that appear later would not be deleted.
         let to_come = self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.requested > 0);
         let written = !self.ledger.has_pending_writes();
         written && status.slots.acquired == 0 && !to_come && !status.instances.iter().any(going)

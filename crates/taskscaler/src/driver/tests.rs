@@ -1,4 +1,4 @@
-//! The driver over a group whose plugin comes and goes, in paused time.
+//! Tests of the driver with a simulated plugin that fails and recovers, in paused time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,18 +18,18 @@ mod provisioner;
 mod store;
 mod waiting;
 
-/// A cloud behind a plugin.
+/// Simulated cloud with its plugin.
 struct Cloud {
     plugin: watch::Sender<HostStatus>,
     machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
     made: AtomicU32,
-    /// The next questions for details, so many, end the plugin.
+    /// Number of next calls of `connect_info` that crash the plugin.
     fatal: AtomicU32,
-    /// The next requests for instances, so many, end in a panic.
+    /// Number of next calls of `increase` that panic.
     defects: AtomicU32,
-    /// The state of new instances.
+    /// State of new instances.
     born: Mutex<InstanceState>,
-    /// Removals have no effect.
+    /// Whether delete calls have no effect.
     keeps: AtomicBool,
 }
 
@@ -127,7 +127,7 @@ async fn scaler(cloud: &Arc<Cloud>, idle: u32) -> Scaler {
     Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
-/// Instances by state.
+/// Returns the state of each instance.
 async fn states(scaler: &Scaler) -> Vec<String> {
     scaler.status().await.unwrap().instances.into_iter().map(|instance| instance.state.to_owned()).collect()
 }
@@ -143,7 +143,7 @@ async fn a_plugin_that_is_down_costs_no_healthy_machine() {
     seconds(60).await;
     let before = cloud.ids();
     assert_eq!(states(&scaler).await, ["ready"; 4]);
-    // Longer than any deadline, and than all heartbeats that count as ill health.
+    // Longer than any timeout, and longer than `failure_threshold` health checks.
     for _ in 0..3 {
         cloud.crash();
         seconds(30).await;
@@ -187,8 +187,8 @@ async fn a_machine_whose_details_end_the_plugin_each_time_goes() {
     assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
 }
 
-/// What was asked for in a call that ended in a panic may have been made, as in one that failed: it is waited for, then
-/// asked for again.
+/// The instances of a call that panicked may exist, as after a call that failed. So the engine waits for them before it requests
+/// them again.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_ends_in_a_panic_is_one_that_failed() {
     let cloud = Cloud::new();
@@ -198,7 +198,7 @@ async fn a_call_that_ends_in_a_panic_is_one_that_failed() {
     assert_eq!(states(&scaler).await, ["ready"; 2]);
 }
 
-/// Promises that are withdrawn are told, and a job that has come for one is as good as any.
+/// The holder of a revoked reservation is notified, and a job that was received for one still gets a slot.
 #[tokio::test(start_paused = true)]
 async fn a_promise_is_withdrawn_when_nothing_stands_behind_it() {
     use crate::types::{SlotRequest, TaskKey};

@@ -1,4 +1,4 @@
-//! Instances as GitLab Runner's metrics for autoscaled machines show them.
+//! Tests of GitLab Runner's metrics for autoscaled machines.
 
 use std::num::NonZeroU32;
 
@@ -8,7 +8,7 @@ use crate::types::{SlotRequest, TaskKey};
 const STATES: &str = "gitlab_runner_autoscaling_machine_states";
 const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
 
-/// The machine states whose value is not 0. All six states always have a value.
+/// Returns the machine states whose value is not 0, after checking that all six states have a value.
 fn machines(scaler: &Scaler) -> Vec<(String, f64)> {
     let families = scaler.metrics().families();
     let states = families.iter().find(|family| family.name == STATES).unwrap_or_else(|| panic!("no {STATES}"));
@@ -17,7 +17,7 @@ fn machines(scaler: &Scaler) -> Vec<(String, f64)> {
     states.filter(|(_, value)| *value != 0.0).collect()
 }
 
-/// The observed durations: their number, their sum in seconds, and the finite upper bounds of the buckets.
+/// Returns the number of observed durations, their sum in seconds, and the finite upper bounds of the buckets.
 fn creations(scaler: &Scaler) -> (u64, f64, Vec<f64>) {
     let families = scaler.metrics().families();
     let creation = families.iter().find(|family| family.name == CREATION).unwrap_or_else(|| panic!("no {CREATION}"));
@@ -30,7 +30,7 @@ fn state(name: &str, value: f64) -> Vec<(String, f64)> {
     vec![(name.to_owned(), value)]
 }
 
-/// A scaler whose only instance has one job and is then removed.
+/// Starts a scaler whose only instance is deleted after one job.
 async fn one_use(cloud: &Arc<Cloud>) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 1));
     config.max_uses = NonZeroU32::new(1);
@@ -64,7 +64,7 @@ async fn a_machine_is_creating_then_used_then_removing_then_stuck() {
     drop(lease);
     seconds(1).await;
     assert_eq!(machines(&scaler), state("removing", 1.0));
-    // Ten removals without effect, one a minute.
+    // Ten delete calls without effect, one a minute.
     seconds(600).await;
     assert_eq!(machines(&scaler), state("stuck-on-removing", 1.0));
     cloud.machines.lock().unwrap().clear();

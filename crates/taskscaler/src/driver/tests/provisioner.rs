@@ -1,4 +1,4 @@
-//! The provisioner's conformance cases that are the driver's (fleeting.md section 9).
+//! Conformance cases of the provisioner that concern the driver. `engine/tests/provisioner.rs` has the others.
 
 use std::num::NonZeroU32;
 
@@ -20,7 +20,7 @@ async fn v01_a_limit_beyond_the_plugins_is_refused() {
     assert!(error.ends_with("max size option exceeds instance group's max size"), "{error}");
 }
 
-/// A scaler whose only instance has had its one job: its removal has begun, and does not end.
+/// Starts a scaler whose only instance has had its one job and is being deleted without end.
 async fn removing(cloud: &Arc<Cloud>) -> Scaler {
     cloud.keeps.store(true, Ordering::Relaxed);
     let mut config = Config::new(GroupConfig::new("main", 1));

@@ -1,4 +1,4 @@
-//! A disk that is full, or hangs.
+//! Tests of the driver on a disk that is full or hangs.
 
 use tokio::time::{Instant, timeout};
 

@@ -1,4 +1,4 @@
-//! Waiting for a slot, giving up, and using instances up.
+//! Tests of queued requests, their cancellation, and `max_use_count`.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -8,10 +8,10 @@ use tokio::time::timeout;
 use super::*;
 use crate::types::{SlotRequest, TaskKey};
 
-/// Longer than anything here takes.
+/// A time that is longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A scaler of at most `max` instances with one slot each, which stay for `LONG` when they are idle.
+/// Starts a scaler with at most `max` instances of one slot each and an idle time of `LONG`.
 async fn scaler_of(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.max_uses = std::num::NonZeroU32::new(uses);
@@ -47,7 +47,7 @@ async fn a_job_that_is_canceled_while_it_waits_frees_its_reservation_within_a_se
     assert_eq!(keys().await.count(), 0);
 }
 
-/// R037: the jobs that each instance had, in the order of the instances, when so many run one after another.
+/// R037: runs jobs one after another and returns how many ran on each instance, in the order of the instances.
 async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
     let cloud = Cloud::new();
     let scaler = scaler_of(&cloud, 1, 0, max_use_count).await;
