@@ -1,79 +1,81 @@
-//! What can go wrong on the way to an agent.
+//! Errors on the way to an agent.
 
 use std::io;
 use std::path::PathBuf;
 
 use muster_agent_api::client::{AgentError, Unreachable};
 
-/// Why an environment could not be had or reached. All of these may heal; the caller decides how long to hope.
+/// Errors from acquiring or reaching an execution environment.
+///
+/// All of them may be transient; the caller decides how long to retry.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// No process answers, or the process that answers is not an agent.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// A process that is not an agent of this manager listens at the agent's socket. It got nothing.
+    /// A process that is not an agent of this manager listens on the agent's socket. It received nothing.
     #[error(
         "process {pid} of user {user} listens on {} and is not an agent that this manager started; end that process, or \
          remove the socket",
         socket.display()
     )]
     Untrusted {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// The process.
+        /// ID of the process that listens.
         pid: i32,
-        /// ID of its user.
+        /// User ID of that process.
         user: u32,
     },
-    /// The agent's process did not come up.
+    /// The agent's process did not become ready.
     #[error("the agent could not be started: {message}; its log is {}", log.display())]
     Start {
-        /// What happened.
+        /// Reason, with the end of the agent's log if it printed anything.
         message: String,
-        /// Where the agent writes what it has to say.
+        /// File to which the agent logs.
         log: PathBuf,
     },
     /// A directory or file of the environment is not usable.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was to be done.
+        /// Operation that failed, as a verb phrase that precedes the path.
         action: &'static str,
-        /// With what.
+        /// The directory or file.
         path: PathBuf,
-        /// The system's answer.
+        /// Cause.
         source: io::Error,
     },
-    /// Jobs are to run as a user that they cannot run as.
+    /// Jobs cannot run as the configured user.
     #[error("jobs cannot run as user `{name}`: {message}")]
     User {
-        /// The user's name.
+        /// Name of the user.
         name: String,
-        /// Why not.
+        /// Reason.
         message: String,
     },
-    /// The environment is gone for good.
+    /// The environment was lost and will not come back.
     #[error("{environment} is gone: {message}")]
     Lost {
-        /// The environment.
+        /// Kind and ID of the environment.
         environment: String,
-        /// How that is known.
+        /// Reason, as far as it is known.
         message: String,
     },
-    /// There was no environment in time.
+    /// The executor could not provide an environment.
     #[error("{0}")]
     NotAcquired(String),
-    /// A lease from an earlier start does not fit: its slot is taken or beyond the capacity.
+    /// A lease from an earlier start cannot be restored: its slot is in use, or the environment no longer exists.
     #[error("slot {slot} of environment `{environment}` cannot be taken again")]
     SlotTaken {
-        /// The environment.
+        /// ID of the environment.
         environment: String,
-        /// The slot.
+        /// Number of the slot.
         slot: u32,
     },
 }
 
 impl ExecutorError {
-    /// Returns the error of an agent that should be at `place` and does not answer, for this reason.
+    /// Returns the error for an agent that should listen at `place` but cannot be reached.
     pub(crate) fn unreachable(place: impl Into<String>, message: impl ToString) -> Self {
         Unreachable { place: place.into(), message: message.to_string() }.into()
     }

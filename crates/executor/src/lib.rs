@@ -1,16 +1,18 @@
-//! The executor port and its adapters: where jobs run, and how to reach an agent there.
+//! The executor port and its adapters: where jobs run, and how the manager reaches an agent there.
 //!
 //! ```text
 //! manager --acquire--> Executor --Lease--> ExecutionEnvironment --connect--> AgentConnection --gRPC--> agent
 //! ```
 //!
-//! An [`Executor`] provides execution environments of one kind and reports how many more leases it can give (back-pressure). A
-//! [`Lease`] is one job's right to one slot of one environment. [`host`] is the adapter for this machine: one agent process, apart
-//! from the manager, serves all local jobs. [`instance`] is the adapter for machines that an instance group creates and deletes.
+//! An [`Executor`] provides execution environments of one kind and reports how many more leases it can give (back-pressure). A [`Lease`] is
+//! one job's right to one slot of one environment. [`host`] is the adapter for the manager's host: one agent process, separate from the
+//! manager, serves all local jobs. [`instance`] is the adapter for machines that an instance group creates and deletes.
 //!
-//! Invariants: at most one unreleased lease per slot (life-of-a-job R2); an agent is never started while one answers on
-//! the same socket; a process of this machine is spoken to only if the kernel confirms that it is an agent of ours; nothing here
-//! knows what a job does.
+//! Invariants:
+//! - At most one unreleased lease exists per slot (R2 in `docs/spec/life-of-a-job.md`).
+//! - No agent is started while another one answers on the same socket.
+//! - On its own host, the manager sends jobs only to a process that the kernel confirms to be one of its agents.
+//! - Nothing in this crate depends on what a job does.
 
 pub mod deploy;
 mod error;

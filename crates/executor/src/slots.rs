@@ -1,4 +1,4 @@
-//! Slots: numbers that jobs at the same time do not share (job-execution 2.9).
+//! Slots: numbers that concurrent jobs do not share (`docs/spec/job-execution.md`, section 2.9).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::port::{Guard, Slot, SlotKey};
 
-/// The slots of one environment. Clones are the same slots.
+/// Slots of one environment. Clones share the same slots.
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
@@ -16,28 +16,28 @@ pub struct Slots {
     free: watch::Sender<usize>,
 }
 
-/// A slot in use; dropped, it is free.
+/// Guard of a slot in use. Dropping it frees the slot.
 #[derive(Debug)]
 pub struct TakenSlot {
     slots: Slots,
-    /// The slot.
+    /// The slot that the guard holds.
     pub slot: Slot,
 }
 
 impl Slots {
-    /// `total` slots, all free.
+    /// Returns `total` slots, all of them free.
     #[must_use]
     pub fn new(total: usize) -> Self {
         Self { total, taken: Arc::default(), free: watch::Sender::new(total) }
     }
 
-    /// The number of free slots, and its changes.
+    /// Returns the number of free slots and its changes.
     #[must_use]
     pub fn free(&self) -> watch::Receiver<usize> {
         self.free.subscribe()
     }
 
-    /// Takes the lowest free slot, if there is one.
+    /// Takes the lowest free slot. `None` means that all slots are in use.
     #[must_use]
     pub fn take(&self, key: &SlotKey) -> Option<TakenSlot> {
         let mut taken = self.taken.lock();
@@ -54,9 +54,9 @@ impl Slots {
         Some(TakenSlot { slots: self.clone(), slot })
     }
 
-    /// Takes the slot that a job had before; none where another job has it.
+    /// Takes the slot that a job had before. `None` means that another job has it.
     ///
-    /// More slots than `total` may be taken so, where the capacity was lowered in between: the jobs are there.
+    /// The result may exceed `total` if the configuration lowered the capacity meanwhile, because the job is already running.
     #[must_use]
     pub fn take_again(&self, slot: &Slot) -> Option<TakenSlot> {
         let mut taken = self.taken.lock();
@@ -73,7 +73,7 @@ impl Slots {
 
 impl Guard for TakenSlot {
     fn release(self: Box<Self>) {
-        // Dropped, it is free.
+        // Dropping the guard frees the slot.
     }
 }
 
@@ -87,7 +87,7 @@ impl Drop for TakenSlot {
     }
 }
 
-/// The lowest number that is not in use. Ends, since only finitely many are.
+/// Returns the lowest number that is not in use.
 fn lowest(in_use: impl Iterator<Item = u32>) -> u32 {
     let in_use: HashSet<u32> = in_use.collect();
     (0..=u32::MAX).find(|number| !in_use.contains(number)).unwrap_or(u32::MAX)

@@ -1,7 +1,7 @@
-//! The agents that can be placed: one for each kind of machine.
+//! Executables of the agent, one for each platform.
 //!
-//! Instances of the manager's own kind get `muster-agent`, or this very executable. Those of another kind get
-//! `muster-agent-<os>-<arch>`, where it lies beside the manager's executable; what kind they are of, their own kernel says.
+//! Machines of the manager's platform get `muster-agent` or the manager's own executable. Machines of another platform get the file
+//! `muster-agent-<os>-<arch>` in the directory of the manager's executable. `uname` on the machine reports its platform.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,28 +14,28 @@ use parking_lot::Mutex;
 
 use super::executable::{Executable, SMALL};
 
-/// The executables of agents, by the kind of machine.
+/// Executables of the agent, by platform.
 #[derive(Debug)]
 pub struct Agents {
     own: Arc<Executable>,
-    /// Those of other kinds that were needed, and what their files were then.
+    /// Executables for other platforms that were used, with the state of their files at that time.
     others: Mutex<BTreeMap<Platform, (Stamp, Arc<Executable>)>>,
-    /// Where those of other kinds are.
+    /// Directory of the executables for other platforms.
     beside: PathBuf,
 }
 
 impl Agents {
-    /// Returns the agents: `own` for machines of the manager's kind, the files beside it for others.
+    /// Returns the agents: `own` for machines of the manager's platform, the files in its directory for others.
     #[must_use]
     pub fn new(own: Arc<Executable>) -> Self {
         let beside = own.path().with_file_name("");
         Self { own, others: Mutex::default(), beside }
     }
 
-    /// Returns the executable of the agent for machines of this kind.
+    /// Returns the executable of the agent for a platform.
     ///
     /// # Errors
-    /// A message that says why there is none, and what to do.
+    /// Reason why there is none, and what to do, as a message.
     pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, String> {
         if *platform == Platform::this() {
             return Ok(Arc::clone(&self.own));
@@ -49,7 +49,7 @@ impl Agents {
             format!("its agent is {path} of version {version}, which cannot be read: {error}; put it there")
         };
         let (mut others, stamp) = (self.others.lock(), stamp(&path).map_err(wrong)?);
-        // One of another version may have been put there since.
+        // Another version may have been installed meanwhile.
         if let Some((_, known)) = others.get(platform).filter(|(then, _)| *then == stamp) {
             return Ok(Arc::clone(known));
         }
@@ -59,7 +59,7 @@ impl Agents {
     }
 }
 
-/// By what a file is told from one that takes its place: device, inode, bytes and the last changes.
+/// Distinguishes a file from one that replaced it: device, inode, size, and the times of its last changes.
 type Stamp = (u64, u64, u64, [(i64, i64); 2]);
 
 fn stamp(path: &Path) -> io::Result<Stamp> {
@@ -83,7 +83,7 @@ mod tests {
         let error = agents.executable_for(&of("linux", "s390x")).unwrap_err();
         assert!(error.contains("its agent is") && error.contains("put it there"), "{error}");
 
-        // It may be put there while the manager runs.
+        // It can be installed while the manager runs.
         std::fs::write(place.path().join("muster-agent-linux-s390x"), "its agent").unwrap();
         let s390x = of("linux", "s390x");
         let first = agents.executable_for(&s390x).unwrap();

@@ -7,7 +7,7 @@ use super::machine::Dial;
 /// Runs a command on a machine in a new session, and waits until it ends.
 ///
 /// # Errors
-/// A message with the exit status and the end of what the command printed to stderr.
+/// Exit status and the end of the command's standard error output, as a message.
 pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), String> {
     let session = dial.dial().await?.session;
     let outcome = session.run(remote::RemoteCommand::new(command)).await;
@@ -19,7 +19,7 @@ pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), String> {
                 remote::Exit::Code(code) => format!("status {code}"),
                 remote::Exit::Signal(signal) => format!("SIG{signal}"),
             };
-            // What it said may have several lines.
+            // The output may have several lines, the message has one.
             let said = outcome.stderr.to_string().trim().lines().map(str::trim).collect::<Vec<_>>().join(" | ");
             Err(if said.is_empty() { format!("it ended with {how}") } else { format!("it ended with {how}: {said}") })
         }

@@ -1,4 +1,4 @@
-//! The output of a command on an instance, as much of it as an error message shows.
+//! Output of a command on a machine, shortened for an error message.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-/// Bytes that are kept of the start, and the same number of the end.
+/// Number of bytes that are kept of the start, and of the end.
 const KEPT_BYTES: usize = 4 * 1024;
-/// Bytes that a command may print. Login profiles print some; a command that prints more does not do what it should.
+/// Maximum number of bytes that a command may print. Login profiles print a little; more means that something is wrong.
 const OUTPUT_MAX_BYTES: u64 = 1024 * 1024;
 
-/// The start and the end of an output, and the number of bytes between them. Refuses bytes beyond 1 MiB, which ends the
-/// command.
+/// Start and end of an output, and the number of bytes between them.
+///
+/// Writing more than 1 MiB fails, which ends the command.
 #[derive(Debug, Default)]
 pub(super) struct Excerpt {
     head: Vec<u8>,
@@ -24,7 +25,7 @@ pub(super) struct Excerpt {
 }
 
 impl Excerpt {
-    /// Whether bytes were refused.
+    /// Returns whether the output exceeded its limit.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }

@@ -1,4 +1,4 @@
-//! The agent's executable, as it is brought to an instance: known by its hash, and packed as far as the way is slow.
+//! The agent's executable as it is sent to a machine: identified by its hash, and compressed if the connection is slow.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,54 +17,58 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-/// What is packed at once, as one member of a gzip file.
+/// Number of bytes that are compressed at once, as one member of a gzip file.
 const MEMBER_BYTES: usize = 1024 * 1024;
-/// What is on its way at most, beside the connector's own window.
+/// Maximum number of bytes in transit, in addition to the window of the session.
 const PIPE_BYTES: usize = 512 * 1024;
-/// The executable that is nothing but the agent.
+/// Name of the executable that contains only the agent.
 pub(super) const SMALL: &str = "muster-agent";
-/// How long it may take to say its version, and how much it may say.
+/// Maximum time for an executable to print its version.
 const ANSWER_LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+/// Maximum number of bytes of the printed version.
 const ANSWER_BYTES_MAX: u64 = 256;
-/// So much is sent before the way is judged.
+/// Number of bytes that are sent before the bandwidth is estimated.
 const JUDGED_BYTES: u64 = 4 * 1024 * 1024;
-/// A way with fewer bytes per second is slow: packing is then faster than sending what it saves.
+/// Bandwidth in bytes per second below which compression is faster than sending the bytes that it saves.
 const SLOW_BYTES_PER_SECOND: f64 = 24.0 * 1024.0 * 1024.0;
 
-/// By what a file is known.
+/// Identity of a file.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// SHA-256 in hexadecimal digits.
+    /// SHA-256 as hexadecimal digits.
     pub(super) hash: String,
-    /// Device, inode, bytes, and the seconds of the last changes of content and inode: on this machine, no other file's.
+    /// Device, inode, size, and the times of the last changes of content and inode in seconds. Unique on this machine.
     pub(super) inode: String,
 }
 
-/// The executable.
+/// An executable of the agent.
 #[derive(Debug)]
 pub struct Executable {
-    /// Where it is read.
+    /// Path from which the content is read.
     content: PathBuf,
-    /// Where it is by name: an instance that has the same file there needs no other.
+    /// Path of the file. A machine that has the same file at this path needs no other.
     name: PathBuf,
     known: OnceCell<Known>,
-    /// What `content` is read through, so that it stays the same file whatever becomes of its name.
+    /// Keeps `content` the same file, even if the file at `name` is replaced.
     _open: Option<File>,
 }
 
 impl Executable {
-    /// The file at `path`.
+    /// Returns the executable at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self { content: path.clone(), name: path, known: OnceCell::new(), _open: None }
     }
 
-    /// What instances get: `muster-agent`, a third of the size, where it lies beside this process's own file and is of the same
-    /// version; else this process's own, which is an agent, too. Like that, it is the same file as long as this process lives.
+    /// Returns the executable that is sent to instances.
+    ///
+    /// This is `muster-agent`, which has a third of the size, if the directory of this process's own executable has it in the same version.
+    /// Otherwise it is this process's own executable, which can be an agent, too. Either file stays the same as long as this process lives,
+    /// even if it is replaced.
     ///
     /// # Errors
-    /// The system does not tell where this process's own is.
+    /// An I/O error if the system does not reveal the path of this process's executable.
     pub fn for_instances() -> io::Result<Self> {
         let own = Self::own()?;
         let small = own.name.with_file_name(SMALL);
@@ -79,7 +83,9 @@ impl Executable {
         }
     }
 
-    /// The small executable at `name`. Why it is not good to use, if there is one.
+    /// Returns the small executable at `name`.
+    ///
+    /// The error is the reason why it cannot be used, or `None` if it does not exist.
     fn small(name: &Path) -> Result<Self, Option<String>> {
         let open = match File::open(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
@@ -93,10 +99,10 @@ impl Executable {
         Ok(Self::opened(open, name))
     }
 
-    /// The file at `name`, which stays the same file as long as this process lives.
+    /// Opens the executable at `name`, which stays the same file as long as this process lives.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// An I/O error if it cannot be opened.
     pub(super) fn open(name: &Path) -> io::Result<Self> {
         Ok(Self::opened(File::open(name)?, name))
     }
@@ -106,25 +112,27 @@ impl Executable {
         Self { content, name: name.to_owned(), known: OnceCell::new(), _open: Some(open) }
     }
 
-    /// This process's own. It is read through the process, so that an upgrade of the file does not change what is sent.
+    /// Returns this process's own executable.
+    ///
+    /// It is read through `/proc/self/exe`, so an upgrade of the file does not change what is sent.
     ///
     /// # Errors
-    /// The system does not tell where it is.
+    /// An I/O error if the system does not reveal its path.
     pub fn own() -> io::Result<Self> {
         let name = std::env::current_exe()?;
         Ok(Self { content: PathBuf::from("/proc/self/exe"), name, known: OnceCell::new(), _open: None })
     }
 
-    /// Where it is on this machine, by name.
+    /// Returns the path of the file on this machine.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.name
     }
 
-    /// By what the file is known; computed once.
+    /// Returns the identity of the file. Computed once.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// An I/O error if the file cannot be read.
     pub(super) async fn known(&self) -> io::Result<&Known> {
         let compute = || async {
             let path = self.content.clone();
@@ -142,12 +150,13 @@ impl Executable {
         self.known.get_or_try_init(compute).await
     }
 
-    /// The file as gzip members, the first ones without compression. A file that cannot be read ends early, which the
-    /// other side's look at the hash finds.
+    /// Returns the file as gzip members, the first ones without compression.
+    ///
+    /// If the file cannot be read, the stream ends early. The receiver detects this by the hash.
     pub(super) fn packed(&self) -> DuplexStream {
         let (mut write, read) = tokio::io::duplex(PIPE_BYTES);
         let path = self.content.clone();
-        // Ends with the reader, whose end of the pipe it then misses.
+        // The task ends when the reader is dropped, because writing then fails.
         tokio::spawn(async move {
             if let Err(error) = pack(&path, &mut write).await {
                 tracing::debug!(%error, path = %path.display(), "the executable was not sent to its end");
@@ -157,7 +166,7 @@ impl Executable {
     }
 }
 
-/// The first line of what the program at `name` says of its version.
+/// Returns the first line that the program at `name` prints for `--version`.
 fn version(name: &Path) -> io::Result<String> {
     let mut command = Command::new(name);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -198,7 +207,7 @@ fn member(chunk: &[u8], level: Compression) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// By how the way has been so far.
+/// Returns the compression level for the bandwidth seen so far.
 fn level(sent: u64, took: Duration) -> Compression {
     #[expect(clippy::cast_precision_loss, reason = "an executable is far smaller than 2^52 bytes")]
     let slow = sent >= JUDGED_BYTES && (sent as f64) < SLOW_BYTES_PER_SECOND * took.as_secs_f64();
@@ -226,7 +235,7 @@ mod tests {
         assert_eq!(executable.known().await.unwrap().hash, known);
     }
 
-    /// A `muster-agent` that says which version it is.
+    /// Creates a `muster-agent` that prints the version `says`.
     fn small(place: &Path, says: &str) -> PathBuf {
         let path = place.join(SMALL);
         let part = place.join("part");

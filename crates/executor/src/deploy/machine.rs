@@ -1,4 +1,4 @@
-//! One machine that a session reaches: the one connection to its agent, which its jobs share.
+//! A machine that a session reaches, with the one connection to its agent that all its jobs share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,27 +21,27 @@ pub trait Dial: Send + Sync {
     /// Opens a session.
     ///
     /// # Errors
-    /// A message that says why there is none.
+    /// Reason why there is no session, as a message.
     async fn dial(&self) -> Result<Dialed, String>;
 
-    /// The machine could not be reached, or a connection to it broke. Whoever can find out why is notified.
+    /// Reports that the machine could not be reached, or that a connection broke, to whoever can find the cause.
     fn doubt(&self) {}
 }
 
-/// A session that was opened.
+/// An open session.
 pub struct Dialed {
     /// The session.
     pub session: Box<dyn Session>,
-    /// What the trace shows of the connection to the machine, one line each.
+    /// Lines for the trace that describe the connection to the machine.
     pub trace_lines: Vec<String>,
 }
 
-/// A connection to the agent.
+/// A session and a connection to the agent.
 struct Connected {
     session: Box<dyn Session>,
     connection: AgentConnection,
     home: PathBuf,
-    /// The agent is of another executable.
+    /// Whether the agent runs another executable.
     is_outdated: bool,
 }
 
@@ -50,18 +50,18 @@ pub struct RemoteMachine {
     /// Name of the machine in messages.
     name: String,
     agents: Arc<Agents>,
-    /// What kind of machine it was the last time.
+    /// Platform of the machine when it was reached before.
     kind: Lock<Option<Platform>>,
-    /// Held across connecting, so that jobs that lost it together mend it once, and the executable is sent once.
+    /// Locked while connecting, so that jobs that lose the connection together replace it once, and the executable is sent once.
     connected: Mutex<Option<Connected>>,
     trace_lines: Lock<Vec<String>>,
     home: Lock<Option<PathBuf>>,
-    /// No job of this manager has it: an older agent may be replaced.
+    /// Whether no job of this manager uses the machine, so that an outdated agent may be replaced.
     is_free: AtomicBool,
 }
 
 impl RemoteMachine {
-    /// Returns a machine that was not reached yet. `name` stands in messages: `instance i-1`.
+    /// Returns a machine that has not been reached yet. `name` is used in messages, such as `instance i-1`.
     #[must_use]
     pub fn new(name: impl Into<String>, agents: Arc<Agents>) -> Self {
         let (connected, trace_lines, home) = (Mutex::new(None), Lock::default(), Lock::default());
@@ -69,7 +69,7 @@ impl RemoteMachine {
         Self { name: name.into(), agents, kind, connected, trace_lines, home, is_free }
     }
 
-    /// Returns the home directory there, once it was reached.
+    /// Returns the home directory on the machine. `None` before the first connection.
     pub fn home(&self) -> Option<PathBuf> {
         self.home.lock().clone()
     }
@@ -79,7 +79,7 @@ impl RemoteMachine {
         self.is_free.store(true, Ordering::Relaxed);
     }
 
-    /// Returns what the trace shows of the connection to the machine, once there was one.
+    /// Returns the trace lines that describe the connection. Empty before the first connection.
     pub fn trace_lines(&self) -> Vec<String> {
         self.trace_lines.lock().clone()
     }
@@ -87,7 +87,7 @@ impl RemoteMachine {
     /// Returns a connection to the agent that is believed to work, and the home directory.
     ///
     /// # Errors
-    /// [`ExecutorError`]. The machine may recover.
+    /// [`ExecutorError`]. The next call may succeed.
     pub async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), ExecutorError> {
         let mut connected = self.connected.lock().await;
         let was_free = self.is_free.swap(false, Ordering::Relaxed);
@@ -137,7 +137,10 @@ impl RemoteMachine {
     }
 }
 
-/// The manager's own executable was asked for its version; that of another kind cannot be run here, so its agent is.
+/// Checks the version of an agent for another platform.
+///
+/// The version of the executable for the manager's own platform was checked before. One for another platform cannot be executed here, so
+/// only the running agent can report its version.
 fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
     let own = env!("CARGO_PKG_VERSION");
     if *kind == Platform::this() || version == own {
@@ -146,7 +149,7 @@ fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
     Err(format!("its agent, for {kind}, is of version {version}, and this manager {own}: install both of one version"))
 }
 
-/// Returns the directories of jobs below the home directory there. Jobs of all projects share them.
+/// Returns the directories of jobs below the home directory. Jobs of all projects share them.
 #[must_use]
 pub fn directories(home: &std::path::Path) -> Directories {
     Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true }

@@ -1,15 +1,16 @@
-//! Puts an agent on a machine that a session reaches, and connects to it.
+//! Deploys an agent to a machine that a session reaches, and connects to it.
 //!
 //! ```text
 //! Dial --session (SSH, WinRM, through another machine)--> sh: muster agent connect --unix socket--> muster agent serve
 //! ```
 //!
-//! The agent is this very executable, or the one for the machine's kind ([`Agents`]). It is sent to the machine if it is missing
-//! there, by its hash, and kept. It is started apart from the session that started it, so a connection that breaks, or a manager that
-//! dies, ends no job. The stream to it is the standard input and output of a relay, so an SSH server needs no forwarding.
+//! The agent is the manager's own executable, or the one for the machine's platform ([`Agents`]). If the machine does not have that
+//! executable, identified by its hash, it is sent there and cached. The agent runs independently of the session that started it, so neither
+//! a broken connection nor the death of the manager ends a job. The stream to the agent is the standard input and output of a relay
+//! command, so an SSH server needs no forwarding.
 //!
-//! An executor that reaches machines by sessions implements [`Dial`] for each, and keeps one [`RemoteMachine`] per machine: its jobs
-//! share one session and one agent, and a connection that breaks is replaced. Instances and their virtual machines do so.
+//! An executor that reaches machines by sessions implements [`Dial`] for each machine and has one [`RemoteMachine`] per machine. The jobs
+//! of a machine share one session and one agent, and a broken connection is replaced. Instances and their virtual machines use this.
 
 mod agents;
 mod command;

@@ -1,37 +1,39 @@
-//! The commands on an instance: text that any POSIX shell takes, and any login shell passes on.
+//! Commands that run on a machine, as text that any POSIX shell executes and any login shell passes on.
 //!
 //! ```text
-//! ~/.muster/bin/<sha256>    the executable: placed at once, by its hash, and kept
+//! ~/.muster/bin/<sha256>    the executable: placed atomically under its hash, and cached
 //! ~/.muster/agent/          the agent's socket, spool, lock and log
 //! ```
 //!
-//! Each answers with a line that begins with [`MARK`]; what a profile prints before does not matter.
+//! Each command answers with a line that begins with [`MARK`]. Anything that a profile prints before it is ignored.
 
 use super::executable::Known;
 
-/// What an answer begins with.
+/// Prefix of each answer.
 pub const MARK: &str = "muster: ";
-/// The SHA-256 of the input, before a blank. OpenSSL has the processor's own instructions where coreutils often has not; one that
-/// cannot do this reads nothing.
+/// Command that prints the SHA-256 of its input, followed by a space.
+///
+/// OpenSSL uses the processor's SHA instructions, which coreutils often lacks. A missing program reads nothing of the input.
 const SUM: &str = r#"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null"#;
-/// The answer of an instance that has not the executable; what its `uname -sm` prints follows.
+/// Answer if the executable is missing on the machine. The output of `uname -sm` follows.
 pub(super) const ABSENT: &str = "absent";
-/// The answer of an instance that has got it.
+/// Answer after the executable was placed.
 pub(super) const PLACED: &str = "placed";
-/// The answer of a relay that speaks to the agent; the home directory follows. From then on the bytes are the agent's.
+/// Answer of a relay that is connected to the agent. The home directory follows; all bytes after the line are the agent's.
 pub const CONNECTED: &str = "connected ";
-/// The same of one that speaks to an agent of another executable, which has jobs.
+/// Answer of a relay that is connected to an outdated agent, which runs another executable and still has jobs.
 pub const OLDER: &str = "connected to an older one ";
-/// The answer of a relay that cannot; why follows.
+/// Answer of a relay that cannot connect. The reason follows.
 pub const FAILED: &str = "failed ";
 
-/// What [`Known::inode`] is, in the words of `stat`.
+/// Format of `stat` that prints what [`Known::inode`] holds.
 const INODE: &str = "%d:%i:%s:%Y:%Z";
 
-/// Starts a relay to the agent, and the agent where there is none. `at` is a path where the file may be found too.
+/// Returns the command that starts a relay to the agent, and the agent if none runs.
 ///
-/// An instance that shares the manager's disk has the very file there, which its inode tells at no cost. Elsewhere, while an
-/// agent listens, the executable is only the relay; before it becomes an agent its hash is looked at.
+/// `at` is a path at which the machine may have the executable, too. A machine that shares the manager's disk has the same file there,
+/// which its inode proves without reading it. On other machines, a cached executable is only the relay while an agent listens; before it
+/// becomes an agent itself, its hash is checked.
 pub(super) fn connect(known: &Known, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let Known { hash, inode } = known;
@@ -40,14 +42,16 @@ pub(super) fn connect(known: &Known, at: &str) -> String {
     ))
 }
 
-/// Takes the executable, packed, from its input. What others left half done for an hour is removed.
+/// Returns the command that installs the compressed executable from its input.
+///
+/// It also deletes incomplete files of other transfers that are older than an hour.
 pub(super) fn place(hash: &str) -> String {
     wrapped(&format!(
         r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SUM} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "what arrived is not what was sent" >&2; exit 1; fi"#
     ))
 }
 
-/// For `sh`, whatever the login shell is: without quotes, exclamation marks and line breaks inside.
+/// Wraps a script for `sh`, whatever the login shell is. It must not contain quotes, exclamation marks or line breaks.
 fn wrapped(script: &str) -> String {
     debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
     format!("exec sh -c '{script}'")

@@ -1,5 +1,5 @@
-//! Placing an agent and reaching it, over a session whose commands run here with a home directory of their own. The
-//! executable is a stand-in that relays to an agent in memory; the real one is started by the tests of whole systems.
+//! Tests of deploying an agent over a session whose commands run on this host with a separate home directory. The executable is a stand-in
+//! that relays to an agent in memory; the tests in `tests/` start the real one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -47,7 +47,7 @@ impl Agent for Stub {
     }
 }
 
-/// This host as an instance. A relay's stream leads to the agent in memory.
+/// This host as a machine. A relay's stream leads to the agent in memory.
 struct Machine {
     home: tempfile::TempDir,
     dials: AtomicUsize,
@@ -107,7 +107,7 @@ impl Machine {
         Self { home: tempfile::tempdir().unwrap(), dials: AtomicUsize::new(0), doubts: AtomicUsize::new(0) }
     }
 
-    /// An agent that listens where the stand-in's relay goes.
+    /// Starts an agent on the socket to which the stand-in relays.
     fn agent(&self) {
         let incoming = UnixListenerStream::new(UnixListener::bind(self.home.path().join("agent.sock")).unwrap());
         let server = tonic::transport::Server::builder().add_service(AgentServer::new(Stub));
@@ -120,7 +120,7 @@ impl Machine {
     }
 }
 
-/// Agents whose executable answers as `muster agent connect` does, after what a profile may print.
+/// Returns agents whose executable answers as `muster agent connect` does, after some output of a profile.
 fn stand_in(place: &Path, then: &str) -> Arc<Agents> {
     let path = place.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{then}\n")).unwrap();
@@ -128,7 +128,7 @@ fn stand_in(place: &Path, then: &str) -> Arc<Agents> {
     Arc::new(Agents::new(Arc::new(Executable::new(path))))
 }
 
-/// What machines like this one get.
+/// Returns the executable for machines of this platform.
 fn own(agents: &Agents) -> Arc<Executable> {
     agents.executable_for(&Platform::this()).unwrap()
 }
@@ -153,7 +153,7 @@ async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
     assert_eq!(machine.placed(), [own(&agents).known().await.unwrap().hash.clone()]);
     assert_eq!(instance.trace_lines(), ["connected"]);
 
-    // Jobs share the connection; one that finds it broken has it mended, without sending anything again.
+    // Jobs share the connection. A job that finds it broken has it replaced, without sending the executable again.
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
     std::fs::write(place.path().join("muster"), "another one").unwrap();
@@ -184,7 +184,7 @@ async fn what_is_on_the_instance_by_another_name_is_used_where_it_is_the_same() 
     assert_eq!(std::fs::read_link(placed).unwrap(), own(&agents).path(), "another file, and the same content");
 }
 
-/// A machine whose `uname` says that it is of another kind.
+/// Makes `uname` on the machine report another platform.
 fn of_another_kind(machine: &Machine) {
     let bin = machine.home.path().join("path");
     std::fs::create_dir(&bin).unwrap();
@@ -243,7 +243,7 @@ async fn a_ready_command_that_fails_tells_its_last_words() {
     assert!(error.contains("it ended with status 3: no docker here"), "{error}");
 }
 
-/// An instance whose command to place the executable prints without end.
+/// A machine whose command to place the executable prints endlessly.
 struct Endless {
     to_stderr: bool,
 }

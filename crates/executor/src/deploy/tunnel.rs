@@ -12,29 +12,32 @@ use super::excerpt::Excerpt;
 use super::executable::Executable;
 use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, OLDER, PLACED};
 
-/// From the command to its answer: an agent that starts reads its spool first.
+/// Maximum time from the command to its answer. An agent that starts reads its spool first.
 const ANSWER_LIMIT: Duration = Duration::from_secs(40);
-/// For the executable on its way.
+/// Maximum time to transfer the executable.
 const PLACE_LIMIT: Duration = Duration::from_secs(600);
-/// The longest line of an answer, and how many lines a profile may print before it.
+/// Maximum length of a line of an answer, in bytes.
 const LINE_MAX_BYTES: usize = 8 * 1024;
+/// Maximum number of lines that a profile may print before the answer.
 const LINES_MAX: usize = 100;
 
 /// A stream to an agent.
 pub(super) struct AgentStream {
     /// Bytes to and from the agent.
     pub(super) stream: Box<dyn Stream>,
-    /// The home directory there.
+    /// Home directory on the machine.
     pub(super) home: PathBuf,
-    /// The agent is of another executable, and has jobs. When it has none, the next stream leads to a new agent.
+    /// Whether the agent runs another executable and still has jobs. After its last job, the next stream leads to a new agent.
     pub(super) is_outdated: bool,
 }
 
-/// Returns a stream to the machine's agent, and what kind of machine it is. Sends the executable if it is missing, and starts the agent
-/// if none runs. `kind` is what the machine was the last time: a machine of another kind says so before anything is sent to it.
+/// Returns a stream to the machine's agent, and the platform of the machine.
+///
+/// Sends the executable if it is missing, and starts the agent if none runs. `kind` is the platform of the machine when it was reached
+/// before. If the platform has changed, the machine reports so before anything is sent.
 ///
 /// # Errors
-/// A message that says why there is no agent.
+/// Reason why there is no agent, as a message.
 pub(super) async fn deploy_agent(
     session: &dyn Session,
     agents: &Agents,
@@ -75,10 +78,10 @@ async fn connect_command(executable: &Executable) -> Result<(String, String), St
     Ok((known.hash.clone(), shell::connect(known, &executable.path().to_string_lossy())))
 }
 
-/// The machine's answer to the command.
+/// Answer of the machine to the command that connects to the agent.
 enum ConnectAnswer {
     Connected(AgentStream),
-    /// The executable is missing. The machine's kind, where it says it.
+    /// The executable is missing. Has the platform of the machine, if it is known.
     Absent(Option<Platform>),
 }
 
@@ -100,7 +103,7 @@ async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, 
     tokio::time::timeout(ANSWER_LIMIT, asked).await.unwrap_or_else(late)
 }
 
-/// The first line with the mark, without it. Nothing after the line is read.
+/// Returns the first line with the mark, without the mark. Reads nothing after that line.
 async fn answer(stream: &mut dyn Stream) -> Result<String, String> {
     let mut seen = String::new();
     for _ in 0..LINES_MAX {

@@ -1,10 +1,10 @@
-//! An agent of this host, once it is certain that it is one.
+//! An agent of this host whose identity has been verified.
 //!
-//! The process that listens must run as the user of the jobs, and be one of:
-//! - a process that runs the executable which a new agent would be started from,
-//! - the process in the record which a manager of this state directory wrote when it started or found the agent. After an
-//!   upgrade, older agents run a file that was replaced,
-//! - the child that this manager has just started.
+//! The process that listens must run as the user of the jobs, and must be one of these:
+//! - a process that runs the executable from which a new agent would be started,
+//! - the process that a manager of this state directory recorded when it started or found the agent (after an upgrade, outdated agents run
+//!   a file that was replaced),
+//! - the child process that this manager has just started.
 //!
 //! Any other process gets no job and no signal.
 
@@ -22,7 +22,7 @@ use super::HostEnvironment;
 use super::process::{FileId, Process, ProcessMark};
 use crate::ExecutorError;
 
-/// Limit of a record.
+/// Maximum size of a record.
 const RECORD_LIMIT: Limit = Limit { bytes: 4096, remedy: "remove it" };
 
 /// A connection to an agent, and the agent's process.
@@ -33,11 +33,11 @@ pub(super) struct HostAgent {
 }
 
 impl HostAgent {
-    /// Connects to the agent of that environment. `child` is the process that this manager has just started there.
+    /// Connects to the agent of an environment. `child` is the process that this manager has just started for it.
     ///
     /// # Errors
-    /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if another process does,
-    /// and [`ExecutorError::File`] if others can put a socket there.
+    /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if another process does, and
+    /// [`ExecutorError::File`] if other users can create a socket there.
     pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, ExecutorError> {
         let HostEnvironment { socket, user, record, options, .. } = environment;
         check_directory(socket, *user)?;
@@ -67,8 +67,10 @@ impl HostAgent {
         Ok(Self { connection, process })
     }
 
-    /// Whether the agent runs the file that a new one would be started from. A file that was replaced is another one, even
-    /// if its version is the same. If the system does not reveal the file, the version decides.
+    /// Returns whether the agent runs the file from which a new agent would be started.
+    ///
+    /// A file that was replaced counts as another one, even if its version is the same. If the system does not reveal the file, only the
+    /// versions are compared.
     pub(super) fn is_of(&self, executable: &Path) -> bool {
         let is_same_file = match (self.process.executable(), FileId::of(executable)) {
             (Some(running), Some(new)) => running == new,
@@ -78,10 +80,10 @@ impl HostAgent {
     }
 }
 
-/// Connects to the socket once more.
+/// Opens another connection to the socket.
 ///
 /// # Errors
-/// The system's, and if it is another process that listens by now.
+/// An I/O error, also if another process listens there by now.
 pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     if process.is_peer_of(&stream) {
@@ -95,7 +97,7 @@ fn runs(process: &Process, executable: &Path) -> bool {
     process.executable().is_some_and(|running| FileId::of(executable) == Some(running))
 }
 
-/// Refuses a directory in which another user can replace the socket. One that does not exist has no socket either.
+/// Refuses a directory in which another user can replace the socket. A missing directory is fine: it has no socket.
 fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     let directory = socket.parent().unwrap_or(socket);
     let fail = |source| ExecutorError::File { action: "use the socket directory", path: directory.to_owned(), source };
@@ -114,14 +116,16 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, message)))
 }
 
-/// The process that is an agent of this state directory. `None` if there is no usable record.
+/// Returns the process that is recorded as an agent of this state directory. `None` means that there is no usable record.
 fn recorded(record: &Path) -> Option<ProcessMark> {
-    // Jobs may run as the user of this process, and put anything in the place of the record.
+    // Jobs that run as the user of this process can replace the record by anything.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
-/// Without a record, an agent that is older than the next upgrade is not known by the manager after it.
+/// Records the agent's process.
+///
+/// Without the record, the manager after the next upgrade would not recognize this agent.
 fn remember(record: &Path, process: &ProcessMark) {
     if recorded(record).as_ref() == Some(process) {
         return;
@@ -146,7 +150,7 @@ pub(super) fn record_this_process(record: &Path) {
 /// Checks the directory before the first agent is needed.
 ///
 /// # Errors
-/// [`ExecutorError::File`].
+/// [`ExecutorError::File`] if other users can write to it.
 pub(super) fn check(environment: &HostEnvironment) -> Result<(), ExecutorError> {
     check_directory(&environment.socket, environment.user)
 }

@@ -1,13 +1,13 @@
-//! The agents of this host: one is for new jobs, and older ones, whose executable was replaced by an upgrade, end their own.
+//! The agents of this host: one for new jobs, and outdated ones that finish their jobs after an upgrade.
 //!
 //! ```text
 //! number 0: agent.sock, spool      environment `host`
 //! number n: agent.<n>.sock, spool.<n>          `host-<n>`
 //! ```
 //!
-//! New jobs go to the agent that runs this very executable; where none does, to the first number that no agent answers on,
-//! which starts one. A job stays with its agent: its lease names it. An agent that died is started again on its own spool,
-//! whatever its number. An older one is ended when its spool is empty.
+//! New jobs go to the agent that runs the manager's executable. If none does, they go to the first number on which no agent answers, and an
+//! agent is started there. The lease of a job names its agent, and the job stays with it. An agent that died is restarted on its own spool,
+//! whatever its number is. An outdated agent is ended when its spool is empty.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,29 +22,29 @@ use super::agent::{self, HostAgent};
 use super::{HostEnvironment, HostOptions, socket_path, user};
 use crate::ExecutorError;
 
-/// The environment of number 0, and what the names of the others begin with.
+/// Name of environment number 0, and prefix of the names of the others.
 const HOST: &str = "host";
-/// Upgrades whose agents may be at work at the same time.
+/// Numbers of agents: up to 16 executables can have jobs at the same time.
 const NUMBERS: std::ops::Range<u32> = 0..16;
-/// Between two looks whether an older agent has no job left: it has no event for that.
+/// Interval at which outdated agents are asked whether they have jobs. The agent has no event for that.
 const LOOK_PERIOD: Duration = Duration::from_secs(2);
 
-/// The agents of one state directory.
+/// All agents of one state directory.
 #[derive(Debug)]
 pub(super) struct Agents {
     options: HostOptions,
-    /// The user whom the agents run as.
+    /// User as which the agents run.
     user: Uid,
     known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
-    /// The number for new jobs, once it is known: held while it is found out.
+    /// Number for new jobs, once it has been determined. Locked meanwhile.
     current: tokio::sync::Mutex<Option<u32>>,
-    /// Ends the older ones.
+    /// Task that ends the outdated agents.
     retiring: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Drop for Agents {
     fn drop(&mut self) {
-        // The next manager looks after them.
+        // The next manager will end the outdated agents.
         if let Some(task) = self.retiring.lock().take() {
             task.abort();
         }
@@ -52,8 +52,10 @@ impl Drop for Agents {
 }
 
 impl Agents {
+    /// Returns the agents of a state directory. Starts none.
+    ///
     /// # Errors
-    /// [`ExecutorError::File`] where there is no place for the socket, or others can write to it.
+    /// [`ExecutorError::File`] if there is no usable path for the socket, or if other users can write to its directory.
     pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
         let (known, current, retiring) = Default::default();
         let agents = Self { options, user, known, current, retiring };
@@ -61,24 +63,24 @@ impl Agents {
         Ok(agents)
     }
 
-    /// The environment of number 0.
+    /// Returns the environment with number 0.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] where there is no place for the socket.
+    /// [`ExecutorError::File`] if there is no usable path for the socket.
     pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, ExecutorError> {
         self.numbered(0)
     }
 
-    /// The environment of that name; none where this host has none of it.
+    /// Returns the environment of that name. `None` means that this host has no such environment.
     pub(super) fn named(&self, name: &str) -> Option<Arc<HostEnvironment>> {
         let number = NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
         self.numbered(number).ok()
     }
 
-    /// The environment for new jobs, and its name.
+    /// Returns the environment for new jobs, and its name.
     ///
     /// # Errors
-    /// [`ExecutorError`] where there is none.
+    /// [`ExecutorError`] if no number is free, or a socket's directory is not usable.
     pub(super) async fn current(&self) -> Result<(String, Arc<HostEnvironment>), ExecutorError> {
         let mut current = self.current.lock().await;
         let number = match *current {
@@ -112,7 +114,7 @@ impl Agents {
         Ok(environment)
     }
 
-    /// Looks who answers. The agent of this executable is the one for new jobs; else a free number is.
+    /// Chooses the number for new jobs: that of the agent that runs the manager's executable, or the first free one.
     async fn choose(&self) -> Result<u32, ExecutorError> {
         let (mut own, mut free, mut older) = (None, None, Vec::new());
         for number in NUMBERS {
@@ -151,35 +153,35 @@ impl Agents {
     }
 }
 
-/// The name of an environment in leases.
+/// Returns the name of an environment in leases.
 fn name(number: u32) -> String {
     if number == 0 { HOST.to_owned() } else { format!("{HOST}-{number}") }
 }
 
-/// An agent of another executable.
+/// An agent that runs another executable than the manager.
 struct Older {
     environment: Arc<HostEnvironment>,
     agent: HostAgent,
 }
 
 impl Older {
-    /// Whether no job of this manager is with it: those hold its environment, beside the list of all and this.
+    /// Returns whether no job of this manager holds the environment. Two references remain then: the list of all, and this one.
     fn is_free(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }
 }
 
-/// Ends agents, each as soon as it has no job any more.
+/// Ends each agent as soon as it has no more jobs.
 async fn retire(mut agents: Vec<Older>) {
     while !agents.is_empty() {
-        // First of all: jobs of an earlier start are being taken up just now.
+        // Wait first: jobs of an earlier start are still being restored.
         tokio::time::sleep(LOOK_PERIOD).await;
         let mut left = Vec::new();
         for older in agents {
             match older.agent.connection.agent().list(ListRequest {}).await {
                 Ok(answer) if answer.get_ref().jobs.is_empty() && older.is_free() => end(&older.agent),
                 Ok(_) => left.push(older),
-                // It has ended, and if it is needed it is started again, as one of this executable.
+                // The agent has ended. If a job needs it, it is restarted with the manager's executable.
                 Err(error) => tracing::debug!(%error, "an older agent is gone"),
             }
         }
@@ -187,7 +189,7 @@ async fn retire(mut agents: Vec<Older>) {
     }
 }
 
-/// Asks an agent without jobs to end.
+/// Requests an agent without jobs to end.
 fn end(agent: &HostAgent) {
     let pid = agent.process.pid();
     match agent.process.signal(Signal::TERM) {

@@ -1,4 +1,4 @@
-//! What processes try that are not agents of this manager, and what jobs try with the directories of their user.
+//! Attacks by processes that are not agents of this manager, and by jobs on the directories of their user.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -10,11 +10,11 @@ use super::tests::{executable, options, provider, serve, serve_as};
 use super::*;
 use crate::{Slot, SlotKey};
 
-/// A process that an attacker wants to have ended.
+/// A process that an attacker wants the manager to end.
 struct Victim(Child);
 
 impl Victim {
-    /// A shell that waits for input.
+    /// Starts a shell that waits for input.
     fn start(program: &Path) -> Self {
         Self(Command::new(program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap())
     }
@@ -38,7 +38,7 @@ impl Drop for Victim {
 #[tokio::test]
 async fn no_process_is_ended_because_an_impostor_names_it() {
     let mut victim = Victim::start(Path::new("/bin/sh"));
-    // The victim comes first: where it is ended, the others are not tried.
+    // The victim comes first: if it is ended, the other values are not tried.
     for claimed in [victim.pid(), -1, 0, 1, i64::from(u32::MAX), i64::MIN] {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path(), "/bin/sh");
@@ -74,7 +74,7 @@ async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
     impostor.shutdown_background();
 }
 
-/// The process that a manager recorded has ended, and another one has its id.
+/// Regression test: the recorded process has ended, and another process has its ID.
 #[tokio::test]
 async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
     let home = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
         let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
         assert!(matches!(error, ExecutorError::Untrusted { .. }), "{field}: {error}");
     }
-    // Jobs can put something in the place of the record if they run as the user of the manager.
+    // Jobs that run as the user of the manager can replace the record.
     std::fs::remove_file(&record).unwrap();
     let fifo = Command::new("mkfifo").arg(&record).status().unwrap();
     assert!(fifo.success());
@@ -102,15 +102,15 @@ async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
     impostor.shutdown_background();
 }
 
-/// Listens as an agent does, and closes each connection. Ends when none comes for 20 s.
+/// Listens as an agent does, and closes each connection. Ends after 20 s without a connection.
 const LISTEN: &str = r#"exec python3 -c '
 import socket, sys
 s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); s.settimeout(20)
 print("step-runner is listening on socket", flush=True)
 while True: s.accept()[0].close()' "$4""#;
 
-/// The process runs an interpreter, so its executable is not that of the agent. In a container, root may not be allowed to
-/// read the executable of another user's process at all.
+/// The process runs an interpreter, so its executable is not the agent's. In a container, root may not even be allowed to read the
+/// executable of another user's process.
 #[tokio::test]
 async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_manager() {
     if !rustix::process::geteuid().is_root() {
@@ -138,14 +138,14 @@ fn a_directory_in_which_others_can_put_a_socket_is_refused() {
         let error = HostExecutor::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
         assert!(error.contains("chmod 700") && error.contains("state"), "{mode:o}: {error}");
     }
-    // Who can only read it can neither replace the socket nor connect to it, whose mode is 0600.
+    // Users who can only read the directory can neither replace the socket nor connect to it, because its mode is 0600.
     for mode in [0o700, 0o711, 0o755] {
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
         HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
     }
 }
 
-/// What a manager that is root gives to the user of the jobs.
+/// Regression test for directories that a manager with root rights gives to the user of the jobs.
 #[test]
 fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
     if !rustix::process::geteuid().is_root() {
@@ -172,7 +172,7 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
         let error = made.map(|_| below).unwrap_err().to_string();
         assert!(error.contains("is a link"), "{below}: {error}");
     }
-    // A link of the administrator's is followed, and a directory of the jobs' needs none.
+    // Links of the administrator are followed. Directories below a job's directory work without links.
     symlink(&jobs, home.path().join("link")).unwrap();
     let builds = home.path().join("link/deep/builds");
     let directories = Directories { builds, cache: home.path().join("cache"), shared: true };
@@ -183,7 +183,7 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
     assert_eq!(owner(&elsewhere), 0);
 }
 
-/// Starts an agent that ends at once, on a thread of its own, because what is tested may never return.
+/// Starts an agent that exits immediately. Runs on a separate thread, because the tested code may never return.
 fn start_in_vain(home: &Path) -> String {
     let agent = executable(home, "echo 'no space left' >&2; exit 1");
     let options = options(home, agent);

@@ -1,9 +1,9 @@
-//! Directories that are made below others which jobs own, and given to the user of the jobs.
+//! Creates directories inside directories that jobs own, and gives them to the user of the jobs.
 //!
-//! A manager that is root must not give away what a job puts in the way. So each part of a path is opened relative to the
-//! open directory above it, and links are followed only in directories whose entries no job can change. What is given away
-//! is the open directory, if this process has just made it: it is empty, and it belongs to this process. Files are never
-//! given away, so hard links are of no use to a job.
+//! A manager that runs as root must not change the owner of anything that a job put in the way. Each part of a path is therefore opened
+//! relative to the open directory above it, and links are followed only in directories whose entries no job can change. The owner is
+//! changed through the open directory, and only if it belongs to this process and is empty, as after its creation. Files never change their
+//! owner, so hard links are of no use to a job.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -18,15 +18,16 @@ use rustix::process::geteuid;
 
 use super::user::Owner;
 
-/// Links in one path, as the system has it.
+/// Maximum number of links in one path, as in the Linux kernel.
 const LINKS_MAX: u32 = 40;
-/// Attempts to make one directory that others make or remove at the same time.
+/// Maximum number of attempts to create a directory that other processes create or remove at the same time.
 const ATTEMPTS_MAX: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Makes a directory with those above it and gives it to its owner. One that exists is left as it is, unless it is empty and
-/// belongs to this process's user.
+/// Creates a directory and its parents and gives it to its owner.
+///
+/// An existing directory is not changed, unless it is empty and belongs to the user of this process.
 pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::from_raw_mode(0o777), owner, || {}),
@@ -34,7 +35,7 @@ pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     }
 }
 
-/// The same, with a directory that only its owner may look into.
+/// Creates a directory like [`create`], which only its owner can read.
 pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::RWXU, owner, || {}),
@@ -42,7 +43,7 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
     }
 }
 
-/// `made` is called between making the directory and giving it away.
+/// Creates a directory for another user. `made` is called between its creation and the change of its owner.
 fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut directory = start(path)?;
@@ -55,7 +56,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> 
             OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
             Mode::empty(),
         ) {
-            // A process that was killed between making a directory and giving it away leaves an empty one.
+            // A manager that was killed before it changed the owner leaves an empty directory.
             Ok(next) if rest.is_empty() && is_empty_and_ours(&directory, &name, &next)? => {
                 return give(&directory, &name, owner);
             }
@@ -71,7 +72,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> 
                         made();
                         return give(&directory, &name, owner);
                     }
-                    // It is opened as one that was there.
+                    // The next round opens it as an existing directory.
                     Ok(()) | Err(Errno::EXIST) if attempts < ATTEMPTS_MAX => rest.push_front(name),
                     Ok(()) => return Err(Errno::BUSY.into()),
                     Err(error) => return Err(error.into()),
@@ -108,7 +109,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(CWD, from, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Where a link leads, if no job can have put it there. `path` names it in errors.
+/// Returns the target of a link if no job can have created it. `path` names the link in errors.
 fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf> {
     let is_ours = |user: u32| user == 0 || user == geteuid().as_raw();
     let around = fstat(directory)?;
@@ -131,7 +132,7 @@ fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf>
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Gives a directory that was just made to its owner.
+/// Gives a newly created directory to its owner.
 fn give(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let replaced = |why: &dyn std::fmt::Display| {
@@ -145,14 +146,14 @@ fn give(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
     if fstat(&made)?.st_uid != geteuid().as_raw() {
         return Err(replaced(&"it belongs to another user"));
     }
-    // One of this user's that was moved there has nothing in it either.
+    // A directory of this user that was moved here is safe, too, if it is empty.
     if let Some(entry) = first_entry(&made)? {
         return Err(replaced(&format_args!("it has {}", entry.display())));
     }
     Ok(fchown(&made, Some(owner.user), Some(owner.group))?)
 }
 
-/// Whether the directory `name`, which was opened as `found`, belongs to this process's user and has no entries.
+/// Returns whether `name`, opened before as `found`, belongs to the user of this process and has no entries.
 fn is_empty_and_ours(directory: &OwnedFd, name: &OsStr, found: &OwnedFd) -> io::Result<bool> {
     if fstat(found)?.st_uid != geteuid().as_raw() {
         return Ok(false);
@@ -177,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with a root-owned one and one that belongs to `nobody`.
+    /// Returns a temporary directory with a root-owned directory and one that belongs to `nobody`.
     fn home() -> Option<(tempfile::TempDir, Owner)> {
         if !geteuid().is_root() {
             muster_test_needs::missing("only root can give directories away");
@@ -244,7 +245,7 @@ mod tests {
             (user(&home.path().join("one")), user(&home.path().join("one/three"))),
             (0, user(&home.path().join("jobs")))
         );
-        // One that exists is left as it is.
+        // An existing directory is not changed.
         create(&home.path().join("secret"), Some(owner)).unwrap();
         assert_eq!(user(&home.path().join("secret")), 0);
         std::fs::write(home.path().join("plain"), "").unwrap();

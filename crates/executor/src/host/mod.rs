@@ -1,15 +1,18 @@
-//! The host adapter: jobs run on this machine, served by one agent process per state directory; after an upgrade by one more,
-//! until the jobs of the older one have ended.
+//! Adapter for the manager's host: jobs run on this machine, served by one agent process per state directory.
 //!
-//! The agent is this very executable, in a session of its own. It outlives the manager: a manager that starts again
-//! finds it by its socket and goes on. An agent that died is started anew and picks its jobs up from its spool.
+//! The agent is the manager's own executable in a separate session. It outlives the manager: after a restart the manager finds it by its
+//! socket and continues. An agent that died is restarted and resumes its jobs from its spool. After an upgrade the outdated agent finishes
+//! its jobs while a new one takes new jobs.
 //!
-//! Where jobs are to run as another user, it is the agent that runs as that user, with its files in `agent-<user>/`: so
-//! checkouts, caches and spool are that user's, and no job runs with the rights of the manager.
+//! If jobs run as another user, the agent runs as that user and has its files in `agent-<user>/`. Checkouts, caches and spool then belong
+//! to that user, and no job has the manager's rights.
 //!
-//! Files below the state directory: `spool/` is the agent's; `agent.log` has what the agent says; `agent.lock` keeps two
-//! managers from starting two agents; `agent.process` names the agent's process, so that no other one passes for it. The
-//! socket is there too, unless its path would be too long for one.
+//! Files in the state directory:
+//! - `spool/`: the agent's spool
+//! - `agent.log`: the agent's log
+//! - `agent.lock`: keeps two managers from starting two agents
+//! - `agent.process`: identity of the agent's process, so that no other process can pass for it
+//! - `agent.sock`: the agent's socket, unless the path would be too long for a socket
 
 mod agent;
 mod agents;
@@ -48,28 +51,28 @@ use agents::Agents;
 /// Name of the executor in the configuration.
 pub const NAME: &str = "shell";
 
-/// How this machine is used.
+/// Options of the host executor.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
-    /// Where the agent's spool, log and lock are.
+    /// Directory of the agent's spool, log and lock.
     pub state_dir: PathBuf,
-    /// Where jobs find their files.
+    /// Directories of jobs.
     pub directories: Directories,
-    /// Jobs at the same time.
+    /// Maximum number of concurrent jobs.
     pub slots: usize,
-    /// The executable that is the agent: `<executable> agent serve --socket .. --spool ..`.
+    /// Executable of the agent: `<executable> agent serve --socket .. --spool ..`.
     pub executable: PathBuf,
-    /// The agent ends when this process has ended; none means that it stays.
+    /// Process with which the agent exits. `None` means that the agent does not depend on any process.
     pub until_pid: Option<i32>,
-    /// The user whom jobs run as, and with them the agent; none means that of this process. Another user needs root.
+    /// User as which the agent and its jobs run. `None` means the user of this process. Another user requires root.
     pub user: Option<String>,
-    /// Variables of this process that the agent, and with it the jobs, do not get: they hold secrets of the manager.
+    /// Environment variables of this process that are withheld from the agent and its jobs, because they hold secrets of the manager.
     pub hidden: Vec<String>,
-    /// The limit of open files that jobs have, where this process has raised its own; none means that of the agent's start.
+    /// Limit of open files for jobs, if this process has raised its own. `None` means the limit with which the agent starts.
     pub open_files: Option<u64>,
 }
 
-/// This machine as a provider: one environment, a fixed number of slots.
+/// Executor for the manager's host: one environment with a fixed number of slots.
 #[derive(Debug)]
 pub struct HostExecutor {
     agents: Agents,
@@ -78,10 +81,10 @@ pub struct HostExecutor {
 }
 
 impl HostExecutor {
-    /// Makes the directories; starts nothing yet.
+    /// Creates the directories. Starts no process.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] where a directory cannot be made.
+    /// [`ExecutorError::File`] if a directory cannot be created, [`ExecutorError::User`] if the configured user is not usable.
     pub fn new(options: HostOptions) -> Result<Self, ExecutorError> {
         let failed = |path: &PathBuf| {
             let path = path.clone();
@@ -122,7 +125,7 @@ impl Executor for HostExecutor {
                 let (name, environment) = self.agents.current().await?;
                 return Ok(Self::lease(name, environment, taken));
             }
-            // The sender lives in `self.slots`; should it be gone, no slot ever comes, and the caller's cancel ends it.
+            // The sender lives as long as `self.slots`. Without it no slot could become free, so wait until the caller cancels.
             if free.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -143,20 +146,21 @@ impl Executor for HostExecutor {
     }
 }
 
-/// The one agent of a state directory that has only one.
+/// The agent of a state directory that has only one.
 #[derive(Debug)]
 pub struct OneAgent {
-    /// A connection to the agent, over which nothing was sent yet. Its calls block.
+    /// Connection to the agent over which nothing has been sent yet. Calls on it block.
     pub stream: UnixStream,
-    /// It is of another executable, and has jobs: it cannot be replaced yet.
+    /// Whether the agent runs an outdated executable and still has jobs, so that it cannot be replaced yet.
     pub is_older: bool,
 }
 
-/// The agent of a state directory that has only one; started where none answers. One of another executable is replaced
-/// first, if no job runs at it: the new one has the jobs that have ended from the spool.
+/// Finds the only agent of a state directory, or starts it.
+///
+/// An agent that runs another executable is replaced if it runs no job. The new agent loads the finished jobs from the spool.
 ///
 /// # Errors
-/// [`ExecutorError`].
+/// [`ExecutorError`] if the agent cannot be started, reached or replaced.
 pub async fn one_agent(options: HostOptions) -> Result<OneAgent, ExecutorError> {
     let executable = options.executable.clone();
     let environment = HostExecutor::new(options)?.agents.first()?;
@@ -180,17 +184,17 @@ fn blocking(stream: io::Result<tokio::net::UnixStream>) -> io::Result<UnixStream
     Ok(stream)
 }
 
-/// This machine as an environment: one of its agents.
+/// One agent of this host, with its files.
 #[derive(Debug)]
 struct HostEnvironment {
     options: HostOptions,
-    /// The user whom the agent runs as.
+    /// User as which the agent runs.
     user: Uid,
     socket: PathBuf,
     spool: PathBuf,
-    /// The file that names the agent's process.
+    /// File with the identity of the agent's process.
     record: PathBuf,
-    /// The agent in use. Held across connecting, so that jobs that lost it together reconnect once.
+    /// The agent in use. Locked while connecting, so that jobs that lose the connection at the same time reconnect once.
     current: Mutex<Option<HostAgent>>,
 }
 

@@ -1,7 +1,7 @@
-//! The process that listens at an agent's socket, as the kernel names it.
+//! The process that listens on an agent's socket, as the kernel identifies it.
 //!
-//! What an agent reports about itself proves nothing. The kernel records which process listens (`SO_PEERCRED`), and a
-//! pidfd keeps naming that process when its id is used again.
+//! What an agent reports about itself proves nothing. The kernel records which process listens (`SO_PEERCRED`), and a pidfd refers to that
+//! process even if its ID is reused.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, Uid, pidfd_open, pidfd_send_signa
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-/// Bytes of a file in `/proc` that are read.
+/// Maximum number of bytes that are read from a file in `/proc`.
 const PROC_MAX_BYTES: u64 = 4096;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -30,21 +30,21 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    /// `None` if the file cannot be reached.
+    /// Returns the ID of the file at `path`. `None` means that it cannot be read.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let file = std::fs::metadata(path).ok()?;
         Some(Self { device: file.dev(), inode: file.ino() })
     }
 }
 
-/// Names one process for all time: ids are used again, but not with the same start time.
+/// Identifies a process forever: process IDs are reused, but not with the same start time after the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessMark {
     boot: String,
     pid: i32,
-    /// Clock ticks from the boot to the start of the process.
+    /// Start time of the process, in clock ticks since boot.
     started: u64,
-    /// The file that the process runs. `None` if this process may not know.
+    /// File that the process runs. `None` means that the system does not reveal it to this process.
     executable: Option<FileId>,
 }
 
@@ -59,13 +59,13 @@ impl ProcessMark {
     }
 }
 
-/// Fields of `/proc/<pid>/stat`, counted from the one after the name.
+/// Fields of `/proc/<pid>/stat`, counted from the first field after the name.
 const PARENT: usize = 1;
 const STARTED: usize = 19;
 
 fn stat_field(pid: i32, field: usize) -> Option<String> {
     let stat = read_proc(&format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses, and may have some of its own.
+    // The name is in parentheses, and can itself contain parentheses.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(field).map(str::to_owned)
 }
@@ -76,20 +76,20 @@ fn read_proc(path: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A process that listens at a socket. Clones share the pidfd.
+/// A process that listens on a socket. Clones share the pidfd.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
     mark: ProcessMark,
     user: Uid,
-    /// `None` on kernels before Linux 5.3: such a process is not signaled.
+    /// The pidfd. `None` on kernels before Linux 5.3: the process then gets no signals.
     handle: Option<Arc<OwnedFd>>,
 }
 
 impl Process {
-    /// The process on the other end of a connection.
+    /// Returns the process at the other end of a connection.
     ///
     /// # Errors
-    /// The system's, and if the process has ended or is in a PID namespace that this process does not see.
+    /// An I/O error, also if the process has ended or is in a PID namespace that this process cannot see.
     pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
         Self::with(stream, getsockopt(stream, PeerPidfd))
     }
@@ -100,7 +100,7 @@ impl Process {
         let pid = pid.ok_or_else(|| io::Error::other("the process that listens is in another PID namespace"))?;
         let handle = match handle {
             Ok(handle) => Some(handle),
-            // Before Linux 6.5. Should the id name a later process by now, that one is what is checked.
+            // Kernels before Linux 6.5. If the ID was reused meanwhile, the checks apply to the process that has it now.
             Err(NixErrno::ENOPROTOOPT | NixErrno::EOPNOTSUPP) => match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(handle) => Some(handle),
                 Err(Errno::NOSYS | Errno::PERM) => None,
@@ -110,7 +110,7 @@ impl Process {
         };
         let mark = ProcessMark::of(pid)?;
         let process = Self { mark, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
-        // Only now it is certain that the files in /proc were those of this process.
+        // Only now it is certain that the files in `/proc` were those of this process.
         if process.has_ended() { Err(io::Error::other("the process that listened has ended")) } else { Ok(process) }
     }
 
@@ -130,14 +130,14 @@ impl Process {
         self.mark.executable
     }
 
-    /// Whether this is the child of that id, or a child of that child: `su` may stay as the parent.
+    /// Returns whether this process is the given child, or a child of it: `su` may stay as the parent.
     pub(super) fn descends_from(&self, child: u32) -> bool {
         let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
         is_child(self.mark.pid)
             || stat_field(self.mark.pid, PARENT).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
     }
 
-    /// Whether this process is on the other end of that connection.
+    /// Returns whether this process is at the other end of the connection.
     pub(super) fn is_peer_of(&self, stream: &UnixStream) -> bool {
         stream.peer_cred().is_ok_and(|peer| peer.pid() == Some(self.mark.pid)) && !self.has_ended()
     }
@@ -151,18 +151,18 @@ impl Process {
         }
     }
 
-    /// Waits until the process has ended; `false` if the time is over first. Blocks.
+    /// Waits until the process has ended. Returns `false` on timeout. Blocks.
     ///
     /// # Errors
-    /// The system's.
+    /// An I/O error.
     pub(super) fn wait(&self, limit: &Timespec) -> io::Result<bool> {
         self.handle().and_then(|handle| wait(handle, limit))
     }
 
-    /// Signals the process. One that has ended is not signaled, nor is a later one with its id.
+    /// Sends a signal to the process. If it has ended, nothing happens, even if another process has its ID now.
     ///
     /// # Errors
-    /// The system's.
+    /// An I/O error.
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(self.handle()?, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -228,7 +228,7 @@ time.sleep(600)";
         assert!(process.wait(&limit).unwrap(), "it was signaled");
         assert!(process.has_ended() && !process.is_peer_of(&stream));
         child.wait().unwrap();
-        // The id is free, and may be another process's by now: that one is not signaled.
+        // The ID is free and may belong to another process by now. That process must not get the signal.
         process.signal(Signal::KILL).unwrap();
         of(&stream).unwrap_err();
     }

@@ -1,4 +1,4 @@
-//! Replacing the only agent of a state directory by one of a newer executable.
+//! Replaces the only agent of a state directory by one of a newer executable.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use rustix::process::Signal;
 use super::agent::HostAgent;
 use crate::ExecutorError;
 
-/// From the word to its end: an agent without jobs has only old workspaces to remove. Then it is killed.
+/// Time for an agent without jobs to end: it only deletes old workspaces. After this time it is killed.
 const END_LIMIT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const LIST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether no job runs at the agent. Those that have ended are in its spool, where the next agent finds them.
+/// Returns whether no job runs at the agent. Finished jobs stay in its spool, where the next agent finds them.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_LIMIT, connection.agent().list(ListRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),
@@ -23,10 +23,12 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     }
 }
 
-/// Ends the agent, and waits until it is gone: it removes its socket as its last act, which must not be another one's.
+/// Ends the agent and waits for its end.
+///
+/// The agent deletes its socket as its last act. Waiting makes sure that this is not the socket of its successor.
 ///
 /// # Errors
-/// [`ExecutorError::Unreachable`] where it stays.
+/// [`ExecutorError::Unreachable`] if the process cannot be ended.
 pub(super) async fn end(agent: &HostAgent) -> Result<(), ExecutorError> {
     let process = agent.process.clone();
     let pid = process.pid();

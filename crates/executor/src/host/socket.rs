@@ -1,4 +1,4 @@
-//! Where the agent's socket is: the same place for every manager of one state directory.
+//! Paths of sockets, which are the same for every manager of a state directory.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -9,12 +9,14 @@ use muster_fleeting::host::runtime_directory;
 
 use crate::ExecutorError;
 
-/// The system takes 107 bytes; some room is left for a temporary neighbour.
+/// Maximum length of a socket's path in bytes. The system allows 107; the rest is reserved for a temporary file beside it.
 const PATH_MAX_BYTES: usize = 100;
-/// Bytes of the longest name in the private directory: a hash of 16 digits, then `.operator.sock`.
+/// Length of the longest name in the private directory: a hash of 16 digits and `.operator.sock`.
 const HASHED_NAME_BYTES: usize = 32;
 
-/// The socket of agent `number` for `state_dir`: in it, or, where that path is too long, in a private directory of this user's.
+/// Returns the path of the socket of agent `number`.
+///
+/// The socket is in `state_dir`. If that path is too long, it is in a private directory of the current user.
 ///
 /// # Errors
 /// [`ExecutorError::File`] if no private directory can be used.
@@ -23,16 +25,17 @@ pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, ExecutorErr
     named(state_dir, &format!("agent{dotted}.sock"), &format!("{dotted}.sock"))
 }
 
-/// The socket at which the manager takes an operator's acts on instances, by the directory of their books: chosen as
-/// [`socket_path`] is.
+/// Returns the path of the socket that accepts operators' actions on instances.
+///
+/// `ledgers` is the directory of the instances' ledgers. The path is chosen as in [`socket_path`].
 ///
 /// # Errors
-/// As [`socket_path`].
+/// [`ExecutorError::File`] if no private directory can be used.
 pub fn operator_socket_path(books: &Path) -> Result<PathBuf, ExecutorError> {
     named(books, "operator.sock", ".operator.sock")
 }
 
-/// `near` in the directory, or what it is hashed to with `far` behind.
+/// Returns `near` in the directory, or a hash of that path with the suffix `far` in the private directory.
 fn named(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, ExecutorError> {
     let near = state_dir.join(near);
     if near.as_os_str().as_bytes().len() <= PATH_MAX_BYTES {
@@ -43,7 +46,7 @@ fn named(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, ExecutorErr
         path: state_dir.to_owned(),
         source: io::Error::other(error),
     })?;
-    // The same hash in every start of the same build; another build's agent has another spool format anyway.
+    // The hash is the same for all processes of one build. Other builds have another format of the spool anyway.
     let mut hasher = DefaultHasher::new();
     state_dir.as_os_str().as_bytes().hash(&mut hasher);
     Ok(directory.join(format!("{:016x}{far}", hasher.finish())))

@@ -1,7 +1,7 @@
-//! Finding the agent's process, or starting it.
+//! Finds the agent's process, or starts it.
 //!
-//! Readiness is an event: the agent writes one line to its standard output when its socket listens, and the end of that
-//! output without the line means that it failed.
+//! The agent prints one line to its standard output as soon as its socket listens. If the output ends without this line, the agent failed
+//! to start.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,20 +20,20 @@ use super::agent::HostAgent;
 use super::{HostEnvironment, HostOptions, user};
 use crate::ExecutorError;
 
-/// What an agent says when it listens (job-execution 12.2).
+/// Text that the agent prints when it listens (`docs/spec/job-execution.md`, section 12.2).
 pub const READY_MARKER: &str = "step-runner is listening on socket";
-/// From the start of the process to its marker.
+/// Maximum time from the start of the process until it listens.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// An agent that no manager was connected to for so long, and that has nothing to be fetched, ends; the next job starts one.
+/// Time after which an unused agent exits. It is unused while no manager is connected and no result waits to be fetched.
 const IDLE_LIMIT: Duration = Duration::from_secs(600);
-/// Bytes of the agent's log that an error shows.
+/// Number of bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 1000;
 /// Maximum time that another process may hold the lock. A manager holds it until its agent listens.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two tries to take the lock, for whose release the system has no event that can be canceled.
+/// Time between two attempts to take the lock. The system has no event for its release that can be canceled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The agent that answers on the socket; where none does, a new one.
+/// Returns the agent that answers on the socket, or starts one if no agent answers.
 ///
 /// # Errors
 /// [`ExecutorError`], also if a process listens there that is not an agent.
@@ -42,7 +42,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
         return Ok(agent);
     }
     let HostEnvironment { options, socket, spool, .. } = environment;
-    // Held until the agent listens: another manager then finds it instead of starting a second one.
+    // Held until the agent listens, so that another manager finds it instead of starting a second one.
     let _lock = lock(options.state_dir.join("agent.lock")).await?;
     if let Some(agent) = find(environment).await? {
         return Ok(agent);
@@ -53,7 +53,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
     Ok(agent)
 }
 
-/// The agent that answers. `None` if no process does.
+/// Returns the agent that answers. `None` means that no process does.
 async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, ExecutorError> {
     match HostAgent::find(environment, None).await {
         Ok(agent) => Ok(Some(agent)),
@@ -80,13 +80,13 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
     }
 }
 
-/// Opens a file of the state directory without waiting for what may be in its place.
+/// Opens a file of the state directory. Never blocks, for instance on a FIFO in its place.
 async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
     Ok(muster_files::apart(path, move || muster_files::open_with(&mut options, &own)).await?)
 }
 
-/// Starts an agent and returns the id of the child process once the agent listens.
+/// Starts an agent, and returns the ID of the child process as soon as the agent listens.
 async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Option<u32>, ExecutorError> {
     let log_path = options.state_dir.join("agent.log");
     let failed = |message: String| ExecutorError::Start { message, log: log_path.clone() };
@@ -94,8 +94,8 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     let log = log.map_err(|source| ExecutorError::File { action: "write", path: log_path.clone(), source })?;
     let mut command = Command::from(command(options, socket, spool));
     command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    // It leaves this session by itself as its first act. The child is dropped on purpose: it outlives this process,
-    // and the runtime reaps it should it end earlier.
+    // The agent leaves this session as its first act. Dropping the child is intended: the agent outlives this process, and the runtime
+    // reaps it if it ends earlier.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     match tokio::time::timeout(START_LIMIT, ready(&mut child)).await {
         Ok(true) => Ok(child.id()),
@@ -112,7 +112,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     }
 }
 
-/// What is started: the agent, or `su` that starts it as another user.
+/// Returns the command that starts the agent, or `su` with that command if the agent runs as another user.
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
@@ -133,7 +133,7 @@ pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std
     command
 }
 
-/// Whether the marker came before the end of the output.
+/// Returns whether the child printed the marker before the end of its output.
 async fn ready(child: &mut Child) -> bool {
     let Some(output) = child.stdout.take() else { return false };
     let mut lines = BufReader::new(output).lines();
@@ -145,7 +145,7 @@ async fn ready(child: &mut Child) -> bool {
     false
 }
 
-/// The end of the agent's log, for an error.
+/// Returns the end of the agent's log, for an error.
 async fn tail(log: PathBuf) -> String {
     match muster_files::read_tail(log, LOG_TAIL_BYTES).await {
         Ok(text) if text.trim().is_empty() => "it said nothing".to_owned(),

@@ -1,4 +1,4 @@
-//! The host adapter with stand-ins for the agent; the real one is started by the tests of `crates/muster`.
+//! Tests of the host adapter with stand-ins for the agent. The tests of `crates/muster` start the real one.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -44,12 +44,12 @@ impl Agent for Stub {
     }
 }
 
-/// An agent of another version, and what it says its process is.
+/// Starts an agent of another version that reports the process ID `pid`.
 pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
     serve_as(socket, "stub", pid)
 }
 
-/// An agent in a runtime of its own: when that ends, so do its connections, as those of a process do.
+/// Starts an agent in a separate runtime. When the runtime ends, so do its connections, as those of a process do.
 pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -79,12 +79,12 @@ pub(super) fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostExecu
     HostExecutor::new(options(home, executable)).unwrap()
 }
 
-/// The environment of the first agent.
+/// Returns the environment of the first agent.
 fn environment(provider: &HostExecutor) -> Arc<HostEnvironment> {
     provider.agents.named("host").unwrap()
 }
 
-/// An executable that does `script` instead of being an agent.
+/// Creates an executable that runs `script` instead of an agent.
 pub(super) fn executable(home: &Path, script: &str) -> PathBuf {
     let path = home.join("agent");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -103,7 +103,7 @@ async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     first.shutdown_background();
     let second = serve(&socket, 2);
-    // Whoever called it in vain.
+    // A caller whose call failed reports the connection as suspect.
     environment.connect().await.unwrap().doubt();
     let connection = environment.connect().await.unwrap();
     assert_eq!(connection.identity().pid, 2, "a lost connection is mended");
@@ -221,7 +221,7 @@ fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
     assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
 }
 
-/// Set in a process that has no runtime directory of a session: variables belong to a process.
+/// Set in a child process without the runtime directory of a session: environment variables belong to a process.
 const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 
 #[test]
@@ -249,7 +249,7 @@ fn a_long_state_directorys_socket_is_where_no_other_user_can_put_anything() {
 async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_there_stays() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
-    // An earlier manager started it; its executable is not the one of this manager.
+    // An earlier manager started this agent. Its executable is not the one of this manager.
     agent::record_this_process(&home.path().join("state/agent.process"));
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };

@@ -1,4 +1,4 @@
-//! Another user for the agent, and so for the jobs (job-execution 4.6).
+//! Runs the agent, and with it the jobs, as another user (`docs/spec/job-execution.md`, section 4.6).
 
 use std::ffi::OsString;
 use std::fs::{File, Permissions};
@@ -13,7 +13,7 @@ use rustix::process::{Gid, Uid};
 use super::HostOptions;
 use crate::ExecutorError;
 
-/// Where the agent has its files: apart from the manager's, where it is another user's.
+/// Returns the directory of the agent's files. It is separate from the manager's if the agent runs as another user.
 pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
     match &options.user {
         Some(user) => options.state_dir.join(format!("agent-{user}")),
@@ -21,7 +21,7 @@ pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
     }
 }
 
-/// Who is to own what the agent writes to.
+/// User and group that own the files which the agent writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) user: Uid,
@@ -29,10 +29,10 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Looks a user up, also one that only a directory service knows.
+    /// Looks up a user by name, including users that only a directory service knows.
     pub(super) fn of(name: &str) -> Result<Self, ExecutorError> {
         let fail = |message: String| ExecutorError::User { name: name.to_owned(), message };
-        // A name that looks like an option, or leads out of the state directory, is none.
+        // Reject names that `id` would read as an option, or that lead out of the state directory.
         if name.is_empty() || name.starts_with('-') || name.contains(['/', '\0']) {
             return Err(fail("this is no name of a user".to_owned()));
         }
@@ -46,14 +46,14 @@ impl Owner {
     }
 }
 
-/// Lets others pass through a directory to what is theirs below it; what is in it they cannot list.
+/// Lets other users pass through a directory to what they own below it. They cannot list its entries.
 pub(super) fn let_pass(path: &Path) -> io::Result<()> {
     let directory = File::open(path)?;
     let mode = directory.metadata()?.permissions().mode();
     directory.set_permissions(Permissions::from_mode(mode | 0o111))
 }
 
-/// The command, run by `su` as `user`: with all groups of that user, as a log-in would have it.
+/// Wraps a command in `su`, so that it runs as `user` with all groups of that user, as after a login.
 pub(super) fn as_user(user: &str, command: &Command) -> Command {
     let mut line = OsString::from("exec");
     for word in std::iter::once(command.get_program()).chain(command.get_args()) {
@@ -65,7 +65,7 @@ pub(super) fn as_user(user: &str, command: &Command) -> Command {
     su
 }
 
-/// Quotes for a POSIX shell.
+/// Quotes a word for a POSIX shell.
 fn quoted(word: &[u8]) -> OsString {
     let mut out = vec![b'\''];
     for byte in word {

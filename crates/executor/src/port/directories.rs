@@ -2,19 +2,23 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// The directories of an environment. Absolute.
+/// Directories of an execution environment. All paths are absolute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directories {
-    /// Below it jobs are checked out.
+    /// Directory below which jobs are checked out.
     pub builds: PathBuf,
-    /// Below it caches are kept.
+    /// Directory below which caches are stored.
     pub cache: PathBuf,
-    /// Jobs of different projects share the environment: `CI_SHARED_ENVIRONMENT`, and the layout of job-execution 2.9.
+    /// Whether jobs of different projects share the environment.
+    ///
+    /// This sets `CI_SHARED_ENVIRONMENT` and the layout of `docs/spec/job-execution.md`, section 2.9.
     pub shared: bool,
 }
 
 impl Directories {
-    /// With those that a runner's configuration names instead. A relative one starts where the environment's own are.
+    /// Replaces the directories that a runner's configuration sets.
+    ///
+    /// A relative path is resolved against the parent of the environment's own directory.
     #[must_use]
     pub fn with(self, builds: Option<&Path>, cache: Option<&Path>) -> Self {
         let instead = |own: PathBuf, named: Option<&Path>| match named {
@@ -25,7 +29,7 @@ impl Directories {
     }
 }
 
-/// The path without `.` and `..`.
+/// Resolves `.` and `..` in a path without reading the file system.
 fn resolved(path: &Path) -> PathBuf {
     let mut whole = PathBuf::new();
     for component in path.components() {

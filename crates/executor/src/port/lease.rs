@@ -6,31 +6,32 @@ use serde::{Deserialize, Serialize};
 
 use super::ExecutionEnvironment;
 
-/// Record of a lease, which is stored before the lease is used (R2).
+/// Record of a lease. The manager stores it before it uses the lease (R2 in `docs/spec/life-of-a-job.md`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// ID of the environment at its executor.
+    /// ID of the environment. Unique within its executor.
     pub environment: String,
-    /// The slot.
+    /// Slot that the job has.
     pub slot: Slot,
     /// Location of the environment.
     #[serde(default, skip_serializing_if = "Locality::is_local")]
     pub locality: Locality,
 }
 
-/// Location of an execution environment, from the manager's view.
+/// Location of an execution environment, as seen from the manager.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Locality {
-    /// On the manager's host: the environment and the manager are lost together.
+    /// The environment is on the manager's host: both are lost together.
     #[default]
     Local,
-    /// On a machine of its own, one of several with an agent each: it can be lost while the manager lives, and a job that has not started can
-    /// have another one.
+    /// The environment is one of several machines with an agent each.
+    ///
+    /// It can be lost while the manager keeps running, and a job that has not started can be rescheduled to another one.
     Remote {
-        /// Key of the lease in the executor's own ledger.
+        /// Key of the lease in the executor's ledger.
         task_key: String,
-        /// Virtual machine on the environment that was created for the job. `None` means that the job runs on the environment itself.
+        /// Virtual machine that was created for the job in the environment. `None` means that the job runs in the environment itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vm: Option<NestedVm>,
     },
@@ -44,12 +45,12 @@ impl Locality {
     }
 }
 
-/// Virtual machine on an instance, which one job has.
+/// Virtual machine on an instance, used by one job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NestedVm {
-    /// ID at the daemon that created it.
+    /// ID that the daemon on the instance assigned.
     pub id: String,
-    /// Address, as the instance sees it.
+    /// Network address, as seen from the instance.
     pub address: String,
 }
 
@@ -94,35 +95,35 @@ impl LeaseRecord {
 
 /// One job's right to one slot of one environment.
 ///
-/// Given up with [`Lease::release`]. Dropped without it, the job is not over as far as anyone knows: a provider whose
-/// environments outlive the manager keeps the slot for the manager's next start.
+/// [`Lease::release`] returns the slot. If the lease is dropped without it, the job may still be running: an executor whose environments
+/// outlive the manager reserves the slot for the manager's next start.
 pub struct Lease {
-    /// What to store.
+    /// Record to store before the lease is used.
     pub record: LeaseRecord,
-    /// The place.
+    /// Environment that the job runs in.
     pub environment: Arc<dyn ExecutionEnvironment>,
-    /// What became of the slots that the job got before this one, and that nothing was started in.
+    /// Notes for the trace: why earlier slots of the job were lost before anything was started in them.
     pub reschedule_notes: Vec<String>,
     guard: SlotGuard,
 }
 
-/// Holds a slot.
+/// Holds a slot until it is dropped or released.
 pub trait Guard: Send + Sync {
-    /// The job no longer needs the slot.
+    /// Releases the slot: the job no longer needs it.
     fn release(self: Box<Self>);
 }
 
-/// A slot that is held.
+/// Guard of a held slot.
 pub type SlotGuard = Box<dyn Guard>;
 
 impl Lease {
-    /// A lease that holds `guard`.
+    /// Returns a lease that holds `guard`.
     #[must_use]
     pub fn new(record: LeaseRecord, environment: Arc<dyn ExecutionEnvironment>, guard: SlotGuard) -> Self {
         Self { record, environment, reschedule_notes: Vec::new(), guard }
     }
 
-    /// Gives the slot back.
+    /// Releases the slot.
     pub fn release(self) {
         self.guard.release();
     }
@@ -134,23 +135,23 @@ impl std::fmt::Debug for Lease {
     }
 }
 
-/// Whose jobs are counted together: those of a runner for `CI_CONCURRENT_ID`, those of one of its projects for
+/// Group of jobs that are counted together: those of a runner for `CI_CONCURRENT_ID`, and those of one of its projects for
 /// `CI_CONCURRENT_PROJECT_ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotKey {
-    /// The runner, as the paths of its jobs name it: the short form of its token.
+    /// Short form of the runner's token, as it appears in the paths of its jobs.
     pub runner: String,
-    /// The project's id at the coordinator.
+    /// ID of the project at the coordinator.
     pub project_id: i64,
 }
 
-/// One slot.
+/// Numbers of one slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// `CI_CONCURRENT_ID`: the lowest number that no other job of the runner has.
+    /// `CI_CONCURRENT_ID`: lowest number that no other job of the runner has.
     pub id: u32,
-    /// `CI_CONCURRENT_PROJECT_ID`: the same among the runner's jobs of one project.
+    /// `CI_CONCURRENT_PROJECT_ID`: lowest number that no other job of the runner in the same project has.
     pub project_slot: u32,
-    /// Runner and project.
+    /// Runner and project of the job.
     pub key: SlotKey,
 }

@@ -1,4 +1,4 @@
-//! The port: what every place where jobs run can do (acquire, restore, connect, lost), and the capabilities that it may offer.
+//! The port: what every executor and every execution environment can do, and the capabilities that some of them offer.
 
 mod capability;
 mod directories;
@@ -17,94 +17,99 @@ pub use capability::{Elastic, Replaceable, Sharing, SlotShare, StickyContextSett
 pub use directories::Directories;
 pub use lease::{Guard, Lease, LeaseRecord, Locality, NestedVm, Slot, SlotGuard, SlotKey};
 
-/// Time after which a job request without an answer is held by the coordinator. Requests and instances count with the same.
+/// Time after which the coordinator is known to hold an unanswered job request.
+///
+/// The manager's requests and the scaler's demand use the same value.
 pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HELD_AFTER;
 
 /// Provides execution environments of one kind.
 #[async_trait]
 pub trait Executor: Send + Sync + 'static {
-    /// The most jobs that are to be under way here, those that wait for a lease included, and its changes: a manager asks
-    /// for no more.
+    /// Returns the maximum number of jobs and its changes.
+    ///
+    /// Jobs that wait for a lease count. The manager requests no more jobs than this.
     fn capacity(&self) -> watch::Receiver<Capacity>;
 
-    /// A lease for `job`, which is one of `key`. Waits until there is one; cancel-safe.
+    /// Acquires a lease for `job`, which belongs to the group `key`. Waits until a slot is free. Cancel-safe.
     ///
     /// # Errors
-    /// [`ExecutorError`] where the provider cannot make an environment at all.
+    /// [`ExecutorError`] if the executor cannot provide an environment at all.
     async fn acquire(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError>;
 
-    /// The lease of an earlier start of the manager, by its record.
+    /// Restores the lease of an earlier start of the manager from its record.
     ///
     /// # Errors
-    /// [`ExecutorError::SlotTaken`] where the record does not fit what is there now; [`ExecutorError::Lost`] where
-    /// the environment is gone.
+    /// [`ExecutorError::SlotTaken`] if the slot is in use or unknown; [`ExecutorError::Lost`] if the environment no longer exists.
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError>;
 
-    /// Returns the environment of a record without its slot, if environment and spool are kept without one: a job that has ended there can
-    /// be reported after its slot was given back. Most environments end with their leases.
+    /// Returns the environment of a record without acquiring its slot.
+    ///
+    /// Only environments whose spool outlives their leases can be returned: a job that has ended there can be reported after its slot was
+    /// released. `None` for all others.
     fn environment_without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         None
     }
 
-    /// Returns the executor as an elastic one, if it is.
+    /// Returns the capability to create environments on demand, if the executor has it.
     fn elastic(&self) -> Option<&dyn Elastic> {
         None
     }
 }
 
-/// A job that asks for a lease.
+/// A job's request for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvironmentRequest {
     /// ID of the job.
     pub id: JobId,
-    /// Its name: jobs of one name in one project are expected to need about as much.
+    /// Name of the job. Jobs of the same name in one project are expected to use similar resources.
     pub name: String,
-    /// Its ref is protected.
+    /// Whether the job's ref is protected.
     pub protected: bool,
-    /// CPUs that it says it needs, in thousandths.
+    /// CPU request in thousandths of a CPU. `None` means that the job requests nothing.
     pub cpu_milli: Option<u32>,
-    /// Memory that it says it needs, in bytes.
+    /// Memory request in bytes. `None` means that the job requests nothing.
     pub memory_bytes: Option<u64>,
-    /// It takes a sticky context where the environment has such.
+    /// Whether the job uses a sticky context if the environment offers one.
     pub sticky: bool,
-    /// The suspended environment that the job runs in. `None` means a new environment.
+    /// Suspended environment to resume. `None` requests a new environment.
     pub resume: Option<ResumeRequest>,
-    /// The image of the virtual machine that it is to run in, where it gets one of its own; or why it can have none.
+    /// Image of the job's virtual machine, for executors that create one per job, or the reason why the job has no usable image.
     pub image: Result<VmImage, String>,
 }
 
-/// An environment that an earlier job left ([`Suspend::suspend`]).
+/// A suspended environment that an earlier job left ([`Suspend::suspend`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResumeRequest {
-    /// Task key of that job's lease.
+    /// Task key of the earlier job's lease.
     pub name: String,
-    /// Whose jobs may go on in it.
+    /// Owner of the environment. Only jobs of the same owner may resume it.
     pub owner: String,
 }
 
-/// An image of virtual machines, at whatever makes them.
+/// Image of virtual machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmImage {
-    /// Its name.
+    /// Name of the image at the daemon that creates the machines.
     pub name: String,
-    /// The job chose it, and not the runner's configuration: a missing image is not the fault of the instance then.
+    /// Whether the job chose the image. A missing image is then the job's fault, and not that of the runner's configuration or the
+    /// instance.
     pub is_of_job: bool,
 }
 
 impl EnvironmentRequest {
-    /// Returns CPUs in thousandths from a text as Kubernetes writes it: `500m`, `2`. `None` means that it is not valid.
+    /// Parses a CPU quantity in Kubernetes notation (`500m`, `2`) to thousandths. `None` means that it is not valid.
     #[must_use]
     pub fn parse_cpu(text: &str) -> Option<u32> {
         muster_taskscaler::resources::cpu_milli(text)
     }
 
-    /// Returns bytes from a text as Kubernetes writes it: `512Mi`, `2g`. `None` means that it is not valid.
+    /// Parses a memory quantity in Kubernetes notation (`512Mi`, `2g`) to bytes. `None` means that it is not valid.
     #[must_use]
     pub fn parse_memory(text: &str) -> Option<u64> {
         muster_taskscaler::resources::memory_bytes(text)
     }
 
-    /// A job of which nothing more is known.
+    /// Returns the request of a job with default values.
     #[must_use]
     pub fn new(id: JobId) -> Self {
         Self {
@@ -120,62 +125,64 @@ impl EnvironmentRequest {
     }
 }
 
-/// How many jobs a provider can have.
+/// Number of jobs that an executor accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capacity {
-    /// Jobs, those that wait for a lease included.
+    /// Maximum number of jobs, including those that wait for a lease.
     pub jobs: usize,
-    /// Reason why there are no more, human-readable. `None` means that it is the configuration's own limit.
+    /// Reason why the executor accepts no more jobs, human-readable. `None` means that the configured limit applies.
     pub limit_reason: Option<Arc<str>>,
 }
 
 impl Capacity {
-    /// A number that needs no reason.
+    /// Returns a capacity that needs no reason.
     #[must_use]
     pub fn of(jobs: usize) -> Self {
         Self { jobs, limit_reason: None }
     }
 }
 
-/// A place with an agent.
+/// An execution environment: a machine, or part of one, on which an agent runs jobs.
 #[async_trait]
 pub trait ExecutionEnvironment: Send + Sync + 'static {
-    /// A connection to the environment's agent; starts the agent where the environment has none.
+    /// Returns a connection to the environment's agent, and starts the agent if none runs.
     ///
-    /// Safe to call repeatedly: that is how a lost connection is replaced. A connection that served is not checked each
-    /// time. A caller that finds it broken calls [`AgentConnection::doubt`], and the next call replaces it.
+    /// Calling this again replaces a lost connection. A connection that worked before is not checked on each call: a caller that finds it
+    /// broken calls [`AgentConnection::doubt`], and the next call replaces it.
     ///
     /// # Errors
-    /// [`ExecutorError`]; it may heal.
+    /// [`ExecutorError`]. The next call may succeed.
     async fn connect(&self) -> Result<AgentConnection, ExecutorError>;
 
-    /// Where jobs find their files in this environment. May have to reach it first.
+    /// Returns the directories of jobs in this environment. May need to reach the environment first.
     ///
     /// # Errors
-    /// [`ExecutorError`]; it may heal.
+    /// [`ExecutorError`]. The next call may succeed.
     async fn directories(&self) -> Result<Directories, ExecutorError>;
 
-    /// Returns what the trace shows of the connection to the environment, one line each. Complete once there was a connection.
+    /// Returns the trace lines that describe the connection to the environment. Complete after the first connection.
     fn trace_lines(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns the environment as one that jobs share, if they do.
+    /// Returns the capability to be shared by several jobs, if the environment has it.
     fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
 
-    /// Returns the environment as one that can be suspended, if it can.
+    /// Returns the capability to be suspended, if the environment has it.
     fn suspendable(&self) -> Option<&dyn Suspend> {
         None
     }
 
-    /// Returns the environment as one that another can replace, if one can.
+    /// Returns the capability to be replaced, if the environment has it.
     fn replaceable(&self) -> Option<&dyn Replaceable> {
         None
     }
 
-    /// Waits until the environment is known to be gone for good; why. Cancel-safe. Most never are.
+    /// Waits until the environment is known to be lost, and returns the reason. Cancel-safe.
+    ///
+    /// The default implementation never returns.
     async fn lost(&self) -> String {
         std::future::pending().await
     }

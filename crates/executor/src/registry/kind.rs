@@ -1,4 +1,4 @@
-//! What is registered under a name: the source of the executors of runners.
+//! Executor kinds: what is registered under an executor's name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,39 +11,44 @@ use parking_lot::Mutex;
 
 use crate::Executor;
 
-/// Source of the executors of one name, which owns more than they do: files, machines, a socket.
+/// Source of the executors of one name. It may own more than they do: files, machines, a socket.
 #[async_trait]
 pub trait ExecutorKind: Send + Sync + 'static {
-    /// Returns the executor of a runner. Called for each of its runners with each configuration; `runners` are all that are configured.
+    /// Returns the executor of a runner.
+    ///
+    /// Called for each runner of this kind with each new configuration; `runners` are all configured runners.
     ///
     /// # Errors
-    /// A message that says why the runner cannot have one. No jobs are requested for the runner then.
+    /// Reason why the runner cannot have an executor, as a message. The manager then requests no jobs for the runner.
     fn configure(
         &self,
         runner: &Arc<RunnerSettings>,
         runners: &[Arc<RunnerSettings>],
     ) -> Result<Arc<dyn Executor>, String>;
 
-    /// These runners have the executor, in the order of the configuration. Called after changes.
+    /// Reports which runners have this kind of executor, in the order of the configuration. Called after changes.
     fn configured(&self, _runners: &[RunnerKey]) {}
 
-    /// A runner that was removed from the configuration, or has another executor, has no jobs any more. Returns what deletes its
-    /// environments. From now on its executor is not in use.
+    /// Removes the executor of a runner that has no jobs left and was removed from the configuration or switched to another executor.
+    ///
+    /// Returns a future that deletes the environments of the runner. `None` means that there is nothing to delete.
     fn remove(&self, _runner: &RunnerKey) -> Option<BoxFuture<'static, ()>> {
         None
     }
 
-    /// All leases of an earlier start have been announced.
+    /// Reports that all leases of an earlier start have been announced.
     fn leases_announced(&self) {}
 
-    /// No more jobs are requested.
+    /// Reports that the manager requests no more jobs.
     fn drain(&self) {}
 
-    /// The manager exits. Returns within about `timeout`.
+    /// Stops all executors, because the manager exits. Returns within about `timeout`.
     async fn stop(&self, _timeout: Duration) {}
 }
 
-/// Kind whose executors come from a function of the runner's settings. Other settings give another executor; jobs keep theirs.
+/// Kind whose executors are created by a function of the runner's settings.
+///
+/// Changed settings create another executor; running jobs keep theirs.
 pub(super) struct PerRunner<F> {
     create: F,
     created: Mutex<BTreeMap<RunnerKey, Created>>,

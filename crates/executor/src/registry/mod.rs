@@ -1,9 +1,9 @@
-//! Executors by name, as `executor = "..."` of a `[[runners]]` entry in `config.toml` chooses one.
+//! Executors by name, as `executor = "..."` of a `[[runners]]` entry in `config.toml` selects them.
 //!
 //! # How to add an executor
 //!
-//! 1. Implement [`Executor`] and [`ExecutionEnvironment`](crate::ExecutionEnvironment) in a module of this crate, or in a crate of its own. What
-//!    only some executors can do is a capability trait of the port, which the new one implements if it can.
+//! 1. Implement [`Executor`] and [`ExecutionEnvironment`](crate::ExecutionEnvironment) in a module of this crate, or in a separate crate.
+//!    Optional abilities are the capability traits of the port: implement those that apply.
 //! 2. Register it by name where the binary builds the registry (`muster::runner::run::executors`), with one line:
 //!
 //! ```
@@ -13,16 +13,16 @@
 //! let registry = Registry::new().register("chroot", chroot);
 //! ```
 //!
-//! The function gets the checked settings of a runner and returns its executor. Three ways to register exist:
+//! The function receives the checked settings of a runner and returns its executor. There are three ways to register:
 //!
 //! - [`Registry::register`]: each runner has a separate executor. This is the usual choice.
 //! - [`Registry::register_shared`]: all runners share one executor, as they share this host.
-//! - [`Registry::register_kind`]: executors that leave something behind when a runner is removed, or when the manager exits
-//!   ([`ExecutorKind`]), as instances do.
+//! - [`Registry::register_kind`]: for executors that own something beyond their jobs, such as instances, which must be cleaned up when a
+//!   runner is removed or the manager exits ([`ExecutorKind`]).
 //!
 //! 3. Add the name to those that the configuration accepts (`muster_config`'s schema).
 //!
-//! An executor of a runner lives as long as the runner is in the configuration with that name, and then until its last job has ended.
+//! The executor of a runner exists as long as the configuration has the runner with that executor name, and until its last job has ended.
 
 mod kind;
 #[cfg(test)]
@@ -44,22 +44,22 @@ use self::kind::PerRunner;
 use self::unavailable::UnavailableExecutor;
 use crate::{Capacity, Executor};
 
-/// The executors of all runners.
+/// All executors, by name and runner.
 pub struct Registry {
     /// Executors that all runners of a name share.
     shared: BTreeMap<&'static str, Provided>,
     kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
-    /// Executors of one runner each.
+    /// Executors of single runners.
     runners: BTreeMap<(RunnerKey, &'static str), Provided>,
-    /// Runners of the configuration, with the names of their executors.
+    /// Configured runners, with the names of their executors.
     configured: Vec<(RunnerKey, &'static str)>,
-    /// Removals that are under way.
+    /// Removals in progress.
     removals: JoinSet<()>,
-    /// A capacity has changed since [`Self::capacities`] returned it.
+    /// Whether a capacity has changed since [`Self::capacities`] returned it.
     capacities_dirty: bool,
 }
 
-/// An executor, and its capacity as it was returned last.
+/// An executor, with the receiver of its capacity.
 struct Provided {
     executor: Arc<dyn Executor>,
     capacity: watch::Receiver<Capacity>,
@@ -91,7 +91,7 @@ impl Registry {
         }
     }
 
-    /// Registers a function that returns the executor of a runner with these settings, or says why it cannot have one.
+    /// Registers a function that creates the executor of a runner from its settings, or returns the reason why it cannot.
     #[must_use]
     pub fn register<F>(self, name: &'static str, create: F) -> Self
     where
@@ -107,20 +107,20 @@ impl Registry {
         self
     }
 
-    /// Registers a source of executors that own something beyond their jobs.
+    /// Registers a kind of executors that own something beyond their jobs.
     #[must_use]
     pub fn register_kind(mut self, name: &'static str, kind: Arc<dyn ExecutorKind>) -> Self {
         self.kinds.insert(name, kind);
         self
     }
 
-    /// Returns whether there can be environments for a runner.
+    /// Returns whether the runner has an executor.
     #[must_use]
     pub fn has(&self, runner: &RunnerSettings) -> bool {
         self.provided(&runner.executor, &runner.key).is_some()
     }
 
-    /// Returns the executor of jobs that were taken with these settings; `key` is what their runner goes by now.
+    /// Returns the executor of jobs that were received with the given settings. `key` is the current key of their runner.
     #[must_use]
     pub fn executor(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Executor> {
         match self.provided(&runner.executor, key) {
@@ -137,7 +137,9 @@ impl Registry {
         self.shared.get(executor).or_else(of_runner)
     }
 
-    /// Applies a configuration. Executors of runners that are gone are removed; `has_jobs` says which may not be yet.
+    /// Applies a configuration.
+    ///
+    /// Executors of removed runners are removed, except those of runners for which `has_jobs` returns true.
     pub fn configure(&mut self, runners: &[Arc<RunnerSettings>], has_jobs: impl Fn(&RunnerKey) -> bool) {
         self.capacities_dirty = true;
         self.configured.clear();
@@ -161,7 +163,7 @@ impl Registry {
         self.announce_configured();
     }
 
-    /// Removes executors without jobs whose runners were removed or have another executor.
+    /// Removes executors without jobs whose runners were removed or have another executor now.
     pub fn remove_unused(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
         while self.removals.try_join_next().is_some() {}
         let configured: BTreeSet<_> = self.configured.iter().collect();
@@ -191,12 +193,12 @@ impl Registry {
         self.kinds.values().for_each(|kind| kind.drain());
     }
 
-    /// All leases of an earlier start have been announced to their executors.
+    /// Reports to all executors that all leases of an earlier start have been announced.
     pub fn leases_announced(&mut self) {
         self.kinds.values().for_each(|kind| kind.leases_announced());
     }
 
-    /// Returns how many jobs each runner can have, or nothing if that has not changed since the last call.
+    /// Returns the capacity of each runner, or nothing if no capacity has changed since the last call.
     pub fn capacities(&mut self, runners: &[Arc<RunnerSettings>]) -> Vec<(RunnerKey, Capacity)> {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();
@@ -215,7 +217,8 @@ impl Registry {
         runners.iter().map(&mut capacity).collect()
     }
 
-    /// The coordinator answered a job request of the runner. `at_once` means: with a job, and without holding the request.
+    /// Reports that the coordinator answered a job request of the runner. `at_once` is explained at
+    /// [`Elastic::request_answered`](crate::Elastic::request_answered).
     pub fn request_answered(&self, runner: &RunnerKey, at_once: bool) {
         let of_runner = self.runners.iter().filter(|((key, _), _)| key == runner);
         for executor in of_runner.filter_map(|(_, provided)| provided.executor.elastic()) {
@@ -229,13 +232,13 @@ impl Registry {
         let changes = all.map(|provided| {
             async move {
                 if provided.capacity.changed().await.is_err() {
-                    // A removed executor reports nothing.
+                    // A removed executor has no further changes.
                     std::future::pending().await
                 }
             }
             .boxed()
         });
-        // Without executors there is nothing to wait for.
+        // Without executors, this waits indefinitely.
         let changes: Vec<_> = changes.chain(std::iter::once(std::future::pending().boxed())).collect();
         tokio::select! {
             _ = select_all(changes) => self.capacities_dirty = true,
@@ -243,7 +246,7 @@ impl Registry {
         }
     }
 
-    /// Ends all executors, each within about `timeout`.
+    /// Stops all executors, each within about `timeout`.
     pub async fn stop(&mut self, timeout: Duration) {
         self.runners.clear();
         let stopped = join_all(self.kinds.values().map(|kind| kind.stop(timeout)));

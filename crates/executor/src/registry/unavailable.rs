@@ -1,4 +1,4 @@
-//! The executor of a job whose runner no longer has one.
+//! Executor for jobs whose runner no longer has one.
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -7,7 +7,7 @@ use crate::{Capacity, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseR
 
 const REASON: &str = "its runner is not in the configuration any more, or has another executor";
 
-/// Provides nothing.
+/// Executor that provides no environments and restores no leases.
 pub(super) struct UnavailableExecutor {
     capacity: watch::Sender<Capacity>,
 }
