@@ -1,10 +1,10 @@
-//! From a plugin's connect info to the target of a session (fleeting.md 4.1).
+//! Converts a plugin's connection details to a target of `muster-remote` (docs/spec/fleeting.md, section 4.1).
 
 use muster_remote::Target;
 
 use crate::model::{ConnectInfo, InstanceId};
 
-/// Settings of `connector_config` that the host uses itself, and that no plugin gets.
+/// Settings of `connector_config` that the host uses itself. They are not sent to the plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DialOptions {
     /// Uses the external address instead of the internal one.
@@ -29,7 +29,7 @@ pub enum AddressError {
 /// Returns the target for a session with an instance.
 ///
 /// # Errors
-/// [`AddressError`], at once: the Go host dials the empty address until its budget ends (C1).
+/// [`AddressError`] immediately. The Go host dials the empty address until its timeout (C1).
 pub fn target(instance: &InstanceId, info: ConnectInfo, options: DialOptions) -> Result<Target, AddressError> {
     let address = address(&info, options.use_external_addr)?.to_owned();
     let connector = info.connector;

@@ -1,75 +1,75 @@
-//! What a plugin may offer beside the protocol's own calls: prices, stock, interruption notices, resource use, host keys,
-//! hooks. All of it is optional; a plugin without it is a plugin like any other (design: "additions are optional gRPC
-//! services that the other side may lack").
+//! Types of Muster's protocol extension: prices, stock, interruption notices, resource usage, host keys, job hooks.
+//!
+//! The extension is an optional gRPC service. Plugins without it work, too.
 
 use std::time::Duration;
 
 use crate::model::{Features, InstanceId};
 use crate::protocol::extension as wire;
 
-/// One kind of machine, in one place, under one contract.
+/// One kind of machine in one zone under one contract.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// Its name: unique in the group.
+    /// Name of the offer, unique in the group.
     pub name: String,
-    /// Where.
+    /// Zone of the provider.
     pub zone: String,
-    /// The provider may take it back.
+    /// Whether the provider may take the machine back.
     pub interruptible: bool,
-    /// How many more can be had now; `None`: not known. 0 is no stock-out: the group may have them all.
+    /// Number of further machines that are available now. `None` means unknown. 0 is not a stockout: the group may have all of them.
     pub available: Option<u32>,
-    /// What it costs; `None`: not known.
+    /// Price of the machine. `None` means unknown.
     pub price: Option<Price>,
-    /// Processors; 0: not known.
+    /// Number of CPUs. 0 means unknown.
     pub cpus: u32,
-    /// Memory; 0: not known.
+    /// Memory in bytes. 0 means unknown.
     pub memory_bytes: u64,
 }
 
-/// A price.
+/// Price of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Price {
-    /// Millionths of the currency for an hour.
+    /// Millionths of the currency per hour.
     pub micros_per_hour: u64,
-    /// ISO 4217: `EUR`.
+    /// Currency code of ISO 4217, such as `EUR`.
     pub currency: String,
-    /// The shortest time that is paid.
+    /// Minimum time that is billed.
     pub minimum: Duration,
 }
 
-/// What the provider tells by itself.
+/// A notice that the provider sends on its own initiative.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// It takes an instance back.
+    /// The provider takes an instance back.
     Interruption {
-        /// Which.
+        /// The instance.
         instance: InstanceId,
-        /// Seconds since 1970, where it is known.
+        /// Unix time in seconds of the interruption. `None` means unknown.
         at: Option<i64>,
-        /// Its words.
+        /// Reason in the provider's words.
         reason: String,
     },
-    /// An offer went out of stock, or came back.
+    /// An offer went out of stock, or is available again.
     Stock {
-        /// The offer's name.
+        /// Name of the offer.
         offer: String,
-        /// Whether it can be had.
+        /// Whether the offer is available.
         available: bool,
     },
 }
 
-/// What an instance uses.
+/// Current resource usage of an instance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resources {
     /// The instance.
     pub instance: InstanceId,
-    /// Seconds of processors since its start.
+    /// CPU time in seconds since the instance started.
     pub cpu_seconds: f64,
-    /// Memory now.
+    /// Used memory in bytes.
     pub memory_bytes: u64,
-    /// The most memory that it may use.
+    /// Memory limit in bytes. `None` means no limit.
     pub memory_limit_bytes: Option<u64>,
-    /// Processes now.
+    /// Number of processes.
     pub processes: u32,
 }
 
@@ -140,7 +140,7 @@ impl From<Notice> for wire::Notice {
 }
 
 impl Notice {
-    /// `None`: a kind that a newer plugin knows.
+    /// Returns `None` for a kind of notice that this version does not know.
     #[cfg(unix)]
     pub(crate) fn from_wire(wire: wire::Notice) -> Option<Self> {
         Some(match wire.kind? {

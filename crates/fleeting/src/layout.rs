@@ -1,7 +1,7 @@
-//! Names in the folder of installed plugins: `<folder>/<registry>/<path>/<version>/plugin` (fleeting.md 6.5).
+//! Directory names of installed plugins: `<directory>/<registry>/<path>/<version>/plugin` (docs/spec/fleeting.md, section 6.5).
 
-/// Upper case letters as `!` and the lower case one, so that names differ on every file system; the colon before a port as
-/// `!` too, since `:` separates paths in variables.
+/// Escapes a name. An upper-case letter becomes `!` and the lower-case one, so that names differ on every file system. The colon before a
+/// port becomes `!`, because `:` separates paths in environment variables.
 pub(crate) fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, letter| {
         if letter == ':' {
@@ -16,7 +16,7 @@ pub(crate) fn escape(text: &str) -> String {
     })
 }
 
-/// The text that was escaped; `None` where none was. In an address in brackets there are no upper case letters.
+/// Reverses [`escape`]. Returns `None` for a text that it cannot produce. An address in brackets has no upper-case letters.
 #[cfg(feature = "install")]
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut text = String::new();

@@ -1,18 +1,18 @@
-//! The plugin protocol of instance groups: a plugin is a process that makes, lists and removes machines of one kind.
+//! Runs, tests, installs and implements fleeting plugins: processes that create, list and delete machines of one kind.
 //!
-//! - [`host`] runs plugins, in any language, unmodified: handshake, supervision, calls with deadlines.
-//! - [`sdk`] is the other side: one trait, one `main`, and the executable is a plugin that any host of the protocol runs.
-//! - [`conformance`] tests any plugin, in any language.
-//! - [`connector`] makes the target of a session from what a plugin returns for an instance.
-//! - `install` (feature of that name) brings plugins from registries and finds them.
-//! - [`extension`] has what a plugin may offer beside the protocol: prices, notices, resource use, hooks.
-//! - `hostile` (feature `test-support`) is a plugin that means ill, for tests of what runs plugins.
-//! - [`nesting`] makes virtual machines on an instance, by the hypervisor daemon there.
-//! - [`model`] has the words that both share.
-//! - `sys` has what differs between systems: the SDK is for Windows too, the rest is for Unix.
+//! - [`host`] runs plugins in any language, unmodified: handshake, supervision, calls with timeouts.
+//! - [`sdk`] implements a plugin: one trait and one `main` make an executable that every host of the protocol can run.
+//! - [`conformance`] tests a plugin in any language.
+//! - [`connector`] turns the connection details that a plugin returns for an instance into a target of `muster-remote`.
+//! - `install` (feature `install`) downloads plugins from registries and finds installed ones.
+//! - [`extension`] has the types of Muster's protocol extension: prices, notices, resource usage, job hooks.
+//! - `hostile` (feature `test-support`) is a plugin with configurable faults, for tests.
+//! - [`nesting`] creates virtual machines on an instance through the hypervisor daemon that runs there.
+//! - [`model`] has the types that host and SDK share.
+//! - `sys` has what differs between operating systems. The SDK supports Unix and Windows, everything else is for Unix only.
 //!
-//! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
-//! of the specification `fleeting.md`, whose sections the code cites.
+//! The protocol is GitLab's *fleeting*, application version 0, on top of HashiCorp's go-plugin handshake. `docs/spec/fleeting.md` describes
+//! it.
 
 mod causes;
 #[cfg(unix)]

@@ -1,22 +1,22 @@
-//! The words that host and plugin share.
+//! The types that host and SDK share.
 
 use std::fmt;
 use std::time::Duration;
 
 pub use crate::platform::Platform;
 
-/// An instance's name at its provider: opaque text, unique in its group. Real ones hold `/` and `:`.
+/// An instance's id at its provider: opaque text, unique in its group. Real ids contain `/` and `:`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InstanceId(String);
 
 impl InstanceId {
-    /// An id, as the provider has it.
+    /// Creates an id from the provider's text.
     #[must_use]
     pub fn new(id: impl Into<String>) -> Self {
         Self(id.into())
     }
 
-    /// As text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -35,31 +35,31 @@ impl From<String> for InstanceId {
     }
 }
 
-/// What the provider says of an instance (fleeting.md 2.1).
+/// State of an instance at its provider (docs/spec/fleeting.md, section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InstanceState {
-    /// It exists and is not usable yet.
+    /// The instance exists, but cannot be used yet.
     Creating,
-    /// It can be connected to, as far as the provider knows.
+    /// The instance accepts connections, as far as the provider knows.
     Running,
-    /// It is going away.
+    /// The instance is being deleted.
     Deleting,
-    /// It is gone.
+    /// The instance was deleted.
     Deleted,
-    /// It never came up, or was lost.
+    /// The instance never started, or was lost.
     Timeout,
-    /// It is being put to sleep.
+    /// The instance is being suspended.
     Suspending,
-    /// It sleeps.
+    /// The instance is suspended.
     Suspended,
-    /// It is being woken.
+    /// The instance is being resumed.
     Resuming,
-    /// A number that a newer protocol may know. It ends nothing.
+    /// A number that this version does not know. The instance still exists.
     Unknown(i32),
 }
 
 impl InstanceState {
-    /// From the protocol's number.
+    /// Converts from the protocol's number.
     #[must_use]
     pub fn from_number(number: i32) -> Self {
         match number {
@@ -75,7 +75,7 @@ impl InstanceState {
         }
     }
 
-    /// The protocol's number.
+    /// Returns the protocol's number.
     #[must_use]
     pub fn number(self) -> i32 {
         match self {
@@ -91,7 +91,7 @@ impl InstanceState {
         }
     }
 
-    /// Whether the instance is no more.
+    /// Returns whether the instance no longer exists.
     #[must_use]
     pub fn is_gone(self) -> bool {
         matches!(self, Self::Deleted | Self::Timeout)
@@ -114,33 +114,33 @@ impl fmt::Display for InstanceState {
     }
 }
 
-/// How to reach an instance. What the user sets wins; a plugin fills the rest.
+/// How to connect to an instance. The user's values take precedence; the plugin fills in empty ones.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectorConfig {
-    /// Operating system, Go's word: `linux`, `windows`, `darwin`.
+    /// Operating system, named as in Go: `linux`, `windows` or `darwin`.
     pub os: String,
-    /// Architecture, Go's word: `amd64`, `arm64`.
+    /// Architecture, named as in Go: `amd64` or `arm64`.
     pub arch: String,
-    /// `ssh`, `winrm`, `winrm+https`; empty is the plugin's choice.
+    /// `ssh`, `winrm` or `winrm+https`. Empty lets the plugin choose.
     pub protocol: String,
-    /// Port; 0 is the protocol's own.
+    /// Port. 0 uses the protocol's default.
     pub protocol_port: u16,
-    /// Who logs in.
+    /// Name of the user who logs in.
     pub username: String,
-    /// Password; empty: none.
+    /// Password. Empty means none.
     pub password: String,
-    /// Bytes of a private key file; empty: none.
+    /// Content of a private key file. Empty means none.
     pub key: Vec<u8>,
-    /// The plugin must not make credentials of its own.
+    /// Forbids the plugin to create credentials.
     pub use_static_credentials: bool,
-    /// Between two signs of life on a connection.
+    /// Time between keep-alive messages on a connection. Defaults to 30 seconds.
     pub keepalive: Duration,
-    /// For a connection to come up.
+    /// Maximum time to establish a connection. Defaults to 10 minutes.
     pub timeout: Duration,
 }
 
 impl Default for ConnectorConfig {
-    /// The protocol's defaults (fleeting.md 3.2).
+    /// Returns the protocol's defaults (docs/spec/fleeting.md, section 3.2).
     fn default() -> Self {
         Self {
             os: String::new(),
@@ -158,7 +158,7 @@ impl Default for ConnectorConfig {
 }
 
 impl fmt::Debug for ConnectorConfig {
-    /// Without the secrets.
+    /// Omits the secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hidden = |set: bool| if set { "[set]" } else { "[none]" };
         f.debug_struct("ConnectorConfig")
@@ -176,28 +176,28 @@ impl fmt::Debug for ConnectorConfig {
     }
 }
 
-/// Why a connector's settings cannot be used.
+/// Reason why `connector_config` is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectorConfigError {
-    /// An unknown protocol.
+    /// The protocol is unknown.
     #[error("connector_config: protocol {found:?} is not known; use ssh, winrm or winrm+https, or leave it out")]
     Protocol {
-        /// What stands there.
+        /// The configured value.
         found: String,
     },
-    /// A port beyond 65535, or below 0.
+    /// The port is not between 0 and 65535.
     #[error("connector_config: protocol_port {found} is no port; use 1 to 65535, or 0 for the protocol's own")]
     Port {
-        /// What stands there.
+        /// The configured value.
         found: i64,
     },
-    /// Static credentials of nobody.
+    /// `use_static_credentials` is set without a username.
     #[error("connector_config: use_static_credentials needs a username")]
     NoUsername,
 }
 
 impl ConnectorConfig {
-    /// Whether it can be given to a plugin (fleeting.md 3.2).
+    /// Checks the settings before they are sent to a plugin (docs/spec/fleeting.md, section 3.2).
     ///
     /// # Errors
     /// [`ConnectorConfigError`].
@@ -212,47 +212,47 @@ impl ConnectorConfig {
     }
 }
 
-/// How to reach one instance.
+/// How to connect to one instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectInfo {
     /// Protocol and credentials.
     pub connector: ConnectorConfig,
-    /// Address from the outside; may be empty.
+    /// Address outside of the instance's network. May be empty.
     pub external_addr: String,
-    /// Address from the instance's own network; may be empty.
+    /// Address in the instance's network. May be empty.
     pub internal_addr: String,
-    /// Seconds since 1970 after which the credentials no longer hold.
+    /// Unix time in seconds when the credentials expire. `None` means never.
     pub expires: Option<i64>,
 }
 
-/// What a plugin says of its group.
+/// What a plugin reports about its group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupInfo {
-    /// The group's name for people: `<provider>/<place>/<name>`.
+    /// Human-readable id of the group: `<provider>/<location>/<name>`.
     pub id: String,
-    /// The most instances that the group can have; 0: the plugin does not say.
+    /// Maximum number of instances in the group. 0 means that the plugin does not report it.
     pub max_size: u32,
-    /// The plugin's version.
+    /// Version of the plugin.
     pub version: String,
-    /// What it was built from.
+    /// Source revision and build date of the plugin.
     pub build_info: String,
-    /// It can put instances to sleep.
+    /// Whether the plugin can suspend and resume instances.
     pub can_suspend: bool,
-    /// What it offers beside the protocol.
+    /// Parts of the protocol extension that the plugin has.
     pub features: Features,
 }
 
-/// Which parts of the extension a plugin has. None is the default.
+/// Parts of the protocol extension that a plugin has. Defaults to none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Prices and stock.
+    /// Offers with prices and availability.
     pub offers: bool,
-    /// Interruptions and stock-outs, as they arise.
+    /// Notices of interruptions and stock changes.
     pub notices: bool,
-    /// Resource use of each instance.
+    /// Resource usage of each instance.
     pub resources: bool,
-    /// Host keys of SSH servers.
+    /// Host keys of the instances' SSH servers.
     pub host_keys: bool,
-    /// Hooks around jobs.
+    /// Hooks before and after jobs.
     pub hooks: bool,
 }

@@ -1,18 +1,18 @@
-//! A system and its processor, in the words of the protocol, which are Go's.
+//! Operating system and architecture, named as in Go, which the protocol follows.
 
 use std::fmt;
 
-/// A kind of machine: `linux/arm64`.
+/// A kind of machine, written `linux/arm64`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Platform {
-    /// `linux`, `windows`, `darwin`.
+    /// Operating system: `linux`, `windows` or `darwin`.
     pub os: String,
-    /// `amd64`, `arm64`, `arm`.
+    /// Architecture, such as `amd64`, `arm64` or `arm`.
     pub arch: String,
 }
 
 impl Platform {
-    /// What this program was built for.
+    /// Returns the platform that this program was built for.
     #[must_use]
     pub fn this() -> Self {
         let os = match std::env::consts::OS {
@@ -30,7 +30,7 @@ impl Platform {
         Self { os: os.to_owned(), arch: arch.to_owned() }
     }
 
-    /// What `uname -sm` prints. None where these are not two words.
+    /// Parses the output of `uname -sm`. Returns `None` if it is not two plain words.
     #[must_use]
     pub fn of_uname(said: &str) -> Option<Self> {
         let (os, machine) = said.trim().split_once(' ')?;
@@ -38,7 +38,7 @@ impl Platform {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
             "i386" | "i486" | "i586" | "i686" => "386",
-            // Earlier ones cannot run what is built for these.
+            // Programs built for `arm` need at least ARMv7.
             arm if arm.starts_with("armv7") || arm.starts_with("armv8") => "arm",
             other => other,
         };

@@ -1,4 +1,4 @@
-//! The calls of the protocol over one connection, each with its deadline, each answer checked.
+//! The calls of the protocol over one connection. Each call has a timeout, and each response is validated.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -15,81 +15,80 @@ use crate::causes::causes;
 use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
 use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
 
-/// Instances of one snapshot; more is no group that this host can hold.
+/// Maximum number of instances in one snapshot.
 const INSTANCES_MAX: usize = 100_000;
-/// Bytes of one instance's id; real ones are URLs at the longest.
+/// Maximum length of an instance id in bytes. The longest real ids are URLs.
 const ID_MAX_BYTES: usize = 4 * 1024;
 
-/// All instances of the group, as the provider sees them.
+/// All instances of the group, as the provider lists them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Each instance with its state; of one that is named twice, the last word.
+    /// State of each instance. If the plugin lists an id twice, the later state counts.
     pub instances: HashMap<InstanceId, InstanceState>,
 }
 
-/// Why a call has no result.
+/// Reason why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// There is no process to call.
+    /// The plugin's process does not run.
     #[error("plugin {plugin} is not running: {cause}")]
     Down {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// Why.
+        /// Reason why the process ended or could not be started.
         cause: String,
     },
-    /// It did not answer in time: nobody knows what it did. A process that hangs is ended and started again
-    /// ([`super::Limits`]).
+    /// The plugin did not respond in time, so the outcome is unknown. A process that hangs is killed and restarted ([`super::Limits`]).
     #[error("plugin {plugin}: {call} had no answer within {} s", limit.as_secs())]
     Deadline {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// How long it had.
+        /// Time that the plugin had.
         limit: Duration,
     },
-    /// The connection broke.
+    /// The connection to the plugin broke during the call.
     #[error("plugin {plugin}: the connection broke in {call}: {cause}")]
     Broken {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// What is known.
+        /// Errors of the transport.
         cause: String,
     },
-    /// The plugin says no. The protocol has no kinds of errors: these are its words.
+    /// The plugin returned an error. The protocol has no error codes, only a message.
     #[error("plugin {plugin}: {call} failed: {message}")]
     Refused {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// Its words.
+        /// Error message of the plugin, with secrets masked.
         message: String,
     },
-    /// The plugin does not have the capability; nothing was sent.
+    /// The plugin does not have the capability, so the call was not made.
     #[error("plugin {plugin}: capability not supported: {capability}")]
     NoCapability {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// The capability.
+        /// Name of the capability.
         capability: &'static str,
     },
-    /// The answer makes no sense.
+    /// The plugin's response is invalid.
     #[error("plugin {plugin}: {call} answered nonsense: {what}")]
     Nonsense {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the response.
         what: String,
     },
 }
 
-/// What has the calls: one plugin's connection.
+/// Client for the calls of one plugin process.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
     pub(super) plugin: String,
@@ -106,7 +105,7 @@ impl Caller {
         connector: &ConnectorConfig,
     ) -> Result<GroupInfo, CallError> {
         let request = group::InitRequest {
-            // Never empty: a Go plugin wants JSON, and dereferences both messages unchecked (fleeting.md 1.10).
+            // Go plugins dereference both messages without a check, so neither is empty (docs/spec/fleeting.md, section 1.10).
             config: config.to_string().into_bytes(),
             settings: Some(group::Settings { connector_config: Some(connector.to_wire()) }),
         };
@@ -182,7 +181,7 @@ impl Caller {
         })
     }
 
-    /// A plugin without the call says that all is well.
+    /// Calls `Heartbeat`. A plugin that does not implement it reports every instance as healthy.
     pub(super) async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.heartbeat(group::HeartbeatRequest { instance: id.as_str().to_owned() });
@@ -206,7 +205,7 @@ impl Caller {
         self.slept(CALL, ids, answer)
     }
 
-    /// A plugin without the call has nothing to clean up.
+    /// Calls `Shutdown`. A plugin that does not implement it has nothing to clean up.
     pub(super) async fn shutdown(&self) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.shutdown(group::Empty {});
@@ -214,7 +213,7 @@ impl Caller {
             .map_err(|error| self.judge("Shutdown", error))
     }
 
-    /// Both calls say in the details of an error what they did before it; those count.
+    /// Evaluates a response to `Suspend` or `Resume`. Their errors list in the details the instances for which the call succeeded.
     fn slept(
         &self,
         call: &'static str,
@@ -242,7 +241,7 @@ impl Caller {
         }
     }
 
-    /// Answers about instances that nobody asked for are dropped.
+    /// Drops ids that were not part of the request, and duplicates.
     fn only_asked(&self, call: &'static str, asked: &[InstanceId], succeeded: Vec<String>) -> Vec<InstanceId> {
         let asked: HashSet<&str> = asked.iter().map(InstanceId::as_str).collect();
         let mut seen = HashSet::new();
@@ -314,7 +313,7 @@ impl Caller {
     }
 }
 
-/// How a call ended without a result.
+/// Reason why a call ended without a response.
 pub(super) enum Ended {
     Late(Duration),
     Status(Status),
@@ -332,7 +331,7 @@ fn partial(status: &Status, call: &str) -> Option<Vec<String>> {
     let status = RichStatus::decode(status.details()).ok()?;
     let wanted = format!("type.googleapis.com/proto.{call}Response");
     let detail = status.details.into_iter().find(|detail| detail.type_url == wanted)?;
-    // Both messages have one field, the same.
+    // `SuspendResponse` and `ResumeResponse` have the same single field.
     Some(group::SuspendResponse::decode(detail.value.as_slice()).ok()?.succeeded)
 }
 

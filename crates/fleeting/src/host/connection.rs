@@ -1,4 +1,4 @@
-//! A connection to a plugin's process: the channel, and the streams that are open all the time.
+//! A connection to a plugin's process: the channel, and the streams that stay open.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,27 +24,27 @@ use crate::protocol::plugin::grpc_controller_client::GrpcControllerClient;
 use crate::protocol::plugin::grpc_stdio_client::GrpcStdioClient;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
 
-/// One message of a plugin; a snapshot is many. The protocol's own limit of 2 GiB would be the manager's memory.
+/// Maximum size of one message; a snapshot has many. The protocol's own limit of 2 GiB would exhaust the manager's memory.
 const MESSAGE_MAX_BYTES: usize = 16 * 1024 * 1024;
 
-/// A connection. Clones share it.
+/// A connection to a plugin. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
     channel: Channel,
 }
 
-/// The streams that are kept open; they end with this.
+/// The streams that are kept open. Dropping them closes them.
 #[derive(Debug)]
 pub(crate) struct Streams {
     tasks: Vec<JoinHandle<()>>,
-    /// Closed when each was answered or refused.
+    /// Closed when the plugin has accepted or refused each stream.
     opening: mpsc::Receiver<Infallible>,
-    /// Ends this side's half of the broker's stream: dropped alone, it would keep the connection open.
+    /// Ends this side's half of the broker's stream. Without it, the stream would keep the connection open.
     _broker: DropGuard,
 }
 
 impl Streams {
-    /// Waits until the plugin has answered or refused each. One may keep its answer until it has something to say.
+    /// Waits until the plugin has accepted or refused each stream. A plugin may delay that until it has data to send.
     pub(crate) async fn answered(&mut self) {
         let _ = self.opening.recv().await;
     }
@@ -59,12 +59,9 @@ impl Drop for Streams {
 }
 
 impl Connection {
-    /// Connects.
-    ///
-    /// # Errors
-    /// The cause, as text.
+    /// Connects to the address. The error is the cause as text.
     pub(crate) async fn open(address: &Address) -> Result<Self, String> {
-        // The Go host's authority; the connector goes to the socket.
+        // The Go host uses the same authority. The connector ignores it and connects to the socket.
         let endpoint = Endpoint::from_static("http://unused");
         let channel = match address.clone() {
             Address::Unix(path) => {
@@ -85,8 +82,8 @@ impl Connection {
         Ok(Self { channel: channel.map_err(|error| causes(&error))? })
     }
 
-    /// Opens the streams that go-plugin opens: the plugin's output, which is logged (a plugin whose output nobody reads
-    /// would stop), and the broker's, which stays silent. A plugin may lack both.
+    /// Opens the streams that go-plugin opens: the plugin's output, which is logged because the plugin would block if it was not read, and
+    /// the broker's, which stays empty. A plugin may lack both.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (asking, opening) = mpsc::channel(1);
@@ -107,19 +104,19 @@ impl Connection {
         InstanceGroupExtensionClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
     }
 
-    /// The service that ends the process.
+    /// Returns the client of the service that ends the process.
     pub(crate) fn controller(&self) -> GrpcControllerClient<Channel> {
         GrpcControllerClient::new(self.channel.clone())
     }
 
-    /// Tells the process to end. A plugin may lack the service.
+    /// Requests the process to exit. A plugin may lack the service.
     pub(super) async fn end_process(&self) {
         let _ = self.controller().shutdown(Empty {}).await;
     }
 }
 
-/// Connects to a socket at which a process of this user, or of root, listens. A plugin that puts its socket into a shared
-/// directory might be reached there by another user's socket.
+/// Connects to a socket if a process of this user or of root listens there. In a shared directory, another user could have created the
+/// socket.
 async fn connect_to_own(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let user = stream.peer_cred()?.uid();
@@ -149,8 +146,8 @@ async fn hold_broker(channel: Channel, stop: CancellationToken, asking: mpsc::Se
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// Whether the transport failed, and not the plugin: tonic keeps the transport's error as the cause. A status that the plugin
-/// sent has none, also where it is `Unavailable`: that is its word about its cloud.
+/// Returns whether the transport failed, as opposed to the plugin. tonic keeps the transport's error as the source. A status that the
+/// plugin sent has no source, even if it is `Unavailable`, which then refers to the plugin's provider.
 pub(crate) fn is_broken(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }

@@ -1,4 +1,4 @@
-//! Why a plugin does not run.
+//! Errors of starting a plugin.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,94 +7,94 @@ use super::handshake::HandshakeError;
 use super::sockets::SocketsError;
 use crate::model::ConnectorConfigError;
 
-/// Why a plugin could not be started.
+/// Reason why a plugin could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The executable does not run.
+    /// The system cannot execute the file.
     #[error("plugin {}: cannot be run; {}", path.display(), remedy(source.raw_os_error(), "is it there, executable, and made for this system?"))]
     Spawn {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A directory for its socket.
+    /// The directory for the plugin's socket cannot be created.
     #[error("plugin {}: no directory for its socket{}", path.display(), open_files(source.raw_os_error()))]
     Directory {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// The candidates and what is wrong with each.
+        /// The candidates and what is wrong with each of them.
         source: SocketsError,
     },
-    /// It ended before it was ready.
+    /// The process exited before it printed a handshake.
     #[error("plugin {}: exited before the handshake ({status}){said}", path.display())]
     Exited {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// How it ended.
+        /// Exit status.
         status: String,
-        /// Its last words, ready to be appended.
+        /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         said: String,
     },
-    /// It said nothing in time.
+    /// The process printed no handshake in time.
     #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{said}", path.display(), limit.as_secs())]
     Silent {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// How long it had.
+        /// Time that the plugin had.
         limit: Duration,
-        /// Its last words, ready to be appended.
+        /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         said: String,
     },
-    /// Its first line is no handshake this host can use.
+    /// The first line on stdout is not a handshake that this host supports.
     #[error("plugin {} ({about})", path.display())]
     Handshake {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// What kind of file it is.
+        /// Kind, mode and owner of the file.
         about: String,
-        /// What is wrong.
+        /// What is wrong with the line.
         source: HandshakeError,
     },
-    /// Nobody answers where it says that it listens.
+    /// The host cannot connect to the address in the handshake.
     #[error("plugin {}: cannot be reached at {address}: {cause}", path.display())]
     Connect {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// Where.
+        /// Address in the handshake.
         address: String,
-        /// Why.
+        /// Reason why the connection failed.
         cause: String,
     },
-    /// The settings cannot be given to any plugin.
+    /// `connector_config` is invalid.
     #[error("plugin {}", path.display())]
     Settings {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the settings.
         source: ConnectorConfigError,
     },
-    /// It refused its settings.
+    /// The plugin rejected its settings.
     #[error("plugin {}: Init failed: {message}", path.display())]
     Init {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// Its words.
+        /// Error message of the plugin.
         message: String,
     },
-    /// After a restart it speaks for another group.
+    /// A restarted plugin returned a different group id.
     #[error("plugin {}: after its restart it speaks for the group {found:?} instead of {wanted:?}; nothing is done until it is back", path.display())]
     OtherGroup {
-        /// The executable.
+        /// Path of the executable.
         path: PathBuf,
-        /// The group before.
+        /// Group id before the restart.
         wanted: String,
-        /// The group now.
+        /// Group id after the restart.
         found: String,
     },
 }
 
-/// What helps against an error of the system: what is usual, unless there are too many open files.
+/// Returns a hint for an error of the system: `usual`, unless too many files are open.
 fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
     match code {
         Some(libc::EMFILE) => {
@@ -107,7 +107,7 @@ fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
     }
 }
 
-/// The remedy against too few open files, ready to be appended; the source has that of all other errors.
+/// Returns the hint against too many open files, formatted to be appended; empty for other errors, whose source has the hint.
 fn open_files(code: Option<i32>) -> String {
     match remedy(code, "") {
         "" => String::new(),

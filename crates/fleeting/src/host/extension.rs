@@ -1,4 +1,4 @@
-//! The extension's calls, where the plugin has it.
+//! Calls of the protocol extension, for plugins that implement it.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::protocol::extension::{
     DescribeRequest, HookRequest, HostKeysRequest, NoticesRequest, OffersRequest, ResourcesRequest,
 };
 
-/// For the question whether there is an extension: a plugin that hangs here is told of, and has none.
+/// Timeout for asking a plugin for its features. A plugin that does not respond is used without the extension.
 const DESCRIBE: Duration = Duration::from_secs(10);
-/// For a stream of notices to be answered at once.
+/// Time that a plugin has to open the stream of notices before the call returns.
 const OPEN: Duration = Duration::from_secs(1);
 
 impl Caller {
-    /// Which parts of the extension the plugin has. One that does not know it, as all Go plugins, has none.
+    /// Returns the parts of the extension that the plugin has: none if it does not implement it, as all Go plugins.
     pub(super) async fn features(&self) -> Features {
         let mut client = self.connection.extension();
         match self.raw("Describe", DESCRIBE, client.describe(DescribeRequest {})).await {
@@ -40,10 +40,10 @@ impl Group {
         if has { Ok(()) } else { Err(CallError::NoCapability { plugin: self.name().to_owned(), capability }) }
     }
 
-    /// What can be had, and at which price.
+    /// Returns the offers of the provider with their prices.
     ///
     /// # Errors
-    /// [`CallError::NoCapability`] where the plugin does not say; else [`CallError`].
+    /// [`CallError::NoCapability`] if the plugin has no offers, or another [`CallError`].
     pub async fn offers(&self) -> Result<Vec<Offer>, CallError> {
         self.need(self.features().offers, "offers")?;
         let callable = self.caller()?;
@@ -54,11 +54,11 @@ impl Group {
         Ok(offers.into_iter().map(Into::into).collect())
     }
 
-    /// Interruptions and stock-outs, as they arise from now on. The stream ends with the plugin's process: ask again then. A
-    /// plugin may keep its answer until it has something to tell: that is waited for while the stream is read, without a limit.
+    /// Returns a stream of interruptions and stock changes from now on. The stream ends with the plugin's process; call this again then. A
+    /// plugin may delay its response until it has a notice. The stream waits for that response without a limit.
     ///
     /// # Errors
-    /// [`CallError::NoCapability`] where the plugin has none; [`CallError::Down`] where there is no process.
+    /// [`CallError::NoCapability`] if the plugin has no notices, [`CallError::Down`] if no process is running.
     pub async fn notices(&self) -> Result<impl Stream<Item = Notice> + Send + Unpin + 'static, CallError> {
         self.need(self.features().notices, "notices")?;
         let callable = self.caller()?;
@@ -72,20 +72,20 @@ impl Group {
                 }
             }
         });
-        // When it has answered it listens; one that keeps its answer has been asked by then.
+        // After its response the plugin is listening. If it delays the response, it has received the request by now.
         let whole = match tokio::time::timeout(OPEN, &mut opening).await {
             Ok(opened) => opened.left_stream(),
             Err(_) => futures::stream::once(opening).flatten().right_stream(),
         };
-        // What a newer plugin tells beyond this host's words is no notice to it.
+        // Notices of a kind that this host does not know are dropped.
         let whole = whole.take_while(|message| std::future::ready(message.is_ok()));
         Ok(Box::pin(whole.filter_map(|message| std::future::ready(message.ok().and_then(Notice::from_wire)))))
     }
 
-    /// What these instances use now. One that is missing in the answer could not be measured.
+    /// Returns the current resource usage of these instances. An instance is missing if the plugin could not measure it.
     ///
     /// # Errors
-    /// [`CallError::NoCapability`] where the plugin does not say; else [`CallError`].
+    /// [`CallError::NoCapability`] if the plugin does not report usage, or another [`CallError`].
     pub async fn resources(&self, ids: &[InstanceId]) -> Result<Vec<Resources>, CallError> {
         self.need(self.features().resources, "resources")?;
         let callable = self.caller()?;
@@ -97,7 +97,7 @@ impl Group {
         Ok(resources.into_iter().map(Resources::from).filter(|one| ids.contains(&one.instance)).collect())
     }
 
-    /// Fingerprints of the keys that an instance's SSH server may show; none where the plugin does not say.
+    /// Returns the fingerprints of an instance's SSH host keys. Empty if the plugin does not know them.
     ///
     /// # Errors
     /// [`CallError`].
@@ -113,10 +113,10 @@ impl Group {
         Ok(self.heed(&callable, answer)?.into_inner().fingerprints)
     }
 
-    /// Before a job runs on an instance. A plugin without hooks has nothing to do.
+    /// Runs the plugin's hook before a job starts on an instance. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's words: the job cannot run there, and that is no fault of its author.
+    /// [`CallError::Refused`] with the plugin's message. The job cannot run there, which is not its author's fault.
     pub async fn prepare(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());
@@ -129,10 +129,10 @@ impl Group {
         self.heed(&callable, answer).map(drop)
     }
 
-    /// After a job ran on an instance, however it ended.
+    /// Runs the plugin's hook after a job ended on an instance, whatever its result. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's words: the instance should not be used again.
+    /// [`CallError::Refused`] with the plugin's message. The instance should not be used again.
     pub async fn finish(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());

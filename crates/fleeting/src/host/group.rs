@@ -14,31 +14,31 @@ use crate::model::Features;
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
 
-/// Calls about one instance.
+/// Calls about a single instance.
 const ABOUT_ONE: [&str; 6] = ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Finish", "Resources"];
-/// So many of those without an answer, and no other answer between them, are a plugin that hangs.
+/// Number of unanswered calls about single instances, without any response in between, after which the plugin counts as hung.
 const LATE_MAX: u32 = 3;
 
 /// Whether a plugin can be called.
 #[derive(Debug, Clone)]
 pub enum Status {
-    /// It runs.
+    /// The plugin is running.
     Up {
-        /// Its process.
+        /// Process id of the plugin.
         pid: u32,
     },
-    /// It does not; it is started again by itself.
+    /// The plugin is not running. It is restarted automatically.
     Down {
-        /// Why it went, or why its last start failed.
+        /// Reason why the process ended, or why its last start failed.
         cause: String,
-        /// Failed starts in a row.
+        /// Number of consecutive failed starts.
         failures: u32,
     },
-    /// It was stopped.
+    /// The plugin was stopped.
     Stopped,
 }
 
-/// An instance group: a plugin that runs, and is kept running. Dropped without [`Self::stop`], the process is killed.
+/// An instance group: a plugin that is restarted when it fails. Dropping it without [`Self::stop`] kills the process.
 #[derive(Debug)]
 pub struct Group {
     name: String,
@@ -50,11 +50,11 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts the plugin and gives it its settings. Only here is a failure the caller's: settings that are refused are
-    /// not tried again. Must be called within a runtime, on a thread that lives as long as the process.
+    /// Starts the plugin and sends it its settings. Only an error of this first start is returned, and rejected settings are not retried;
+    /// later starts are repeated automatically. Call it within a runtime, on a thread that lives as long as the process.
     ///
     /// # Errors
-    /// [`StartError`]; no process is left.
+    /// [`StartError`]. No process is left.
     pub async fn start(spec: PluginSpec) -> Result<Self, StartError> {
         let name = spec.name();
         spec.connector.check().map_err(|source| StartError::Settings { path: spec.executable.clone(), source })?;
@@ -71,25 +71,25 @@ impl Group {
         Ok(Self { name, info, running, status, stop, supervisor: Mutex::new(Some(tokio::spawn(supervisor.run()))) })
     }
 
-    /// The plugin's name for people.
+    /// Returns the plugin's name for messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the plugin said of itself at its first start.
+    /// Returns what the plugin reported about itself at its first start.
     #[must_use]
     pub fn info(&self) -> &GroupInfo {
         &self.info
     }
 
-    /// Whether it can be called, and each change of that.
+    /// Returns a receiver that follows whether the plugin can be called.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
 
-    /// All instances of the group. An error half way gives nothing.
+    /// Lists all instances of the group. If the list breaks off, nothing is returned.
     ///
     /// # Errors
     /// [`CallError`].
@@ -98,25 +98,25 @@ impl Group {
         self.heed(&caller, caller.caller.update().await)
     }
 
-    /// Asks for `n` more; how many requests were accepted, at most `n`.
+    /// Requests `n` more instances and returns how many requests the plugin accepted, at most `n`.
     ///
     /// # Errors
-    /// [`CallError`]: unless it is [`CallError::NoCapability`], some may have been made nevertheless.
+    /// [`CallError`]. Unless it is [`CallError::NoCapability`], some instances may have been created anyway.
     pub async fn increase(&self, n: u32) -> Result<u32, CallError> {
         let caller = self.caller()?;
         self.heed(&caller, caller.caller.increase(n).await)
     }
 
-    /// Asks to remove exactly these; those whose removal was accepted.
+    /// Requests the deletion of these instances and returns those for which the plugin accepted it.
     ///
     /// # Errors
-    /// [`CallError`]: some may be going nevertheless.
+    /// [`CallError`]. Some instances may be deleted anyway.
     pub async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         let caller = self.caller()?;
         self.heed(&caller, caller.caller.decrease(ids).await)
     }
 
-    /// How to reach an instance. May be slow, and may put a key on the machine.
+    /// Returns how to connect to an instance. This may be slow, and may install a key on the machine.
     ///
     /// # Errors
     /// [`CallError`].
@@ -125,37 +125,37 @@ impl Group {
         self.heed(&caller, caller.caller.connect_info(id).await)
     }
 
-    /// Whether the instance is well, as far as the provider can say.
+    /// Checks whether the instance is healthy, as far as the provider knows.
     ///
     /// # Errors
-    /// [`CallError::Refused`] where it is not.
+    /// [`CallError::Refused`] if the instance is not healthy.
     pub async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
         let caller = self.caller()?;
         self.heed(&caller, caller.caller.heartbeat(id).await)
     }
 
-    /// Puts instances to sleep; those for which that was accepted.
+    /// Requests to suspend instances and returns those for which the plugin accepted it.
     ///
     /// # Errors
-    /// [`CallError::NoCapability`] where the plugin cannot; else [`CallError`].
+    /// [`CallError::NoCapability`] if the plugin cannot suspend instances, or another [`CallError`].
     pub async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         self.need_suspend()?;
         let caller = self.caller()?;
         self.heed(&caller, caller.caller.suspend(ids).await)
     }
 
-    /// Wakes instances; those for which that was accepted.
+    /// Requests to resume instances and returns those for which the plugin accepted it.
     ///
     /// # Errors
-    /// [`CallError::NoCapability`] where the plugin cannot; else [`CallError`].
+    /// [`CallError::NoCapability`] if the plugin cannot resume instances, or another [`CallError`].
     pub async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         self.need_suspend()?;
         let caller = self.caller()?;
         self.heed(&caller, caller.caller.resume(ids).await)
     }
 
-    /// Stops the plugin: it cleans up after itself, then its process ends, at the latest after the limits. No instance
-    /// is removed by this. Calls that are under way meanwhile end as with a plugin that is down.
+    /// Stops the plugin: it cleans up and its process ends, or is killed after the timeouts. No instance is deleted by this. Calls that are
+    /// under way fail as if the plugin were down.
     pub async fn stop(&self) {
         self.stop.cancel();
         let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -164,7 +164,7 @@ impl Group {
         }
     }
 
-    /// Which parts of the extension the plugin has: those of its process, or where there is none, of the first one.
+    /// Returns the parts of the protocol extension that the running process has. If none is running, those of the first process.
     #[must_use]
     pub fn features(&self) -> Features {
         match &*self.running.borrow() {
@@ -191,8 +191,8 @@ impl Group {
         Err(CallError::Down { plugin: self.name.clone(), cause })
     }
 
-    /// A call about the whole group without an answer means a plugin that hangs: its process is replaced. A call about one
-    /// instance may hang with that instance, and other calls are under way: [`LATE_MAX`] in a row say the same.
+    /// Marks the process as hung if a call shows that. An unanswered call about the whole group is enough. A call about one instance may
+    /// hang with that instance only, so [`LATE_MAX`] of them in a row are needed.
     #[expect(clippy::unused_self, reason = "reads as a sentence")]
     pub(super) fn heed<T>(&self, callable: &Callable, answer: Result<T, CallError>) -> Result<T, CallError> {
         let hangs = match &answer {
@@ -217,7 +217,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let supervisor = self.supervisor.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(supervisor) = supervisor {
-            // The process is killed with the child that the task holds.
+            // The child that the task owns kills the process.
             supervisor.abort();
         }
     }
@@ -227,10 +227,10 @@ impl Drop for Group {
 #[derive(Debug)]
 pub(super) struct Callable {
     pub(super) caller: Caller,
-    /// It hangs: its process is to be replaced.
+    /// Canceled when the process hangs and must be replaced.
     pub(super) hung: CancellationToken,
-    /// Calls about one instance that had no answer, since the last answer.
+    /// Number of unanswered calls about single instances since the last response.
     pub(super) late: AtomicU32,
-    /// What this process offers beside the protocol: another one may be of another version.
+    /// Parts of the extension that this process has. Another process may run another version of the plugin.
     pub(super) features: Features,
 }

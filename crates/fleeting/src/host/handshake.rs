@@ -1,73 +1,73 @@
-//! The first line that a plugin prints (fleeting.md 1.4): `CORE|APP|NETWORK|ADDRESS|PROTOCOL|CERT`.
+//! The first line that a plugin prints, `CORE|APP|NETWORK|ADDRESS|PROTOCOL|CERT` (docs/spec/fleeting.md, section 1.4).
 
 use std::path::PathBuf;
 
 use crate::protocol::{APP_VERSION, CORE_VERSION};
 
-/// Longest first line that is looked at, in bytes. An address is a path or a host with a port.
+/// Maximum number of bytes that are read of the first line. An address is a path, or a host with a port.
 pub(super) const LINE_MAX: usize = 8 * 1024;
-/// A sixth field longer than this is a certificate.
+/// Length above which a sixth field is a certificate.
 const CERTIFICATE_MIN: usize = 50;
 
-/// Where the plugin listens.
+/// Address on which the plugin listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A unix socket.
+    /// Path of a Unix socket.
     Unix(PathBuf),
     /// `host:port`.
     Tcp(String),
 }
 
-/// What a plugin says when it is ready.
+/// Content of a plugin's handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handshake {
-    /// Where it listens.
+    /// Address on which the plugin listens.
     pub address: Address,
 }
 
-/// Why a first line is no handshake.
+/// Reason why a first line is not a valid handshake.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Not the line of a plugin.
+    /// The line does not have the form of a handshake.
     #[error(
         "unrecognized plugin message {line:?}: the first line on stdout must be the handshake CORE|APP|NETWORK|ADDRESS|grpc; \
          a plugin must print nothing before it, and log to stderr"
     )]
     Unrecognized {
-        /// The line, cut.
+        /// The line, shortened.
         line: String,
     },
-    /// Another version of the handshake.
+    /// The plugin uses another version of the handshake.
     #[error("incompatible core API version {found:?}: this host speaks {CORE_VERSION}; use a plugin built for it")]
     Core {
-        /// What the plugin speaks.
+        /// Version that the plugin uses.
         found: String,
     },
-    /// Another version of the protocol.
+    /// The plugin uses another version of the fleeting protocol.
     #[error(
         "incompatible API version with plugin. Plugin version: {found}, Client versions: [{APP_VERSION}]; use another \
          version of the plugin"
     )]
     App {
-        /// What the plugin speaks.
+        /// Version that the plugin uses.
         found: String,
     },
-    /// Another kind of socket.
+    /// The address is neither a Unix socket nor TCP.
     #[error("unknown address type {found:?}: a plugin listens on \"unix\" or \"tcp\"")]
     Network {
-        /// What the plugin said.
+        /// Address type in the handshake.
         found: String,
     },
-    /// No address.
+    /// The handshake has no address.
     #[error("the plugin's handshake names no address")]
     NoAddress,
-    /// Another protocol than gRPC.
+    /// The plugin uses another protocol than gRPC.
     #[error("unsupported plugin protocol {found:?}: only \"grpc\" is supported")]
     Protocol {
-        /// What the plugin said; `netrpc` where it said nothing.
+        /// Protocol in the handshake; `netrpc` if the field is missing.
         found: String,
     },
-    /// The plugin encrypts, which nobody asked for.
+    /// The plugin requires TLS, which the host did not request.
     #[error(
         "the plugin wants TLS, which this host did not ask for: is PLUGIN_CLIENT_CERT set in the plugin's own settings?"
     )]
@@ -75,7 +75,7 @@ pub enum HandshakeError {
 }
 
 impl Handshake {
-    /// Reads the line. Blanks around it are no matter, nor is a missing certificate field.
+    /// Parses the line. Surrounding white space and a missing certificate field are accepted.
     ///
     /// # Errors
     /// [`HandshakeError`].
@@ -113,7 +113,7 @@ impl Handshake {
     }
 }
 
-/// Enough of a text to recognise it.
+/// Shortens a text for an error message.
 fn cut(text: &str) -> String {
     const SHOWN: usize = 120;
     let text = text.trim();

@@ -1,4 +1,4 @@
-//! A plugin's log: what it writes to stderr, line by line (fleeting.md 1.8).
+//! A plugin's log: what it writes to stderr, line by line (docs/spec/fleeting.md, section 1.8).
 
 use std::time::Instant;
 
@@ -7,19 +7,19 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
 use super::mask::Mask;
 
-/// A line is read up to here; a longer one comes in pieces, which are not looked into.
+/// Maximum number of bytes that are read at once. A longer line is logged in pieces, which are not parsed.
 const LINE_MAX: usize = 64 * 1024;
 
-/// How much a record matters.
+/// Severity of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// For the plugin's author.
+    /// For the author of the plugin.
     Trace,
-    /// For a person who searches.
+    /// For debugging.
     Debug,
-    /// Worth a line.
+    /// Normal operation.
     Info,
-    /// Something is not as it should be.
+    /// Something is degraded.
     Warn,
     /// Something failed.
     Error,
@@ -28,26 +28,25 @@ pub enum Level {
 /// One record of a plugin's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// How much it matters.
+    /// Severity of the record.
     pub level: Level,
-    /// What it says.
+    /// Text of the message.
     pub message: String,
-    /// Keys and values beside the message, as `key=value`, in the plugin's order.
+    /// Other keys and values as `key=value`, in the plugin's order.
     pub fields: String,
 }
 
-/// Reads lines into records. It remembers a panic, since all that follows belongs to it.
+/// Parses lines into records. It remembers a panic, because all lines that follow belong to it.
 #[derive(Debug, Default)]
 pub struct LogReader {
     panicked: bool,
 }
 
 impl LogReader {
-    /// The record of a line.
+    /// Parses one line.
     ///
-    /// The level of JSON counts whatever form its time stamp has: the Go host forgets it where the stamp has not
-    /// exactly six digits (H16), which helps nobody. JSON with a level that is no text is shown as it is (H17, where
-    /// the Go host panics).
+    /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
+    /// fractional digits (H16). JSON whose level is not a string is logged as plain text (H17); the Go host panics there.
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
@@ -99,11 +98,11 @@ fn structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
-/// Lines that a plugin may log at once, and each second: its log is the manager's.
+/// Number of lines that a plugin may log in a burst, and per second. They end up in the manager's log.
 const LINES_AT_ONCE: u32 = 2_000;
 const LINES_PER_SECOND: u32 = 100;
 
-/// How many lines a plugin may log.
+/// Token bucket for the lines of a plugin's log.
 #[derive(Debug)]
 struct Budget {
     lines: f64,
@@ -116,7 +115,7 @@ impl Budget {
         Self { lines: f64::from(LINES_AT_ONCE), at: now, left_out: 0 }
     }
 
-    /// Whether a line may be logged, and how many were left out before it.
+    /// Takes a token for one line. Returns the number of lines dropped before it, or `None` if this line must be dropped.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * f64::from(LINES_PER_SECOND);
         self.lines = (self.lines + earned).min(f64::from(LINES_AT_ONCE));
@@ -171,7 +170,7 @@ pub(super) async fn pump(
     }
 }
 
-/// The next line without its end, or the next piece of a line that is too long: `Some(false)`.
+/// Reads the next line without its line break (`Some(true)`), or the next piece of a line that is too long (`Some(false)`).
 async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     loop {

@@ -1,17 +1,17 @@
-//! What a plugin was given in secret is shown nowhere: its log and its errors are the manager's.
+//! Hides a plugin's secrets in its log and its errors, which the manager shows.
 
 use serde_json::Value;
 
 use super::PluginSpec;
 
-/// In place of a secret.
+/// Text that replaces a secret.
 const MASKED: &str = "[masked]";
-/// A shorter text is in too many words to be hidden in each.
+/// Minimum length of a secret. Shorter texts occur in too many words to be replaced.
 const LENGTH_MIN: usize = 4;
-/// A key of this word in its name has a secret value, or a table of such.
+/// Words in the name of a key whose value, or table of values, is secret.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
-/// Keys of these names too: most others that end so name a key, and are none.
+/// Names of more secret keys. Other names that end in `key` usually are not secret.
 const SECRET_NAMES: [&str; 4] = ["key", "apikey", "access_key", "ssh_key"];
 
 /// The secrets of one plugin.
@@ -25,19 +25,19 @@ impl std::fmt::Debug for Mask {
 }
 
 impl Mask {
-    /// Of `plugin_config`, by the names of its keys, and of `connector_config`.
+    /// Collects the secrets of `plugin_config`, by the names of its keys, and of `connector_config`.
     pub(super) fn of(spec: &PluginSpec) -> Self {
         let mut secrets = Vec::new();
         collect(&spec.config, false, &mut secrets);
         add(&spec.connector.password, &mut secrets);
         add(&String::from_utf8_lossy(&spec.connector.key), &mut secrets);
-        // One that is a part of another one must not tear it.
+        // Longer secrets are replaced first, so that one that contains another is hidden completely.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
         Self(secrets)
     }
 
-    /// The text without them.
+    /// Replaces the secrets in the text.
     pub(super) fn hide(&self, text: String) -> String {
         let hidden = |text: String, secret: &String| {
             if text.contains(secret.as_str()) { text.replace(secret.as_str(), MASKED) } else { text }
@@ -56,7 +56,7 @@ fn collect(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
                 let key = key.to_lowercase().replace('-', "_");
                 let is_named =
                     SECRET_NAMES.contains(&key.as_str()) || SECRET_WORDS.iter().any(|word| key.contains(word));
-                // A path is where the secret is, not what it is.
+                // The path of a secret is not secret.
                 let names_file = ["_path", "_file"].iter().any(|end| key.ends_with(end));
                 collect(value, is_secret || is_named && !names_file, secrets);
             }
@@ -65,7 +65,7 @@ fn collect(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
     }
 }
 
-/// A secret of several lines is shown line by line.
+/// Adds each line of a secret, because the log is masked line by line.
 fn add(text: &str, secrets: &mut Vec<String>) {
     let lines = text.lines().map(str::trim).filter(|line| line.len() >= LENGTH_MIN && !line.starts_with("-----"));
     secrets.extend(lines.map(str::to_owned));

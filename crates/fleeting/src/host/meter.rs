@@ -1,66 +1,66 @@
-//! What is counted of a plugin: its starts, its calls, and what it was refused.
+//! Counters of one plugin: starts, calls, dropped log lines.
 //!
-//! Nothing here knows how the numbers are exposed.
+//! This module does not know how the counters are exposed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of the times of calls, in seconds: most answers are there at once, some wait for a cloud.
+/// Upper bounds of the call duration buckets, in seconds. Most calls are fast, some wait for a provider.
 pub const CALL_SECONDS: [f64; 10] = [0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 120.0, 300.0];
 
-/// Counts of one plugin, over all its processes. Clones count together.
+/// Counters of one plugin over all its processes. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct Meter(Arc<Mutex<Counts>>);
 
-/// The counts at a moment.
+/// Values of the counters at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
-    /// It runs, and can be called.
+    /// Whether the plugin is running and can be called.
     pub is_up: bool,
-    /// Starts that gave a plugin that can be called.
+    /// Number of successful starts.
     pub starts: u64,
-    /// Starts that did not.
+    /// Number of failed starts.
     pub failed_starts: u64,
-    /// By the name of the call.
+    /// Counters by the name of the call.
     pub calls: BTreeMap<&'static str, Calls>,
-    /// Lines of its log that were left out, since there were too many.
+    /// Number of log lines that were dropped because the plugin logged too many.
     pub lines_left_out: u64,
 }
 
-/// Calls of one name.
+/// Counters of the calls with one name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Calls {
-    /// By what came of them.
+    /// Number of calls by result.
     pub results: BTreeMap<CallResult, u64>,
-    /// Answers, or parts of them, that made no sense.
+    /// Number of invalid responses, or invalid parts of responses.
     pub nonsense: u64,
-    /// Those that took up to each of [`CALL_SECONDS`] and no less; the last took longer than all.
+    /// Number of calls in each duration bucket of [`CALL_SECONDS`]. The last bucket has the calls that took longer than every bound.
     pub times: [u64; CALL_SECONDS.len() + 1],
-    /// The time of all together.
+    /// Total duration of all calls in seconds.
     pub seconds: f64,
 }
 
-/// What came of a call.
+/// Result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallResult {
-    /// An answer.
+    /// The plugin responded.
     Ok,
-    /// The plugin's own error.
+    /// The plugin returned an error.
     Refused,
-    /// The plugin does not have the call.
+    /// The plugin does not implement the call.
     Unimplemented,
-    /// No answer in time.
+    /// The plugin did not respond in time.
     Late,
     /// The connection broke.
     Broken,
 }
 
 impl CallResult {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 5] = [Self::Ok, Self::Refused, Self::Unimplemented, Self::Late, Self::Broken];
 
-    /// A word for it.
+    /// Returns the value of the metric's `result` label.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ impl CallResult {
 }
 
 impl Meter {
-    /// The counts now.
+    /// Returns the current values.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.lock().clone()

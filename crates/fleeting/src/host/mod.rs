@@ -1,4 +1,4 @@
-//! The host side: runs a plugin's process, keeps it running, and calls it.
+//! Starts a plugin's process, restarts it when it dies, and calls it.
 //!
 //! ```text
 //! Group (handle) --calls--> Connection --gRPC over a socket--> plugin process
@@ -6,9 +6,9 @@
 //!    +-- supervisor: start, handshake, Init; on death: again  <--+ exit
 //! ```
 //!
-//! A plugin that crashes, hangs or talks nonsense is contained here: each call has a deadline, a call over it ends the
-//! process, and a process that ended is started again with back-off and given `Init` again. What instances there are is
-//! the provider's truth, which the next snapshot brings; nothing of it is lost with a process (fleeting.md 1.10).
+//! Each call has a timeout, and a process that exceeds it is killed. A process that ended is restarted with backoff and receives `Init`
+//! again. No state is lost with a process: the provider knows which instances exist, and the next snapshot lists them
+//! (docs/spec/fleeting.md, section 1.10).
 
 mod call;
 pub(crate) mod connection;
@@ -41,24 +41,24 @@ use std::time::Duration;
 
 use crate::model::ConnectorConfig;
 
-/// A plugin to run.
+/// Settings to start a plugin with.
 #[derive(Clone)]
 pub struct PluginSpec {
-    /// The executable.
+    /// Path of the plugin's executable.
     pub executable: PathBuf,
-    /// Its arguments: none, unless the plugin is a part of a program whose last argument names it.
+    /// Command-line arguments. Empty unless the plugin is built into another program, whose last argument is then the plugin's name.
     pub arguments: Vec<String>,
-    /// `plugin_config`, as JSON; `null` where the user gave none.
+    /// `plugin_config` as JSON. `null` if the user configured none.
     pub config: serde_json::Value,
-    /// `connector_config`, with its defaults.
+    /// `connector_config`, with its defaults filled in.
     pub connector: ConnectorConfig,
-    /// How long it may take.
+    /// Timeouts of the calls and delays between restarts.
     pub limits: Limits,
-    /// What counts it: one for all starts of this and its clones.
+    /// Counters of starts and calls, shared by all processes that are started from this value or its clones.
     pub meter: Meter,
 }
 
-/// Without the settings: some are secrets.
+/// Omits the settings, because some of them are secrets.
 impl std::fmt::Debug for PluginSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { executable, arguments, .. } = self;
@@ -70,7 +70,7 @@ impl std::fmt::Debug for PluginSpec {
 }
 
 impl PluginSpec {
-    /// A plugin with no settings and the usual limits.
+    /// Returns the settings of a plugin without arguments and configuration, with the default timeouts.
     #[must_use]
     pub fn new(executable: impl Into<PathBuf>) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl PluginSpec {
         }
     }
 
-    /// The plugin's name for people: the executable's, without `fleeting-plugin-`, or the last argument.
+    /// Returns the name for messages: the last argument, or the executable's file name without `fleeting-plugin-`.
     #[must_use]
     pub fn name(&self) -> String {
         if let Some(name) = self.arguments.last() {
@@ -94,28 +94,28 @@ impl PluginSpec {
     }
 }
 
-/// How long a plugin may take. The protocol has no deadlines of its own; these are where hope ends (fleeting.md 2.5).
+/// Timeouts for plugin calls, and delays between restarts. The protocol defines none (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// From start to handshake.
+    /// Time from the start of the process to its handshake. Defaults to 60 seconds.
     pub start: Duration,
-    /// `Init`.
+    /// Time for `Init`. Defaults to 60 seconds.
     pub init: Duration,
-    /// A whole snapshot.
+    /// Time for a complete list of the instances. Defaults to 2 minutes.
     pub update: Duration,
-    /// `Increase` and `Decrease`: some plugins answer only when the provider is done.
+    /// Time for `Increase` and `Decrease`. Defaults to 10 minutes, because some plugins answer only when the provider has finished.
     pub change: Duration,
-    /// `ConnectInfo`.
+    /// Time for `ConnectInfo`. Defaults to 2 minutes.
     pub connect_info: Duration,
-    /// `Heartbeat`.
+    /// Time for `Heartbeat`. Defaults to 60 seconds.
     pub heartbeat: Duration,
-    /// `Shutdown`: the plugin removes what it made for itself.
+    /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
-    /// From the word to stop to SIGKILL.
+    /// Time between the request to exit and SIGKILL. Defaults to 2 seconds.
     pub exit: Duration,
-    /// Before the first new start of a plugin that died; doubles up to [`Self::restart_cap`].
+    /// Delay before the first restart; it doubles up to [`Self::restart_cap`]. Defaults to 500 milliseconds.
     pub restart_first: Duration,
-    /// The longest pause between two starts.
+    /// Longest delay between two starts. Defaults to 30 seconds.
     pub restart_cap: Duration,
 }
 

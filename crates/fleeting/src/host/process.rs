@@ -1,4 +1,4 @@
-//! A plugin's process: start, handshake, end.
+//! Starts a plugin's process, reads its handshake and ends it.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt;
@@ -18,12 +18,12 @@ use super::sockets::Sockets;
 use super::{PluginSpec, StartError, log, sys};
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
 
-/// For the last words of a process that has ended.
+/// Time to read the rest of the log of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Lines of a plugin's log that the error of a failed start quotes.
+/// Number of log lines that the error of a failed start quotes.
 const LAST_LINES: usize = 5;
 
-/// The last lines of a plugin's log; of one that panics, those from the panic on.
+/// Last lines of a plugin's log. After a panic, the first lines from the panic on.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LastLines(Arc<Mutex<Last>>);
 
@@ -50,7 +50,7 @@ impl LastLines {
         last.lines.push_back(line.chars().take(400).collect());
     }
 
-    /// `: it said: ...`, or nothing.
+    /// Returns `; it said: ...`, or an empty text if nothing was logged.
     fn said(&self) -> String {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if last.lines.is_empty() {
@@ -60,19 +60,19 @@ impl LastLines {
     }
 }
 
-/// A plugin that runs and has said where it listens.
+/// A running plugin that has completed the handshake.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
     group: ProcessGroup,
     pumps: Vec<JoinHandle<()>>,
     last: LastLines,
-    /// Holds the socket; removed with the process.
+    /// Directory of the socket. Removed with the process.
     _directory: Sockets,
 }
 
 impl Process {
-    /// Starts the plugin and waits for its handshake. A plugin that fails is killed and reaped.
+    /// Starts the plugin and waits for its handshake. If the handshake fails, the process is killed and reaped.
     pub(super) async fn start(spec: &PluginSpec) -> Result<(Self, Handshake), StartError> {
         let path = &spec.executable;
         let directory = Sockets::new().map_err(|source| StartError::Directory { path: path.clone(), source })?;
@@ -117,24 +117,24 @@ impl Process {
         };
         let handshake =
             Handshake::parse(&line).map_err(|source| StartError::Handshake { about: about(&path), path, source })?;
-        // What else it prints is of no interest, but must be read: a full pipe would stop it.
+        // The rest of stdout is discarded, but has to be read: the plugin would block on a full pipe.
         self.pumps.push(tokio::spawn(async move {
             let _ = tokio::io::copy(&mut stdout, &mut sink()).await;
         }));
         Ok(handshake)
     }
 
-    /// What it said last, ready to be appended, once it has ended: its words may still be on their way.
+    /// Returns the end of the log, formatted to be appended, after the process has ended. Waits for output that is still in the pipe.
     pub(super) async fn last_words(&mut self) -> String {
         let read = futures::future::join_all(&mut self.pumps);
-        // What it started may hold the pipes.
+        // Child processes of the plugin may keep the pipes open.
         if tokio::time::timeout(LAST_WORDS, read).await.is_ok() {
             self.pumps.clear();
         }
         self.last.said()
     }
 
-    /// Its id; 0 once it has ended.
+    /// Returns the process id, or 0 if the process has ended.
     pub(super) fn pid(&self) -> u32 {
         self.child.id().unwrap_or(0)
     }
@@ -144,21 +144,21 @@ impl Process {
         self.child.wait().await
     }
 
-    /// Waits for its end; kills it where it does not come.
+    /// Waits until the process ends and returns true, or kills it after `limit` and returns false.
     pub(super) async fn end_within(mut self, limit: Duration) -> bool {
         let by_itself = tokio::time::timeout(limit, self.child.wait()).await.is_ok();
         self.kill().await;
         by_itself
     }
 
-    /// Ends the process and what it started, now.
+    /// Kills the process group and waits for the process.
     pub(super) async fn kill(&mut self) {
         self.group.kill();
         let _ = self.child.wait().await;
     }
 }
 
-/// However it goes: what it started goes with its group, and nobody reads its output any more.
+/// The process group kills its processes when it is dropped, so the tasks that read their output are no longer needed.
 impl Drop for Process {
     fn drop(&mut self) {
         for pump in self.pumps.drain(..) {
@@ -167,10 +167,10 @@ impl Drop for Process {
     }
 }
 
-/// A plugin's process as a host starts it, without arguments so far.
+/// Returns the command that starts a plugin as every host of the protocol does, without arguments.
 pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     let mut command = Command::new(path);
-    // A stray PLUGIN_CLIENT_CERT or PLUGIN_MULTIPLEX_GRPC would make a plugin speak TLS or yamux (fleeting.md 1.2).
+    // PLUGIN_CLIENT_CERT or PLUGIN_MULTIPLEX_GRPC would make a plugin use TLS or yamux (docs/spec/fleeting.md, section 1.2).
     for (key, _) in std::env::vars_os() {
         if key.to_string_lossy().starts_with("PLUGIN_") {
             command.env_remove(key);
@@ -189,7 +189,7 @@ pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     command
 }
 
-/// The first line, or what there is of it where it is too long; `None` where the pipe ended before.
+/// Reads the first line, cut after [`LINE_MAX`] bytes. Returns `None` if the pipe closed before the first byte.
 pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     let mut line = Vec::new();
     loop {
@@ -206,7 +206,7 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     Some(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// What kind of file this is, for the error of a thing that is no plugin.
+/// Describes a file for the error about something that is not a plugin.
 fn about(path: &Path) -> String {
     let Ok(meta) = path.metadata() else { return "not there any more".to_owned() };
     let mut head = [0; 20];

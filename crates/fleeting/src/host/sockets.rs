@@ -15,16 +15,16 @@ use tempfile::TempDir;
 use super::runtime_directory::{NoRuntimeDirectory, runtime_directory};
 
 const PREFIX: &str = "p-";
-/// Held by the host whose directory it is.
+/// Lock file of a directory, held by the host that created it.
 const LOCK: &str = ".lock";
-/// A directory is younger than this while its lock is made.
+/// Age up to which a directory may not have its lock yet.
 const YOUNG: Duration = Duration::from_secs(60);
 /// Maximum number of directories of dead hosts that one start removes.
 const MAX_REMOVED: usize = 1000;
-/// Bytes of `p-XXXXXX/plugin4294967295`: go-plugin names a socket by a random number.
+/// Length of `p-XXXXXX/plugin4294967295`: go-plugin appends a random number to the socket's name.
 const NAME_BYTES: usize = 25;
 
-/// Why there is no directory for a plugin's socket.
+/// Reason why there is no directory for a plugin's socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// No directory is private.
@@ -49,7 +49,7 @@ impl SocketsError {
     }
 }
 
-/// A directory of this host. Removed when it is dropped.
+/// A directory of this host for one socket. Removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Sockets {
     directory: TempDir,
@@ -83,13 +83,13 @@ impl Sockets {
     }
 }
 
-/// Removes what dead hosts left in the runtime directory, which only this user can write.
+/// Removes directories of dead hosts from the runtime directory, which only this user can write.
 fn clear(runtime: &Path) {
     let Ok(entries) = std::fs::read_dir(runtime) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
     for left in ours.map(|entry| entry.path()).filter(|path| is_left(path)).take(MAX_REMOVED) {
         tracing::debug!(directory = %left.display(), "directory of a dead host removed");
-        // What cannot be removed is tried again by the next host.
+        // The next host retries what cannot be removed.
         let _ = std::fs::remove_dir_all(left);
     }
 }
@@ -100,7 +100,7 @@ fn is_left(directory: &Path) -> bool {
     if !found.is_dir() || !is_old {
         return false;
     }
-    // Whatever stands there instead of the lock is neither followed nor waited for.
+    // `open_in` neither follows a link nor waits for a FIFO that is there instead of the lock.
     muster_files::open_in(directory, LOCK).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
@@ -130,10 +130,10 @@ mod tests {
             make_old(path);
         }
         let left = killed.path().to_owned();
-        // A kill closes the lock and removes nothing.
+        // SIGKILL releases the lock and removes nothing.
         killed.directory.disable_cleanup(true);
         drop(killed);
-        // A process that another test is just starting has a copy of the lock for a moment.
+        // A process that another test is starting may hold a copy of the lock for a moment.
         let since = std::time::Instant::now();
         while left.exists() && since.elapsed() < YOUNG {
             clear(runtime.path());

@@ -1,4 +1,4 @@
-//! Keeps a plugin's process running.
+//! Restarts a plugin's process when it dies or hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -19,17 +19,17 @@ use super::{PluginSpec, StartError};
 use crate::causes::causes;
 use crate::model::GroupInfo;
 
-/// A process that ran this long has shown that it works: the next pause is the first one again.
+/// Time after which a process counts as stable: the next restart then starts with the shortest delay again.
 const PROVEN: Duration = Duration::from_secs(60);
 
-/// What can be called.
+/// Whether there is a process that can be called.
 #[derive(Debug, Clone)]
 pub(super) enum Running {
     Up(Arc<Callable>),
     Down,
 }
 
-/// One start of the plugin.
+/// One process of the plugin.
 struct Instance {
     process: Process,
     callable: Arc<Callable>,
@@ -37,7 +37,7 @@ struct Instance {
     since: Instant,
 }
 
-/// Owns the process.
+/// Owner of the plugin's process.
 pub(super) struct Supervisor {
     spec: PluginSpec,
     name: String,
@@ -48,14 +48,14 @@ pub(super) struct Supervisor {
     status: watch::Sender<Status>,
 }
 
-/// Why a process is no more.
+/// Reason why a process ended.
 enum Gone {
     Stop,
     Because(String),
 }
 
 impl Supervisor {
-    /// The first start.
+    /// Starts the plugin for the first time.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
         let (instance, info) = counted_start(&spec).await?;
         let running = Running::Up(Arc::clone(&instance.callable));
@@ -80,7 +80,7 @@ impl Supervisor {
         self.status.subscribe()
     }
 
-    /// Until it is to stop: waits for the process to end, and starts another.
+    /// Waits for the process to end and restarts it, until the supervisor is stopped.
     pub(super) async fn run(mut self) {
         let mut failures = 0;
         loop {
@@ -122,7 +122,7 @@ impl Supervisor {
         self.status.send_replace(Status::Stopped);
     }
 
-    /// Waits until the process ends or hangs, or is to stop, and leaves none behind.
+    /// Waits until the process ends or hangs, or the supervisor is stopped. No process is left afterwards.
     async fn watch(&self, mut instance: Instance) -> Gone {
         let cause = tokio::select! {
             ended = instance.process.ended() => match ended {
@@ -139,7 +139,7 @@ impl Supervisor {
         Gone::Because(cause)
     }
 
-    /// In order (H11): the plugin cleans up, its process is told to end, and is ended where it does not.
+    /// Stops the plugin in order (H11): `Shutdown`, then the request to exit, then SIGKILL if the process is still running.
     async fn end(&self, instance: Instance) {
         let Instance { process, callable, _streams: streams, .. } = instance;
         let caller = &callable.caller;
@@ -156,7 +156,7 @@ impl Supervisor {
     async fn again(&mut self) -> Result<(), StartError> {
         let (mut instance, info) = tokio::select! {
             started = counted_start(&self.spec) => started?,
-            // What is under way is dropped, and killed with that.
+            // Dropping a start that is under way kills its process.
             () = self.stop.cancelled() => return Ok(()),
         };
         if info.id != self.id {
@@ -171,7 +171,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Doubles with each failure, with jitter.
+    /// Returns the delay before the next start: it doubles with each failure, with jitter.
     fn pause(&self, failures: u32) -> Duration {
         let limits = &self.spec.limits;
         let doubled = limits.restart_first.saturating_mul(1 << (failures - 1).min(16));
@@ -194,7 +194,7 @@ async fn counted_start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), Start
     started
 }
 
-/// Process, handshake, connection, `Init`. A failure leaves no process.
+/// Starts the process and performs handshake, connection and `Init`. If a step fails, no process is left.
 async fn start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), StartError> {
     let (mut process, handshake) = Process::start(spec).await?;
     match prepare(spec, &handshake.address).await {

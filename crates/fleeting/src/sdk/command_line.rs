@@ -1,4 +1,4 @@
-//! A plugin's command line (fleeting.md 2.6).
+//! A plugin's command line (docs/spec/fleeting.md, section 2.6).
 
 use std::io::Write as _;
 use std::path::Path;
@@ -9,19 +9,19 @@ use crate::layout::escape;
 use crate::model::Platform;
 use crate::protocol::{COOKIE_KEY, COOKIE_VALUE};
 
-/// Usage errors, as Go's flag package ends.
+/// Exit status for usage errors, the same as in Go's flag package.
 const USAGE: u8 = 2;
 
-/// The whole program of a plugin.
+/// Runs a plugin's whole program.
 ///
-/// Without arguments it serves a host. `-version`, `--version` and `version` say what it is; `settings` prints the
-/// reference of its settings; `bootstrap REPOSITORY` copies it to where plugins are looked for.
+/// Without arguments it serves a host. `-version`, `--version` and `version` print the version. `settings` prints the reference of
+/// `plugin_config`. `bootstrap REPOSITORY` copies the executable to the directory of installed plugins.
 #[must_use]
 pub fn main<P: Provider>() -> ExitCode {
     main_with::<P>(&std::env::args().skip(1).collect::<Vec<_>>())
 }
 
-/// [`main`] with other arguments than the process's own: for a plugin that is built into another program.
+/// Runs [`main`] with explicit arguments, for a plugin that is built into another program.
 #[must_use]
 pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
     match arguments.first().map(String::as_str) {
@@ -35,7 +35,7 @@ pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
         Some(flag) if flag.starts_with('-') => {
             fail(&format!("flag provided but not defined: {flag}\n{}", usage::<P>()), ExitCode::from(USAGE))
         }
-        // Any other word serves too, as with Go plugins.
+        // Go plugins serve with any other argument, too.
         _ => run::<P>(),
     }
 }
@@ -55,7 +55,7 @@ fn run<P: Provider>() -> ExitCode {
     let served = match runtime {
         Ok(runtime) => {
             let served = runtime.block_on(serve::serve::<P>());
-            // A provider's call that hangs must not keep the process.
+            // A provider call that hangs must not keep the process running.
             runtime.shutdown_background();
             served
         }
@@ -75,7 +75,7 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn fail(text: &str, code: ExitCode) -> ExitCode {
-    // Nobody is left to tell when stderr is closed.
+    // An error cannot be reported if stderr is closed.
     let _ = writeln!(std::io::stderr(), "{text}");
     code
 }
@@ -89,7 +89,7 @@ fn usage<P: Provider>() -> String {
     )
 }
 
-/// Seven labelled lines and an empty one (P3).
+/// Returns seven lines with labels, followed by an empty line (P3).
 fn version<P: Provider>() -> String {
     let line = |label: &str, value: &str| format!("{label:<14}{value}\n");
     [
@@ -105,7 +105,7 @@ fn version<P: Provider>() -> String {
     .concat()
 }
 
-/// What `Init` tells the host that this was built from.
+/// Returns the build information that `Init` reports to the host.
 pub(super) fn build_info() -> String {
     format!(
         "sha={}; ref={}; go=none; built_at={}; os_arch={}",
@@ -116,8 +116,8 @@ pub(super) fn build_info() -> String {
     )
 }
 
-/// Copies this executable to `<plugins>/<repository>/<version>/plugin`, from within the plugin's container image
-/// (fleeting.md 6.7).
+/// Copies this executable to `<plugins>/<repository>/<version>/plugin`. It runs in the plugin's container image (docs/spec/fleeting.md,
+/// section 6.7).
 fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, String> {
     let repository = repository
         .filter(|repository| !repository.is_empty())

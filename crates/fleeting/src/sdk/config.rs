@@ -1,16 +1,16 @@
-//! `plugin_config`: from JSON to the plugin's own type, and its reference from the same type.
+//! Reads `plugin_config` from JSON into the plugin's own type, and generates its reference from the same type.
 
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Why settings cannot be used.
+/// Reason why `plugin_config` is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No JSON. The text is the Go plugins' own, on which people search.
+    /// The text is not a JSON object. The message starts as in Go plugins, so that web searches find it.
     #[error("unmarshaling config: {0}")]
     Json(String),
-    /// A value of the wrong kind, or one that is missing.
+    /// A value has the wrong type or is missing.
     #[error("plugin_config: {0}")]
     Value(String),
 }
@@ -19,12 +19,12 @@ pub enum ConfigError {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unknown {
     pub(super) key: String,
-    /// The known one that was meant, perhaps.
+    /// The known key with the most similar name, if there is one.
     pub(super) nearest: Option<String>,
 }
 
 impl Unknown {
-    /// Keys further apart than a third of their letters have nothing to do with each other.
+    /// Finds the most similar known key. More than a third of its letters may not differ.
     fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
         let lower = key.to_lowercase();
         let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());
@@ -34,7 +34,7 @@ impl Unknown {
     }
 }
 
-/// Reads the settings. Returns also the keys that the plugin does not know.
+/// Parses the settings. Also returns the keys that the plugin does not know.
 pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<Unknown>), ConfigError> {
     if bytes.is_empty() {
         return Err(ConfigError::Json("unexpected end of JSON input".to_owned()));
@@ -66,7 +66,7 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
     Ok((config, unknown))
 }
 
-/// What serde says of a value of the wrong kind, without the value: it may be a secret that is written wrongly.
+/// Rephrases serde's message without the value, which may be a misspelled secret.
 fn without_value(said: &str) -> String {
     let Some((before, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
     let kinds = ["invalid type: ", "invalid value: "];
@@ -77,7 +77,7 @@ fn without_value(said: &str) -> String {
         "integer" if found.contains("`-") => "one below zero",
         kind => kind,
     };
-    // The names of types are Rust's.
+    // serde names Rust's types.
     let expected = match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0 on",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
@@ -87,7 +87,7 @@ fn without_value(said: &str) -> String {
     format!("expected {expected}, found {kind}")
 }
 
-/// The reference of a plugin's settings: a table in Markdown, from the type and its doc comments.
+/// Returns the reference of a plugin's settings: a Markdown table, from the type and its doc comments.
 #[must_use]
 pub fn reference<C: JsonSchema>() -> String {
     let properties = properties(schema_for!(C));
@@ -112,7 +112,7 @@ fn properties(schema: Schema) -> Vec<(String, Map<String, Value>, bool)> {
     let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
     let Some(Value::Object(properties)) = schema.get("properties") else { return Vec::new() };
     let entry = |(name, property): (&String, &Value)| {
-        // A type with a name of its own stands elsewhere; what is said here wins.
+        // A named type is a reference to its definition. Attributes beside the reference take precedence.
         let named =
             property.get("$ref").and_then(Value::as_str).and_then(|path| schema.pointer(path.strip_prefix('#')?));
         let mut merged = named.and_then(Value::as_object).cloned().unwrap_or_default();
@@ -130,7 +130,7 @@ fn type_name(schema: &Map<String, Value>) -> String {
             let names = names.iter().filter_map(Value::as_str).filter(|name| *name != "null");
             names.collect::<Vec<_>>().join(" or ")
         }
-        // An enumeration whose values have comments.
+        // An enumeration whose values have doc comments.
         _ if schema.contains_key("oneOf") => "string".to_owned(),
         _ => "table".to_owned(),
     }

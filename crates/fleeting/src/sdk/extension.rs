@@ -1,4 +1,4 @@
-//! The extension's service over a [`Provider`] that has one.
+//! The service of the protocol extension, on top of a [`Provider`] that implements it.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -17,53 +17,53 @@ use crate::protocol::extension::{
     NoticesRequest, OffersRequest, OffersResponse, ResourcesRequest, ResourcesResponse,
 };
 
-/// Notices, as they arise.
+/// Stream of notices.
 pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 
-/// What a provider offers beside the protocol. Everything has a default; [`Extension::features`] says what is meant.
+/// The optional calls of the protocol extension. All have defaults; [`Extension::features`] says which are implemented.
 #[async_trait]
 pub trait Extension: Send + Sync {
-    /// Which of the calls below mean something. The host makes no others.
+    /// Returns which of the calls below are implemented. The host does not make the others.
     fn features(&self) -> Features;
 
-    /// What can be had, and at which price.
+    /// Returns the offers of the provider with their prices.
     ///
     /// # Errors
-    /// The provider cannot be asked.
+    /// The provider does not respond.
     async fn offers(&self) -> Result<Vec<Offer>, Error> {
         Ok(Vec::new())
     }
 
-    /// Interruptions and stock-outs from now on, as they arise. Each caller has all of them.
+    /// Returns a stream of interruptions and stock changes from now on. Each caller receives all of them.
     fn notices(&self) -> Notices {
         Box::pin(futures::stream::pending())
     }
 
-    /// What these instances use now; one that cannot be measured is left out.
+    /// Returns the current resource usage of these instances. Leaves out instances that cannot be measured.
     ///
     /// # Errors
-    /// None can be measured.
+    /// No instance can be measured.
     async fn resources(&self, _ids: Vec<InstanceId>) -> Result<Vec<Resources>, Error> {
         Ok(Vec::new())
     }
 
-    /// Fingerprints (`SHA256:...`) of the keys by which an instance's SSH server shows who it is.
+    /// Returns the fingerprints (`SHA256:...`) of the host keys of an instance's SSH server.
     ///
     /// # Errors
-    /// It is unknown, or has none yet.
+    /// The instance is unknown, or has no keys yet.
     async fn host_keys(&self, _id: InstanceId) -> Result<Vec<String>, Error> {
         Ok(Vec::new())
     }
 
-    /// Before a job runs on an instance.
+    /// Prepares an instance for a job.
     ///
     /// # Errors
-    /// The job does not run there: a failure of the system, with these words.
+    /// The job does not run on this instance and fails with a system failure and this message.
     async fn prepare(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }
 
-    /// After a job ran on an instance, however it ended.
+    /// Cleans up an instance after a job, whatever its result.
     ///
     /// # Errors
     /// The instance is not used again.
@@ -72,13 +72,13 @@ pub trait Extension: Send + Sync {
     }
 }
 
-/// The service.
+/// The gRPC service.
 pub(super) struct Service<P> {
     pub(super) provider: Arc<OnceLock<P>>,
 }
 
 impl<P: Provider> Service<P> {
-    /// A provider without an extension looks like a plugin that never heard of it.
+    /// Returns the extension. Without one, the response is the same as from a plugin that does not know the service.
     fn extension(&self) -> Result<&dyn Extension, Status> {
         let provider = self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))?;
         provider.extension().ok_or_else(|| Status::unimplemented("this plugin has no extension"))

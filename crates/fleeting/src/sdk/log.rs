@@ -1,4 +1,4 @@
-//! A plugin's log: `tracing` events as lines of JSON on stderr, in the form that hosts read (fleeting.md 1.8).
+//! Writes `tracing` events as lines of JSON to stderr, in the format that hosts parse (docs/spec/fleeting.md, section 1.8).
 
 use std::fmt;
 
@@ -15,15 +15,15 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// What the libraries below have to say is no part of a plugin's log.
+/// Libraries whose events below warnings are not logged.
 const LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "russh", "tonic", "tower"];
 
-/// Sends all events of this process to stderr. The host filters; a level that it does not show costs a line on a pipe.
+/// Logs the events of this process to stderr. The host filters by level.
 pub(super) fn init() {
     let quiet = LIBRARIES.map(|library| (library, LevelFilter::WARN));
     let filter = Targets::new().with_default(LevelFilter::DEBUG).with_targets(quiet);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(Lines);
-    // Where a subscriber is there already, it is the program's own: that one stays.
+    // A subscriber that the program has installed already is kept.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 
@@ -58,7 +58,7 @@ fn line(event: &Event<'_>, now: OffsetDateTime) -> String {
     Value::Object(object).to_string()
 }
 
-/// Exactly six digits of a second: with another number the Go host forgets the level.
+/// Formats a timestamp with exactly six fractional digits. With any other number, the Go host ignores the level.
 fn stamp(now: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     now.format(&format).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The plugin side: write a [`Provider`], and [`main`] makes the executable a plugin that any host of the protocol runs.
+//! Implements a plugin: write a [`Provider`], and [`main`] makes the executable a plugin for every host of the protocol.
 //!
 //! ```no_run
 //! use muster_fleeting::sdk::{self, Error, Init, Partial, Provider};
@@ -24,8 +24,8 @@
 //! fn main() -> std::process::ExitCode { sdk::main::<Mine>() }
 //! ```
 //!
-//! Logs go through `tracing`: the host shows them with their level and fields. Nothing may be printed to stdout before
-//! the handshake, which [`main`] prints.
+//! Log with `tracing`: the host shows events with their level and fields. Do not print to stdout before the handshake, which [`main`]
+//! prints.
 
 mod command_line;
 mod config;
@@ -49,132 +49,132 @@ pub use command_line::{main, main_with};
 pub use config::{ConfigError, reference};
 pub use extension::{Extension, Notices};
 
-/// Whatever went wrong at the provider. Its text, with its causes, is what the operator reads.
+/// Any error of the provider. Its message and the messages of its sources are shown to the operator.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A call that failed after it had done a part. What was done counts: the protocol would lose it with an error
-/// (fleeting.md 2.4), so the host is told of the part, and the error goes to the log.
+/// Failure of a call after it had succeeded for some instances. The protocol cannot return both (docs/spec/fleeting.md, section 2.4), so
+/// the host receives the part that succeeded, and the error is logged.
 #[derive(Debug)]
 pub struct Partial<T> {
-    /// What was done.
+    /// The part that succeeded.
     pub succeeded: T,
-    /// Why not all.
+    /// Reason why the rest failed.
     pub error: Error,
 }
 
 impl<T: Default, E: std::error::Error + Send + Sync + 'static> From<E> for Partial<T> {
-    /// Nothing was done.
+    /// Wraps the error of a call that changed nothing.
     fn from(error: E) -> Self {
         Self { succeeded: T::default(), error: Box::new(error) }
     }
 }
 
 impl<T: Default> Partial<T> {
-    /// Nothing was done.
+    /// Wraps the error of a call that changed nothing.
     #[must_use]
     pub fn nothing(error: impl Into<Error>) -> Self {
         Self { succeeded: T::default(), error: error.into() }
     }
 }
 
-/// What the user said about reaching instances. A plugin fills what is empty, and keeps what is not.
+/// The user's settings for connections to instances. A plugin fills in empty values and keeps the others.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// `connector_config`.
     pub connector: ConnectorConfig,
 }
 
-/// What a plugin says of its group.
+/// What a plugin reports about its group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Init {
-    /// The group's name for people: `<provider>/<place>/<name>`.
+    /// Human-readable id of the group: `<provider>/<location>/<name>`.
     pub id: String,
-    /// The most instances that the group can have; at least 1.
+    /// Maximum number of instances in the group, at least 1.
     pub max_size: u32,
-    /// [`Provider::suspend`] and [`Provider::resume`] work.
+    /// Whether [`Provider::suspend`] and [`Provider::resume`] are implemented.
     pub can_suspend: bool,
 }
 
-/// The settings of a plugin that has none.
+/// Settings of a plugin that has none.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 pub struct NoConfig {}
 
 /// A source of machines.
 ///
-/// `update`, `increase` and `decrease` come one after the other; `connect_info`, `heartbeat` and the extension's calls may come beside them,
-/// hence `&self`.
+/// `update`, `increase` and `decrease` are called one after the other. `connect_info`, `heartbeat` and the calls of the extension may run
+/// at the same time, hence `&self`.
 #[async_trait]
 pub trait Provider: Sized + Send + Sync + 'static {
-    /// The plugin's name: its executable is `fleeting-plugin-NAME`.
+    /// Name of the plugin. Its executable is `fleeting-plugin-NAME`.
     const NAME: &'static str;
-    /// Its version, `MAJOR.MINOR.PATCH`.
+    /// Version of the plugin, `MAJOR.MINOR.PATCH`.
     const VERSION: &'static str;
-    /// `plugin_config`. Keys are matched in any letter case, unknown ones are told and ignored, as Go plugins do.
+    /// Type of `plugin_config`. Keys match in any letter case. Unknown keys are logged and ignored, as Go plugins do.
     type Config: DeserializeOwned + JsonSchema + Send;
 
-    /// Called once, first.
+    /// Creates the provider from the settings. Called once, before all other calls.
     ///
     /// # Errors
-    /// Settings that cannot work: the text should name the key and the remedy.
+    /// The settings are invalid. The message should name the key and how to fix it.
     async fn init(config: Self::Config, settings: Settings) -> Result<(Self, Init), Error>;
 
-    /// All instances of the group, also those that could not be looked at closely: one that is missing counts as lost.
+    /// Lists all instances of the group. Include those whose state is uncertain: a missing instance counts as lost.
     ///
     /// # Errors
-    /// The provider cannot be asked; the host keeps what it knew.
+    /// The provider does not respond. The host keeps its previous list.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error>;
 
-    /// Asks the provider for `n` more instances, and does not wait for them. How many requests it took.
+    /// Requests `n` more instances without waiting for them. Returns how many requests the provider accepted.
     ///
     /// # Errors
-    /// With the part that was taken.
+    /// The provider refused some or all of the requests.
     async fn increase(&self, n: u32) -> Result<u32, Partial<u32>>;
 
-    /// Asks the provider to remove exactly these. Those whose removal was accepted; one that is unknown is gone.
+    /// Requests the deletion of these instances. Returns those for which the provider accepted it, and those that do not exist.
     ///
     /// # Errors
-    /// With those that were accepted.
+    /// The provider refused some or all of the requests.
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>>;
 
-    /// How to reach an instance.
+    /// Returns how to connect to an instance.
     ///
     /// # Errors
-    /// It is unknown, or not ready.
+    /// The instance is unknown or not ready.
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error>;
 
-    /// Whether the instance is well.
+    /// Checks whether the instance is healthy.
     ///
     /// # Errors
-    /// It is not.
+    /// The instance is not healthy.
     async fn heartbeat(&self, _id: InstanceId) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Puts instances to sleep. Those that sleep already are accepted.
+    /// Requests to suspend instances. Returns those for which the provider accepted it, and those that are suspended already.
     ///
     /// # Errors
-    /// With those that were accepted.
+    /// The provider refused some or all of the requests.
     async fn suspend(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
         Err(Partial::nothing("this plugin cannot suspend"))
     }
 
-    /// Wakes instances.
+    /// Requests to resume instances. Returns those for which the provider accepted it.
     ///
     /// # Errors
-    /// With those that were accepted.
+    /// The provider refused some or all of the requests.
     async fn resume(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
         Err(Partial::nothing("this plugin cannot resume"))
     }
 
-    /// What the provider offers beside the protocol: prices, notices, resource use, hooks. Most have nothing.
+    /// Returns the provider's implementation of the protocol extension. `None`, the default, means that it has none.
     fn extension(&self) -> Option<&dyn Extension> {
         None
     }
 
-    /// The manager ends: removes what the plugin made for itself, such as keys. Instances stay.
+    /// Removes resources that the plugin created for itself, such as keys, before the plugin exits. Instances are kept.
     ///
     /// # Errors
-    /// Are logged.
+    /// Errors are logged.
     async fn shutdown(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A plugin ends when its host is gone (P15): the Go host leaves its plugins behind when it is killed.
+//! Ends a plugin when its host is gone (P15). The Go host leaves its plugins running when it is killed.
 //!
 //! ```text
 //! no stream yet --opened--> streams stand --the last one broke--> broken --COME_BACK--> gone
@@ -6,8 +6,8 @@
 //!                                +-------------opened---------------+
 //! ```
 //!
-//! What counts is how many streams there were ever, not what was seen between two looks: two that were opened and broke
-//! before the first look are a host that is gone.
+//! The number of streams ever opened decides, not the number seen at each poll: two streams that opened and broke before the first poll
+//! also mean that the host is gone.
 
 use std::time::Duration;
 
@@ -16,25 +16,25 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::sys::Parent;
 
-/// How often the parent is looked at. The protocol gives no event for the death of a host that opens no stream.
+/// Interval at which the parent process is polled. The protocol has no event for the death of a host that opened no stream.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long a host whose streams broke has to come back.
+/// Time that a host whose streams broke has to reconnect.
 const COME_BACK: Duration = Duration::from_secs(5);
 
-/// The host's standing streams.
+/// Numbers of the host's streams.
 #[derive(Debug, Clone, Copy, Default)]
 struct Count {
-    /// Those that are open.
+    /// Number of open streams.
     open: usize,
-    /// Those that were ever opened.
+    /// Number of streams ever opened.
     opened: u64,
 }
 
-/// Counts the host's standing streams.
+/// Counts the host's streams.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Host(watch::Sender<Count>);
 
-/// One standing stream; counted until it is dropped.
+/// One open stream. Counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Stream(Host);
 
@@ -45,7 +45,7 @@ impl Drop for Stream {
 }
 
 impl Host {
-    /// A stream was opened.
+    /// Counts a new stream.
     pub(super) fn stream(&self) -> Stream {
         self.0.send_modify(|count| {
             count.open += 1;
@@ -54,12 +54,12 @@ impl Host {
         Stream(self.clone())
     }
 
-    /// Returns when the host is gone: its process is another one's parent no more, or its streams broke and none came.
+    /// Returns when the host is gone: it is no longer the parent process, or its streams broke and it did not reconnect.
     pub(super) async fn gone(self) {
         let parent = Parent::new();
         let mut count = self.0.subscribe();
         let mut look = tokio::time::interval(LOOK_EVERY);
-        // Since when no stream is open, and how many there had been.
+        // Number of streams opened before the last one broke, and the time when it broke.
         let mut broken: Option<(u64, Instant)> = None;
         loop {
             let Count { open, opened } = *count.borrow_and_update();
@@ -75,7 +75,7 @@ impl Host {
                         return;
                     }
                 }
-                // The sender is this very host: it cannot have gone.
+                // `self` holds the sender, so this cannot fail.
                 _ = count.changed() => {}
                 () = sleep_until(came_back_by.unwrap_or_else(Instant::now)), if came_back_by.is_some() => return,
             }
@@ -87,7 +87,7 @@ impl Host {
 mod tests {
     use super::*;
 
-    /// How long until the host counts as gone; `None` where it does not within a day.
+    /// Returns the time until the host counts as gone; `None` if it does not within a day.
     async fn gone_after(host: Host) -> Option<Duration> {
         let since = Instant::now();
         let gone = tokio::time::timeout(Duration::from_secs(24 * 3600), host.gone()).await;
@@ -121,7 +121,7 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!waiting.is_finished());
         drop(back);
-        // Short visits count as well: each starts the time anew.
+        // A short reconnect counts as well and restarts the timeout.
         tokio::time::sleep(COME_BACK / 2).await;
         drop(host.stream());
         let expected = COME_BACK / 2 + Duration::from_secs(60) + COME_BACK / 2 + COME_BACK;

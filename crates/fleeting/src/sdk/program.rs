@@ -1,4 +1,4 @@
-//! Programs that a plugin runs: each has a limit, its stderr goes to the log, and none is left when the wait for it ends.
+//! Runs a plugin's helper programs with a timeout. Their stderr is logged, and no process is left if the wait is canceled.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,41 +11,41 @@ use muster_remote::ProcessGroup;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// Bytes of stdout that are taken.
+/// Maximum size of stdout in bytes.
 const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes of one line of stderr; a longer one is logged in pieces.
+/// Maximum length of a line of stderr in bytes. A longer one is logged in pieces.
 const LINE_MAX_BYTES: usize = 8 * 1024;
-/// Lines of stderr that an error quotes.
+/// Number of lines of stderr that an error quotes.
 const SAID_LINES: usize = 5;
-/// From the word to end to the end (Unix: SIGTERM and SIGKILL).
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// For what a program printed last, where something that it left running holds its pipes.
+/// Time to read the rest of the output if a process that the program left running holds its pipes.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// Tries to start a file that somebody is still writing, and the pause between them.
+/// Number of attempts to start a file that is still open for writing, and the delay between them.
 const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// A program that ran to its end.
+/// Result of a program that exited.
 #[derive(Debug)]
 pub struct Finished {
-    /// How it ended.
+    /// Exit status of the program.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Content of stdout.
     pub stdout: String,
-    /// The last lines of its stderr, one after the other.
+    /// Last lines of stderr, joined with ` / `.
     pub said: String,
 }
 
 impl Finished {
-    /// Success, or an error with status and last words.
+    /// Returns the result if the program succeeded.
     ///
     /// # Errors
-    /// [`ProgramError::Failed`].
+    /// [`ProgramError::Failed`] with the exit status and the last lines of stderr.
     pub fn success(self, name: &str) -> Result<Self, ProgramError> {
         if self.status.success() { Ok(self) } else { Err(self.failed(name)) }
     }
 
-    /// Its status and last words as an error.
+    /// Returns an error with the exit status and the last lines of stderr.
     #[must_use]
     pub fn failed(&self, name: &str) -> ProgramError {
         let said = if self.said.is_empty() { "it printed no reason to stderr".to_owned() } else { self.said.clone() };
@@ -53,65 +53,65 @@ impl Finished {
     }
 }
 
-/// Why a program has no result.
+/// Reason why a program has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// It does not start.
+    /// The program cannot be started.
     #[error("{name} cannot be started; is it there, and executable?")]
     Start {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// It took too long, and was ended with all that it started.
+    /// The program exceeded its timeout and was killed with its process group.
     #[error("{name} did not end within {} s and was killed{said}", limit.as_secs_f64())]
     Limit {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// How long it had.
+        /// Timeout of the program.
         limit: Duration,
-        /// Its last words, ready to be appended.
+        /// Last lines of stderr, formatted to be appended.
         said: String,
     },
-    /// What it prints cannot be kept.
+    /// The file for the program's output cannot be opened.
     #[error("{}: cannot be written", path.display())]
     Output {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// It printed more than can be taken.
+    /// The program printed too much.
     #[error("{name} printed more than {STDOUT_MAX_BYTES} bytes")]
     TooMuch {
-        /// The program.
+        /// Name of the program.
         name: String,
     },
-    /// It ended without success.
+    /// The program exited with an error.
     #[error("{name} failed ({status}): {said}")]
     Failed {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// How it ended.
+        /// Exit status of the program.
         status: ExitStatus,
-        /// Its last words.
+        /// Last lines of stderr.
         said: String,
     },
-    /// It cannot be waited for.
+    /// Waiting for the program failed.
     #[error("{name} cannot be waited for")]
     Wait {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Runs a program to its end. Its exit status is the caller's to judge.
+/// Runs a program until it exits. The caller evaluates the exit status.
 ///
-/// It has a process group of its own. What it leaves running stays, unless the program was over its limit or the wait
-/// was given up (the future dropped): then its whole group is ended.
+/// The program has its own process group. Processes that it leaves running are kept, unless the program exceeds its timeout or the future
+/// is dropped: then the whole group is killed.
 ///
 /// # Errors
 /// [`ProgramError`], but not [`ProgramError::Failed`].
@@ -124,7 +124,7 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration
     let ended = {
         let feed = async {
             if let Some(mut stdin) = stdin {
-                // A program need not read its input.
+                // The program may ignore its input.
                 let _ = stdin.write_all(input).await;
             }
         };
@@ -158,9 +158,10 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration
     }
 }
 
-/// Runs a program that must come to its end by itself: it goes on where the wait is given up, and where this process ends. What
-/// it prints to either stream goes to the file `output`, whose last lines an error quotes. Over its limit it is ended with all
-/// that it started.
+/// Runs a program that must not be interrupted: it continues if the future is dropped or this process exits.
+///
+/// Both output streams are appended to the file `output`, whose last lines an error quotes. A program that exceeds its timeout is killed
+/// with its process group.
 ///
 /// # Errors
 /// [`ProgramError`], but not [`ProgramError::Failed`].
@@ -190,7 +191,7 @@ pub async fn run_detached(
     }
 }
 
-/// A group that goes on where nobody waits for it.
+/// A process group that keeps running when this is dropped.
 struct Unattended(ProcessGroup);
 
 impl Drop for Unattended {
@@ -199,7 +200,7 @@ impl Drop for Unattended {
     }
 }
 
-/// The last lines of a file, as an error quotes them.
+/// Returns the last lines of a file, formatted to be quoted in an error.
 fn last_lines(path: &Path) -> String {
     let mut tail = Vec::new();
     let read = File::open(path).and_then(|mut file| {
@@ -229,7 +230,7 @@ async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError>
     }
 }
 
-/// Reads to the end; `None` in the end where there was too much.
+/// Reads to the end. `to` becomes `None` if there is too much data.
 async fn take(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
     let Some(mut from) = from else { return };
     let mut buffer = vec![0; 32 * 1024];
@@ -243,7 +244,7 @@ async fn take(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
     }
 }
 
-/// Each line to the log, the last ones kept.
+/// Logs each line and keeps the last ones.
 async fn tell(from: Option<impl AsyncRead + Unpin>, program: &str, said: &mut VecDeque<String>) {
     let Some(mut from) = from else { return };
     let mut line = Vec::new();
@@ -302,7 +303,7 @@ mod tests {
         let error = sh(&script, "", Duration::from_millis(500)).await.unwrap_err().to_string();
         assert_eq!(error, "sh did not end within 0.5 s and was killed; it said: waiting");
         let pid: i32 = std::fs::read_to_string(directory.path().join("pid")).unwrap().trim().parse().unwrap();
-        // A signal is on its way to it; without one it would sleep for ten minutes.
+        // The process has been signaled. Without that it would sleep for ten minutes.
         let ended = || {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.is_empty() || stat.contains(") Z ")

@@ -1,4 +1,4 @@
-//! A plugin's server: endpoint, handshake, the services beside the protocol's own, end.
+//! A plugin's server: socket, handshake, go-plugin's services, and exit.
 
 use std::io::Write as _;
 use std::pin::Pin;
@@ -24,15 +24,15 @@ use crate::protocol::plugin::{ConnInfo, Empty, StdioData};
 use crate::protocol::{APP_VERSION, CORE_VERSION};
 use crate::sys::{self, Endpoint, Signals};
 
-/// Far below the protocol's limit of 2 GiB, and far above what a message of a group holds.
+/// Maximum size of a message. The protocol allows 2 GiB; real messages are far smaller than this.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
 
-/// How long the answer to the call that stops the process may take to leave.
+/// Time to send the response to the call that stops the process.
 const LAST_ANSWER: Duration = Duration::from_millis(100);
-/// What a shell sees of a process that SIGTERM ended.
+/// Exit status that shells report for a process that SIGTERM ended.
 const TERMINATED: u8 = 143;
 
-/// Serves until the host says so, is gone, or a signal says to end.
+/// Serves until the host requests the exit or is gone, or until SIGTERM.
 pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
     let mut signals = Signals::new()?;
     let (listener, endpoint) = sys::listen().await?;
@@ -55,11 +55,11 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
     announce(&endpoint)?;
     let gone = host.gone();
     tokio::pin!(server, gone);
-    // What is under way is dropped: the process stops hard, as Go plugins do (fleeting.md 1.11).
+    // Pending calls are dropped: the process exits immediately, as Go plugins do (docs/spec/fleeting.md, section 1.11).
     tokio::select! {
         ended = &mut server => Ok(ended.map(|()| ExitCode::SUCCESS)?),
         () = stop.cancelled() => {
-            // The answer to the call that stopped it is still on its way.
+            // The response to the call that stopped the plugin has not been sent yet.
             let _ = tokio::time::timeout(LAST_ANSWER, &mut server).await;
             Ok(ExitCode::SUCCESS)
         }
@@ -71,7 +71,7 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
     }
 }
 
-/// The handshake: the first and only line on stdout.
+/// Prints the handshake, the first and only line on stdout.
 fn announce(endpoint: &Endpoint) -> Result<(), Error> {
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{CORE_VERSION}|{APP_VERSION}|{}|{}|grpc|", endpoint.network, endpoint.address)?;
@@ -79,8 +79,8 @@ fn announce(endpoint: &Endpoint) -> Result<(), Error> {
     Ok(())
 }
 
-/// go-plugin's services. The plugin prints nothing and opens no further connections: two of them stay silent, and say
-/// by their end that the host is gone.
+/// go-plugin's services. The plugin prints nothing and opens no further connections, so both streams stay empty. When the host is gone,
+/// they close.
 #[derive(Clone)]
 struct Services {
     stop: CancellationToken,

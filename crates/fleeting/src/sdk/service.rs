@@ -1,4 +1,4 @@
-//! The protocol's service over a [`Provider`].
+//! The protocol's service, on top of a [`Provider`].
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::protocol::group::{
 };
 use crate::protocol::{RichStatus, SUSPEND_RESUME};
 
-/// The service. The provider exists from `Init` on.
+/// The gRPC service. The provider exists after `Init`.
 pub(super) struct Service<P> {
     provider: Arc<OnceLock<P>>,
     /// [`super::Init::can_suspend`].
@@ -34,7 +34,7 @@ impl<P> Default for Service<P> {
 }
 
 impl<P: Provider> Service<P> {
-    /// Where the provider will be, for the other services.
+    /// Returns the cell that will hold the provider, for the service of the extension.
     pub(super) fn shared(&self) -> Arc<OnceLock<P>> {
         Arc::clone(&self.provider)
     }
@@ -43,7 +43,7 @@ impl<P: Provider> Service<P> {
         self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))
     }
 
-    /// The provider, where it said that it can suspend: a host that was not told does not follow what sleeps (H13).
+    /// Returns the provider if it declared that it can suspend. A host that does not know this does not track suspended instances (H13).
     fn sleeper(&self) -> Result<&P, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
@@ -53,12 +53,12 @@ impl<P: Provider> Service<P> {
     }
 }
 
-/// The provider's words, as Go plugins send them: code Unknown and the text (P10).
+/// Converts a provider's error as Go plugins do: code Unknown and the message (P10).
 fn unknown(error: &super::Error) -> Status {
     Status::unknown(text(error.as_ref()))
 }
 
-/// What was done counts: only where that is nothing does the host hear of an error.
+/// Returns the part that succeeded. The host receives an error only if nothing succeeded.
 fn done<T: Default + PartialEq>(call: &str, result: Result<T, Partial<T>>) -> Result<T, Status> {
     match result {
         Ok(succeeded) => Ok(succeeded),
@@ -73,14 +73,14 @@ fn done<T: Default + PartialEq>(call: &str, result: Result<T, Partial<T>>) -> Re
     }
 }
 
-/// `Suspend` and `Resume` can say both: what was done goes into the details of the error (P11).
+/// Returns the part that succeeded in the details of the error: `Suspend` and `Resume` can return both (P11).
 fn slept(result: Result<Vec<InstanceId>, Partial<Vec<InstanceId>>>, message: &str) -> Result<Vec<String>, Status> {
     let Partial { succeeded, error } = match result {
         Ok(succeeded) => return Ok(texts(succeeded)),
         Err(partial) => partial,
     };
     let words = text(error.as_ref());
-    // SuspendResponse and ResumeResponse have one field, the same.
+    // `SuspendResponse` and `ResumeResponse` have the same single field.
     let detail = SuspendResponse { succeeded: texts(succeeded) };
     let rich = RichStatus {
         code: Code::Unknown as i32,
@@ -119,12 +119,12 @@ impl<P: Provider> InstanceGroup for Service<P> {
                 None => tracing::warn!(key, "plugin_config: unknown key is ignored"),
             }
         }
-        // A host that sends no settings means empty ones (P8, where Go plugins die).
+        // Missing settings mean default ones (P8). Go plugins crash on them.
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
         let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
         let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown(&error))?;
         self.can_suspend.store(init.can_suspend, Ordering::Release);
-        // Under the lock: nobody was faster.
+        // The lock is held, so the cell is empty.
         let _ = self.provider.set(provider);
         Ok(Response::new(InitResponse {
             id: init.id,

@@ -1,11 +1,11 @@
-//! What the host makes of a plugin that is in trouble: which process is replaced, and which goes on.
+//! Tests which faults make the host replace a plugin's process, and which do not.
 
 use std::time::Duration;
 
 use super::{Fake, Manner, SLEEP, WELL, always, id, pids};
 use crate::host::{CallError, Group, Status};
 
-/// How often the plugin was started.
+/// Returns how often the plugin was started.
 fn starts(fake: &Fake) -> usize {
     pids(&fake.directory.path().join("pids")).len()
 }
@@ -37,7 +37,7 @@ async fn one_instance_that_hangs_is_not_the_whole_plugin() {
             let error = group.heartbeat(&id("i1")).await.unwrap_err();
             assert!(matches!(error, CallError::Deadline { call: "Heartbeat", .. }), "{error}");
         }
-        // Another answer shows that it lives.
+        // A response to another call shows that the plugin works.
         group.update().await.unwrap();
     }
     assert!(matches!(&*status.borrow(), Status::Up { .. }));
@@ -66,7 +66,7 @@ async fn the_last_words_of_a_plugin_that_dies_are_told() {
 
 #[tokio::test]
 async fn a_group_that_is_dropped_leaves_nothing_of_its_plugin() {
-    // A wrapper around the plugin proper, which is another process.
+    // The script wraps the plugin proper, which is a process of its own.
     let fake = Fake::with(always(Manner::Well), WELL, "sleep 600 & sleep 600");
     drop(fake.start().await);
     fake.ended().await;

@@ -1,4 +1,4 @@
-//! Plugins that mean ill, or are broken: the process is a script, and its service is a server of this test.
+//! Tests of the host with faulty plugins: the process is a script, and a server in the test process is its service.
 
 mod judged;
 mod order;
@@ -21,7 +21,7 @@ use crate::model::{InstanceId, InstanceState};
 use crate::protocol::plugin::grpc_controller_server::GrpcControllerServer;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdioServer;
 
-/// A plugin whose process is a script and whose service is here.
+/// A plugin whose process is a script and whose service runs in the test process.
 struct Fake {
     asked: Asked,
     directory: TempDir,
@@ -29,7 +29,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// A plugin that begins well.
+    /// Creates a plugin that starts normally and then behaves in one way for all calls.
     fn new(manner: Manner) -> Self {
         Self::with(always(manner), WELL, SLEEP)
     }
@@ -68,7 +68,7 @@ impl Fake {
         Self { asked, server: tokio::spawn(serve), directory }
     }
 
-    /// How it is started, with limits that make those who hang no long wait.
+    /// Returns the settings to start it, with short timeouts.
     fn spec(&self) -> PluginSpec {
         let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-hostile"));
         let short = Duration::from_millis(500);
@@ -86,7 +86,7 @@ impl Fake {
         Group::start(self.spec()).await.unwrap()
     }
 
-    /// Whether one of its processes lives, or one that they started: each start has a process group of its own.
+    /// Returns whether any process of a start is alive. Each start has its own process group.
     fn is_alive(&self) -> bool {
         let groups = pids(&self.directory.path().join("pids"));
         let stats = std::fs::read_dir("/proc").unwrap().flatten();
@@ -100,7 +100,7 @@ impl Fake {
         })
     }
 
-    /// Waits until it is not: what was killed ends in its own time.
+    /// Waits until no process is alive, because killed processes take a moment to end.
     async fn ended(&self) {
         let wait = async {
             while self.is_alive() {
@@ -111,7 +111,7 @@ impl Fake {
     }
 }
 
-/// The processes that it was, the last one last.
+/// Returns the process ids of all starts, the latest last.
 fn pids(file: &Path) -> Vec<i32> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().filter_map(|line| line.parse().ok()).collect()
@@ -132,7 +132,7 @@ async fn with<T>(manner: Manner, calls: impl AsyncFnOnce(&Group) -> T) -> T {
     let group = fake.start().await;
     let result = calls(&group).await;
     group.stop().await;
-    // H10: without a controller it is killed when its time is up.
+    // H10: the plugin has no controller service, so it is killed after its timeout.
     fake.ended().await;
     result
 }
@@ -147,7 +147,7 @@ async fn h18_settings_that_are_not_there_are_null_and_the_connectors_have_their_
     assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
 }
 
-/// A part of a list would say that the other instances are missing: the peer's host takes the part, and removes nothing.
+/// An incomplete list would mean that the other instances are missing. The Go host accepts it and removes nothing.
 #[tokio::test]
 async fn v13_a_list_that_breaks_off_is_no_list() {
     let mut manners = always(Manner::Well);

@@ -1,4 +1,4 @@
-//! Go-plugin's services: the order at the end, and output that nobody asked for.
+//! Tests go-plugin's services: the order of the shutdown, and unrequested output.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -15,16 +15,16 @@ use crate::protocol::plugin::grpc_controller_server::GrpcController;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdio;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
 
-/// What its output is, in pieces of 1 KiB as Go plugins send it.
+/// Size of the output, which is sent in pieces of 1 KiB as Go plugins do.
 const OUTPUT_BYTES: usize = 10 * 1024 * 1024;
 
-/// The services, and what was asked of them.
+/// go-plugin's services, with a record of the calls.
 #[derive(Clone, Default)]
 pub(super) struct Beside {
     calls: Arc<Mutex<Vec<&'static str>>>,
-    /// All output was taken.
+    /// Canceled when the host has read all output.
     said: CancellationToken,
-    /// The process is to end.
+    /// Canceled when the process must exit.
     ended: CancellationToken,
 }
 
@@ -62,7 +62,7 @@ impl GrpcStdio for Beside {
         let piece = || StdioData { channel: stdio_data::Channel::Stdout as i32, data: vec![b'x'; 1024] };
         let pieces = stream::iter(0..OUTPUT_BYTES / 1024).map(move |_| Ok(piece()));
         let said = self.said.clone();
-        // Where the last one was taken, the calls may be answered: a plugin whose output is not read stands still.
+        // A plugin whose output is not read blocks, so calls are answered only after the last piece was read.
         let end = stream::once(async move { said.cancel() }).filter_map(|()| std::future::ready(None));
         Ok(Response::new(Box::pin(pieces.chain(end).chain(stream::pending()))))
     }
@@ -86,7 +86,7 @@ async fn h11_it_cleans_up_then_ends_by_itself_and_is_not_killed() {
     let beside = Beside::default();
     let directory = tempfile::tempdir().unwrap();
     let (go, status) = (directory.path().join("go"), directory.path().join("status"));
-    // The process: ends with 0 when it is told to; SIGKILL would leave no status.
+    // The process exits with 0 when it is requested to. SIGKILL would leave no status file.
     let body = format!(
         "sh -c 'while ! [ -e {} ]; do sleep 0.01; done; exit 0'\nended=$?; echo $ended >{}; exit $ended",
         go.display(),

@@ -1,8 +1,7 @@
-//! Any plugin, any order of calls: each call ends with an answer or an error that says what is wrong, in time, and no
-//! process is left.
+//! Checks random plugins and calls: each call ends in time with a response or a helpful error, and no process is left.
 //!
-//! All of it: `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting hostile_plugins -- --nocapture`; a sample else.
-//! `MUSTER_TEST_SEED=n` begins with that seed; each run has its own, which a failure names.
+//! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting hostile_plugins -- --nocapture`; the default is a sample.
+//! `MUSTER_TEST_SEED=n` sets the first seed. Each run has its own seed, which a failure prints.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +13,16 @@ use super::{Call, Fake, Manner, WELL, id};
 use crate::host::{CallError, Group};
 use crate::hostile::Script;
 
-/// Runs where nobody asks for more.
+/// Number of runs if `MUSTER_TEST_RUNS` is not set.
 const SAMPLE: u64 = 40;
-/// What a run may take on a machine with much to do: each of its few calls has a limit of 5 s or less.
+/// Timeout of one run on a busy machine. Each of its few calls has a timeout of 5 seconds or less.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// A run, as its seed says.
+/// One run, derived from its seed.
 #[derive(Debug)]
 struct Run {
     script: Script,
-    /// It is started again at once where it died.
+    /// Whether the plugin is restarted almost immediately after it died.
     is_hasty: bool,
     calls: Vec<u8>,
 }
@@ -85,7 +84,7 @@ async fn run(run: &Run) -> Tally {
     tally
 }
 
-/// A call, whose answer makes sense.
+/// Makes a call and checks the response.
 async fn made(group: &Group, call: u8) -> Result<(), CallError> {
     let ids = [id("i1"), id("i2")];
     let asked = |done: Vec<_>| assert!(done.iter().all(|id| ids.contains(id)), "{done:?}");
@@ -111,7 +110,7 @@ async fn hostile_plugins_are_contained() {
     let began = Instant::now();
     let each = |seed: u64| async move {
         let drawn = Run::of(seed);
-        // A task, so that a failure is that of its seed.
+        // Each run is a task, so that a panic is reported with its seed.
         let told = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {drawn:?}");
         let ended = tokio::spawn(async move { tokio::time::timeout(RUN_LIMIT, run(&drawn)).await }).await;
         match ended {

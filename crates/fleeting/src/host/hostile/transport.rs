@@ -1,11 +1,11 @@
-//! Which socket a plugin chooses.
+//! Tests the two kinds of sockets that a plugin can choose.
 
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, UnixStream};
 
 use super::*;
 
-/// The calls of a life: start, list, details, heartbeat, more, fewer, stop.
+/// Makes the calls of a complete life cycle.
 async fn is_called(fake: &Fake) {
     let group = fake.start().await;
     let states = group.update().await.unwrap().instances;
@@ -18,7 +18,7 @@ async fn is_called(fake: &Fake) {
     fake.ended().await;
 }
 
-/// R053: the plugin chooses the socket, by its handshake.
+/// R053: the plugin chooses the socket in its handshake.
 #[tokio::test]
 async fn h8_a_plugin_is_called_over_a_local_socket_or_over_tcp() {
     is_called(&Fake::new(Manner::Well)).await;
@@ -27,7 +27,7 @@ async fn h8_a_plugin_is_called_over_a_local_socket_or_over_tcp() {
     let address = listener.local_addr().unwrap();
     let fake = Fake::with(always(Manner::Well), &format!("echo '1|0|tcp|{address}|grpc|'"), SLEEP);
     let socket = fake.directory.path().join("socket");
-    // The service itself listens on a local socket: this relay is what the host reaches.
+    // The service listens on a Unix socket; the host connects to this relay.
     let relay = tokio::spawn(async move {
         let (mut outside, _) = listener.accept().await.unwrap();
         let mut inside = UnixStream::connect(&socket).await.unwrap();
