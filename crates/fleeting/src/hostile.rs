@@ -1,7 +1,7 @@
-//! A plugin that means ill, or is broken, as a seed says: for the tests of what runs plugins.
+//! A plugin with random faults that a seed determines, for tests of code that runs plugins.
 //!
-//! Its process begins with a handshake or something else ([`Script::begin`]) and goes on in some manner
-//! ([`Script::body`]); its service ([`Hostile`]) behaves at each call as [`Script::manners`] say.
+//! Its process prints a handshake or something else ([`Script::begin`]) and continues with [`Script::body`]. Its service ([`Hostile`])
+//! behaves at each call as [`Script::manners`] define.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -22,32 +22,32 @@ use crate::protocol::group::{
     SuspendRequest, SuspendResponse, UpdateResponse,
 };
 
-/// What a plugin does at a call.
+/// What the plugin does when it receives a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// As it should.
+    /// Responds as it should.
     Well,
-    /// The same, later.
+    /// Responds as it should, after a delay.
     Slow,
-    /// It never answers.
+    /// Never responds.
     Hangs,
-    /// It answers with an error.
+    /// Returns an error.
     Fails,
-    /// The same; its words are those of a transport.
+    /// Returns an error with the code that gRPC uses for a failed transport.
     Unavailable,
-    /// It does not have the call.
+    /// Does not implement the call.
     Lacks,
-    /// A defect of its own.
+    /// Panics.
     Panics,
-    /// An answer that makes no sense: others' instances, more than was asked, no names, states below zero.
+    /// Returns an invalid response: unknown instances, more than requested, empty ids, negative states.
     Nonsense,
-    /// An answer of 20 MiB.
+    /// Returns a response of 20 MiB.
     Huge,
-    /// A list without end.
+    /// Returns a list that never ends.
     Endless,
-    /// A list that breaks off after its instances. Other calls fail.
+    /// Returns a list that breaks off after its instances. Other calls return an error.
     BreaksOff,
-    /// Its process ends.
+    /// Exits.
     Exits,
 }
 
@@ -66,7 +66,7 @@ const MANNERS: [Manner; 12] = [
     Manner::Exits,
 ];
 
-/// The calls that it may behave at in different manners.
+/// The calls whose behavior can differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     /// `Init`.
@@ -87,15 +87,15 @@ pub enum Call {
     Shutdown,
 }
 
-/// Its manner at each [`Call`].
+/// Behavior at each [`Call`].
 pub type Manners = [Manner; 8];
 
-/// How its process begins, with `$socket`: well.
+/// Start of the process, with the variable `$socket`: a valid handshake.
 pub const WELL: &str = "echo \"1|0|unix|$socket|grpc|\"";
-/// And goes on.
+/// Rest of the process: it waits.
 pub const SLEEP: &str = "exec sleep 600";
 
-/// How its process begins, in `sh`.
+/// Possible starts of the process, as shell commands.
 const BEGINNINGS: [&str; 9] = [
     WELL,
     "head -c 3000 /dev/urandom",
@@ -108,7 +108,7 @@ const BEGINNINGS: [&str; 9] = [
     "echo '1|0|unix|/nowhere/socket|grpc|'",
 ];
 
-/// How it goes on.
+/// Possible continuations of the process, as shell commands.
 const BODIES: [&str; 4] = [
     SLEEP,
     "while :; do echo garbage; done",
@@ -116,19 +116,19 @@ const BODIES: [&str; 4] = [
     "trap '' TERM INT; sleep 600 & exec sleep 600",
 ];
 
-/// What a seed says of a plugin.
+/// A plugin that a seed determines.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// How its process begins, in `sh`; [`WELL`] or something else.
+    /// Start of the process, as a shell command; [`WELL`] or something else.
     pub begin: &'static str,
-    /// How it goes on, in `sh`.
+    /// Rest of the process, as a shell command.
     pub body: &'static str,
-    /// How it behaves at each [`Call`].
+    /// Behavior at each [`Call`].
     pub manners: Manners,
 }
 
 impl Script {
-    /// One by chance. Most begin well, or there would be nothing to call.
+    /// Draws a plugin. Most start correctly, because otherwise no call could be tested.
     pub fn draw(random: &mut impl Rng) -> Self {
         let begin = if random.random_ratio(3, 4) { WELL } else { BEGINNINGS.choose(random).unwrap_or(&WELL) };
         let mut manners: Manners = std::array::from_fn(|_| MANNERS.choose(random).copied().unwrap_or(Manner::Well));
@@ -138,40 +138,40 @@ impl Script {
         Self { begin, body: BODIES.choose(random).unwrap_or(&SLEEP), manners }
     }
 
-    /// Its manner at a call.
+    /// Returns the behavior at a call.
     #[must_use]
     pub fn at(&self, call: Call) -> Manner {
         self.manners.get(call as usize).copied().unwrap_or(Manner::Well)
     }
 }
 
-/// The last `Init` that it was asked.
+/// The last `Init` request.
 pub(crate) type Asked = Arc<Mutex<Option<InitRequest>>>;
 
-/// What a test has around the calls.
+/// Hooks of a test for calls.
 #[tonic::async_trait]
 pub(crate) trait Around: Send + Sync {
-    /// Before a list is answered.
+    /// Runs before `Update` responds.
     async fn before_update(&self) {}
-    /// When it is told to clean up.
+    /// Runs when `Shutdown` is called.
     fn at_shutdown(&self) {}
 }
 
 struct Nothing;
 impl Around for Nothing {}
 
-/// The service.
+/// The gRPC service.
 pub struct Hostile {
     manners: Manners,
     exit: Box<dyn Fn() + Send + Sync>,
-    /// Instances with the number of their state.
+    /// State number of each instance.
     instances: Mutex<BTreeMap<String, i32>>,
     pub(crate) asked: Asked,
     pub(crate) around: Arc<dyn Around>,
 }
 
 impl Hostile {
-    /// With these manners; `exit` ends its process.
+    /// Creates a service with these behaviors. `exit` ends the process.
     pub fn new(manners: Manners, exit: impl Fn() + Send + Sync + 'static) -> Self {
         let (instances, asked) = (Mutex::default(), Asked::default());
         Self { manners, exit: Box::new(exit), instances, asked, around: Arc::new(Nothing) }
@@ -180,13 +180,13 @@ impl Hostile {
     /// Serves until it is dropped.
     ///
     /// # Errors
-    /// The transport's.
+    /// An error of the transport.
     pub async fn serve(self, listener: UnixListener) -> Result<(), tonic::transport::Error> {
         let server = tonic::transport::Server::builder().add_service(self.into_service());
         server.serve_with_incoming(UnixListenerStream::new(listener)).await
     }
 
-    /// It has this instance from the beginning.
+    /// Adds an instance that exists from the start.
     #[cfg(test)]
     pub(crate) fn has(&self, name: &str, state: i32) {
         self.instances().insert(name.to_owned(), state);
@@ -226,7 +226,7 @@ impl Hostile {
         }
     }
 
-    /// A text, or 20 MiB in its place.
+    /// Returns the text, or 20 MiB for [`Manner::Huge`].
     fn text(&self, call: Call, text: &str) -> String {
         if self.at(call) == Manner::Huge { "x".repeat(20 * 1024 * 1024) } else { text.to_owned() }
     }
@@ -269,7 +269,7 @@ impl InstanceGroup for Hostile {
     async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, Status> {
         let succeeded = request.into_inner().n;
         {
-            // Also where it says that it failed.
+            // The instances are created even if the call then fails.
             let mut instances = self.instances();
             for _ in 0..succeeded.min(100) {
                 let name = format!("h{}", instances.len());
@@ -291,7 +291,7 @@ impl InstanceGroup for Hostile {
     async fn connect_info(&self, _: Request<ConnectInfoRequest>) -> Result<Response<ConnectInfoResponse>, Status> {
         let well = ConnectInfoResponse {
             connector: Some(ConnectorConfig { keepalive: -1, ..Default::default() }),
-            // Nobody is there.
+            // No process listens there.
             internal_addr: "127.0.0.1:1".to_owned(),
             external_addr: self.text(Call::ConnectInfo, "127.0.0.1:1"),
             ..Default::default()
@@ -319,7 +319,7 @@ impl InstanceGroup for Hostile {
     }
 }
 
-/// Every call in this manner, but `Init` well.
+/// Returns the same behavior for all calls except `Init`, which works.
 #[cfg(test)]
 pub(crate) fn always(manner: Manner) -> Manners {
     let mut manners = [manner; 8];
@@ -331,7 +331,7 @@ pub(crate) fn always(manner: Manner) -> Manners {
 mod tests {
     use super::*;
 
-    /// The seeded runs draw from all manners, and every call has one.
+    /// The seeded runs draw from all behaviors, and every call has one.
     #[test]
     fn every_manner_is_drawn() {
         assert_eq!(MANNERS.len(), Manner::Exits as usize + 1);

@@ -1,4 +1,4 @@
-//! A plugin that is broken on purpose, in the manner that its settings name: the conformance kit is tested with it.
+//! A plugin with one deliberate fault, which its settings choose. The conformance kit is tested with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ impl Config {
         }
         let lock = self.lock.filter(|_| manner == "keeps-its-lock");
         if let Some(lock) = lock.as_deref().filter(|lock| lock.exists()) {
-            // At the second try it is seen that nobody has it.
+            // The second attempt succeeds, because the lock file was removed.
             std::fs::remove_file(lock)?;
             return Err("another process has the group".into());
         }
@@ -154,7 +154,7 @@ impl Provider for Broken {
 
     async fn decrease(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
         if let Some(lock) = &self.lock {
-            // It may be gone already.
+            // The file may have been removed already.
             let _ = std::fs::remove_file(lock);
         }
         if let [id] = ids.as_slice()

@@ -1,37 +1,37 @@
-//! What snapshots say of the instances that the kit made, and what they may not say. No I/O.
+//! Checks the snapshots against the instances that the kit created. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::InstanceState;
 
-/// Problems of each kind that are told.
+/// Number of problems of each kind that a verdict lists.
 const SHOWN: usize = 3;
 
 /// What is known of one instance.
 #[derive(Debug)]
 struct Known {
     state: InstanceState,
-    /// It was there before the kit made any.
+    /// Whether the instance existed before the kit created any.
     foreign: bool,
     asked_to_go: bool,
     gone: bool,
 }
 
-/// All that was seen.
+/// All instances that appeared in snapshots, and the violations found.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     instances: BTreeMap<String, Known>,
     snapshots: usize,
-    /// Snapshots that make no sense.
+    /// Invalid snapshots.
     pub(super) odd: Vec<String>,
-    /// Moves that cannot be.
+    /// Invalid state changes.
     pub(super) moves: Vec<String>,
-    /// Instances that went without being asked.
+    /// Instances that disappeared without a request to delete them.
     pub(super) lost: Vec<String>,
 }
 
 impl Book {
-    /// Takes a whole snapshot into the book.
+    /// Records a complete snapshot.
     pub(super) fn enter(&mut self, snapshot: &[(String, i32)]) {
         let first = self.snapshots == 0;
         self.snapshots += 1;
@@ -86,7 +86,7 @@ impl Book {
         known.gone = state.is_gone();
     }
 
-    /// These were asked to go.
+    /// Records a request to delete instances.
     pub(super) fn ask_to_go(&mut self, ids: &[String]) {
         for id in ids {
             if let Some(known) = self.instances.get_mut(id) {
@@ -95,17 +95,17 @@ impl Book {
         }
     }
 
-    /// The process that knew them is gone: those that are missing from now on are no matter.
+    /// Accepts that instances are missing from now on, because the process that created them was killed.
     pub(super) fn excuse(&mut self) {
         self.instances.values_mut().for_each(|known| known.asked_to_go = true);
     }
 
-    /// Those that the kit made and that are there.
+    /// Returns the existing instances that the kit created.
     pub(super) fn made(&self) -> Vec<String> {
         self.instances.iter().filter(|(_, known)| !known.foreign && !known.gone).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Those that were there before, where there are any, for people.
+    /// Lists the existing instances that the kit did not create, shortened for a message. `None` if there are none.
     pub(super) fn others(&self) -> Option<String> {
         let others: Vec<&str> = self
             .instances
@@ -122,12 +122,12 @@ impl Book {
         }
     }
 
-    /// How many the kit ever made.
+    /// Returns the number of instances that the kit has created.
     pub(super) fn made_ever(&self) -> usize {
         self.instances.values().filter(|known| !known.foreign).count()
     }
 
-    /// Whether it is there.
+    /// Returns whether the instance exists.
     pub(super) fn is_there(&self, id: &str) -> bool {
         self.instances.get(id).is_some_and(|known| !known.gone)
     }
@@ -149,7 +149,7 @@ fn may_move(from: InstanceState, to: InstanceState) -> bool {
         }
 }
 
-/// A verdict on a list of problems.
+/// Returns an error that lists the problems, if there are any.
 pub(super) fn told(problems: &[String]) -> Result<(), String> {
     if problems.is_empty() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! The cases, in the order in which they are run and told.
+//! The cases, in the order in which they are run and reported.
 
-/// One case.
+/// One conformance case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// Its number: P, H and C are those of the protocol's conformance cases; L is the life of instances.
+    /// Id of the case. P, H and C are cases of `docs/spec/fleeting.md`; L stands for the life cycle of instances.
     pub id: &'static str,
-    /// What holds where it passes.
+    /// What a plugin that passes does.
     pub title: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! The end of a process, and its log.
+//! Cases about the end of a process and about its log.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -36,7 +36,7 @@ async fn ready(plan: &Plan) -> Result<Subject, String> {
     }
 }
 
-/// `InstanceGroup.Shutdown`, then `GRPCController.Shutdown`.
+/// Calls `InstanceGroup.Shutdown` and then `GRPCController.Shutdown`.
 async fn told_to_stop(plan: &Plan) -> Result<Outcome, String> {
     let mut subject = ready(plan).await?;
     let mut group = subject.connection.group();
@@ -68,7 +68,7 @@ async fn signals(plan: &Plan) -> Result<Outcome, String> {
     subject.process().signal(Signal::INT);
     let mut group = subject.connection.group();
     let asked = subject.call(async move { group.update(GroupEmpty {}).await.map(drop) }).await;
-    // The signal may be slower than the call.
+    // The signal may take longer than the call.
     let by_int = subject.process().ended(std::time::Duration::from_millis(200)).await;
     if by_int.is_some() || asked.is_err() {
         subject.end().await;
@@ -98,7 +98,7 @@ async fn host_gone(plan: &Plan) -> Result<Outcome, String> {
     })
 }
 
-/// What the Go host makes of the lines (fleeting.md 1.8).
+/// Checks the log lines for what the Go host cannot parse (docs/spec/fleeting.md, section 1.8).
 fn log(lines: &[String]) -> Outcome {
     let (mut fatal, mut raw) = (Vec::new(), Vec::new());
     for line in lines.iter().filter(|line| line.starts_with('{')) {

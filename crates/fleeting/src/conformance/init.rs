@@ -1,4 +1,4 @@
-//! Settings: what a host may send with `Init`.
+//! Cases about the settings in `Init`.
 
 use serde_json::{Map, Value, json};
 
@@ -19,7 +19,7 @@ pub(super) async fn run(run: &mut Run<'_>) {
     run.say("P8", outcome);
 }
 
-/// A process, and its answer to `Init`.
+/// Starts a process and returns its response to `Init`.
 async fn init(plan: &Plan, config: Vec<u8>, with_connector: bool) -> Result<Result<(), Missing>, String> {
     let mut subject = Subject::start(plan, &[], |_| {}).await?;
     let answer = subject.init(config, with_connector.then_some(&plan.connector)).await;
@@ -49,7 +49,7 @@ async fn no_content(plan: &Plan) -> Outcome {
             return Err(format!("without a byte of settings: {}", missing.text("Init")));
         }
         if !plan.config.is_null() {
-            // It needs settings: how it takes none is its own matter.
+            // A plugin that requires settings may handle missing ones as it likes.
             return Ok(empty.is_err());
         }
         for config in ["null", "{}"] {

@@ -1,4 +1,4 @@
-//! The life of instances: made, seen, reached, removed.
+//! Cases about the life cycle of instances: creation, snapshots, connections, deletion.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::model::InstanceState;
 use crate::protocol::SUSPEND_RESUME;
 use crate::protocol::group::{ConnectInfoRequest, Empty, IncreaseRequest, InitResponse};
 
-/// An instance that no plugin has.
+/// Id of an instance that does not exist.
 pub(super) const NOBODY: &str = "muster-no-such-instance";
-/// The longest pause between two snapshots.
+/// Longest interval between two snapshots.
 const POLL_MAX: Duration = Duration::from_secs(2);
 
-/// A process, and what is known of its instances.
+/// A process of the plugin, and what is known of its instances.
 pub(super) struct Life<'a> {
     pub(super) plan: &'a Plan,
     pub(super) subject: Subject,
@@ -85,7 +85,7 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// An error is one of snapshots: nothing can be seen then.
+    /// Runs the cases of one process. An error means that snapshots cannot be read.
     async fn live(&mut self, run: &mut Run<'_>) -> Result<(), String> {
         self.look().await?;
         if let Some(others) = self.book.others() {
@@ -133,7 +133,7 @@ impl<'a> Life<'a> {
         self.remove(run, &ids).await
     }
 
-    /// A whole snapshot, into the book.
+    /// Reads a complete snapshot and records it.
     pub(super) async fn look(&mut self) -> Result<(), String> {
         let mut group = self.subject.connection.group();
         let read = async move {
@@ -150,7 +150,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Looks until it is so; `false` where it is not in time.
+    /// Reads snapshots until the condition holds. Returns `false` if it does not hold in time.
     pub(super) async fn wait(&mut self, limit: Duration, until: impl Fn(&Book) -> bool) -> Result<bool, String> {
         let (end, mut pause) = (Instant::now() + limit, self.plan.poll);
         loop {
@@ -166,7 +166,7 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// Asks for instances until so many are accepted.
+    /// Requests instances until `wanted` have been accepted.
     async fn increase(&mut self, wanted: u32) -> Result<usize, String> {
         let (end, mut pause, mut accepted) = (Instant::now() + self.plan.create_limit, self.plan.poll, 0);
         while accepted < wanted {
@@ -192,7 +192,7 @@ impl<'a> Life<'a> {
         Ok(accepted as usize)
     }
 
-    /// Until all that was accepted runs, and a little longer: more may come.
+    /// Waits until all accepted instances are running, and a little longer in case there are too many.
     async fn wait_until_up(&mut self, accepted: usize) -> Result<bool, String> {
         let runs = |book: &Book, id: &String| book.state(id) == Some(InstanceState::Running);
         let are_up = |book: &Book| {
@@ -207,7 +207,7 @@ impl<'a> Life<'a> {
         Ok(up)
     }
 
-    /// What goes wrong is said in words.
+    /// Checks that an error has a readable message.
     async fn words(&mut self) -> Outcome {
         let mut group = self.subject.connection.group();
         let request = ConnectInfoRequest { instance: NOBODY.to_owned() };
@@ -230,7 +230,7 @@ impl<'a> Life<'a> {
     }
 }
 
-/// Makes an instance, kills the process, and asks a new one.
+/// Creates an instance, kills the process, and checks the snapshot of a new process.
 async fn restart(plan: &Plan) -> Outcome {
     let failed = |error: String| Outcome::Fail(error);
     let (mut life, _) = match Life::start(plan).await {
@@ -250,7 +250,7 @@ async fn restart(plan: &Plan) -> Outcome {
     subject.end().await;
     let (started, refused) = match Life::start(plan).await {
         Ok(started) => (Ok(started), None),
-        // What was made must be removed.
+        // The created instance must be deleted.
         Err(error) => (Life::start(plan).await, Some(format!("after it was killed: {error}"))),
     };
     let (mut life, _) = match (started, &refused) {

@@ -1,15 +1,15 @@
-//! The conformance kit: tests any plugin, in any language, with its own settings (fleeting.md 9).
+//! The conformance kit: tests a plugin in any language with its own settings (docs/spec/fleeting.md, section 9).
 //!
 //! ```text
 //! Plan (command, settings, limits) --run--> processes of the plugin, one after the other --> Report: a verdict per case
 //! ```
 //!
-//! The kit is a host that looks closely: it starts the plugin in the ways hosts do, makes a few instances, reaches them,
-//! removes them, and checks each answer. Whatever happens, it asks the plugin to remove what it made. It must tell where a
-//! plugin is broken: each case has a plugin in the tests that it fails for, or warns of where hosts can live with that.
+//! The kit is a strict host. It starts the plugin in the ways that hosts do, creates a few instances, connects to them, deletes them, and
+//! checks each response. Whatever happens, it requests the deletion of the instances that it created. For each case, the tests have a
+//! plugin that fails it, or that gets a warning if hosts can live with the fault.
 //!
-//! - `cases`: their names; `subject`: a process; `book`: what snapshots may say, without I/O;
-//! - `start`, `init`, `life`, `reach`, `end`: the cases by what they are about.
+//! - `cases` has the ids and titles, `subject` runs a process, `book` checks snapshots without I/O.
+//! - `start`, `init`, `life`, `reach`, `removal` and `end` have the cases, by topic.
 
 mod book;
 mod cases;
@@ -31,7 +31,7 @@ pub use verdict::{Outcome, Verdict};
 
 use verdict::Run;
 
-/// Runs all cases; `tell` hears of each as it is done.
+/// Runs all cases and calls `tell` with each verdict.
 pub async fn run(plan: &Plan, tell: &mut (dyn FnMut(&Verdict) + Send)) -> Report {
     let mut run = Run::new(plan, tell);
     let before = async {

@@ -1,4 +1,4 @@
-//! What to test, and how.
+//! Settings of a conformance run.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,48 +15,48 @@ use crate::model::ConnectorConfig;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Connect {
-    /// Where `ConnectInfo` has credentials.
+    /// Log in if `ConnectInfo` has credentials.
     #[default]
     Auto,
-    /// In any case: without credentials the case fails.
+    /// Log in always; the case fails without credentials.
     Yes,
-    /// Not at all.
+    /// Do not log in.
     No,
 }
 
-/// What to test, and how.
+/// Settings of a conformance run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The executable.
+    /// Path of the plugin's executable.
     pub executable: PathBuf,
-    /// Its arguments; hosts give none, but an interpreter needs its program.
+    /// Command-line arguments. Hosts pass none, but an interpreter needs the path of its program.
     pub arguments: Vec<OsString>,
     /// `plugin_config`.
     pub config: Value,
     /// `connector_config`.
     pub connector: ConnectorConfig,
-    /// Settings of `connector_config` for the way to an instance.
+    /// Settings of `connector_config` for connections to instances.
     pub dial: DialOptions,
-    /// How many instances to make at once; at least 1.
+    /// Number of instances to create, at least 1. Defaults to 2.
     pub instances: u32,
-    /// Whether to log in.
+    /// Whether to log in to an instance.
     pub connect: Connect,
-    /// For a call to be answered, and for a process to start.
+    /// Time for a response to a call and for the start of a process. Defaults to 60 seconds.
     pub call_limit: Duration,
-    /// For instances to come up, or to change their state.
+    /// Time for instances to start or to change their state. Defaults to 5 minutes.
     pub create_limit: Duration,
-    /// For instances to go.
+    /// Time for instances to be deleted. Defaults to 5 minutes.
     pub delete_limit: Duration,
-    /// For a process to end.
+    /// Time for a process to exit. Defaults to 10 seconds.
     pub exit_limit: Duration,
-    /// Cancelled, the run ends early: what was made is removed, and the cases that are left are skipped.
+    /// Cancel it to end the run early: created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
-    /// Between two snapshots at first; doubles up to 2 s while nothing changes.
+    /// Initial interval between snapshots. It doubles up to 2 seconds while nothing changes. Defaults to 50 milliseconds.
     pub poll: Duration,
 }
 
 impl Plan {
-    /// A plugin with no settings, 2 instances and the usual limits.
+    /// Returns the settings for a plugin without configuration, with default timeouts.
     #[must_use]
     pub fn new(executable: impl Into<PathBuf>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Reaching instances: connect info, heartbeats, commands, sleep.
+//! Cases about connections to instances: connect info, heartbeats, commands, suspending.
 
 use std::time::SystemTime;
 
@@ -21,7 +21,7 @@ use crate::protocol::group::{
 use muster_remote::{self as remote, DialError, Exit, KnownHosts, Session};
 
 impl Life<'_> {
-    /// An error is one of snapshots.
+    /// Runs the cases. An error means that snapshots cannot be read.
     pub(super) async fn reach(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
         let Some(first) = ids.first() else { return Ok(()) };
         let info = self.connect_info(first).await;
@@ -64,7 +64,7 @@ impl Life<'_> {
         }
     }
 
-    /// Hosts look at the group while jobs connect.
+    /// Calls `Update`, `ConnectInfo` and `Heartbeat` at the same time, as hosts do.
     async fn at_once(&mut self, ids: &[String]) -> Result<(), String> {
         let group = self.subject.connection.group();
         let calls = ids.iter().cycle().take(8).map(|id| {
@@ -114,7 +114,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Puts `id` to sleep with a call for `asked`, and wakes it. The outer error is one of snapshots.
+    /// Suspends `id` with a call for `asked`, and resumes it. The outer error means that snapshots cannot be read.
     async fn sleep_and_wake(&mut self, id: &str, asked: &[&str]) -> Result<Result<(), String>, String> {
         let done = match self.suspend(asked).await {
             Ok(done) => done,
@@ -152,7 +152,7 @@ impl Life<'_> {
     }
 }
 
-/// What an error of `Suspend` says that was done before it.
+/// Returns the ids that an error of `Suspend` lists as suspended.
 fn accepted(missing: &Missing) -> Option<Vec<String>> {
     let Missing::Refused(status) = missing else { return None };
     let details = RichStatus::decode(status.details()).ok()?.details;
@@ -160,7 +160,7 @@ fn accepted(missing: &Missing) -> Option<Vec<String>> {
     Some(SuspendResponse::decode(detail.value.as_slice()).ok()?.succeeded)
 }
 
-/// Whether a host can use it.
+/// Checks that a host can use the response.
 fn checked(answer: ConnectInfoResponse) -> Result<ConnectInfo, String> {
     let connector = answer.connector.ok_or("ConnectInfo has no connector; a Go host dies of it")?;
     let connector = ConnectorConfig::from_wire(connector).map_err(|error| error.to_string())?;
@@ -180,7 +180,7 @@ fn checked(answer: ConnectInfoResponse) -> Result<ConnectInfo, String> {
     })
 }
 
-/// What the user has set stands in the answer (fleeting.md 5.2).
+/// Checks that the response keeps the values that the user set (docs/spec/fleeting.md, section 5.2).
 fn user_wins(user: &ConnectorConfig, answer: &ConnectorConfig) -> Result<(), String> {
     let lost = |name: &str, set: bool, same: bool| (set && !same).then(|| name.to_owned());
     let lost: Vec<String> = [
@@ -203,7 +203,7 @@ fn user_wins(user: &ConnectorConfig, answer: &ConnectorConfig) -> Result<(), Str
     Err(format!("ConnectInfo has another value than the user's connector_config: {}", lost.join(", ")))
 }
 
-/// A connection and a command, as a runner makes them.
+/// Connects and runs a command, as a runner does.
 async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
     let connector = &info.connector;
     let can = !connector.username.is_empty() && (!connector.password.is_empty() || !connector.key.is_empty());

@@ -1,4 +1,4 @@
-//! Removing instances.
+//! Cases about deleting instances.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::verdict::{Outcome, Run};
 use crate::model::InstanceState;
 use crate::protocol::group::DecreaseRequest;
 
-/// Between two tries to remove what is left.
+/// Delay between two attempts to delete the remaining instances.
 const PAUSE: Duration = Duration::from_millis(200);
 
 impl Life<'_> {
-    /// An error is one of snapshots.
+    /// Runs the cases. An error means that snapshots cannot be read.
     pub(super) async fn remove(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
         let Some(first) = ids.first() else { return Ok(()) };
         let result = self.remove_one(first).await?;
@@ -92,7 +92,7 @@ impl Life<'_> {
         Ok(answer?.into_inner().succeeded)
     }
 
-    /// Whatever happened: what was made is removed.
+    /// Deletes all instances that the kit created, whatever happened before.
     pub(super) async fn remove_the_rest(&mut self, run: &mut Run<'_>) {
         let result = self.remove_all().await;
         if self.book.made_ever() > 0 || result.is_err() {
@@ -100,12 +100,12 @@ impl Life<'_> {
         }
     }
 
-    /// Asks until all is gone.
+    /// Requests deletions until all instances are gone.
     pub(super) async fn remove_all(&mut self) -> Result<(), String> {
         let end = Instant::now() + self.plan.delete_limit;
         let mut last = String::new();
         loop {
-            // What cannot be seen may be there.
+            // An instance that no snapshot shows may exist.
             let seen = self.look().await;
             let left = self.book.made();
             if seen.is_ok() && left.is_empty() {
@@ -118,7 +118,7 @@ impl Life<'_> {
             {
                 last = format!(": {}", missing.text("Decrease"));
             }
-            // Where nothing can be seen, one try to remove what was known is what can be done.
+            // If snapshots cannot be read, one attempt to delete the known instances has to be enough.
             seen?;
             if Instant::now() >= end {
                 let names = left.join(", ");

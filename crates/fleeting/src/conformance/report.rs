@@ -1,4 +1,4 @@
-//! The report of a run: for people, as JSON, as JUnit.
+//! The report of a run: as text, as JSON, as JUnit XML.
 
 use std::fmt::Write as _;
 
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use super::verdict::{Outcome, Verdict};
 
-/// All verdicts on a plugin.
+/// Verdicts on all cases of a plugin.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// Its executable.
+    /// Path of the plugin's executable.
     pub plugin: String,
-    /// One for each case.
+    /// One verdict for each case.
     pub verdicts: Vec<Verdict>,
 }
 
 impl Outcome {
-    /// `pass`, `warn`, `fail` or `skip`.
+    /// Returns `pass`, `warn`, `fail` or `skip`.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -27,7 +27,7 @@ impl Outcome {
         }
     }
 
-    /// Why it is not a pass.
+    /// Returns the reason why the case did not pass.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -38,32 +38,32 @@ impl Outcome {
 }
 
 impl Report {
-    /// How many cases ended with this word.
+    /// Returns the number of cases with this outcome, named as in [`Outcome::word`].
     #[must_use]
     pub fn count(&self, word: &str) -> usize {
         self.verdicts.iter().filter(|verdict| verdict.outcome.word() == word).count()
     }
 
-    /// How a case ended.
+    /// Returns the outcome of a case.
     #[must_use]
     pub fn outcome(&self, id: &str) -> Option<&Outcome> {
         self.verdicts.iter().find(|verdict| verdict.case.id == id).map(|verdict| &verdict.outcome)
     }
 
-    /// Whether no case failed.
+    /// Returns whether no case failed.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.count("fail") == 0
     }
 
-    /// `34 cases: 30 pass, 2 warn, 0 fail, 2 skip`.
+    /// Returns a summary such as `34 cases: 30 pass, 2 warn, 0 fail, 2 skip`.
     #[must_use]
     pub fn summary(&self) -> String {
         let counts = ["pass", "warn", "fail", "skip"].map(|word| format!("{} {word}", self.count(word)));
         format!("{} cases: {}", self.verdicts.len(), counts.join(", "))
     }
 
-    /// Version 1 of the format.
+    /// Returns the report as JSON, in version 1 of its format.
     #[must_use]
     pub fn json(&self) -> Value {
         let case = |verdict: &Verdict| {
@@ -83,7 +83,7 @@ impl Report {
         })
     }
 
-    /// One test suite, one test case per case; a warning is its output.
+    /// Returns the report as JUnit XML: one test suite with one test case per case. A warning is written as its output.
     #[must_use]
     pub fn junit(&self) -> String {
         let mut xml = format!(
@@ -111,7 +111,7 @@ impl Report {
     }
 }
 
-/// Text for XML, without the characters that XML cannot hold.
+/// Escapes text for XML and drops characters that XML does not allow.
 fn escaped(text: &str) -> String {
     let allowed = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
     let allowed: String = allowed.collect();

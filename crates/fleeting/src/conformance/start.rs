@@ -1,11 +1,11 @@
-//! Start: the command line and the handshake.
+//! Cases about the command line and the handshake.
 
 use super::plan::Plan;
 use super::subject::{Subject, command_line};
 use super::verdict::{Outcome, Run};
 use crate::protocol::VERSIONS_KEY;
 
-/// Labels of what `-version` prints, in their order.
+/// Labels of the lines that `-version` prints, in this order.
 const LABELS: [&str; 7] = ["Name:", "Version:", "Git revision:", "Git ref:", "GO version:", "Built:", "OS/Arch:"];
 
 pub(super) async fn run(run: &mut Run<'_>) {

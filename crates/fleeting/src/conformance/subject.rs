@@ -1,4 +1,4 @@
-//! One process of the plugin that is tested.
+//! One process of the plugin under test.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -24,30 +24,30 @@ use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
 
-/// Lines of a process's log that are kept.
+/// Maximum number of log lines that are kept.
 const LINES_MAX: usize = 2_000;
-/// Bytes of a line that are kept.
+/// Maximum length of a kept line in bytes.
 const LINE_MAX: usize = 64 * 1024;
-/// Bytes of the output of a command line.
+/// Maximum size of a command line's output in bytes.
 const OUTPUT_MAX: u64 = 1024 * 1024;
 
-/// For the standing streams to be answered. A server may keep its answer until it has something to say, as Go's does: by
-/// then it has seen the call.
+/// Time for the plugin to accept the standing streams. A Go server may delay its response until it has data to send, but has seen the call
+/// by then.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
 
-/// How a call ended without an answer.
+/// Reason why a call has no response.
 #[derive(Debug, Clone)]
 pub(super) enum Missing {
-    /// Not in time.
+    /// The plugin did not respond in time.
     Late(Duration),
-    /// The process, or the connection to it, broke.
+    /// The process ended, or the connection broke.
     Broken(String),
-    /// The plugin says no.
+    /// The plugin returned an error.
     Refused(Box<Status>),
 }
 
 impl Missing {
-    /// For people: `Update had no answer within 60 s`.
+    /// Returns a message such as `Update had no answer within 60 s`.
     pub(super) fn text(&self, call: &str) -> String {
         match self {
             Self::Late(limit) => format!("{call} had no answer within {:.1} s", limit.as_secs_f64()),
@@ -69,7 +69,7 @@ pub(super) struct Subject {
     limit: Duration,
 }
 
-/// Its process.
+/// Process of a running plugin.
 pub(super) struct Process {
     child: Child,
     group: ProcessGroup,
@@ -85,12 +85,12 @@ impl Process {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the process has exited. Returns `None` after `limit`.
     pub(super) async fn ended(&mut self, limit: Duration) -> Option<ExitStatus> {
         tokio::time::timeout(limit, self.child.wait()).await.ok().and_then(Result::ok)
     }
 
-    /// Ends it, at once; what it wrote to stderr.
+    /// Kills the process and returns the lines that it wrote to stderr.
     pub(super) async fn end(mut self) -> Vec<String> {
         self.group.kill();
         let _ = self.child.wait().await;
@@ -98,7 +98,7 @@ impl Process {
     }
 }
 
-/// What a process wrote to stderr.
+/// Lines that a process wrote to stderr.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -107,7 +107,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its last words, ready to be appended.
+    /// Returns the end of the log, formatted to be appended to a message.
     fn said(&self) -> String {
         let lines = self.lines();
         let last: Vec<String> = lines.iter().rev().take(3).rev().map(|line| line.chars().take(300).collect()).collect();
@@ -115,18 +115,18 @@ impl Log {
     }
 }
 
-/// The plugin as a host starts it, with its arguments and more.
+/// Returns the command that starts the plugin as a host does, with its arguments and `more`.
 fn started(plan: &Plan, sockets: &Path, more: &[&str]) -> Command {
     let mut command = command(&plan.executable, sockets);
     command.args(&plan.arguments).args(more.iter().map(OsStr::new)).kill_on_drop(true);
     command
 }
 
-/// Runs the plugin's command line to its end; `None` where it does not end.
+/// Runs the plugin with command-line arguments. Returns `None` if it does not exit in time.
 pub(super) async fn command_line(plan: &Plan, words: &[&str]) -> Result<Option<Output>, String> {
     let directory = directory()?;
     let mut command = started(plan, directory.path(), words);
-    // Started by a person.
+    // An operator's shell does not set these variables.
     for key in [crate::protocol::COOKIE_KEY, crate::protocol::VERSIONS_KEY, "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"] {
         command.env_remove(key);
     }
@@ -152,7 +152,7 @@ pub(super) async fn command_line(plan: &Plan, words: &[&str]) -> Result<Option<O
 async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
-        // What broke off is what there is.
+        // After an error, the data read so far is returned.
         let _ = from.take(OUTPUT_MAX).read_to_end(&mut bytes).await;
     }
     bytes
@@ -163,7 +163,7 @@ fn directory() -> Result<Sockets, String> {
 }
 
 impl Subject {
-    /// Starts it, reads its handshake, connects. `change` may change its variables.
+    /// Starts the plugin, reads its handshake and connects. `change` may set environment variables.
     pub(super) async fn start(plan: &Plan, more: &[&str], change: impl FnOnce(&mut Command)) -> Result<Self, String> {
         let directory = directory()?;
         let mut command = started(plan, directory.path(), more);
@@ -188,14 +188,14 @@ impl Subject {
         }
     }
 
-    /// A call with its limit.
+    /// Makes a call with the plan's timeout.
     pub(super) async fn call<T>(&mut self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Missing> {
         let ended = tokio::time::timeout(self.limit, work).await;
         match ended {
             Err(_) => Err(Missing::Late(self.limit)),
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) if is_broken(&status) => {
-                // A process that ended is the better reason, and its end may be a moment away.
+                // An exit of the process explains the error better, but may take a moment.
                 let ended = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
                 let cause = match ended {
                     Ok(Ok(status)) => format!("the plugin's process ended ({status}){}", self.process.log.said()),
@@ -207,7 +207,7 @@ impl Subject {
         }
     }
 
-    /// `Init` with these settings, as JSON or whatever.
+    /// Calls `Init` with `config` as the bytes of the settings.
     pub(super) async fn init(
         &mut self,
         config: Vec<u8>,
@@ -219,7 +219,7 @@ impl Subject {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// `Init` as the plan says.
+    /// Calls `Init` with the settings of the plan.
     pub(super) async fn init_as_planned(&mut self, plan: &Plan) -> Result<InitResponse, Missing> {
         self.init(bytes(&plan.config), Some(&plan.connector)).await
     }
@@ -228,20 +228,20 @@ impl Subject {
         &mut self.process
     }
 
-    /// Closes the connection, and leaves the process. The standing streams are open by then: by their end a plugin knows
-    /// that its host is gone, and one that was never opened has no end.
+    /// Closes the connection and returns the process. Before that, waits for the standing streams: a plugin knows by their end that its
+    /// host is gone, so they must have been opened.
     pub(super) async fn hang_up(mut self) -> Process {
         let _ = tokio::time::timeout(OPEN_LIMIT.min(self.limit), self.streams.answered()).await;
         self.process
     }
 
-    /// Ends it, at once; what it wrote to stderr.
+    /// Kills the process and returns the lines that it wrote to stderr.
     pub(super) async fn end(self) -> Vec<String> {
         self.process.end().await
     }
 }
 
-/// Settings as a host sends them.
+/// Returns the settings as a host sends them.
 pub(super) fn bytes(config: &Value) -> Vec<u8> {
     config.to_string().into_bytes()
 }
@@ -252,14 +252,14 @@ async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection
     let line = line.map_err(|_| format!("no handshake within {:.1} s", plan.call_limit.as_secs_f64()))?;
     let Some(line) = line else {
         let ended = tokio::time::timeout(plan.exit_limit, child.wait()).await;
-        // Its last words are on their way.
+        // The end of its log may still be in the pipe.
         let _ = tokio::time::timeout(Duration::from_millis(500), log_is_read(log)).await;
         return Err(match ended {
             Ok(Ok(status)) => format!("it exited before the handshake ({status})"),
             _ => "it closed its stdout before the handshake".to_owned(),
         });
     };
-    // What else it prints is not looked at, but must be read: a full pipe would stop it.
+    // The rest of stdout is discarded, but has to be read: the plugin would block on a full pipe.
     let drain: JoinHandle<_> = tokio::spawn(async move { tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await });
     let Handshake { address } = Handshake::parse(&line).map_err(|error| {
         drain.abort();
@@ -275,7 +275,7 @@ async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection
     }
 }
 
-/// Until the log has a line.
+/// Waits until the log has a line.
 async fn log_is_read(log: &Log) {
     while log.lines().is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,4 +1,4 @@
-//! Verdicts, and who collects them.
+//! Verdicts on cases, and their collection during a run.
 
 use std::time::{Duration, Instant};
 
@@ -6,49 +6,49 @@ use super::cases::{CASES, Case};
 use super::plan::Plan;
 use super::report::Report;
 
-/// Why what was left is skipped.
+/// Reasons to skip the remaining cases.
 const STOPPED: &str = "the run was stopped";
 const EARLIER_FAILED: &str = "an earlier case failed";
 
-/// How a case ended.
+/// Outcome of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should be.
+    /// The plugin does what the case requires.
     Pass,
-    /// Hosts can live with it; better is possible.
+    /// Hosts can live with the fault, but it should be fixed.
     Warn(String),
-    /// A host would stumble.
+    /// A host would fail.
     Fail(String),
-    /// It could not be seen.
+    /// The case could not be checked.
     Skip(String),
 }
 
-/// What is to be said of a case.
+/// Outcome of a case with its duration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// Which.
+    /// The case.
     pub case: Case,
-    /// How it ended.
+    /// Outcome of the case.
     pub outcome: Outcome,
-    /// How long it took.
+    /// Duration of the case.
     pub took: Duration,
 }
 
 impl Verdict {
-    /// Whether it was not come to at all, since the run ended before: nothing is known of the case.
+    /// Returns whether the case was not reached because the run ended early.
     #[must_use]
     pub fn is_left_out(&self) -> bool {
         matches!(&self.outcome, Outcome::Skip(why) if why == STOPPED || why == EARLIER_FAILED)
     }
 }
 
-/// The verdicts of a run as they come.
+/// Collects the verdicts of a run.
 pub(super) struct Run<'a> {
     pub(super) plan: &'a Plan,
     tell: &'a mut (dyn FnMut(&Verdict) + Send),
     verdicts: Vec<Verdict>,
     since: Instant,
-    /// What the plugin's processes wrote to stderr.
+    /// Lines that the plugin's processes wrote to stderr.
     pub(super) log: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Run<'a> {
         Self { plan, tell, verdicts: Vec::new(), since: Instant::now(), log: Vec::new() }
     }
 
-    /// Tells how a case ended: the first word on it counts. Whether it did not fail.
+    /// Records the outcome of a case, unless it has one already. Returns whether `outcome` is not a failure.
     pub(super) fn say(&mut self, id: &str, outcome: Outcome) -> bool {
         let fine = !matches!(outcome, Outcome::Fail(_));
         let Some(case) = CASES.iter().find(|case| case.id == id) else { return fine };
@@ -70,17 +70,17 @@ impl<'a> Run<'a> {
         fine
     }
 
-    /// [`Outcome::Pass`], or [`Outcome::Fail`] with the reason.
+    /// Records [`Outcome::Pass`], or [`Outcome::Fail`] with the reason.
     pub(super) fn judge(&mut self, id: &str, result: Result<(), String>) -> bool {
         self.say(id, result.map_or_else(Outcome::Fail, |()| Outcome::Pass))
     }
 
-    /// Whether a case has failed.
+    /// Returns whether a case has failed.
     pub(super) fn has_failed(&self, id: &str) -> bool {
         self.verdicts.iter().any(|verdict| verdict.case.id == id && matches!(verdict.outcome, Outcome::Fail(_)))
     }
 
-    /// Those that were not seen are skipped.
+    /// Records that cases could not be checked.
     pub(super) fn skip(&mut self, ids: &[&str], why: &str) {
         for id in ids {
             self.say(id, Outcome::Skip(why.to_owned()));
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
             self.say(case.id, Outcome::Skip(why.to_owned()));
         }
         let plugin = self.plan.executable.display().to_string();
-        // In the order of the list.
+        // Sorts the verdicts in the order of the cases.
         let at = |verdict: &Verdict| CASES.iter().position(|case| *case == verdict.case);
         self.verdicts.sort_by_key(at);
         Report { plugin, verdicts: self.verdicts }

@@ -1,5 +1,4 @@
-//! A nesting daemon for tests, by the rules of the real one: `Init` first, one machine for each slot. What a machine is says
-//! the test.
+//! A nesting daemon for tests with the rules of the real one: `Init` first, and one machine per slot. The test supplies the hypervisor.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,33 +15,33 @@ use super::{INITIALISED, NOT_INITIALISED};
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_server::{Nesting, NestingServer};
 
-/// What makes the machines.
+/// Creates and deletes the machines.
 #[async_trait]
 pub trait Hypervisor: Send + Sync + 'static {
-    /// Makes the machine `id` of an image; its address.
+    /// Creates the machine `id` from an image and returns its address.
     ///
     /// # Errors
-    /// What the daemon answers.
+    /// The daemon returns the text as an error.
     async fn create(&self, id: &str, image: &str) -> Result<String, String>;
 
-    /// Removes it.
+    /// Deletes the machine.
     ///
     /// # Errors
-    /// What the daemon answers.
+    /// The daemon returns the text as an error.
     async fn delete(&self, id: &str) -> Result<(), String>;
 
-    /// Before a list is given.
+    /// Runs before a list is returned.
     async fn listing(&self) {}
 }
 
-/// A machine that there is.
+/// An existing machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// Its image.
+    /// Name of the image.
     pub image: String,
-    /// The slot that it was made in.
+    /// Slot in which the machine was created.
     pub slot: Option<i32>,
-    /// Its address.
+    /// Address of the machine.
     pub address: String,
 }
 
@@ -57,7 +56,7 @@ struct State {
 
 struct Shared {
     hypervisor: Arc<dyn Hypervisor>,
-    /// Another one initialises it between a question and its answer.
+    /// Whether every `Init` behaves as if another client had initialized the daemon before.
     is_raced: bool,
     state: Mutex<State>,
 }
@@ -75,41 +74,41 @@ impl Drop for FakeDaemon {
 }
 
 impl FakeDaemon {
-    /// Serves on a socket. `is_raced`: each `Init` finds that another one was faster.
+    /// Serves on a socket. With `is_raced`, each `Init` behaves as if another client had been faster.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     pub fn start(socket: &Path, hypervisor: Arc<dyn Hypervisor>, is_raced: bool) -> io::Result<Self> {
         let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);
         let shared = Arc::new(Shared { hypervisor, is_raced, state: Mutex::default() });
         let server = tonic::transport::Server::builder().add_service(NestingServer::new(Service(Arc::clone(&shared))));
         let serves = tokio::spawn(async move {
-            // Its end is the test's.
+            // The test ends the server.
             let _ = server.serve_with_incoming(incoming).await;
         });
         Ok(Self { shared, serves })
     }
 
-    /// The machines by their ids.
+    /// Returns the machines by id.
     #[must_use]
     pub fn machines(&self) -> BTreeMap<String, Known> {
         self.shared.state().machines.clone()
     }
 
-    /// A machine ended by itself: it is not known any more.
+    /// Removes a machine as if it had ended on its own.
     pub fn forget(&self, id: &str) {
         let mut state = self.shared.state();
         state.machines.remove(id);
         state.slots.retain(|_, of| of != id);
     }
 
-    /// How many machines were ever asked for.
+    /// Returns the number of machines ever requested.
     #[must_use]
     pub fn made(&self) -> u32 {
         self.shared.state().made
     }
 
-    /// How often it was initialised, and with what.
+    /// Returns how often the daemon was initialized, and its configuration.
     #[must_use]
     pub fn initialised(&self) -> (u32, Vec<u8>) {
         let state = self.shared.state();
@@ -127,7 +126,7 @@ impl Shared {
         if state.config.is_none() { Err(Status::failed_precondition(NOT_INITIALISED)) } else { Ok(state) }
     }
 
-    /// Removes it from wherever it is; the hypervisor goes first.
+    /// Deletes a machine at the hypervisor and then from the state.
     async fn remove(&self, id: &str) -> Result<(), String> {
         self.hypervisor.delete(id).await?;
         let mut state = self.state();
@@ -163,7 +162,7 @@ impl Nesting for Service {
             self.0.remove(id).await.map_err(|error| Status::unknown(format!("clearing slot: {error}")))?;
         }
         let (shared, image, of) = (Arc::clone(&self.0), name.clone(), id.clone());
-        // Whoever asked may be gone before it is made: it is made all the same.
+        // The machine is created even if the caller has disconnected.
         let made = tokio::spawn(async move {
             let address = shared.hypervisor.create(&of, &image).await?;
             let mut state = shared.state();

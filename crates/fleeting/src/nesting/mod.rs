@@ -1,8 +1,8 @@
-//! Nested virtual machines (`vm_isolation`): the client of the hypervisor daemon on an instance (fleeting.md 8).
+//! Client of the hypervisor daemon on an instance, for nested virtual machines (docs/spec/fleeting.md, section 8).
 //!
-//! The daemon is reached through a [`Session`] to its host, so no socket of it has to be open to the network. It is
-//! initialised by whoever comes first; others find it so. A slot has one machine: making another one in it removes the
-//! first, which is how machines that a lost manager left behind go.
+//! The daemon is reached through a [`Session`] with its machine, so it needs no socket that is open to the network. The first client
+//! initializes it. A slot has one virtual machine: creating another one in the slot removes the first, so machines of a lost manager are
+//! replaced.
 
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
@@ -25,23 +25,23 @@ use crate::protocol::nesting::nesting_client::NestingClient;
 use muster_remote::Session;
 use target::Daemon;
 
-/// What the daemon says before `Init`, and to a second one. Code and text are compared as a whole, as the Go host does.
+/// Messages of the daemon before `Init`, and for a second `Init`. Code and text are compared exactly, as in the Go host.
 const NOT_INITIALISED: &str = "not initialized";
 const INITIALISED: &str = "already initialized";
-/// How the daemon begins when the machine that is in the slot cannot be removed.
+/// Start of the daemon's message when the machine in the slot cannot be removed.
 const CLEARING: &str = "clearing slot:";
 const CREATE: &str = "Create";
 
-/// How long a call may take. The protocol has no deadlines.
+/// Timeouts of the calls. The protocol defines none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NestingLimits {
-    /// The connection, and `Init`.
+    /// Time to connect, and for `Init`. Defaults to 60 seconds.
     pub init: Duration,
-    /// A clone, a boot, and an address: the daemon's own limit for the last is five minutes.
+    /// Time to clone and boot a machine and to get its address. Defaults to 15 minutes; the daemon itself waits 5 minutes for the address.
     pub create: Duration,
-    /// A removal.
+    /// Time to delete a machine. Defaults to 60 seconds.
     pub delete: Duration,
-    /// A list.
+    /// Time to list the machines. Defaults to 60 seconds.
     pub list: Duration,
 }
 
@@ -59,71 +59,70 @@ impl Default for NestingLimits {
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualMachine {
-    /// Its name at the daemon.
+    /// Id at the daemon.
     pub id: String,
-    /// Its image; some daemons leave it out in lists.
+    /// Name of the image. Some daemons leave it empty in lists.
     pub image: String,
-    /// Its address, as its host sees it.
+    /// Address in the network of the daemon's machine.
     pub address: String,
 }
 
-/// A machine that was made.
+/// Result of creating a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Created {
-    /// The machine.
+    /// The new machine.
     pub machine: VirtualMachine,
-    /// The one that was in the slot before, and is removed.
+    /// Id of the machine that was removed from the slot.
     pub stomped: Option<String>,
 }
 
-/// Why the daemon did not do it.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NestingError {
-    /// Nobody answers.
+    /// The daemon cannot be reached.
     #[error(
         "the nesting daemon at {daemon} cannot be reached: {cause}; does it run on the instance, and is nesting_host right?"
     )]
     Unreachable {
         /// `nesting_host`.
         daemon: String,
-        /// Why.
+        /// Reason why the connection failed.
         cause: String,
     },
-    /// No answer in time.
+    /// The daemon did not respond in time.
     #[error("the nesting daemon at {daemon} did not answer {call} within {} s", limit.as_secs())]
     Deadline {
         /// `nesting_host`.
         daemon: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// How long it had.
+        /// Timeout of the call.
         limit: Duration,
     },
-    /// It says no.
+    /// The daemon returned an error.
     #[error("the nesting daemon at {daemon}: {call} failed: {message}")]
     Refused {
         /// `nesting_host`.
         daemon: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// Its words.
+        /// Error message of the daemon.
         message: String,
     },
-    /// The answer makes no sense.
+    /// The response is invalid.
     #[error("the nesting daemon at {daemon}: {call} answered nonsense: {what}")]
     Nonsense {
         /// `nesting_host`.
         daemon: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the response.
         what: &'static str,
     },
 }
 
 impl NestingError {
-    /// Whether it is about what was asked for, and perhaps only that: another image may be made where one is refused. That a
-    /// slot cannot be cleared is about the daemon.
+    /// Returns whether the image may be the cause, so that another image may work. An error about clearing the slot concerns the daemon.
     #[must_use]
     pub fn is_about_the_image(&self) -> bool {
         matches!(self, Self::Refused { call: CREATE, message, .. } if !message.starts_with(CLEARING))
@@ -132,7 +131,7 @@ impl NestingError {
 
 type Client = NestingClient<Channel>;
 
-/// A daemon.
+/// A client of one daemon.
 #[derive(Debug, Clone)]
 pub struct Nesting {
     client: Client,
@@ -142,7 +141,7 @@ pub struct Nesting {
 }
 
 impl Nesting {
-    /// Connects to the daemon at `nesting_host`, as the host of the session sees it. `config` is `nesting_config`.
+    /// Connects to the daemon at `nesting_host`, which is resolved on the session's machine. `config` is `nesting_config`.
     ///
     /// # Errors
     /// [`NestingError::Unreachable`].
@@ -168,11 +167,10 @@ impl Nesting {
         Ok(Self { client: NestingClient::new(channel), daemon: nesting_host.to_owned(), config, limits })
     }
 
-    /// Makes a machine of an image. With a slot, the machine that was in it goes first.
+    /// Creates a machine from an image. The machine that was in `slot` is removed first.
     ///
     /// # Errors
-    /// [`NestingError`]: where it is a [`NestingError::Deadline`], a machine may have been made, which the next one in the
-    /// slot removes.
+    /// [`NestingError`]. After a [`NestingError::Deadline`], a machine may exist; the next one in the slot replaces it.
     pub async fn create(&self, image: &str, slot: Option<i32>) -> Result<Created, NestingError> {
         let request = wire::CreateRequest { name: image.to_owned(), slot };
         let ask = |mut client: Client| {
@@ -188,7 +186,7 @@ impl Nesting {
         Ok(Created { machine: machine.into(), stomped: answer.stomped_vm_id.filter(|id| !id.is_empty()) })
     }
 
-    /// Removes a machine.
+    /// Deletes a machine.
     ///
     /// # Errors
     /// [`NestingError`].
@@ -201,7 +199,7 @@ impl Nesting {
         self.call("Delete", self.limits.delete, ask).await.map(drop)
     }
 
-    /// The machines there are.
+    /// Lists the machines.
     ///
     /// # Errors
     /// [`NestingError`].
@@ -211,11 +209,10 @@ impl Nesting {
         Ok(answer.vms.into_iter().map(Into::into).collect())
     }
 
-    /// Removes all machines but those that `keep` names: an instance that is ready has none of nobody. Gives those that it
-    /// removed, and those that are left, each with the reason.
+    /// Deletes all machines for which `keep` returns false. Returns each of them with the result.
     ///
     /// # Errors
-    /// [`NestingError`] where they cannot even be listed.
+    /// [`NestingError`] if the machines cannot be listed.
     pub async fn clear(
         &self,
         keep: impl Fn(&str) -> bool,
@@ -228,7 +225,7 @@ impl Nesting {
         Ok(removed)
     }
 
-    /// One call; a daemon that was not initialised is, and is asked once more (N4).
+    /// Makes a call. If the daemon is not initialized, initializes it and repeats the call (N4).
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         call: &'static str,
@@ -241,7 +238,7 @@ impl Nesting {
         }
         let init = wire::InitRequest { config: self.config.clone() };
         let answer = self.timed("Init", self.limits.init, self.client.clone().init(init)).await?;
-        // Another one was faster.
+        // Another client may have initialized it in between.
         if !matches!(&answer, Err(status) if is(status, INITIALISED)) {
             self.judge("Init", answer)?;
         }

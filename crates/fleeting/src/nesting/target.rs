@@ -1,6 +1,6 @@
-//! `nesting_host`: where the daemon listens (fleeting.md 8.3).
+//! Parses `nesting_host`, the address of the daemon (docs/spec/fleeting.md, section 8.3).
 
-/// An address as the daemon's host sees it.
+/// Address of the daemon, on its machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Daemon {
     pub(super) network: String,
@@ -8,11 +8,11 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// A URL: its scheme is the network, its path (or host, where it has no path) the address. `unix:PATH`. Else TCP.
+    /// Parses a URL, whose scheme is the network and whose path or host is the address; or `unix:PATH`; or a TCP address.
     pub(super) fn parse(text: &str) -> Self {
         let (network, address) = match text.split_once(":/") {
             Some((scheme, rest)) => {
-                // `unix:///a b` and `unix:/a b`; `tcp://host:port`.
+                // `unix:///a b`, `unix:/a b` or `tcp://host:port`.
                 let address = match rest.strip_prefix('/') {
                     None => format!("/{rest}"),
                     Some(authority) => match authority.find('/') {

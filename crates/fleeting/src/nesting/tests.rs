@@ -1,4 +1,4 @@
-//! Against a daemon of the tests, and against the real one where `scripts/test` could build it.
+//! Tests with a fake daemon, and with GitLab's daemon if `scripts/test` could build it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::fake::{FakeDaemon, Hypervisor};
 use super::*;
 use muster_remote::local::LocalSession;
 
-/// Machines that are nothing.
+/// A hypervisor whose machines do not exist.
 #[derive(Default)]
 struct Nothing {
     hangs: bool,
@@ -38,7 +38,7 @@ async fn connect(socket: &Path, limits: NestingLimits) -> Result<Nesting, Nestin
     Nesting::connect(Arc::new(LocalSession), &host, &json!({"image_directory": "/i"}), limits).await
 }
 
-/// With what keeps it.
+/// Starts a daemon. The first value keeps it running.
 async fn start(
     hypervisor: Nothing,
     is_raced: bool,
@@ -89,7 +89,7 @@ async fn a_daemon_that_hangs_or_is_not_there_keeps_nobody() {
     assert!(error.contains("is nesting_host right?"), "{error}");
 }
 
-/// What the daemon's backend `tart` runs: machines are files.
+/// Replaces the program `tart` of the daemon's backend. Its machines are files.
 const TART: &str = r#"#!/bin/sh
 set -eu
 cd "$(dirname "$0")"
@@ -110,7 +110,7 @@ async fn the_real_daemon_is_spoken_with() {
     let tart = directory.path().join("tart");
     let script = directory.path().join("script");
     std::fs::write(&script, TART).unwrap();
-    // By another process: a file that one of this one's children still has open for writing cannot be run.
+    // Another process copies the file: one that a child of this process still has open for writing cannot be executed.
     let install = std::process::Command::new("install").args(["-m", "755"]).args([&script, &tart]).status();
     assert!(install.unwrap().success());
     let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap_or_default());
@@ -131,7 +131,7 @@ async fn the_real_daemon_is_spoken_with() {
             Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon does not serve: {error}"),
         }
         assert_eq!(child.try_wait().unwrap(), None, "the daemon has ended");
-        // The daemon tells nobody that it serves: there is no event.
+        // The daemon has no event that it is ready, so it is polled.
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     let first = nesting.create("macos", Some(0)).await.unwrap();

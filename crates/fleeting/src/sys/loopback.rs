@@ -1,5 +1,7 @@
-//! A listener for systems whose plugins have no unix sockets: on this machine only, at a port that the host allows
-//! (fleeting.md 1.2). Whoever has an account there can connect: the protocol has nothing to tell the host by.
+//! A listener for systems without Unix sockets: on the loopback interface, at a port that the host allows (docs/spec/fleeting.md, section
+//! 1.2).
+//!
+//! Any account of the machine can connect, because the protocol cannot authenticate the host.
 
 use std::ops::RangeInclusive;
 
@@ -8,10 +10,10 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use super::Endpoint;
 
-/// A listener at the first free port of a range; 0 is any free one.
+/// Listens at the first free port of a range. Port 0 stands for any free port.
 ///
 /// # Errors
-/// No port is free, with the remedy.
+/// No port is free.
 pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListenerStream, Endpoint), String> {
     let (first, last) = (*ports.start(), *ports.end());
     let mut cause = "there is none between them".to_owned();
@@ -29,10 +31,10 @@ pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListener
     ))
 }
 
-/// The range that the host's two variables name; without both, any port.
+/// Returns the range in the host's two environment variables. Without both, any port.
 ///
 /// # Errors
-/// One is no port, or they are the wrong way round.
+/// A value is not a port, or the range is empty.
 pub(crate) fn range(min: Option<&str>, max: Option<&str>) -> Result<RangeInclusive<u16>, String> {
     let port = |name: &str, text: Option<&str>| match text {
         None | Some("") => Ok(0),
@@ -56,7 +58,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_next_port_is_taken_where_one_is_in_use() {
-        // Ports in use by others make the range longer, not the test wrong.
+        // Ports that other programs use make the range longer, but do not affect the test.
         let (_taken, first) = listen_at(0..=0).await.unwrap();
         let port: u16 = first.address.rsplit_once(':').unwrap().1.parse().unwrap();
         let (mut listener, endpoint) = listen_at(port..=u16::MAX).await.unwrap();

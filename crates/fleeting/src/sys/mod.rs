@@ -1,9 +1,9 @@
-//! What differs between the systems that plugins run on: Unix, and Windows. Both have the same names:
+//! What differs between Unix and Windows for a plugin. Both modules have the same names:
 //!
-//! - [`listen`]: where a plugin waits for its host, an [`Endpoint`] for the handshake;
-//! - [`Signals`], [`Parent`]: when a plugin ends.
+//! - [`listen`] opens the plugin's listener and returns an [`Endpoint`] for the handshake.
+//! - [`Signals`] and [`Parent`] decide when a plugin exits.
 //!
-//! The host, and what only a host needs, is for Unix.
+//! The host, and what only a host needs, is for Unix only.
 
 #[cfg(any(windows, test))]
 mod loopback;
@@ -19,13 +19,12 @@ pub(crate) use unix::{Parent, Signals, listen};
 #[cfg(windows)]
 pub(crate) use windows::{Parent, Signals, listen};
 
-/// Where a plugin listens, in the words of the handshake (fleeting.md 1.4). What is in the file system for it is removed when
-/// this is dropped.
+/// Address on which a plugin listens, as in the handshake (docs/spec/fleeting.md, section 1.4). Dropping it removes the socket file.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     /// `unix` or `tcp`.
     pub(crate) network: &'static str,
-    /// A path, or an address with a port.
+    /// Path of a socket, or address with a port.
     pub(crate) address: String,
     socket: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Unix: a socket in the host's directory, signals, and a parent that changes when it dies.
+//! Unix: a socket in the host's directory, signals, and a parent process id that changes when the parent dies.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::Endpoint;
 use crate::protocol::SOCKET_DIR_KEY;
 
-/// A socket with a name of its own where the host wants it.
+/// Listens on a socket with a random name in the directory that the host requests.
 ///
 /// # Errors
-/// There cannot be one, with the remedy.
+/// No socket can be created.
 pub(crate) async fn listen() -> Result<(UnixListenerStream, Endpoint), String> {
     let directory = std::env::var_os(SOCKET_DIR_KEY).map_or_else(std::env::temp_dir, PathBuf::from);
     let mut last = None;
@@ -35,7 +35,7 @@ pub(crate) async fn listen() -> Result<(UnixListenerStream, Endpoint), String> {
     ))
 }
 
-/// A path that can stand in the handshake.
+/// Returns the path as text if the handshake can contain it.
 fn plain(path: &Path) -> Result<String, String> {
     let plain = path.to_str().filter(|path| !path.contains(['|', '\n']));
     plain.map(str::to_owned).ok_or_else(|| {
@@ -44,22 +44,22 @@ fn plain(path: &Path) -> Result<String, String> {
     })
 }
 
-/// SIGINT and SIGTERM, as a plugin hears them.
+/// Receives SIGINT and SIGTERM.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    /// They are heard from now on.
+    /// Installs the signal handlers.
     ///
     /// # Errors
-    /// The system does not let them be heard.
+    /// The system refuses the handlers.
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Waits for the one that says to end. At a terminal SIGINT goes to the host too, which says what to do (P9). Cancel-safe.
+    /// Waits for SIGTERM. SIGINT from a terminal also reaches the host, which decides what happens (P9). Cancel-safe.
     pub(crate) async fn end(&mut self) {
         loop {
             tokio::select! {
@@ -75,12 +75,12 @@ impl Signals {
 pub(crate) struct Parent(Option<Pid>);
 
 impl Parent {
-    /// As it is now.
+    /// Returns the current parent.
     pub(crate) fn new() -> Self {
         Self(getppid())
     }
 
-    /// It is no more: another process took its place.
+    /// Returns whether the parent process has ended, so that this process has another parent.
     pub(crate) fn is_gone(&self) -> bool {
         getppid() != self.0
     }

@@ -5,28 +5,28 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use super::{Endpoint, loopback};
 
-/// A loopback port that the host allows.
+/// Listens on a loopback port that the host allows.
 ///
 /// # Errors
-/// There is none, with the remedy.
+/// No port is free.
 pub(crate) async fn listen() -> Result<(TcpListenerStream, Endpoint), String> {
     let [min, max] = ["PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"].map(|key| std::env::var(key).ok());
     loopback::listen_at(loopback::range(min.as_deref(), max.as_deref())?).await
 }
 
-/// Ctrl-C, as a plugin hears it. What else a console says ends the process, as it does without this.
+/// Receives Ctrl-C. Other console events end the process, which is the default.
 pub(crate) struct Signals(CtrlC);
 
 impl Signals {
-    /// It is heard from now on.
+    /// Installs the handler.
     ///
     /// # Errors
-    /// The system does not let it be heard.
+    /// The system refuses the handler.
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self(ctrl_c()?))
     }
 
-    /// Nothing says to end. In a console Ctrl-C goes to the host too, which says what to do (P9). Cancel-safe.
+    /// Never returns. Ctrl-C in a console also reaches the host, which decides what happens (P9). Cancel-safe.
     pub(crate) async fn end(&mut self) {
         while self.0.recv().await.is_some() {
             tracing::debug!("an interrupt is left to the host");
@@ -35,17 +35,17 @@ impl Signals {
     }
 }
 
-/// A process keeps its parent's number here, whatever becomes of it: only the host's streams say that it is gone.
+/// Windows keeps the parent's process id after its death, so only the host's streams show that it is gone.
 #[derive(Debug)]
 pub(crate) struct Parent;
 
 impl Parent {
-    /// As it is now.
+    /// Returns the current parent.
     pub(crate) fn new() -> Self {
         Self
     }
 
-    /// Not known.
+    /// Always returns false.
     pub(crate) fn is_gone(&self) -> bool {
         false
     }
