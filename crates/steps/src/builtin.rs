@@ -1,4 +1,4 @@
-//! The port to the steps that come with an agent: one trait, and the registry that makes them from a plan.
+//! Port to the steps that are built into an agent: their traits, and the registry that creates them from a plan.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,15 +14,15 @@ use crate::definition::StepFile;
 use crate::failure::Failure;
 use crate::stop::Stop;
 
-/// A built-in step with its inputs. `J` is what the steps of one job share.
+/// Built-in step with its inputs. `J` is the state that the steps of one job share.
 #[async_trait]
 pub trait Builtin<J>: Send + Sync {
-    /// Returns its part in the job.
+    /// Returns the role of the step in its job.
     fn role(&self) -> Role {
         Role::Other
     }
 
-    /// Returns whether it has nothing to do. Then it leaves nothing in the log and in the result.
+    /// Returns whether the step has nothing to do. Then it appears neither in the log nor in the result.
     fn is_idle(&self) -> bool {
         false
     }
@@ -33,81 +33,81 @@ pub trait Builtin<J>: Send + Sync {
     /// [`Failure`]; the engine decides what it means for the job.
     async fn run(&self, job: &Arc<J>, stop: &Stop) -> Result<(), Failure>;
 
-    /// Returns the log section, as name and title, of what [`Builtin::clear`] does before the second try. `None` means that it
-    /// does nothing.
+    /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
+    /// nothing has to be cleared.
     fn clearing(&self) -> Option<(&'static str, &'static str)> {
         None
     }
 
-    /// Removes what the first try left.
+    /// Removes what the first attempt left behind.
     ///
     /// # Errors
-    /// [`Failure`]; there is no second try then.
+    /// [`Failure`]; there is no second attempt then.
     async fn clear(&self, _job: &Arc<J>, _stop: &Stop) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// A built-in step with its inputs that makes a place with an agent for the steps inside it.
+/// Built-in step, with its inputs, that creates an environment with an agent of its own. The steps inside it run there.
 #[async_trait]
 pub trait Place<J>: Send + Sync {
-    /// Makes the place.
+    /// Creates the environment.
     ///
     /// # Errors
-    /// [`Failure`]; nothing is left of the place then.
+    /// [`Failure`]; everything that was created is removed then.
     async fn open(&self, job: &Arc<J>, stop: &Stop) -> Result<Box<dyn OpenPlace>, Failure>;
 }
 
-/// A place that was made, and the way to its agent.
+/// Environment that was created for the steps inside a step, and the connection to its agent.
 #[async_trait]
 pub trait OpenPlace: Reach {
-    /// Returns the directory of the job there.
+    /// Returns the job's directory in the environment.
     fn project_dir(&self) -> &Path;
 
-    /// Waits until the place is known to be gone. Returns how. Cancel-safe.
+    /// Waits until the environment is known to be lost. Returns the reason. Cancel-safe.
     async fn lost(&self) -> String;
 
-    /// Removes the place, with everything that still runs there.
+    /// Removes the environment, with everything that still runs there.
     async fn close(&self);
 }
 
-/// Part of a step in its job.
+/// Role of a step in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// Prints where the job runs. It is not in the result, and the files of the job are not prepared for it.
+    /// Prints where the job runs. The step is not part of the result and runs before the job's files are prepared.
     Prepare,
     /// Gets the sources.
     Sources,
-    /// The author's own commands: a cancel ends them and leaves time for [`Role::AfterScript`].
+    /// Runs the user's commands. A cancel ends them and leaves time for [`Role::AfterScript`].
     Script,
-    /// Runs once the script has started, also after a cancel.
+    /// Runs if the script has started, even after a cancel.
     AfterScript,
-    /// Removes what the job left. It runs also when the job is ended by force.
+    /// Removes what the job left behind. The step runs even if the job was stopped.
     Cleanup,
-    /// Any other.
+    /// Any other step.
     #[default]
     Other,
 }
 
-/// A step of a job's plan, ready to run.
+/// Step of a job's plan, ready to run.
 pub struct Step<J> {
-    /// Name in the result and of the log section.
+    /// Name of the step in the result, and name of its log section.
     pub name: String,
-    /// How the engine runs it.
+    /// Policy under which the engine runs the step: condition, attempts, timeout.
     pub policy: Policy,
-    /// What it does.
+    /// Action of the step.
     pub call: Call<J>,
 }
 
-/// What a [`Step`] does.
+/// Action of a [`Step`].
 pub enum Call<J> {
     /// Runs a built-in step.
     Builtin(Box<dyn Builtin<J>>),
-    /// Runs an author's `run:` list.
+    /// Runs the `run:` list of a job.
     Run(Value),
-    /// Runs an author's step.
+    /// Runs a user's step file.
     StepFile(Box<StepFile>),
-    /// Runs the steps of a plan at the agent of a place.
+    /// Creates an environment and runs the steps at its agent.
     Delegate(Box<dyn Place<J>>, Vec<plan::Step>),
     /// Runs steps in order.
     Steps(Vec<Step<J>>),
@@ -131,7 +131,7 @@ impl<J> Step<J> {
         }
     }
 
-    /// Whether it has steps inside that have policies of their own.
+    /// Returns whether the step contains steps with policies of their own.
     pub(crate) fn is_group(&self) -> bool {
         matches!(self.call, Call::Steps(_) | Call::Delegate(..))
     }
@@ -173,17 +173,17 @@ impl<J> Registry<J> {
         self
     }
 
-    /// Adds the place with inputs of type `P`.
+    /// Adds the built-in step with inputs of type `P` that creates an environment.
     #[must_use]
     pub fn with_place<P: Place<J> + Inputs + 'static>(mut self) -> Self {
         self.places.insert(P::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<P>(inputs)?)));
         self
     }
 
-    /// Makes the steps of a plan ready to run.
+    /// Converts the steps of a plan to steps that can run.
     ///
     /// # Errors
-    /// Name of the step, and what is wrong with its call.
+    /// A step calls an unknown built-in step, or its inputs or its step file are invalid.
     pub fn load(&self, steps: Vec<plan::Step>) -> Result<Vec<Step<J>>, String> {
         steps.into_iter().map(|step| self.load_one(step)).collect()
     }

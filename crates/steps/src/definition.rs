@@ -1,36 +1,36 @@
-//! Step files as types: two documents, a specification and a definition (steps 1).
+//! Types of step files, which have two documents: a specification and a definition (docs/spec/steps.md, section 1).
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use crate::yaml;
 
-/// A step, ready to be called.
+/// Parsed step file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepFile {
-    /// What it takes and gives.
+    /// Inputs and outputs of the step.
     pub spec: Spec,
-    /// What it does.
+    /// Action of the step.
     pub body: Body,
-    /// Environment for its process, or for all of its steps.
+    /// Environment variables of its process, or of all of its steps.
     pub env: IndexMap<String, String>,
 }
 
-/// What a step takes and gives.
+/// Inputs and outputs of a step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Spec {
     /// Inputs by name.
     pub inputs: IndexMap<String, Parameter>,
-    /// Outputs.
+    /// Outputs by name, or where they come from.
     pub outputs: Outputs,
 }
 
-/// The outputs of a step.
+/// Outputs of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outputs {
-    /// By name.
+    /// Declared outputs by name.
     Declared(IndexMap<String, Parameter>),
-    /// Whatever the step that it delegates to gives.
+    /// Outputs of the step that is named by `delegate`.
     Delegate,
 }
 
@@ -40,16 +40,16 @@ impl Default for Outputs {
     }
 }
 
-/// One input or output.
+/// Input or output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameter {
-    /// The kind of its values.
+    /// Type of its values.
     pub kind: Kind,
-    /// Without one, an input is required.
+    /// Default value. `None` means that an input is required.
     pub default: Option<Value>,
 }
 
-/// Kinds of values.
+/// Type of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of the format")]
 pub enum Kind {
@@ -72,7 +72,7 @@ impl Kind {
         })
     }
 
-    /// The kind of a value; null has none.
+    /// Returns the type of a value. `None` means that the value is null.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         Some(match value {
@@ -85,7 +85,7 @@ impl Kind {
         })
     }
 
-    /// Its name in step files.
+    /// Returns the name of the type in step files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -98,56 +98,56 @@ impl Kind {
     }
 }
 
-/// What a step does.
+/// Action of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Body {
     /// Starts a process.
     Exec {
         /// Program and arguments.
         command: Vec<String>,
-        /// Where; none means the job's directory.
+        /// Working directory. `None` means the job's directory.
         work_dir: Option<String>,
     },
-    /// Runs steps, one after the other.
+    /// Runs steps in order.
     Run {
-        /// The steps.
+        /// Steps to run.
         items: Vec<Item>,
-        /// Its outputs, as expressions.
+        /// Outputs of the sequence, as expressions.
         outputs: Map<String, Value>,
-        /// The step whose outputs are its own.
+        /// Name of the step whose outputs become the outputs of the sequence.
         delegate: Option<String>,
     },
 }
 
-/// One step of a sequence.
+/// Entry of a `run` list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
-    /// Its name; may be empty in a job's own list.
+    /// Name of the step. In the `run:` list of a job it may be empty.
     pub name: String,
-    /// Environment for it and everything below it.
+    /// Environment variables of the step and everything that it calls.
     pub env: IndexMap<String, String>,
-    /// What it gives to the step that it calls.
+    /// Inputs for the step that is called.
     pub inputs: Map<String, Value>,
-    /// What it calls.
+    /// Target of the call.
     pub call: Call,
 }
 
-/// What an item calls.
+/// Target of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Call {
-    /// A shell script.
+    /// Shell script.
     Script(String),
-    /// A step by its reference; may hold expressions.
+    /// Reference of a step. It may contain expressions.
     Step(String),
-    /// Something that this engine has no way to fetch, in words.
+    /// Kind of step that this engine does not support. The text completes "... are not supported".
     Unsupported(&'static str),
 }
 
 impl StepFile {
-    /// Reads the text of a step file.
+    /// Parses the text of a step file.
     ///
     /// # Errors
-    /// What is wrong and where.
+    /// The text is not valid YAML, or not a valid step file.
     pub fn parse(text: &str) -> Result<Self, String> {
         let documents = yaml::read(text, 2)?;
         let [spec, definition] = documents.as_slice() else {
@@ -172,10 +172,10 @@ impl StepFile {
     }
 }
 
-/// The steps of a `run` list.
+/// Parses the steps of a `run` list.
 ///
 /// # Errors
-/// What is wrong with which of them.
+/// The list or one of its steps is invalid. The error has the position of the step.
 pub fn items(run: &Value) -> Result<Vec<Item>, String> {
     let list = run.as_array().filter(|list| !list.is_empty()).ok_or("`run` must be a list of at least one step")?;
     list.iter().enumerate().map(|(index, value)| item(value).map_err(|e| format!("step {}: {e}", index + 1))).collect()
@@ -263,7 +263,7 @@ fn env(from: &Map<String, Value>) -> Result<IndexMap<String, String>, String> {
     object(from, "env")?.into_iter().map(entry).collect()
 }
 
-/// A scalar as text.
+/// Returns a scalar as text. `None` means that the value is null, a list or a mapping.
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

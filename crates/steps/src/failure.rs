@@ -1,4 +1,4 @@
-//! Why a step did not succeed, and what that means for the job (job-execution 11).
+//! Failures of steps, and the failure reason and exit code that they give the job (docs/spec/job-execution.md, section 11).
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -9,39 +9,39 @@ use muster_job::{FailureReason, TerminationCause};
 
 use crate::process::RunError;
 
-/// Why a step of a job did not succeed.
+/// Failure of a step of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// A command of the job ended with this status.
+    /// A command of the job exited with this status.
     #[error("exit status {0}")]
     Exit(i32),
-    /// A command of the job was ended by a signal that we did not send.
+    /// A command of the job was terminated by this signal, which Muster did not send.
     #[error("signal: {}", signal_name(*.0))]
     Signal(i32),
-    /// The step was asked to end.
+    /// The step was canceled.
     #[error("{}", stopped(*.0))]
     Stopped(TerminationCause),
-    /// A step ran into its own limit; the text says which.
+    /// The step exceeded its own timeout. The text names the timeout.
     #[error("{0}")]
     StepTimeout(String),
-    /// The job ran into its limit; the text says which.
+    /// The job exceeded its timeout. The text names the timeout.
     #[error("{0}")]
     JobTimeout(String),
-    /// A built-in step could not do its work for a reason that lies in the job: counts as the script's failure.
+    /// A built-in step failed because of something in the job. It counts as a failure of the script.
     #[error("{0}")]
     Step(String),
-    /// A login shell ended before it read the script: how, and with what status.
+    /// A login shell ended before it read the script: how it ended, and its exit status if it has one.
     #[error(
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
     Profile(String, Option<i32>),
-    /// Steps at another agent failed; the exit status of the script, if that is what failed.
+    /// Delegated steps failed at another agent: the message, and the exit status if their script failed.
     #[error("{0}")]
     Elsewhere(String, Option<i32>),
-    /// The job asks for what its runner is not set up for.
+    /// The job requires something that its runner is not configured for.
     #[error("{0}")]
     Configuration(String),
-    /// The machine, not the job, is at fault.
+    /// The machine failed, not the job.
     #[error("{0}")]
     System(String),
 }
@@ -74,7 +74,7 @@ fn signal_name(signal: i32) -> String {
 }
 
 impl Failure {
-    /// The failure in a status, if it is one.
+    /// Returns the failure that an exit status means. `None` means success.
     #[must_use]
     pub fn of_status(status: ExitStatus) -> Option<Self> {
         match (status.code(), status.signal()) {
@@ -84,7 +84,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure in the result of another agent, if it is one.
+    /// Returns the failure that the result of another agent means. `None` means success.
     #[must_use]
     pub fn of_result(result: &JobResult) -> Option<Self> {
         let Outcome::Failed { reason, exit_code, cause } = &result.outcome else { return None };
@@ -98,12 +98,12 @@ impl Failure {
         })
     }
 
-    /// A failure of the machine, with what was being done.
+    /// Returns a function that turns an I/O error into a failure of the machine. `doing` names the operation that failed.
     pub fn io(doing: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System(format!("{doing}: {error}"))
     }
 
-    /// GitLab's reason.
+    /// Returns GitLab's failure reason.
     #[must_use]
     pub fn reason(&self) -> FailureReason {
         match self {
@@ -117,7 +117,7 @@ impl Failure {
         }
     }
 
-    /// The exit code for the coordinator.
+    /// Returns the exit code to report to the coordinator. `None` means that none exists.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
         match self {
@@ -128,7 +128,7 @@ impl Failure {
         }
     }
 
-    /// What ended the job early.
+    /// Returns what ended the job early. `None` means that nothing did.
     #[must_use]
     pub fn cause(&self) -> Option<TerminationCause> {
         match self {
@@ -140,7 +140,7 @@ impl Failure {
 }
 
 impl From<FileError> for Failure {
-    /// The job can write the file, so that it is the job's failure.
+    /// Returns a failure of the job: jobs can write the files that are read with [`muster_files`].
     fn from(error: FileError) -> Self {
         Self::Step(error.to_string())
     }

@@ -1,11 +1,11 @@
-//! Output and export files: what a step's process gives back, as JSON lines (steps 1.8, 1.9).
+//! Output and export files, in which a step's process returns values as JSON lines (docs/spec/steps.md, sections 1.8 and 1.9).
 
 use serde_json::{Map, Value};
 
 use crate::definition::{Kind, Outputs};
 use crate::expression::to_text;
 
-/// The values in a file, later lines over earlier ones.
+/// Returns the values in a file by name. A later line replaces an earlier one of the same name.
 fn values(text: &str) -> Result<Map<String, Value>, String> {
     let mut values = Map::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
@@ -28,7 +28,7 @@ fn values(text: &str) -> Result<Map<String, Value>, String> {
     Ok(values)
 }
 
-/// The outputs in an output file, checked against what the step declares.
+/// Returns the outputs in an output file, checked against what the step declares and completed with its defaults.
 pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Value>, String> {
     let Outputs::Declared(declared) = declared else {
         let fail = |error: String| format!("output file: delegate: reading output_file as a step result: {error}");
@@ -64,7 +64,7 @@ pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Valu
     Ok(found)
 }
 
-/// The environment in an export file.
+/// Returns the environment variables in an export file.
 pub(crate) fn exports(text: &str) -> Result<Vec<(String, String)>, String> {
     let values = values(text).map_err(|error| format!("export file: read env file: {error}"))?;
     let text = |(key, value): (String, Value)| {
@@ -75,7 +75,7 @@ pub(crate) fn exports(text: &str) -> Result<Vec<(String, String)>, String> {
                     "export file: read env file: key \"{key}\": cannot convert value type \"{kind}\" to string"
                 ));
             }
-            // Without an exponent, other than in expressions.
+            // Unlike in expressions, numbers are written without an exponent.
             Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), |value| value.to_string()),
             other => to_text(other),
         };

@@ -1,20 +1,20 @@
-//! The port to a job's log: everything that a step prints goes through it, and is masked behind it.
+//! Port to a job's log. Everything that a step prints goes through it; the implementation masks secrets.
 
-/// Where a piece of log comes from (runner-api 3.5).
+/// Source of a piece of log (docs/spec/runner-api.md, section 3.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stream {
-    /// Muster's own words.
+    /// Messages of Muster itself.
     Runner,
-    /// What the job's processes write, to standard output or standard error: both are one pipe, because a person reads
-    /// them as one text, and two pipes would not tell which was written first.
+    /// Standard output and standard error of the job's processes. Both are one pipe, because two pipes would lose the order in
+    /// which they were written.
     Output,
 }
 
-/// Takes a job's log. Clones of the `Arc` around it write to one log, in the order of their calls.
+/// Receives a job's log. Clones of the `Arc` around it write to the same log, in the order of their calls.
 pub trait Log: Send + Sync {
-    /// Appends bytes; never waits for a reader. A log that cannot be kept stops the job by its own means.
+    /// Appends bytes. Never waits for a reader. An implementation that cannot store the log has to cancel the job itself.
     fn write(&self, stream: Stream, bytes: &[u8]);
 
-    /// A step has ended: what its processes printed without ending the line is a line from now on.
+    /// Completes lines that the processes of the step that just ended left without a line break.
     fn end_lines(&self) {}
 }

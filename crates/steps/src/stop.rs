@@ -1,4 +1,4 @@
-//! Cancellation as a value: a token with the reason why, so that "cancelled", "timed out" and "lost" reach the report.
+//! Cancellation token with a cause, so that the report can tell a cancel from a timeout and from a lost environment.
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use muster_job::TerminationCause;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
-/// Asks work to end, and says why. Clones share one state.
+/// Cancellation token that also carries the cause. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     token: CancellationToken,
@@ -17,32 +17,33 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// A token that nothing has stopped.
+    /// Returns a token that is not canceled.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A token that stops with this one, and may be stopped alone.
+    /// Returns a token that is canceled with this one. Canceling the child does not cancel this token.
     #[must_use]
     pub fn child(&self) -> Self {
         Self { token: self.token.child_token(), cause: Arc::new(OnceLock::new()), parent: Some(Box::new(self.clone())) }
     }
 
-    /// Asks for the end. The first cause stays.
+    /// Cancels the token and its children. If it was canceled before, the first cause is kept.
     pub fn stop(&self, cause: TerminationCause) {
-        // The cause first: whoever sees the token cancelled must find it.
+        // The cause is set first: a task that sees the token canceled must find it.
         let _ = self.cause.set(cause);
         self.token.cancel();
     }
 
-    /// Why the end was asked for; none while it was not.
+    /// Returns the cause of the cancellation. `None` means that the token is not canceled.
     #[must_use]
     pub fn cause(&self) -> Option<TerminationCause> {
         self.parent.as_ref().and_then(|parent| parent.cause()).or_else(|| self.cause.get().copied())
     }
 
-    /// Does the work. If `event` comes first, asks it to end for this cause. The work decides how long that takes.
+    /// Runs `work` to its end and returns its result. If `event` completes first, the token is canceled with `cause`; the work
+    /// decides how long it takes to end then.
     pub async fn ended_by<T>(
         &self,
         event: impl Future<Output = ()>,
@@ -58,14 +59,14 @@ impl Stop {
         work.await
     }
 
-    /// Waits until the end is asked for. Cancel-safe.
+    /// Waits until the token is canceled. Cancel-safe.
     pub async fn stopped(&self) -> TerminationCause {
         self.token.cancelled().await;
         self.cause().unwrap_or(TerminationCause::CanceledByUser)
     }
 }
 
-/// Waits until `limit`. `None` never comes. Cancel-safe.
+/// Waits until `limit`, or forever if it is `None`. Cancel-safe.
 pub async fn reached(limit: Option<Instant>) {
     match limit {
         Some(limit) => sleep_until(limit.into()).await,

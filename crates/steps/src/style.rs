@@ -1,53 +1,53 @@
-//! The byte forms of the trace's own lines (job-execution 1.7, 1.8).
+//! Escape sequences and sections of the lines that Muster writes to the trace (docs/spec/job-execution.md, sections 1.7 and 1.8).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bold green, as commands and notices.
+/// Starts bold green text, for commands and notices.
 pub const BOLD_GREEN: &str = "\x1b[32;1m";
-/// Yellow, as warnings.
+/// Starts yellow text, for warnings.
 pub const YELLOW: &str = "\x1b[0;33m";
-/// Ends a colour.
+/// Ends colored text.
 pub const RESET: &str = "\x1b[0;m";
 /// Returns to the start of the line and clears it.
 pub const CLEAR: &str = "\x1b[0K";
 
-/// A plain line.
+/// Returns a line without color.
 #[must_use]
 pub fn plain(text: &str) -> String {
     format!("{CLEAR}{text}{RESET}\n")
 }
 
-/// A line that says something went well; also the notices of the phases.
+/// Returns a notice, in bold green: an action of a stage, or a success.
 #[must_use]
 pub fn info(text: &str) -> String {
     format!("{BOLD_GREEN}{text}{RESET}\n")
 }
 
-/// A warning.
+/// Returns a line with a warning.
 #[must_use]
 pub fn warning(text: &str) -> String {
     format!("{YELLOW}WARNING: {text}{RESET}\n")
 }
 
-/// An error.
+/// Returns a line with an error.
 #[must_use]
 pub fn error(text: &str) -> String {
     format!("\x1b[31;1mERROR: {text}{RESET}\n")
 }
 
-/// The line under which a phase's output stands.
+/// Returns the line above the output of a stage.
 #[must_use]
 pub fn title(text: &str) -> String {
     format!("{CLEAR}\x1b[36;1m{text}{RESET}{RESET}\n")
 }
 
-/// Opens a section.
+/// Returns the marker that opens a section.
 #[must_use]
 pub fn section_start(name: &str) -> String {
     format!("section_start:{}:{name}\r{CLEAR}", unix_seconds())
 }
 
-/// Closes a section.
+/// Returns the marker that closes a section.
 #[must_use]
 pub fn section_end(name: &str) -> String {
     format!("section_end:{}:{name}\r{CLEAR}", unix_seconds())

@@ -1,18 +1,21 @@
-//! YAML as JSON values: the documents of step files (steps 1.1). Anchors and merge keys work; bounded in size.
+//! Reader for the YAML documents of step files, as JSON values (docs/spec/steps.md, section 1.1).
+//!
+//! Anchors, aliases and merge keys are supported. The number of values and their depth are limited.
 
 use std::collections::HashMap;
 
 use granit_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Number, Value};
 
-/// Values in one stream, aliases expanded.
+/// Maximum number of values in one stream, with aliases expanded.
 const MAX_NODES: usize = 100_000;
+/// Maximum depth of nested values.
 const MAX_DEPTH: usize = 64;
 
-/// Reads the first `documents` documents of a stream. Later ones are not looked at.
+/// Reads the first `documents` documents of a stream. Later documents are not parsed.
 ///
 /// # Errors
-/// What is wrong, with its line.
+/// The text is not valid YAML, or exceeds a limit. The error has the line.
 pub fn read(text: &str, documents: usize) -> Result<Vec<Value>, String> {
     let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, line: 1 };
     let mut values = Vec::new();
@@ -124,7 +127,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A plain scalar by YAML 1.2's core schema, with Go's octal numbers.
+/// Returns the value of a plain scalar by the core schema of YAML 1.2. Like in Go, numbers with a leading zero are octal.
 fn scalar(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

@@ -1,8 +1,13 @@
-//! Executes an author's `run:` list: its steps in order, each loaded right before it runs (steps 1.5, 4).
+//! Executes the `run:` list of a job: its steps in order, each loaded right before it runs (docs/spec/steps.md, sections 1.5 and 4).
 //!
-//! Environment of a process, the lowest layer first: the agent's own, what earlier steps exported, the enclosing
-//! sequences' (outermost first), the calling item's, the step's own. Job variables are no environment: expressions
-//! reach them as `vars.NAME` or `job.NAME`.
+//! A process gets its environment variables from these layers; a later one replaces variables of an earlier one:
+//! 1. the agent's environment
+//! 2. exports of earlier steps
+//! 3. `env` of the enclosing sequences, outermost first
+//! 4. `env` of the entry that calls the step
+//! 5. `env` of the step file
+//!
+//! Job variables are not part of the environment. Expressions read them as `vars.NAME` or `job.NAME`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,49 +28,49 @@ use crate::log::Log;
 use crate::process::{Processes, RunError};
 use crate::stop::Stop;
 
-/// Why a step did not succeed.
+/// Failure of a step of a `run:` list.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// A process ended with this status.
+    /// A process exited with this status.
     #[error("exec: exit status {0}")]
     Exit(i32),
-    /// A process was ended by this signal.
+    /// A process was terminated by this signal.
     #[error("exec: signal: {0}")]
     Signal(i32),
-    /// The steps were asked to end.
+    /// The steps were canceled.
     #[error("stopped")]
     Stopped(TerminationCause),
-    /// A process could not be run.
+    /// A process could not be started or watched.
     #[error("exec: {0}")]
     Run(#[from] RunError),
-    /// An expression has no value.
+    /// An expression could not be parsed or evaluated.
     #[error("{at}: {source}")]
     Expression {
-        /// Which text.
+        /// Text that contains the expression.
         at: String,
-        /// Why.
+        /// Error of the expression.
         #[source]
         source: ExpressionError,
     },
-    /// The step is wrong, or gave back what is wrong.
+    /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
-    /// The machine is at fault.
+    /// The machine failed, not the job.
     #[error("{0}")]
     System(String),
-    /// A step inside a sequence.
+    /// A step inside a sequence failed.
     #[error("step {name:?}: {source}")]
     Inner {
-        /// Its name.
+        /// Name of the step.
         name: String,
-        /// Its error.
+        /// Failure of the step.
         #[source]
         source: Box<StepError>,
     },
 }
 
 impl StepError {
-    /// The error itself, without the steps around it.
+    /// Returns the error of the innermost step, without the names of the steps around it.
     #[must_use]
     pub fn cause(&self) -> &Self {
         match self {
@@ -76,7 +81,7 @@ impl StepError {
 }
 
 impl From<&StepError> for Failure {
-    /// The text names the author's steps on the way to the one that failed.
+    /// Returns the failure of the job. Its text names the nested steps down to the one that failed.
     fn from(error: &StepError) -> Self {
         match error.cause() {
             StepError::Exit(code) => Self::Exit(*code),
@@ -88,42 +93,42 @@ impl From<&StepError> for Failure {
     }
 }
 
-/// An author's `run:` list while it runs, with what its steps have exported.
+/// State of a `run:` list while it runs, with the exports of its steps.
 pub(super) struct AuthorSteps<'a> {
     pub(super) processes: &'a Processes,
     pub(super) log: Arc<dyn Log>,
     pub(super) stop: &'a Stop,
-    /// From TERM to KILL.
+    /// Time between TERM and KILL when processes are terminated.
     pub(super) grace: Duration,
-    /// The lowest layer of their environment.
+    /// Lowest layer of the processes' environment.
     pub(super) environment: Vec<(OsString, OsString)>,
-    /// The job's variables.
+    /// Variables of the job, for expressions.
     variables: Map<String, Value>,
     pub(super) work_dir: &'a Path,
-    /// For output and export files; private to the job.
+    /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Mutex<IndexMap<String, String>>,
 }
 
-/// What is known at one place of the call tree.
+/// Values that expressions and calls of one sequence or step can use, like a stack frame.
 pub(super) struct Frame<'f> {
-    /// Where local references start from.
+    /// Directory that local references are relative to.
     pub(super) dir: &'f Path,
-    /// Layers of environment above the exports.
+    /// Environment variables of the layers above the exports.
     pub(super) env: IndexMap<String, String>,
     pub(super) inputs: Map<String, Value>,
-    /// Outputs of the siblings that ended.
+    /// Outputs of the earlier steps of the same sequence, by their names.
     pub(super) steps: Map<String, Value>,
     pub(super) output_file: &'f Path,
     pub(super) export_file: &'f Path,
     pub(super) depth: usize,
 }
 
-/// How deep steps may call steps.
+/// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
 
 impl<'a> AuthorSteps<'a> {
-    /// Returns the steps of a job that run until `stop`.
+    /// Returns the state for a `run:` list of the job. Canceling `stop` ends its steps.
     pub(super) fn of<J: Job>(job: &'a J, stop: &'a Stop) -> Self {
         let processes = job.processes();
         Self {
@@ -139,10 +144,10 @@ impl<'a> AuthorSteps<'a> {
         }
     }
 
-    /// Runs the steps of a job's `run` list. A node for each that was started goes to `nodes`.
+    /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started.
     ///
     /// # Errors
-    /// The first failure; the steps behind it were not started.
+    /// The first failure. The steps after it are not started.
     pub(super) async fn run(&self, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
         let items = items(list).map_err(StepError::Step)?;
         let none = PathBuf::new();
@@ -158,7 +163,7 @@ impl<'a> AuthorSteps<'a> {
         self.sequence(&items, frame, nodes).await.map(|_| ())
     }
 
-    /// Runs items in order; the outputs of all of them by name.
+    /// Runs the steps in order. Returns the outputs of all of them by name.
     pub(super) async fn sequence(
         &self,
         items: &[Item],
@@ -171,7 +176,7 @@ impl<'a> AuthorSteps<'a> {
             }
             let began = Began::now();
             let mut inner = Vec::new();
-            // Boxed, because steps call steps.
+            // Boxed, because this function is recursive.
             let result = Box::pin(self.item(item, &frame, &mut inner)).await;
             nodes.push(began.node(&item.name, Ending::from(&result), inner));
             let outputs = result.map_err(|error| StepError::Inner { name: item.name.clone(), source: error.into() })?;
@@ -181,7 +186,7 @@ impl<'a> AuthorSteps<'a> {
         Ok(frame.steps)
     }
 
-    /// What expressions can see.
+    /// Returns the values that expressions can use, as one object.
     pub(super) fn scope(&self, frame: &Frame<'_>) -> Value {
         let mut env: Map<String, Value> = self
             .environment

@@ -1,4 +1,4 @@
-//! Calling one step: find it, give it its inputs, run it, take its outputs (steps 4.3).
+//! Calls one step: finds its file, evaluates its inputs, runs it and collects its outputs (docs/spec/steps.md, section 4.3).
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::definition::{Body, Call, Item, Outputs, StepFile};
 use crate::expression::{expand, expand_text};
 use muster_files::Limit;
 
-/// The name of a step's file in its directory.
+/// Name of a step's file in the step's directory.
 const FILE: &str = "step.yml";
 const FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
@@ -41,7 +41,7 @@ impl AuthorSteps<'_> {
             }
         };
         if let Some(name) = reference.strip_prefix("builtin://") {
-            // Those of a job's plan are not for authors: their inputs are the manager's business.
+            // The manager uses built-in steps in a job's plan. A `run:` list must not call them: their inputs are not checked.
             return Err(StepError::Step(format!("there is no built-in step {name:?}")));
         }
         let path = local_path(&reference, frame.dir)?;
@@ -51,10 +51,10 @@ impl AuthorSteps<'_> {
         self.call(&file, path.parent().unwrap_or(Path::new("/")), inputs, env, frame.depth + 1, nodes).await
     }
 
-    /// Runs a step that no other step calls. Nobody gives it inputs.
+    /// Runs a step file that is not called by another step. Its inputs have their defaults.
     ///
     /// # Errors
-    /// Its failure.
+    /// An input has no default, or the step fails.
     pub(super) async fn run_file(&self, file: &StepFile, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
         let inputs = defaults(file, Map::new())?;
         self.call(file, self.work_dir, inputs, IndexMap::new(), 0, nodes).await.map(drop)
@@ -110,7 +110,7 @@ impl AuthorSteps<'_> {
         self.expand_map(&item.inputs, scope, |key| format!("failed to load: expand input {key:?}"))
     }
 
-    /// The inputs with their defaults.
+    /// Returns the inputs for a step file, with its defaults for inputs that are not given.
     fn checked_inputs(&self, item: &Item, file: &StepFile, scope: &Value) -> Result<Map<String, Value>, StepError> {
         if let Some(name) = item.inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
             return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
@@ -138,7 +138,7 @@ impl AuthorSteps<'_> {
     }
 }
 
-/// The inputs with the step's defaults.
+/// Adds the step's defaults to the inputs that are not given.
 fn defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
     for (name, parameter) in &file.spec.inputs {
         if inputs.contains_key(name) {
@@ -158,7 +158,7 @@ pub(super) fn at(place: &str) -> impl FnOnce(crate::expression::ExpressionError)
     move |source| StepError::Expression { at, source }
 }
 
-/// The file that a local reference means (steps 2.4).
+/// Returns the path of the step file that a local reference names (docs/spec/steps.md, section 2.4).
 fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
     let local = reference.starts_with(['.', '/']);
     if !local {

@@ -1,12 +1,14 @@
-//! Steps at another agent: in a place that a step makes (a second process, a container).
+//! Runs steps at another agent, in an environment that a step creates: a second process or a container.
 //!
 //! ```text
-//! place opened -> Run -> log copied, result awaited -> closed -> place removed
-//!                 cancel --> Cancel     stop, limit --> Stop, then the place is removed
+//! environment created -> Run -> log copied, result awaited -> job closed -> environment removed
+//!                        cancel       --> Cancel
+//!                        stop, timeout --> Stop, then the environment is removed
 //! ```
 //!
-//! The agent there is spoken to as a manager does it: a connection that breaks is opened again. An agent that is silent for
-//! [`SILENCE_MAX`], or whose place is gone, fails the step; it is never run again, since the author's code may have run (J2).
+//! This engine is the client of the second agent, as a manager is of the first, and reconnects if the connection breaks. The step
+//! fails if the agent does not answer for [`SILENCE_MAX`] or its environment is lost. It is never run again, because the user's
+//! code may have run already (invariant J2).
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -23,11 +25,11 @@ use crate::builtin::{OpenPlace, Place};
 use crate::failure::Failure;
 use crate::log::Stream;
 
-/// An agent of a place that answers nothing for so long is given up.
+/// Time without an answer after which the second agent is considered lost.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Limit for what an agent still does after it was told to stop: cleaning up.
+/// Maximum time for the second agent to clean up after it was told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// Limit for a call about the end of a job.
+/// Maximum duration of a call that cancels, stops or closes a job.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 impl<J: Job> Engine<J> {
@@ -49,12 +51,12 @@ impl<J: Job> Engine<J> {
         let result = ended?;
         nodes.clone_from(&result.tree.steps);
         let Some(failure) = Failure::of_result(&result) else { return Ok(()) };
-        // What ended here is named here.
+        // If this engine stopped the steps, the failure is its own cause, not the other agent's description of it.
         let stopped = brakes.stop.cause().filter(|cause| failure.cause() == Some(*cause));
         Err(stopped.map_or(failure, Failure::Stopped))
     }
 
-    /// Has the agent of the place run the request, to its end.
+    /// Sends the request to the agent of the environment and waits until the job has ended there.
     async fn at(&self, place: &dyn OpenPlace, request: &RunRequest, brakes: &Brakes) -> Result<JobResult, Failure> {
         let log = self.job.log();
         let lost = |error: AgentError| Failure::System(format!("the agent of the step is lost: {error}"));
@@ -101,7 +103,7 @@ fn told(answer: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) {
     }
 }
 
-/// Waits for the end of the time that a stopped agent has.
+/// Waits until the deadline of a stopped agent. `None` waits forever: the agent was not stopped.
 async fn past(stopped: Option<(TerminationCause, Instant)>) -> TerminationCause {
     match stopped {
         Some((cause, until)) => {

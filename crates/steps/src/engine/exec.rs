@@ -1,4 +1,4 @@
-//! The processes of steps: `exec` and `script`, with the files by which they give values back.
+//! Runs the processes of `exec` and `script` steps, with the files in which they return values.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,11 +17,11 @@ use crate::lines;
 use crate::process::{Command, Ended, find_program};
 use muster_files::Limit;
 
-/// Of an output or export file.
+/// Maximum size of an output or export file.
 const VALUES_LIMIT: Limit =
     Limit { bytes: 4 * 1024 * 1024, remedy: "write a large value to a file of its own, and give back its path" };
 
-/// The output and export file of one step; removed with it.
+/// Output and export file of one step. Dropping it removes both.
 pub(super) struct Files {
     pub(super) output: NamedTempFile,
     pub(super) export: NamedTempFile,
@@ -50,7 +50,7 @@ impl AuthorSteps<'_> {
             Some(dir) => self.work_dir.join(expand_text(dir, &scope).map_err(at("exec: interpolate workdir"))?),
             None => self.work_dir.to_owned(),
         };
-        // A bare name is looked up in the agent's PATH, not the step's (steps 1.4).
+        // A name without a directory is looked up in the agent's PATH, not the step's (docs/spec/steps.md, section 1.4).
         let program = if program.contains('/') {
             PathBuf::from(program)
         } else {
@@ -61,7 +61,7 @@ impl AuthorSteps<'_> {
         self.process(program, words.map(Into::into).collect(), &frame.env, dir, None).await
     }
 
-    /// Runs the text of a script item in a shell, from standard input: an argument could be read by others (J6).
+    /// Runs a script in a shell. The shell reads the text from standard input, because other users can read arguments (invariant J6).
     pub(super) async fn script(&self, text: &str, env: &IndexMap<String, String>) -> Result<(), StepError> {
         let shell = find_program("bash").or_else(|| find_program("sh"));
         let shell = shell.ok_or_else(|| StepError::Step("shell not found".to_owned()))?;
@@ -91,7 +91,7 @@ impl AuthorSteps<'_> {
         }
     }
 
-    /// Takes what a process that succeeded wrote to its files. Exports count only once the outputs are accepted.
+    /// Reads the files of a process that succeeded. Its exports take effect only if its outputs are valid.
     pub(super) async fn collect(&self, file: &StepFile, files: &Files) -> Result<Map<String, Value>, StepError> {
         let output = self.given_back("output file", files.output.path()).await?;
         let outputs = lines::outputs(&output, &file.spec.outputs).map_err(StepError::Step)?;
@@ -100,7 +100,7 @@ impl AuthorSteps<'_> {
         Ok(outputs)
     }
 
-    /// The text of a file that was made for the process. By its name, because the process may have replaced it.
+    /// Reads a file that was created for the process, by its name: the process may have replaced the file.
     async fn given_back(&self, what: &str, path: &Path) -> Result<String, StepError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let text = muster_files::read_in(self.temp_dir.to_owned(), name, VALUES_LIMIT).await;

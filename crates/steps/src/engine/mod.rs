@@ -1,11 +1,11 @@
-//! The engine: executes the tree of steps of a job, each under its policy (job-execution 1.3 to 1.9).
+//! Engine that executes the tree of steps of a job, each under its policy (docs/spec/job-execution.md, section 1).
 //!
 //! ```text
-//! step --condition--> section --tries, limit--> built-in step | author's `run:` list | steps inside it
+//! step --condition--> section --attempts, timeout--> built-in step | `run:` list of the job | steps inside it
 //!          |
-//!          +-- failed:     later `on_success` steps are left out
-//!          +-- canceled:   in a script: after_script and uploads still run; elsewhere: only cleaning up
-//!          +-- timed out:  only cleaning up
+//!          +-- failed:     later `on_success` steps are skipped
+//!          +-- canceled:   during a script: after_script and uploads still run; at other times: only cleanup
+//!          +-- timed out:  only cleanup
 //! ```
 
 mod author;
@@ -35,51 +35,51 @@ pub use author::StepError;
 pub use node::{Began, Ending};
 use standing::Standing;
 
-/// First and longest pause between two tries of a step if the plan names none (job-execution 1.4).
+/// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).
 const RETRY_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// What the engine needs of the job whose steps it executes.
 pub trait Job: Send + Sync + 'static {
-    /// Returns what starts and ends the job's processes.
+    /// Returns the processes of the job.
     fn processes(&self) -> &Processes;
 
-    /// Returns where the job prints.
+    /// Returns the log of the job.
     fn log(&self) -> Arc<dyn Log>;
 
-    /// Returns the time from TERM to KILL.
+    /// Returns the time between TERM and KILL when processes are terminated.
     fn grace(&self) -> Duration;
 
     /// Returns the job's directory. It never changes.
     fn work_dir(&self) -> &Path;
 
-    /// Returns the directory for files of the steps. It is private to the job.
+    /// Returns the directory for temporary files of the steps. It is private to the job.
     fn temp_dir(&self) -> &Path;
 
     /// Returns the job's variables for expressions.
     fn values(&self) -> Map<String, Value>;
 
-    /// Sets what the job's processes see as `CI_JOB_STATUS`.
+    /// Sets `CI_JOB_STATUS` for the job's processes.
     fn set_status(&self, status: &'static str);
 
-    /// Returns what an agent in a place of the job gets to run these steps in `project_dir`.
+    /// Returns the request for a second agent to run these steps in `project_dir`.
     ///
     /// # Errors
-    /// [`Failure`] if the steps cannot be written down.
+    /// [`Failure`] if the steps cannot be serialized.
     fn delegated(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
 
     /// Prepares the job's files for a step.
     fn begin_step(self: &Arc<Self>, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Waits until the author's own code may run (invariant J2).
+    /// Waits until the user's code may run (invariant J2).
     fn user_code_starts(&self, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// The two ways to end a job before its time.
+/// The two ways to end a job early.
 #[derive(Debug, Clone, Default)]
 pub struct Brakes {
-    /// Graceful: ends the script, then after_script and uploads run.
+    /// Graceful cancel. The script ends, then after_script and uploads run.
     pub cancel: CancellationToken,
-    /// Ends everything; only cleaning up runs.
+    /// Stop. Everything ends, then only cleanup steps run.
     pub stop: Stop,
 }
 
@@ -87,27 +87,27 @@ pub struct Brakes {
 #[derive(Debug)]
 pub struct Engine<J> {
     job: Arc<J>,
-    /// Steps are marked as sections.
+    /// Whether section markers are written around the log of each step.
     sections: bool,
-    /// First and longest pause between two tries.
+    /// First and longest delay between two attempts.
     retry_wait: (Duration, Duration),
-    /// Limit of the job. Zero means none.
+    /// Timeout of the job. Zero means no timeout.
     limit: Duration,
-    /// End of that limit.
+    /// Time when the timeout of the job expires. `None` means never.
     deadline: Option<Instant>,
 }
 
-/// What became of steps.
+/// Result of running a list of steps.
 #[derive(Debug)]
 pub struct Ran {
-    /// The first failure, which is that of all of them.
+    /// First failure. `None` means that all steps succeeded.
     pub failure: Option<Failure>,
-    /// A node for each step that is in the result.
+    /// Nodes of the steps that are part of the result.
     pub nodes: Vec<StepNode>,
 }
 
 impl<J: Job> Engine<J> {
-    /// Returns the engine of a job with this plan. The job's limit counts from `began`.
+    /// Returns the engine for a job with this plan. The job's timeout counts from `began`.
     #[must_use]
     pub fn new(job: Arc<J>, plan: &JobPlan, began: Began) -> Self {
         let retry_wait = match plan.retry_wait_ms {
@@ -119,7 +119,7 @@ impl<J: Job> Engine<J> {
         Self { job, sections: plan.trace_sections, retry_wait, limit, deadline }
     }
 
-    /// Returns the end of the job's limit. `None` means that it has no limit.
+    /// Returns the time when the job's timeout expires. `None` means that it has no timeout.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -135,17 +135,17 @@ impl<J: Job> Engine<J> {
         Ran { failure: standing.failure(), nodes }
     }
 
-    /// Runs one step if it is its turn. Returns `None` if there is nothing to tell about it.
+    /// Runs one step if its condition holds. Returns `None` if the step is not part of the result.
     async fn step(&self, step: &Step<J>, brakes: &Brakes, standing: &mut Standing) -> Option<StepNode> {
         if step.is_idle() {
             return None;
         }
         standing.notice(brakes);
         let began = Began::now();
-        // Where a job runs is no step of it.
+        // GitLab's results have no node for the step that prints where the job runs.
         let is_in_result = step.role() != Role::Prepare;
         if !standing.allows(step) {
-            // A variant for the other outcome is no news.
+            // A plan has two variants of some steps, one for each outcome. The result does not list the skipped variant for failures.
             let is_news = is_in_result && step.policy.when != When::OnFailure;
             return is_news.then(|| began.node(&step.name, Ending::SKIPPED, Vec::new()));
         }

@@ -1,4 +1,4 @@
-//! The nodes of the result tree.
+//! Nodes of the result tree of a job.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use muster_job::{TerminationCause, milliseconds};
 use super::StepError;
 use crate::failure::Failure;
 
-/// The beginning of a step or of a job.
+/// Start time of a step or of a job.
 #[derive(Debug, Clone, Copy)]
 pub struct Began {
     at: Instant,
@@ -16,26 +16,26 @@ pub struct Began {
 }
 
 impl Began {
-    /// Returns the beginning of what begins now.
+    /// Returns the current time as a start time.
     #[must_use]
     pub fn now() -> Self {
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, milliseconds);
         Self { at: Instant::now(), unix_ms }
     }
 
-    /// Returns the time since then.
+    /// Returns the time since the start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.at.elapsed()
     }
 
-    /// Returns the time of `limit` after the beginning. `None` if there is no such time.
+    /// Returns the time `limit` after the start. `None` means that it cannot be represented.
     #[must_use]
     pub fn after(&self, limit: Duration) -> Option<Instant> {
         self.at.checked_add(limit)
     }
 
-    /// Returns the node of what began then and has ended now.
+    /// Returns the node of a step that has just ended.
     #[must_use]
     pub fn node(&self, name: &str, ending: Ending, steps: Vec<StepNode>) -> StepNode {
         let Ending { status, exit_code, message, cause } = ending;
@@ -53,7 +53,7 @@ impl Began {
     }
 }
 
-/// How a step ended.
+/// Final status of a step.
 #[derive(Debug, Clone)]
 pub struct Ending {
     status: StepStatus,

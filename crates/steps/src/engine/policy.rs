@@ -1,4 +1,4 @@
-//! The policy of a step: section, title, tries, limits.
+//! Policy of a step: its log section, attempts and timeouts.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::stop::{Stop, reached};
 use crate::style;
 
-/// More tries than this are a mistake (job-execution 1.4).
+/// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 const MAX_ATTEMPTS: u32 = 10;
 
 impl<J: Job> Engine<J> {
@@ -26,7 +26,7 @@ impl<J: Job> Engine<J> {
         let failure = self.tries(step, brakes, cancel_reaches, &mut nodes).await.err();
         self.job.log().end_lines();
         let is_late = failure.as_ref().and_then(Failure::cause) == Some(TerminationCause::TimedOut);
-        // The steps of a group have told it.
+        // If the step is a group, its steps have already printed the warning.
         if is_late && !step.is_group() {
             self.say(&style::warning(&format!(
                 "{} could not run to completion because the timeout was exceeded. \
@@ -46,7 +46,7 @@ impl<J: Job> Engine<J> {
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
         let stop = brakes.stop.child();
-        // The steps of a group hear of a cancel themselves: only they know which of them it reaches.
+        // The steps of a group handle a cancel themselves: which of them it ends depends on their roles.
         let is_group = step.is_group();
         let cancel = if cancel_reaches { brakes.cancel.clone() } else { CancellationToken::new() };
         let inner = Brakes { cancel: cancel.clone(), stop: stop.clone() };
@@ -76,7 +76,7 @@ impl<J: Job> Engine<J> {
         self.within_limits(step, (!is_group).then_some(&cancel), &stop, work).await
     }
 
-    /// What a failed try left is removed before the next one, in a section of its own (job-execution 1.4).
+    /// Removes what a failed attempt left behind, in a separate section (docs/spec/job-execution.md, section 1.4).
     async fn clear(&self, step: &Step<J>, stop: &Stop) -> Result<(), Failure> {
         let Call::Builtin(builtin) = &step.call else { return Ok(()) };
         let Some((name, title)) = builtin.clearing() else { return Ok(()) };
@@ -102,8 +102,8 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Ends the work at the job's deadline, at the step's own, or by a cancel. The work decides how long its end takes: processes have
-    /// the grace time, and a built-in step that blocks a thread has a limit of its own.
+    /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel. The work decides how long it takes to
+    /// stop: processes have the grace time, and a built-in step that blocks a thread has its own timeout.
     async fn within_limits(
         &self,
         step: &Step<J>,
@@ -113,7 +113,7 @@ impl<J: Job> Engine<J> {
     ) -> Result<(), Failure> {
         let own_limit = Duration::from_millis(step.policy.timeout_ms);
         let own = if own_limit.is_zero() { None } else { Instant::now().checked_add(own_limit) };
-        // Cleaning up has a limit of its own only: it comes after the job's deadline, too.
+        // A cleanup step has only its own timeout, because it also runs after the job's deadline.
         let deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
         let own_is_first = match (own, deadline) {
             (Some(own), Some(job)) => own < job,
@@ -159,7 +159,7 @@ impl<J: Job> Engine<J> {
     async fn once(&self, step: &Step<J>, brakes: &Brakes, nodes: &mut Vec<StepNode>) -> Result<(), Failure> {
         let stop = &brakes.stop;
         if let Call::Steps(steps) = &step.call {
-            // Boxed, because steps have steps inside them.
+            // Boxed, because this function is recursive.
             let ran = Box::pin(self.run(steps, brakes)).await;
             *nodes = ran.nodes;
             return ran.failure.map_or(Ok(()), Err);

@@ -1,4 +1,4 @@
-//! How a job stands between two steps, and which step may run then.
+//! Progress of a job between two steps, and which steps may run next.
 
 use muster_agent_api::plan::When;
 use muster_job::TerminationCause;
@@ -8,16 +8,16 @@ use crate::builtin::{Role, Step};
 use crate::failure::Failure;
 use crate::style;
 
-/// How a job stands.
+/// Progress of a job, updated before and after each step.
 #[derive(Debug, Default)]
 pub(super) struct Standing {
-    /// The first failure: the one that is reported.
+    /// First failure, which the job reports.
     failure: Option<Failure>,
-    /// Nothing but cleaning up runs any more.
+    /// Whether only cleanup steps may still run.
     over: bool,
-    /// The user's script has started, so that after_script has to run.
+    /// Whether the user's script has started. Then after_script has to run.
     script_started: bool,
-    /// The script steps are behind, or were never reached.
+    /// Whether the last script step has ended.
     script_over: bool,
 }
 
@@ -30,7 +30,7 @@ impl Standing {
         self.failure
     }
 
-    /// Takes note of a cancel or an abort that came since the last step.
+    /// Records a cancel or stop that came since the last step.
     pub(super) fn notice(&mut self, brakes: &Brakes) {
         if let Some(cause) = brakes.stop.cause() {
             self.fail(Failure::Stopped(cause));
@@ -38,7 +38,7 @@ impl Standing {
         }
         if brakes.cancel.is_cancelled() && !self.is_canceled() {
             self.fail(Failure::Stopped(TerminationCause::CanceledByUser));
-            // Between the scripts a cancel is one of the script; before and after them it ends the job.
+            // A cancel between two script steps counts as a cancel of the script. Before or after them it ends the job.
             self.over |= !self.script_started || self.script_over;
         }
     }
@@ -67,12 +67,12 @@ impl Standing {
         self.script_started |= is_script;
     }
 
-    /// Returns whether a cancel ends a step while it runs: not after_script, which a canceled job still has to run.
+    /// Returns whether a cancel ends the step while it runs. It does not end after_script, which must run in canceled jobs too.
     pub(super) fn cancel_reaches<J>(&self, step: &Step<J>) -> bool {
         step.role() != Role::AfterScript && step.policy.when != When::Finally && !self.is_canceled()
     }
 
-    /// CI_JOB_STATUS: `running` up to the end of the scripts (job-execution 1.6).
+    /// Returns `CI_JOB_STATUS` for the step: `running` until the scripts have ended (docs/spec/job-execution.md, section 1.6).
     pub(super) fn word<J>(&self, step: &Step<J>) -> &'static str {
         match &self.failure {
             _ if step.role() == Role::Script || !self.script_started => "running",
@@ -85,21 +85,21 @@ impl Standing {
         }
     }
 
-    /// Takes note of what the failure of a step means for the job. `say` writes to the log.
+    /// Records the failure of a step and decides what it means for the job. `say` writes to the log.
     pub(super) fn settle<J>(&mut self, step: &Step<J>, failure: Failure, brakes: &Brakes, say: impl Fn(&str)) {
         let in_script = step.role() == Role::Script;
         match &failure {
             Failure::Stopped(TerminationCause::CanceledByUser) if in_script && brakes.stop.cause().is_none() => {
                 say(&style::warning("script canceled externally (UI, API)"));
             }
-            // No shell of the job would come any further.
+            // Every other shell of the job would fail in the same way.
             Failure::Profile(..) => {
                 self.over = true;
                 self.fail(failure);
                 return;
             }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.over = true,
-            // A limit of the script leaves time for after_script; the others leave no environment to go on in.
+            // After a timeout of the script, after_script still runs. After any other timeout, nothing can continue.
             Failure::StepTimeout(_) if !step.policy.allow_failure => self.over |= !in_script,
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! The value of a tree (steps 3.2).
+//! Evaluation of a parsed expression (docs/spec/steps.md, section 3.2).
 
 use std::cmp::Ordering;
 
@@ -13,7 +13,7 @@ fn error(message: impl Into<String>) -> ExpressionError {
     ExpressionError::Eval(message.into())
 }
 
-/// `depth` counts the strings around the expression that hold it.
+/// Evaluates `node`. `depth` is the number of strings of other expressions that contain it.
 pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
@@ -33,7 +33,7 @@ pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, Ex
             call(name, &arguments)
         }
         Node::Unary(operator, operand) => unary(operator, &eval(operand, scope, depth)?),
-        // What is missing on the left of `||` counts as false.
+        // On the left of `||`, a missing value counts as false.
         Node::Binary("||", left, right) => match eval(left, scope, depth) {
             Ok(value) if truthy(&value) => Ok(value),
             Err(ExpressionError::Eval(message)) if !message.ends_with(MISSING) => Err(error(message)),
@@ -49,7 +49,7 @@ pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, Ex
     }
 }
 
-/// How the message of something that is not there ends.
+/// End of the message about a missing value. `||` recognizes it.
 const MISSING: &str = "not found";
 
 fn number(value: f64) -> Result<Value, ExpressionError> {
@@ -166,7 +166,7 @@ fn kind(value: &Value) -> (u8, &'static str) {
     }
 }
 
-/// The order of all values: by kind, then within the kind.
+/// Compares two values. Values of different kinds are ordered by kind.
 fn compare(left: &Value, right: &Value) -> Ordering {
     match (left, right) {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),

@@ -1,4 +1,4 @@
-//! Tokens of an expression.
+//! Splits the text of an expression into tokens.
 
 use super::ExpressionError;
 use super::template::{self, Part};
@@ -6,21 +6,21 @@ use super::template::{self, Part};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
     Number(f64),
-    /// A string; templates inside double quotes are kept apart.
+    /// String. Expressions inside double quotes are separate parts.
     Text(Vec<Part>),
     Name(String),
-    /// An operator or a bracket.
+    /// Operator, punctuation or bracket.
     Mark(&'static str),
     End,
 }
 
-/// Longest first, so that `<=` is not read as `<`.
+/// Longest first, so that `<=` does not become `<` and `=`.
 const MARKS: [&str; 26] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "%", "!", ".", ",", ":", "(", ")", "[", "]", "{",
     "}", "?", "|", "&",
 ];
 
-/// The tokens of `text` with their offsets; the last is [`Token::End`].
+/// Returns the tokens of `text` with their offsets. The last one is [`Token::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError> {
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -74,7 +74,7 @@ fn number(rest: &str, at: usize) -> Result<(Token, usize), ExpressionError> {
     Ok((Token::Number(value), end))
 }
 
-/// Reads a string with its quotes. Single quotes: raw but for `\\` and `\'`.
+/// Reads a string with its quotes. Inside single quotes, only `\\` and `\'` are escapes.
 fn string(rest: &str, at: usize) -> Result<(Token, usize), ExpressionError> {
     let double = rest.starts_with('"');
     let mut parts = Vec::new();

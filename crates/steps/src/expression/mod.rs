@@ -1,7 +1,7 @@
-//! The expressions of step files, `${{ ... }}` (steps 3): Moa, with the lookups of the older language.
+//! Expressions of step files, `${{ ... }}`: the language Moa, with the lookups of its predecessor (docs/spec/steps.md, section 3).
 //!
-//! Values are JSON values; numbers are doubles. Parsing is bounded in depth, evaluation ends because the language has
-//! no loops.
+//! Values are JSON values; numbers are doubles. The parser limits the depth. Evaluation always ends, because the language has no
+//! loops.
 
 mod eval;
 mod lexer;
@@ -14,37 +14,37 @@ use serde_json::Value;
 pub use template::{expand, expand_text};
 pub use text::to_text;
 
-/// Maximum number of strings with expressions that are inside each other.
+/// Maximum depth of expressions inside strings of other expressions.
 const MAX_STRINGS: usize = 16;
 
-/// Why an expression has no value.
+/// Error of an expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// `${{` without its `}}`.
+    /// A `${{` has no matching `}}`.
     #[error("the \"{0}\" is not closed: ${{{{ ... }}}}")]
     NotClosed(String),
-    /// It cannot be read. The offset counts bytes from the start of the expression.
+    /// The expression could not be parsed.
     #[error("parser: {message} at {offset}")]
     Syntax {
-        /// What is wrong.
+        /// Description of the problem.
         message: String,
-        /// Where.
+        /// Position of the problem, in bytes from the start of the expression.
         offset: usize,
     },
-    /// It has no value.
+    /// The expression could not be evaluated.
     #[error("evaluating expression failed: {0}")]
     Eval(String),
 }
 
-/// The value of the expression `text`, which is given without its `${{ }}`. Names are looked up in `scope`.
+/// Evaluates the expression `text`, which is given without its `${{ }}`. Names are looked up in `scope`.
 ///
 /// # Errors
-/// [`ExpressionError`].
+/// The expression could not be parsed or evaluated.
 pub fn evaluate(text: &str, scope: &Value) -> Result<Value, ExpressionError> {
     evaluate_within(text, scope, 0)
 }
 
-/// [`evaluate`] for an expression within `depth` strings of other expressions.
+/// Evaluates an expression that is inside `depth` strings of other expressions.
 fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
     if depth > MAX_STRINGS {
         return Err(ExpressionError::Eval(format!("expressions are inside more than {MAX_STRINGS} strings")));
@@ -57,7 +57,7 @@ fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, Exp
     }
 }
 
-/// A plain dotted path, looked up piece by piece.
+/// Looks up a dotted path by its parts, as the predecessor of Moa does. Unlike in Moa, names may contain `-`.
 fn legacy(text: &str, scope: &Value) -> Option<Value> {
     let text = text.trim();
     if text.contains(['"', '\'', '[', ']', '(', ')', '{', '}', '|', '&']) {

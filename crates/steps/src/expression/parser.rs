@@ -1,13 +1,13 @@
-//! From tokens to a tree, by precedence (steps 3.2).
+//! Parser of expressions, by operator precedence (docs/spec/steps.md, section 3.2).
 
 use super::ExpressionError;
 use super::lexer::{Token, tokens};
 use super::template::Part;
 
-/// How deep an expression may nest.
+/// Maximum depth of an expression, and maximum number of operators of one precedence in a row.
 const MAX_DEPTH: usize = 64;
 
-/// Words that Moa keeps for itself.
+/// Reserved words of Moa.
 const RESERVED: [&str; 34] = [
     "array",
     "as",
@@ -70,7 +70,7 @@ pub(super) fn parse(text: &str) -> Result<Node, ExpressionError> {
     }
 }
 
-/// Binary operators, the weakest first.
+/// Binary operators by precedence, lowest first.
 const LEVELS: [&[&str]; 5] = [&["||"], &["&&"], &["==", "!=", "<", "<=", ">", ">="], &["+", "-"], &["*", "/", "%"]];
 
 struct Parser {

@@ -1,22 +1,22 @@
-//! Text with expressions in it. A text that is one expression and nothing else keeps the kind of its value.
+//! Expands text that contains expressions. A text that consists of a single expression keeps the type of its value.
 
 use serde_json::Value;
 
 use super::text::to_text;
 use super::{ExpressionError, evaluate, evaluate_within};
 
-/// A piece of a text.
+/// Part of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Part {
     Literal(String),
-    /// Without its `${{ }}`.
+    /// Expression, without its `${{ }}`.
     Expression(String),
 }
 
-/// Expands all strings in a value, at any depth; keys of objects stay as they are.
+/// Expands all strings in a value, at any depth. Keys of objects are not expanded.
 ///
 /// # Errors
-/// The first expression that has no value.
+/// The first expression that could not be evaluated.
 pub fn expand(value: &Value, scope: &Value) -> Result<Value, ExpressionError> {
     match value {
         Value::String(text) => match parts(text)?.as_slice() {
@@ -32,10 +32,10 @@ pub fn expand(value: &Value, scope: &Value) -> Result<Value, ExpressionError> {
     }
 }
 
-/// Expands a text to a text.
+/// Expands a text. Values that are not strings are written as JSON.
 ///
 /// # Errors
-/// The first expression that has no value.
+/// The first expression that could not be evaluated.
 pub fn expand_text(text: &str, scope: &Value) -> Result<String, ExpressionError> {
     join(&parts(text)?, scope, 0)
 }
@@ -78,7 +78,9 @@ fn parts(text: &str) -> Result<Vec<Part>, ExpressionError> {
     Ok(parts)
 }
 
-/// The length of the expression at the start of `text`, with its `${{` and `}}`. Strings and braces inside count.
+/// Returns the length of the expression at the start of `text`, with its `${{` and `}}`. `None` means that it is not closed.
+///
+/// A `}}` inside a string, or one that closes braces of the expression, does not end it.
 pub(super) fn close(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut quote = None;

@@ -1,4 +1,4 @@
-//! Examples of both languages, and the property that no text makes the evaluator panic.
+//! Examples of Moa and its predecessor, and the property that no text makes the evaluator panic.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -83,7 +83,7 @@ fn deep_nesting_is_an_error() {
     }
 }
 
-/// Each string within a string is read anew, so the limit of one expression is not enough.
+/// Expressions inside strings are parsed separately, so the depth limit of one expression does not limit them.
 #[test]
 fn strings_nested_in_expressions_are_an_error() {
     let nested = |depth: usize| (0..depth).fold("${{ 1 }}".to_owned(), |inner, _| format!("${{{{ \"{inner}\" }}}}"));

@@ -1,8 +1,9 @@
-//! Values as text, as the older language prints them: strings raw, anything else as compact JSON (steps 3.1).
+//! Values as text, as the predecessor of Moa prints them: strings as they are, other values as compact JSON (docs/spec/steps.md,
+//! section 3.1).
 
 use serde_json::Value;
 
-/// The text of a value.
+/// Returns a value as text.
 #[must_use]
 pub fn to_text(value: &Value) -> String {
     match value {
@@ -26,7 +27,7 @@ fn json(value: &Value) -> String {
     }
 }
 
-/// Go escapes what HTML would read.
+/// Quotes a string as Go's JSON encoder does, which also escapes characters that are special in HTML.
 fn go_string(text: &str) -> String {
     let quoted = Value::String(text.to_owned()).to_string();
     quoted
@@ -37,7 +38,7 @@ fn go_string(text: &str) -> String {
         .replace('\u{2029}', "\\u2029")
 }
 
-/// Go writes an exponent below 1e-6 and from 1e21 on.
+/// Formats a number as Go's JSON encoder does, which uses an exponent below 1e-6 and from 1e21.
 fn go_number(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();

@@ -1,8 +1,8 @@
-//! Cgroups, version 2: one for the agent, and below it one for each job.
+//! Version 2 cgroups that contain the processes of jobs: one cgroup for the agent, and below it one for each job.
 //!
-//! No controller is used, only the grouping: it needs no more than a writable directory in a mounted cgroup2 tree
-//! (also the `unified` one of a hybrid system), which root has, and a user with a delegated subtree. Processes start in
-//! their cgroup ([`super::spawn`]); none is moved.
+//! No controllers are used. All that is needed is a writable directory in a mounted cgroup2 hierarchy, which can be the `unified`
+//! one of a hybrid system. Root has one, and so has a user with a delegated subtree. Processes are started inside their cgroup
+//! ([`super::spawn`]) and never moved.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,22 +15,22 @@ use rustix::process::{Pid, test_kill_process};
 use super::spawn::can_start_in;
 use super::table;
 
-/// How many cgroups this process has made for itself.
+/// Number of cgroups that this process has created for itself. Makes their names unique.
 static HOSTS: AtomicU64 = AtomicU64::new(0);
-/// Name of an agent's cgroup, before its process id and a number.
+/// Prefix of the name of an agent's cgroup. The agent's process ID and a number follow.
 const AGENT: &str = "muster-agent-";
 
-/// A cgroup directory that we made.
+/// Cgroup directory that Muster created.
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// The cgroup of this agent, if the system lets us make one that can kill.
+    /// Creates the cgroup of this agent. `None` means that the system does not permit one, or that its kernel is too old.
     pub(super) fn for_agent() -> Option<Self> {
         let mount = mount_point(&table::read("/proc/self/mountinfo").ok()?)?;
         let own = table::read("/proc/self/cgroup").ok()?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
-        // A second host of the same process gets one of its own: neither removes what is the other's.
+        // A process can have several agents. Each needs its own cgroup, because it removes the cgroup when it ends.
         let number = HOSTS.fetch_add(1, Ordering::Relaxed);
         let above = mount.join(own);
         let path = above.join(format!("{AGENT}{}-{number}", std::process::id()));
@@ -44,12 +44,12 @@ impl Cgroup {
         Some(cgroup)
     }
 
-    /// A cgroup that an earlier agent made.
+    /// Returns the cgroup at `path`, which may be from an earlier agent. `None` means that there is no cgroup.
     pub(super) fn existing(path: &Path) -> Option<Self> {
         path.join(PROCS).exists().then(|| Self(path.to_owned()))
     }
 
-    /// Whether processes can start below it, and all be killed: the kernel may be too old for the one or the other.
+    /// Returns whether processes can be started in a child of the cgroup and can be killed with it. Old kernels cannot do both.
     pub(super) fn is_usable(&self) -> bool {
         let Some(probe) = self.child("probe") else { return false };
         let is_usable = File::open(&probe.0).is_ok_and(|directory| can_start_in(&directory)) && probe.kill().is_ok();
@@ -57,8 +57,10 @@ impl Cgroup {
         is_usable
     }
 
-    /// The directory below it for processes to start in, by a number that must differ after a kill: some kernels (6.18) kill
-    /// whatever is cloned into a cgroup that was killed before. It is created if it does not exist.
+    /// Opens the child cgroup with this number for processes to start in, and creates it if it does not exist.
+    ///
+    /// The number must change after each kill: some kernels, such as 6.18, kill every process that is later cloned into a cgroup that
+    /// was killed once.
     pub(super) fn open(&self, number: u64) -> io::Result<File> {
         let path = self.0.join(number.to_string());
         match File::open(&path) {
@@ -85,24 +87,24 @@ impl Cgroup {
         &self.0
     }
 
-    /// Puts a process, and what it will start, into the cgroup.
+    /// Moves a process into the cgroup. Processes that it starts later will be in the cgroup too.
     pub(super) fn add(&self, pid: i32) -> io::Result<()> {
         fs::write(self.0.join(PROCS), pid.to_string())
     }
 
-    /// Every process in it and in cgroups that the job made inside it. Zombies do not count.
+    /// Returns all processes in the cgroup and in the cgroups that the job created inside it. Zombies are not included.
     pub(super) fn members(&self) -> Vec<i32> {
         let mut pids = Vec::new();
         collect(&self.0, &mut pids);
         pids
     }
 
-    /// Ends everything in it at once.
+    /// Kills all processes in the cgroup at once.
     pub(super) fn kill(&self) -> io::Result<()> {
         fs::write(self.0.join("cgroup.kill"), "1")
     }
 
-    /// Removes it with what the job made inside it. The kernel refuses while a process is in it.
+    /// Removes the cgroup, with the cgroups that the job created inside it. The kernel refuses while a process is in one of them.
     pub(super) fn remove(&self) {
         for child in children(&self.0) {
             Self(child).remove();
@@ -117,12 +119,12 @@ impl Cgroup {
 
 const PROCS: &str = "cgroup.procs";
 
-/// Removes the cgroups of agents that were killed, if they are empty.
+/// Removes the empty cgroups of agents that no longer run.
 fn remove_dead_agents(above: &Path) {
     for path in children(above) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let pid = name.strip_prefix(AGENT).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));
-        // Gone is only what the system says is gone, not what this process may not look at.
+        // Only `ESRCH` means that the agent no longer runs. `EPERM` means that it belongs to another user.
         if pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH)) {
             // The kernel refuses while there are processes in it.
             Cgroup(path).remove();
@@ -133,7 +135,7 @@ fn remove_dead_agents(above: &Path) {
 fn collect(path: &Path, pids: &mut Vec<i32>) {
     let text = fs::read_to_string(path.join(PROCS)).unwrap_or_default();
     pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
-    // The count of links tells whether there are cgroups inside, without reading the directory.
+    // The number of links shows whether there are child cgroups, without reading the directory.
     if has_children(path) {
         for child in children(path) {
             collect(&child, pids);
@@ -151,7 +153,7 @@ fn children(path: &Path) -> Vec<PathBuf> {
     entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
-/// Where a cgroup2 file system is mounted, from the text of `/proc/self/mountinfo`.
+/// Returns the mount point of the cgroup2 file system, from the text of `/proc/self/mountinfo`. `None` means that none exists.
 fn mount_point(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (fields, rest) = line.split_once(" - ")?;

@@ -1,4 +1,4 @@
-//! A process that was started and whose status somebody takes.
+//! Child process whose exit status will be collected.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -10,17 +10,17 @@ use super::AWAITED;
 use super::sys::{self, Watched};
 use super::usage::Usage;
 
-/// A child of this process. Dropped before its end was seen, it is killed.
+/// Child of this process. It is killed if this is dropped before its exit status was collected.
 #[derive(Debug)]
 pub(super) struct Child {
     pid: i32,
-    /// `None` if the system does not let it be watched.
+    /// `None` means that the system does not permit watching the process.
     watched: Option<Watched>,
     is_reaped: bool,
 }
 
 impl Child {
-    /// The child `pid`, which is in [`AWAITED`] as long as this lives.
+    /// Returns the child `pid`. The caller has added it to [`AWAITED`]; dropping the value removes it from there.
     pub(super) fn new(pid: i32) -> Self {
         let watched = Watched::open(pid);
         if let Err(error) = &watched {
@@ -34,20 +34,20 @@ impl Child {
     }
 
     pub(super) fn kill(&self) {
-        // Its status was not taken, so that its id cannot be another's.
+        // The exit status was not collected yet, so the process ID cannot belong to another process.
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 
-    /// Waits for the end, then takes the account, then the status. Cancel-safe.
+    /// Waits until the process has ended, then collects its resource usage and its exit status. Cancel-safe.
     pub(super) async fn wait(&mut self) -> io::Result<(ExitStatus, Option<Usage>)> {
         let watched = self.watched.as_ref().ok_or_else(|| io::Error::other("it cannot be watched"))?;
         watched.ended().await;
         let usage = sys::usage_of_ended(self.pid);
         let pid = Pid::from_raw(self.pid).ok_or(io::ErrorKind::NotFound)?;
         self.is_reaped = true;
-        // It has ended: this does not wait.
+        // The process has ended, so this does not block.
         let status = waitpid(Some(pid), WaitOptions::NOHANG)?;
         let (_, status) = status.ok_or_else(|| io::Error::other("its status is not there yet"))?;
         Ok((ExitStatus::from_raw(status.as_raw()), usage))
@@ -59,7 +59,7 @@ impl Drop for Child {
         if !self.is_reaped {
             self.kill();
         }
-        // From here on it is an orphan like others, which the end of its job reaps.
+        // From here on the process is handled like any other orphan: the end of its job reaps it.
         AWAITED.lock().remove(&self.pid);
     }
 }

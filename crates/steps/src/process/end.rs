@@ -1,4 +1,4 @@
-//! Ending processes: TERM to all of them, and after the grace time KILL, until none is left.
+//! Terminates processes: sends TERM to all of them, then KILL after the grace time, until none is left.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -13,16 +13,17 @@ use super::table::{self, Process};
 use super::usage::Usage;
 use super::{AWAITED, Processes, RUNNING, Trail};
 
-/// How long killed processes may take to go. Only a process in an uninterruptible call of the kernel takes longer.
+/// Maximum time to wait for killed processes to exit. Only a process in an uninterruptible system call takes longer.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
-/// How long the readers of output may take once every writer is gone.
+/// Maximum time to read the remaining output after all processes have ended.
 const PUMP_LIMIT: Duration = Duration::from_secs(2);
 
 impl Processes {
-    /// Ends every process of the job that still runs. Returns how many would not go, which is 0 but for a process
-    /// stuck in the kernel.
+    /// Terminates every process of the job. Returns the number of processes that are still alive.
+    ///
+    /// It is 0, unless a process is stuck in the kernel.
     pub async fn end(&self, grace: Duration) -> usize {
-        // Their accounts go with them: nobody waits for most of these.
+        // Their resource usage must be read now, because most of these processes have no parent that collects it.
         for usage in self.members().into_iter().filter_map(Usage::so_far) {
             self.usage.lock().add(usage);
         }
@@ -32,7 +33,7 @@ impl Processes {
         left
     }
 
-    /// The end of the job: ends its processes, waits for their last output, and removes the cgroup.
+    /// Ends the job: terminates its processes, waits for their remaining output and removes the cgroup.
     pub async fn finish(&self, grace: Duration) {
         if self.may_have_members() {
             let left = self.end(grace).await;
@@ -40,10 +41,11 @@ impl Processes {
                 tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
             }
         }
-        // From here on the job protects no process: two jobs that end at once do not wait for each other's end.
+        // From here on the job does not protect processes: two jobs that end at the same time must not wait for each other.
         let others = RUNNING.leave(self.number);
         if self.host.adopts && !self.orphans().is_empty() {
-            // Whoever hid from its own job is found here. One that started before every job that still runs is of none of them.
+            // This finds processes that hid from their own job. A process that started before all running jobs belongs to none of
+            // them.
             let is_owned = |process: &Process| others.iter().any(|since| *since <= process.start_ticks);
             end_all(|| self.strangers(|process| !is_owned(process)), grace, None).await;
             self.reap_orphans();
@@ -58,21 +60,22 @@ impl Processes {
         }
     }
 
-    /// Whether the job's cgroup is that of its slot, which is read once more and removed with this.
+    /// Returns whether the job's cgroup is the cgroup of its slot. That one is removed later, because its counters are read again.
     fn is_counted_in_cgroup(&self) -> bool {
         let slots = self.slot.as_ref().and_then(|slot| slot.unified());
         slots.zip(self.cgroup.as_ref()).is_some_and(|(slots, own)| slots.path() == own.path())
     }
 
-    /// Whether anything of the job may be left: one look at a short list, where most jobs end.
+    /// Returns whether the job may have processes. Most jobs have none at their end; then this reads only a short list.
     fn may_have_members(&self) -> bool {
-        // With the agent as sub-reaper, whatever is left of a job hangs below one of the agent's children.
+        // If the agent is the subreaper, every remaining process of a job descends from a child of the agent.
         let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
         !self.host.adopts || !self.leaders.lock().is_empty() || !self.orphans().is_empty() || is_contained()
     }
 
-    /// Every process of the job: what is in its cgroup, and what belongs to it by descent. A process that may write to the
-    /// cgroup file system can leave its cgroup.
+    /// Returns all processes of the job: those in its cgroup, and those found by process group, mark or descent.
+    ///
+    /// The cgroup alone is not enough, because a process that may write to the cgroup file system can leave it.
     pub(super) fn members(&self) -> Vec<i32> {
         let mut members = self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default();
         if self.host.adopts && self.leaders.lock().is_empty() && self.orphans().is_empty() {
@@ -86,31 +89,32 @@ impl Processes {
         members
     }
 
-    /// The agent's children that nobody waits for.
+    /// Returns the agent's children that no task waits for.
     fn orphans(&self) -> Vec<i32> {
         let awaited = AWAITED.lock();
         table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
     }
 
-    /// The adopted processes that belong to no running job and are `wanted`, with what they started. A child that the agent's
-    /// own program started is in its group.
+    /// Returns the adopted processes that belong to no running job and are `wanted`, with their descendants.
+    ///
+    /// Children in the agent's own process group are excluded: the agent's program started them itself.
     pub(super) fn strangers(&self, wanted: impl Fn(&Process) -> bool) -> Vec<i32> {
         let own_group = own_group();
         let adopted = self.orphans().into_iter().filter_map(Process::read);
         let adopted = adopted.filter(|process| !process.zombie && process.group != own_group && wanted(process));
-        // One with the mark of a running job belongs to that job, which finds it. Any other mark is made up.
+        // A process with the mark of a running job belongs to that job, which will find it. Any other mark is forged.
         let adopted = adopted.filter(|process| !process.mark().is_some_and(|mark| RUNNING.has(&mark)));
         let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
         if roots.is_empty() { Vec::new() } else { table::below(roots) }
     }
 
-    /// Takes the exit status of adopted processes that ended, so that they do not stay as zombies.
+    /// Collects the exit status of adopted processes that have ended, so that no zombies remain.
     fn reap_orphans(&self) {
         if !self.host.adopts {
             return;
         }
-        // The lock keeps a process that is being started from being taken for an orphan. Children in the agent's own
-        // group were not started for a job; someone else waits for them.
+        // While the lock is held, no new process can be mistaken for an orphan. Children in the agent's own process group were not
+        // started for a job; other code waits for them.
         let own_group = own_group();
         let awaited = AWAITED.lock();
         let orphans = table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));
@@ -125,8 +129,9 @@ fn own_group() -> i32 {
     rustix::process::getpgrp().as_raw_nonzero().get()
 }
 
-/// Ends what a killed agent left of a job, by the trail in its spool. A process id that was given to another process
-/// since then is left alone.
+/// Terminates the processes that a killed agent left behind, as recorded in the job's spool.
+///
+/// A recorded process ID that now belongs to another process is ignored.
 pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
     for item in trail {
         if let Trail::Job { cgroup: Some(path), .. } = item
@@ -135,7 +140,7 @@ pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
             end_all(|| cgroup.members(), grace, Some(&cgroup)).await;
             cgroup.remove();
             if let Some(parent) = path.parent() {
-                // The dead agent's own cgroup; it stays while other jobs are in it.
+                // This is the dead agent's cgroup. The call fails while other jobs are in it.
                 let _ = std::fs::remove_dir(parent);
             }
         }
@@ -158,7 +163,7 @@ pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
     end_all(|| table::of_job(mark, &leaders), grace, None).await;
 }
 
-/// Signals and waits until `members` finds nothing. Returns how many are left.
+/// Sends TERM, and KILL after `grace`, until `members` returns no process. Returns the number of processes that are left.
 pub(super) async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
     let mut watched: HashMap<i32, Watched> = HashMap::new();
     let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_LIMIT)];
@@ -187,9 +192,9 @@ pub(super) async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgr
                     process.signal(signal);
                 }
             }
-            // One process at a time: all have to go, and each look at the members finds the new ones.
+            // Wait for one process at a time: all have to end, and the next call of `members` finds new ones.
             let Some(process) = watched.values().next() else {
-                // Members that cannot be watched are gone already: look again, but let others run first.
+                // Processes that cannot be watched have already ended. Look again after other tasks had a chance to run.
                 tokio::task::yield_now().await;
                 if Instant::now() >= deadline {
                     break;

@@ -1,15 +1,15 @@
-//! The processes of a job: started here, and ended here, every one of them (invariant J5).
+//! Processes of jobs: starts them, and terminates every one of them (invariant J5).
 //!
-//! Each step's process leads a process group of its own. There are two ways to find what else a job started:
-//! - As the sub-reaper of its descendants, the agent finds a job's processes by their group, their ancestors and a mark
-//!   in their environment. One that leaves its group, is orphaned *and* has not the mark of a running job is found by its
-//!   being a child of the agent that nobody waits for; it is ended as soon as every job has ended that ran when it started.
-//! - With [`Containment::Cgroups`], where the agent may create them (version 2, a writable subtree), each process of a job
-//!   starts in the job's cgroup, and ending the job ends what is in it.
+//! The process of each step leads its own process group. There are two ways to find the other processes of a job:
+//! - The agent is the subreaper of its descendants, and finds a job's processes by their process group, their ancestors and a mark
+//!   in their environment. A process that left its group, was orphaned *and* does not have the mark of a running job is still a
+//!   child of the agent. It is terminated when all jobs have ended that ran when it started.
+//! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This needs
+//!   a writable subtree of a version 2 hierarchy.
 //!
-//! What holds with which of them is in `docs/explanation/processes.md`.
+//! `docs/explanation/processes.md` describes the guarantees of each.
 //!
-//! What is started is told to a [`Recorder`], so that another agent can end what a killed one left behind
+//! A [`Recorder`] stores what was started, so that another agent can terminate the processes that a killed agent left behind
 //! ([`end_leftovers`]).
 
 mod cgroup;
@@ -44,61 +44,63 @@ pub use slot::{Counted, Share, Stalled};
 pub use sys::Watched;
 use usage::Usage;
 
-/// The variable whose value marks a job's processes.
+/// Environment variable whose value marks the processes of a job.
 const MARK: &str = "MUSTER_JOB_MARK";
 
-/// The children of this process that someone waits for; any other child is an orphan to be reaped. One for the whole
-/// process, as its children are.
+/// Children of this process that a task waits for. Any other child is an orphan, which must be reaped.
+///
+/// It is a static variable, because a process has only one list of children.
 static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-/// One thing to know about a job's processes, for the agent that comes after a killed one.
+/// Record of a job's processes, for the agent that takes over after this one was killed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trail {
-    /// The job's processes have this mark in their environment, and are in this cgroup if there is one.
+    /// Mark and cgroup of the job's processes.
     Job {
-        /// Unique on this host and over time.
+        /// Mark in the environment of the processes. It is unique on this host and over time.
         mark: String,
-        /// The cgroup's directory.
+        /// Directory of the cgroup that contains the processes. `None` means that there is no cgroup.
         cgroup: Option<PathBuf>,
     },
-    /// This process leads a group of the job.
+    /// Leader of a process group of the job.
     Leader {
-        /// Its process id.
+        /// Process ID.
         pid: i32,
-        /// When it started, in clock ticks since boot: tells it from a later one with the same id.
+        /// Start time in clock ticks since boot. It distinguishes the process from a later one with the same ID.
         start_ticks: u64,
     },
 }
 
-/// Keeps a [`Trail`] on disk: that of a job before anything of it runs, that of a leader as soon as there is one.
+/// Stores a [`Trail`] on disk. It is called for a job before any process starts, and for a leader right after its start.
 pub type Recorder = Arc<dyn Fn(&Trail) -> io::Result<()> + Send + Sync>;
 
-/// What the jobs of one agent share.
+/// Creates the [`Processes`] of each job of one agent.
 #[derive(Debug)]
 pub struct Host {
-    /// The agent's own cgroup directory, below which jobs get theirs.
+    /// Cgroup of the agent, which contains the cgroups of the jobs. `None` means that cgroups are not used.
     cgroups: Option<Cgroup>,
-    /// Orphans of jobs become children of this process.
+    /// Whether this process is the subreaper: orphaned processes of jobs become its children.
     adopts: bool,
     environment: Vec<(OsString, OsString)>,
-    /// The limit of open files of jobs' processes, where it is not this process's own.
+    /// Limit of open files for the processes of jobs. `None` means that they inherit the limit of this process.
     open_files: Option<Rlimit>,
 }
 
-/// How the processes of a job are kept together.
+/// How the processes of a job are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Containment {
-    /// By group, ancestry and mark.
+    /// By process group, ancestors and mark.
     Descent,
-    /// By a cgroup too, where the system permits it. Without rights on the cgroup file system nothing escapes.
+    /// Also by a cgroup, if the system permits it. Only processes that may write to the cgroup file system can leave it.
     #[default]
     Cgroups,
 }
 
 impl Host {
-    /// A host for the jobs of this process, whose processes may have `open_files` open; none means as many as this one. Makes
-    /// the process a sub-reaper.
+    /// Prepares this process to run jobs, and makes it the subreaper of its descendants.
+    ///
+    /// The processes of jobs may have at most `open_files` files open. `None` means as many as this process.
     #[must_use]
     pub fn new(containment: Containment, open_files: Option<u64>) -> Arc<Self> {
         let own = getrlimit(Resource::Nofile);
@@ -115,10 +117,10 @@ impl Host {
         Arc::new(Self { cgroups, adopts, environment, open_files })
     }
 
-    /// Makes room for the processes of a job. `id` names the job, `nonce` makes the name unique.
+    /// Prepares the processes of a job. `id` is the ID of the job; `nonce` makes its mark unique.
     ///
     /// # Errors
-    /// What the recorder says.
+    /// The error of the recorder.
     pub fn job(self: &Arc<Self>, id: &str, nonce: &str, recorder: Recorder) -> io::Result<Processes> {
         let cgroup = self.cgroups.as_ref().and_then(|cgroups| cgroups.child(&format!("job-{id}-{nonce}")));
         let mark = format!("{id}/{nonce}");
@@ -148,13 +150,13 @@ impl Drop for Host {
     }
 }
 
-/// The file that a bare name means: the agent's PATH first, then where programs usually are (job-execution 4.2).
+/// Looks up a program in the agent's `PATH`, then in the usual directories (docs/spec/job-execution.md, section 4.2).
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     find_in(&std::env::var_os("PATH").unwrap_or_default(), name)
 }
 
-/// The same for another PATH.
+/// Looks up a program in the directories of `path`, then in the usual directories.
 fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
     std::env::split_paths(path)
@@ -164,33 +166,35 @@ fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
-/// Muster's own settings, what names the agent's socket, and the variables by which a runner's tokens are given to its
-/// commands, are no business of a job's (invariant J6). gitlab-runner hands the tokens on.
+/// Returns whether jobs inherit the environment variable `key` from the agent.
+///
+/// They do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
+/// tokens on.
 fn is_for_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
     let own: [&[u8]; 3] = [b"STEP_RUNNER_SOCKET", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
     !key.starts_with(b"MUSTER_") && !own.contains(&key)
 }
 
-/// The processes of one job. [`Processes::finish`] must be called before it is dropped.
+/// Processes of one job. [`Processes::finish`] must be called before it is dropped.
 pub struct Processes {
     host: Arc<Host>,
-    /// Its number among the running jobs.
+    /// Number of the job in the list of running jobs.
     number: u64,
     mark: String,
-    /// Below this its processes start.
+    /// Cgroup that contains the processes. `None` means that there is no cgroup.
     cgroup: Option<Cgroup>,
-    /// How often its processes were ended.
+    /// Number of times that the processes of the job were terminated.
     ends: AtomicU64,
-    /// Its share of the machine.
+    /// Cgroups of the job's slot. `None` means that the job has no share of the machine.
     slot: Option<Slot>,
     environment: Vec<(OsString, OsString)>,
     recorder: Recorder,
-    /// Leaders that still run or were not waited for yet.
+    /// Leaders of process groups that still run or whose exit status was not collected yet.
     leaders: Mutex<HashSet<i32>>,
-    /// What those used that have ended.
+    /// Resource usage of the processes that have ended.
     usage: Mutex<Usage>,
-    /// The readers of the processes' output, which may live longer than the process that a step waits for.
+    /// Tasks that read the output of processes. They can outlive the process that a step waits for.
     pumps: Mutex<JoinSet<()>>,
 }
 
@@ -210,16 +214,16 @@ impl Drop for Processes {
 }
 
 impl Processes {
-    /// Returns the agent's environment without what concerns only Muster, then what was added for the job.
+    /// Returns the environment of the job's processes: the agent's, without Muster's own variables, and the variables of the job.
     #[must_use]
     pub fn environment(&self) -> &[(OsString, OsString)] {
         &self.environment
     }
 
-    /// Returns a group of processes beside these, which is ended apart from them. The trail of the job has both.
+    /// Returns a second set of processes for the same job. It is terminated separately, and recorded with the job.
     ///
     /// # Errors
-    /// What the recorder says.
+    /// The error of the recorder.
     pub fn beside(&self, name: &str) -> io::Result<Self> {
         let (id, nonce) = self.mark.split_once('/').unwrap_or((&self.mark, ""));
         let mut beside = self.host.job(id, &format!("{nonce}-{name}"), Arc::clone(&self.recorder))?;
@@ -227,22 +231,22 @@ impl Processes {
         Ok(beside)
     }
 
-    /// Adds to the lowest layer of environment that the job's processes have.
+    /// Adds variables to the environment of processes that are started later.
     pub fn add_environment(&mut self, more: impl IntoIterator<Item = (OsString, OsString)>) {
         self.environment.extend(more);
     }
 
-    /// What is started from now on gets this share of the machine.
+    /// Gives processes that are started later this share of the machine.
     ///
     /// # Errors
-    /// Why the system does not permit it; the job can run without.
+    /// The system does not permit it. The job can run without a share.
     pub fn share(&mut self, share: &Share) -> Result<(), String> {
         let name: String = self.mark.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let slot = Slot::enter(share, &name)?;
         if let Some(own) = &self.cgroup
             && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
         {
-            // The slot's cgroup contains the processes as well, and they start where they have their share.
+            // The slot's cgroup can contain the processes too. Then they start in it, and need not be moved.
             let cgroup = Some(unified.path().to_owned());
             (self.recorder)(&Trail::Job { mark: self.mark.clone(), cgroup }).map_err(|error| error.to_string())?;
             own.remove();
@@ -252,7 +256,7 @@ impl Processes {
         Ok(())
     }
 
-    /// What it used so far: what its cgroup counted, or else the accounts of its processes that have ended.
+    /// Returns the resources that the job has used so far, from the counters of its cgroup, or else of its ended processes.
     #[must_use]
     pub fn counted(&self) -> Counted {
         let counted = self.slot.as_ref().map(Slot::counted).unwrap_or_default();

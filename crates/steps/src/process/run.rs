@@ -1,4 +1,4 @@
-//! Starting one process, feeding it, and reading what it prints.
+//! Runs one process: starts it, writes its standard input and reads its output.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -27,35 +27,37 @@ use super::{AWAITED, MARK, Processes, Trail, find_in, table};
 use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
-/// How long a process that has ended may keep others waiting, because a child of it still prints (steps 1.4: the drain
-/// is bounded, the status counts).
+/// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md, section 1.4).
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-/// A child that only holds the output, as a server in the background does, is not waited for longer than this. What it
-/// prints later still goes to the log.
+/// Time without output after which a step is complete, even if a child still holds the pipe, as a background server does.
+///
+/// Output that comes later is still written to the log.
 const DRAIN_QUIET: Duration = Duration::from_millis(250);
-/// Bytes of output read at once. The C library tidies up its whole heap whenever 64 KiB and more are given back.
+/// Bytes of output to read at once. Below 64 KiB, because freeing 64 KiB or more makes the C library trim its whole heap.
 const CHUNK: usize = 32 * 1024;
 
-/// What to start.
+/// Process to start.
 #[derive(Debug, Clone, Default)]
 pub struct Command {
-    /// The file to execute. A bare name is looked up in the `PATH` of the environment.
+    /// File to execute. A name without a directory is looked up in the `PATH` of `env`.
     pub program: PathBuf,
-    /// Its arguments, without the program's name.
+    /// Arguments, without the program's name.
     pub args: Vec<OsString>,
-    /// Its whole environment.
+    /// Complete environment. The last entry of a variable counts.
     pub env: Vec<(OsString, OsString)>,
-    /// Where it starts; none means the agent's own directory.
+    /// Working directory. `None` means the agent's own working directory.
     pub work_dir: Option<PathBuf>,
-    /// Given on standard input; to a process that is moved into a cgroup, only once it is there. None means `/dev/null`.
+    /// Bytes for standard input. `None` means `/dev/null`.
+    ///
+    /// A process that has to be moved into a cgroup gets them only after the move.
     pub stdin: Option<Vec<u8>>,
-    /// Takes standard output, for a program whose answer is read and not shown. None means the log, by the same pipe as
-    /// standard error.
+    /// File for standard output, if the output is parsed and not printed. `None` means the log, through the same pipe as standard
+    /// error.
     pub stdout: Option<Arc<File>>,
 }
 
 impl Command {
-    /// The file to execute.
+    /// Returns the path of the file to execute.
     fn file(&self) -> io::Result<PathBuf> {
         let Some(name) = self.program.to_str().filter(|name| !name.contains('/')) else {
             return Ok(self.program.clone());
@@ -68,33 +70,36 @@ impl Command {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself.
+    /// The process exited, or was terminated by a signal that Muster did not send.
     Exited(ExitStatus),
-    /// Because it was asked to, and with it everything the job had started.
+    /// The step was canceled, and all processes of the job were terminated.
     Stopped(TerminationCause),
 }
 
-/// Why there was no process to wait for.
+/// Error while a process was started or watched.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It could not be started.
+    /// The process could not be started.
     #[error("cannot start `{program}`")]
     Start {
-        /// The program.
+        /// Program to start.
         program: String,
-        /// What the system says.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
-    /// It could not be watched, or not be recorded in the spool, and so was ended at once.
+    /// The process was killed right after its start, because it could not be watched or recorded in the spool.
     #[error("cannot watch over a process that was started")]
     Watch(#[source] io::Error),
 }
 
 impl Processes {
-    /// Runs a process to its end. What it prints goes to `log`, also what its children print after it ended.
+    /// Runs a process and waits until it has ended. Its output goes to `log`, as does output of its children after its end.
     ///
-    /// When `stop` fires, everything that the job has started is ended, with `grace` between TERM and KILL.
+    /// If `stop` is canceled, all processes of the job are terminated, with `grace` between TERM and KILL.
+    ///
+    /// # Errors
+    /// The process could not be started or watched.
     pub async fn run(
         &self,
         command: Command,
@@ -105,7 +110,7 @@ impl Processes {
         let Started { mut child, stdin, drained, report } = self.start(&command, log)?;
         let feed = async {
             if let (Some(mut pipe), Some(bytes)) = (stdin, &command.stdin) {
-                // A process that ends without reading its input is no error of ours.
+                // A process may end without reading its input.
                 let _ = pipe.write_all(bytes).await;
             }
         };
@@ -123,24 +128,24 @@ impl Processes {
         self.leaders.lock().remove(&child.pid());
         drop(child);
         let ended = ended?;
-        // Also of what was stopped: its last words stand before what is said about it.
+        // Also after a cancel: the last output must precede the message about the cancel.
         drained.wait().await;
         Ok(ended)
     }
 
     fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<Started, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
-        // One pipe for output and errors, also where lines carry their stream: gitlab-runner has two, whose lines overtake
-        // each other. What is read here is in the order in which it was written.
+        // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two
+        // pipes, whose lines can change places.
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let output = match &command.stdout {
             Some(file) => file.try_clone().map(OwnedFd::from),
             None => write_end.try_clone(),
         };
-        // The pipe holds the process back: it has nothing to do until it was put in its place.
+        // If the process has to be moved into a cgroup, it waits for its input on a pipe until it was moved.
         let is_moved = self.slot.as_ref().is_some_and(|slot| slot.moves(self.cgroup.as_ref()));
         let (stdin, feed) = input(command.stdin.as_deref(), is_moved).map_err(failed)?;
-        // Our copies of the writing ends are closed with this list, so that the end of the last writer is seen.
+        // Dropping this list closes our copies of the write ends. Otherwise the pipe would never reach its end.
         let stdio = [stdin, output.map_err(failed)?, write_end];
         let (pid, report) = {
             let mut awaited = AWAITED.lock();
@@ -155,11 +160,12 @@ impl Processes {
         Ok(Started { child: Child::new(pid), stdin: feed, drained: Drained(drained), report })
     }
 
-    /// Starts the process, in the job's cgroup if it has one. Returns the ID of the child to wait for, and the pipe by which a
-    /// process in a cgroup reports that it cannot execute its program.
+    /// Starts the process, in the job's cgroup if there is one. Returns its process ID.
+    ///
+    /// The second value is the pipe on which a process in a cgroup reports that it cannot execute its program.
     fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
-        // As a shell would start it: it is the name that stands before its messages.
+        // Like a shell, pass the file name as `argv[0]`: programs print it before their messages.
         let name = command.program.file_name().unwrap_or(command.program.as_os_str());
         let env = command.env.iter().filter(|(key, _)| key != MARK);
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
@@ -187,8 +193,10 @@ impl Processes {
         Ok((pid, None))
     }
 
-    /// Gives a process its limit of open files. It runs already, but has hardly done more than to load its program: to hold it
-    /// back would mean to start it in the slower one of two ways.
+    /// Sets the limit of open files of a process.
+    ///
+    /// The process is already running, but has hardly loaded its program. Setting the limit before its start would require a slower
+    /// way to start it.
     fn limit(&self, pid: i32) {
         let Some((limit, pid)) = self.host.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
@@ -196,7 +204,7 @@ impl Processes {
         }
     }
 
-    /// Puts a process into the cgroups of the job's slot that it did not start in, and on record.
+    /// Moves a process into the cgroups of the job's slot that it did not start in, and records it.
     fn place(&self, pid: i32) -> io::Result<()> {
         if let Some(slot) = &self.slot {
             slot.add(pid, self.cgroup.as_ref());
@@ -205,7 +213,7 @@ impl Processes {
         (self.recorder)(&Trail::Leader { pid, start_ticks })
     }
 
-    /// Takes the status of a child that has ended, and its account before that.
+    /// Waits until the child has ended. Adds its resource usage to the job's, and returns its exit status.
     async fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
         let (status, usage) = child.wait().await?;
         if let Some(usage) = usage {
@@ -230,7 +238,7 @@ impl Processes {
             status = run => status.map(Ended::Exited).map_err(RunError::Watch),
             cause = stop.stopped() => {
                 self.end(grace).await;
-                // Everything was killed, and counted before that; what is left of the child is its status.
+                // All processes were terminated and their usage was counted. Only the exit status remains to be collected.
                 let _ = tokio::time::timeout(grace, child.wait()).await;
                 Ok(Ended::Stopped(cause))
             }
@@ -238,27 +246,28 @@ impl Processes {
     }
 }
 
-/// A process that was started, perhaps without having executed its program yet.
+/// Process that was started, but may not have executed its program yet.
 struct Started {
     child: Child,
     stdin: Option<Sender>,
     drained: Drained,
-    /// See [`spawn_in`].
+    /// Pipe on which the process reports that it cannot execute its program ([`spawn_in`]).
     report: Option<OwnedFd>,
 }
 
-/// Waits until the program is executed, or until `stop` fires. A job can freeze its own cgroup, so that its next process never
-/// gets to execute anything: only that job waits for it.
+/// Waits until the program is executed, or until `stop` is canceled.
+///
+/// A job can freeze its own cgroup, so that its next process never executes its program. Then only that job waits.
 ///
 /// # Errors
-/// Reason why the program cannot be executed.
+/// The program cannot be executed.
 async fn executed(report: Option<OwnedFd>, stop: &Stop) -> io::Result<()> {
     let Some(report) = report else { return Ok(()) };
     let mut pipe = Receiver::from_owned_fd(report)?;
     let mut number = [0; size_of::<i32>()];
     tokio::select! {
         biased;
-        // A process that was killed before it executed anything has ended, which its parent sees.
+        // The pipe also closes if the process was killed before it executed its program. Its exit status shows that.
         read = pipe.read_exact(&mut number) => match read {
             Ok(_) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
             Err(_) => Ok(()),
@@ -267,7 +276,7 @@ async fn executed(report: Option<OwnedFd>, stop: &Stop) -> io::Result<()> {
     }
 }
 
-/// Standard input with these bytes, and what they are to be written to if they are not there yet.
+/// Returns the standard input of a process with these bytes, and the pipe to write them to if they are not yet in it.
 fn input(bytes: Option<&[u8]>, is_held_back: bool) -> io::Result<(OwnedFd, Option<Sender>)> {
     let Some(bytes) = bytes else { return Ok((File::open("/dev/null")?.into(), None)) };
     if !is_held_back && let Ok(file) = in_memory(bytes) {
@@ -277,8 +286,10 @@ fn input(bytes: Option<&[u8]>, is_held_back: bool) -> io::Result<(OwnedFd, Optio
     Ok((read, Some(Sender::from_owned_fd(write)?)))
 }
 
-/// A file in memory to be read from its start. A shell reads commands from a file in blocks, but from a pipe byte by
-/// byte, since it must not take what a command of its own may want to read.
+/// Returns a file in memory with these bytes.
+///
+/// A shell reads its commands from a file in blocks. From a pipe it has to read byte by byte, because the commands that it starts read
+/// from the same pipe.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("input", MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;
@@ -286,25 +297,26 @@ fn in_memory(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// The variables with the value that was set last, as a process is to have each once.
+/// Returns each variable once, with the value that was set last.
 fn last_of_each<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&'a OsStr, &'a OsStr)> {
     env.collect::<IndexMap<_, _>>().into_iter().collect()
 }
 
-/// The output of a process, as far as it was read: changes with each piece, and closes with the pump.
+/// Progress of reading the output of a process. It changes with each chunk, and closes when the reader ends.
 struct Drained(watch::Receiver<()>);
 
 impl Drained {
-    /// Waits until the last writer is gone, or until nothing more comes.
+    /// Waits until all writers have closed the pipe, or until there was no output for [`DRAIN_QUIET`].
     async fn wait(mut self) {
         let quiet = async { while let Ok(Ok(())) = timeout(DRAIN_QUIET, self.0.changed()).await {} };
-        // Whoever prints on and on has had its time.
+        // A child that keeps printing delays the end by at most this time.
         let _ = timeout(DRAIN_LIMIT, quiet).await;
     }
 }
 
-/// Copies a pipe to the log until its last writer is gone; `read` is told of each piece. Writing to the log is work, most of
-/// it masking: between two full buffers everything else on the thread has its turn.
+/// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
+///
+/// Masking makes writing to the log expensive, so this yields to other tasks after each full buffer.
 async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let mut pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,

@@ -1,12 +1,12 @@
-//! The cgroup of a job's slot: the job's share of a machine that it has with others, and what it used.
+//! Cgroups of a job's slot: they give the job its share of a machine that runs several jobs, and count what the job uses.
 //!
 //! ```text
-//! <mount>/<slot>          kept: its weight says how much of the machine its jobs get when others want it too
-//! <mount>/<slot>/job-<n>  one job's processes: counted, and removed with it
+//! <mount>/<slot>          cgroup of the slot, kept: its weight is the slot's share while slots compete
+//! <mount>/<slot>/job-<n>  cgroup of one job, removed with it: counts what the job uses
 //! ```
 //!
-//! Version 2 and version 1 may be there side by side: each hierarchy that has something to say about CPU, memory or I/O gets
-//! the directory. A hierarchy that does not let us is left out; without any there is no slot, and the job runs without.
+//! Hierarchies of version 1 and version 2 can be mounted side by side. The directories are created in each hierarchy that controls
+//! CPU, memory or I/O and permits it. If none permits it, the job runs without a share.
 
 use std::fs;
 use std::io;
@@ -16,44 +16,48 @@ use std::time::Duration;
 use super::cgroup::Cgroup;
 use super::table;
 
-/// What one slot weighs: the kernel's defaults.
+/// CPU shares per slot in version 1. This is the kernel's default.
 const SHARES: u64 = 1024;
+/// Weight per slot of CPU and I/O in version 2, and of I/O in version 1. This is the kernel's default.
 const WEIGHT: u64 = 100;
-/// The kernel's bounds for a weight of version 2, and for one of I/O in version 1.
+/// Maximum weight that the kernel permits in version 2.
 const WEIGHT_MAX: u64 = 10_000;
+/// Maximum I/O weight that the kernel permits in version 1.
 const IO_WEIGHT_MAX: u64 = 1000;
-/// Controllers that are looked for.
+/// Controllers of version 1 whose hierarchies are used.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "blkio"];
+/// Prefix of the name of a job's cgroup.
 const JOB: &str = "job-";
-/// The directory of a job without processes is left alone for so long.
+/// Age after which the cgroup of a job without processes is removed.
 const DEAD_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// What a job is to get.
+/// Share of the machine for a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
-    /// The slot's cgroup, below the root of each hierarchy.
+    /// Path of the slot's cgroup, relative to the root of each hierarchy.
     pub cgroup: String,
-    /// How many slots the job has: its weight among the others.
+    /// Number of slots that the job occupies. The weight of its cgroup is proportional to it.
     pub slots: u32,
-    /// Memory that is taken from it last; 0: no such promise.
+    /// Bytes of memory that the kernel reclaims only after memory of other jobs. 0 means that no memory is protected.
     pub memory_bytes: u64,
 }
 
-/// What the kernel counted for a job.
+/// Resource usage of a job, as the kernel counted it. `None` means that the kernel does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
     /// CPU time.
     pub cpu: Option<Duration>,
-    /// The most memory at once, with the file cache that was charged to it.
+    /// Peak memory in bytes. If a cgroup counted it, it includes the page cache.
     pub memory_bytes: Option<u64>,
-    /// There is no cgroup that counts: the CPU time is that of the processes that were waited for or had to be ended, the
-    /// memory that of the largest of them.
+    /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is that of the largest process.
     pub by_processes: bool,
-    /// How long something of it waited.
+    /// Time that processes of the job waited for resources.
     pub stalled: Stalled,
 }
 
-/// How long at least one process waited for a resource (pressure stall information); none: the kernel does not count it.
+/// Time during which at least one process waited for a resource (pressure stall information).
+///
+/// `None` means that the kernel does not measure it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Stalled {
@@ -63,14 +67,14 @@ pub struct Stalled {
 }
 
 impl Stalled {
-    /// Of the whole machine, since it was started.
+    /// Returns the stall times of the whole machine since boot.
     #[must_use]
     pub fn of_machine() -> Self {
         let of = |resource: &str| some_total(&PathBuf::from("/proc/pressure").join(resource));
         Self { cpu: of("cpu"), memory: of("memory"), io: of("io") }
     }
 
-    /// From an earlier reading to this one.
+    /// Returns the stall times between an earlier reading and this one.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         let less = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
@@ -82,7 +86,7 @@ impl Stalled {
     }
 }
 
-/// A job's directories in the cgroups of its slot.
+/// Cgroups of a job inside the cgroups of its slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     hierarchies: Vec<Hierarchy>,
@@ -95,10 +99,10 @@ struct Hierarchy {
 }
 
 impl Slot {
-    /// Directories for the job `name`.
+    /// Creates the cgroups for the job `name`, and sets the weights of its slot.
     ///
     /// # Errors
-    /// Why there is none at all.
+    /// No hierarchy permits it.
     pub(super) fn enter(share: &Share, name: &str) -> Result<Self, String> {
         let mountinfo = table::read("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         Self::enter_mounts(&mounts(&mountinfo), share, name)
@@ -127,25 +131,26 @@ impl Slot {
         Ok(Self { hierarchies })
     }
 
-    /// The job's cgroup of version 2, if it has one here.
+    /// Returns the job's cgroup of version 2. `None` means that none exists.
     pub(super) fn unified(&self) -> Option<&Cgroup> {
         self.hierarchies.iter().find(|one| one.unified).map(|one| &one.job)
     }
 
-    /// Whether a process that starts in `own` has to be moved.
+    /// Returns whether a process has to be moved after it was started in the cgroup `own`.
     pub(super) fn moves(&self, own: Option<&Cgroup>) -> bool {
         self.hierarchies.iter().any(|one| !(one.unified && own.is_some()))
     }
 
-    /// Puts a process, and what it will start, in its place. One that started in a cgroup of version 2 stays there. A share
-    /// is no condition: where the process cannot be put there, it runs without.
+    /// Moves a process into the job's cgroups, except into version 2 if it was started in the cgroup `own`.
+    ///
+    /// If a process cannot be moved, this only logs a warning: the job can run without its share.
     pub(super) fn add(&self, pid: i32, own: Option<&Cgroup>) {
         for one in self.hierarchies.iter().filter(|one| !(one.unified && own.is_some())) {
             let added = one.job.add(pid).or_else(|error| {
                 if error.kind() != io::ErrorKind::NotFound {
                     return Err(error);
                 }
-                // Somebody tidied up while nothing was in it.
+                // The cgroup had no processes, so another program may have removed it.
                 fs::create_dir_all(one.job.path())?;
                 one.job.add(pid)
             });
@@ -185,7 +190,7 @@ impl Slot {
     }
 }
 
-/// Where a hierarchy is mounted.
+/// Mount point of a cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     path: PathBuf,
@@ -207,7 +212,7 @@ impl Mount {
             _ => {}
         }
         let job = Cgroup::existing(&path).ok_or_else(|| io::Error::other("it is no cgroup"))?;
-        // A probe: a directory that may be made is not always one that processes may be put into.
+        // Permission to create the directory does not always include permission to move processes into it.
         if let Err(error) = fs::OpenOptions::new().write(true).open(path.join("cgroup.procs")) {
             job.remove();
             return Err(error);
@@ -215,13 +220,13 @@ impl Mount {
         Ok(Hierarchy { job, unified: self.unified })
     }
 
-    /// The controllers, as far as there are some, for the slot and for its jobs.
+    /// Enables the controllers for the slot and its jobs, if they are available.
     fn delegate(&self, relative: &str) {
         let mut path = self.path.clone();
         let below: Vec<&str> = relative.split('/').collect();
         for depth in 0..=below.len() {
             for controller in ["+cpu", "+memory", "+io"] {
-                // What is not there, or not ours to give, is left out.
+                // A controller may be missing, or this process may not be permitted to enable it. The job can run without.
                 let _ = fs::write(path.join("cgroup.subtree_control"), controller);
             }
             if let Some(part) = below.get(depth) {
@@ -252,8 +257,10 @@ impl Mount {
     }
 }
 
-/// What a killed agent left behind. The kernel keeps those that have processes; one that has none for now may be another
-/// agent's, whose jobs have a slot of this name.
+/// Removes cgroups that a killed agent left behind.
+///
+/// The kernel refuses to remove a cgroup with processes. One without processes may still be in use by another agent with the same
+/// slot, so only old ones are removed.
 fn remove_dead_jobs(slot: &Path) {
     for entry in fs::read_dir(slot).into_iter().flatten().flatten() {
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
@@ -265,7 +272,7 @@ fn remove_dead_jobs(slot: &Path) {
     }
 }
 
-/// The hierarchies that count or share CPU, memory or I/O, from the text of `/proc/self/mountinfo`, each once.
+/// Returns the hierarchies that control CPU, memory or I/O, from the text of `/proc/self/mountinfo`, without duplicates.
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mut found: Vec<Mount> = Vec::new();
     for line in mountinfo.lines() {
@@ -281,7 +288,7 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
             continue;
         }
         let Some(path) = fields.split(' ').nth(4).map(PathBuf::from) else { continue };
-        // `cpu` is often a link to `cpu,cpuacct`; a mount is named once.
+        // A hierarchy with several controllers can be listed more than once.
         if found.iter().all(|mount| mount.path != path) {
             found.push(Mount { path, unified });
         }
@@ -293,7 +300,7 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// `total` of the line `some`.
+/// Returns the `total` of the line `some` in a file with pressure stall information.
 fn some_total(path: &Path) -> Option<Duration> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with("some "))?;
@@ -316,7 +323,7 @@ mod tests {
         assert_eq!(mounts(text), [Mount { path: cpu, unified: false }, Mount { path: unified, unified: true }]);
     }
 
-    /// A directory that looks like a hierarchy: the files that a kernel would have made are there.
+    /// Creates a directory that looks like a hierarchy, with the files that a kernel would create.
     fn hierarchy(root: &Path, job: &str, files: &[(&str, &str)]) {
         fs::create_dir_all(root.join(job)).unwrap();
         fs::write(root.join(job).join("cgroup.procs"), "").unwrap();

@@ -1,8 +1,7 @@
-//! Starting a process inside a cgroup: `clone3` with `CLONE_INTO_CGROUP`, then `execve`.
+//! Starts a process inside a cgroup: `clone3` with `CLONE_INTO_CGROUP`, then `execve`.
 //!
-//! The kernel places a child that is cloned into a cgroup before it runs its first instruction, and moves nothing: moving a
-//! process waits for a grace period of the whole machine on most kernels. No crate and no C library that is linked here
-//! offers this call.
+//! The kernel puts the child into the cgroup before its first instruction. Moving a process later would be slow: on most kernels it
+//! waits for an RCU grace period of the whole machine. None of our dependencies, nor the C library, wraps this call.
 #![expect(
     unsafe_code,
     reason = "clone3 has no safe wrapper, and the child of a clone may only make async-signal-safe calls"
@@ -22,15 +21,15 @@ use rustix::pipe::{PipeFlags, pipe_with};
 const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
 /// `CLONE_INTO_CGROUP` of `linux/sched.h`: the child starts in the cgroup of the directory.
 const INTO_CGROUP: u64 = 0x2_0000_0000;
-/// Status of a child that could not execute its program, which its parent reports.
+/// Exit status of a child that could not execute its program. Its parent reports the error.
 const NOT_EXECUTED: c_int = 127;
 
-/// What to execute.
+/// Program to execute.
 #[derive(Debug)]
 pub(super) struct Program<'a> {
-    /// The file; it is not looked up in any `PATH`.
+    /// Path of the file. It is not looked up in `PATH`.
     pub(super) file: &'a Path,
-    /// The name that the program is given, then its arguments.
+    /// `argv`: the name of the program, then its arguments.
     pub(super) args: Vec<&'a OsStr>,
     pub(super) env: Vec<(&'a OsStr, &'a OsStr)>,
     pub(super) work_dir: Option<&'a Path>,
@@ -38,12 +37,12 @@ pub(super) struct Program<'a> {
     pub(super) stdio: [BorrowedFd<'a>; 3],
 }
 
-/// Why there is no process.
+/// Error of [`spawn_in`].
 #[derive(Debug)]
 pub(super) enum SpawnError {
-    /// The system does not let one start in this cgroup.
+    /// The system does not permit starting a process in the cgroup.
     Clone(io::Error),
-    /// The program cannot be named to the system.
+    /// A path, argument or variable contains a NUL byte.
     Name(io::Error),
 }
 
@@ -56,10 +55,10 @@ impl From<SpawnError> for io::Error {
     }
 }
 
-/// Starts a process, the leader of a group of its own, in the cgroup of the directory `cgroup`.
+/// Starts a process in the cgroup whose directory is `cgroup`. The process leads a new process group.
 ///
-/// Returns the ID of the child to wait for, and a pipe. The pipe closes when the program is executed. If it cannot be executed,
-/// the pipe brings the system's error number in native byte order, and the child ends.
+/// Returns the process ID and a pipe. The pipe closes when the program is executed. If it cannot be executed, the child writes the
+/// system's error number to the pipe, in native byte order, and exits.
 pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, OwnedFd), SpawnError> {
     let file = text(program.file.as_os_str())?;
     let args = program.args.iter().map(|arg| text(arg)).collect::<Result<Vec<_>, _>>()?;
@@ -82,11 +81,11 @@ pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, Own
     Ok((pid, read))
 }
 
-/// Whether processes can be started in the cgroup of this directory.
+/// Returns whether processes can be started in the cgroup whose directory is `cgroup`.
 pub(super) fn can_start_in(cgroup: &File) -> bool {
     let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return false };
     let null = std::os::fd::AsFd::as_fd(&null);
-    // No program has an empty path: what remains is the clone.
+    // Executing an empty path always fails with `ENOENT`, so this tests only the clone.
     let program =
         Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
     let Ok((pid, report)) = spawn_in(cgroup, &program) else { return false };
@@ -112,7 +111,7 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// What the child needs, by pointers and numbers only: it cannot allocate.
+/// Data for the child. It consists of pointers and numbers, because the child must not allocate memory.
 struct Child {
     file: *const c_char,
     args: *const *const c_char,
@@ -145,8 +144,10 @@ unsafe fn clone_into(cgroup: &File, child: &Child) -> io::Result<i32> {
     }
 }
 
-/// What the child does. It has one thread of a process with several, so that locks may be held for ever: only
-/// async-signal-safe calls are made, and nothing is allocated.
+/// Executes the program in the child.
+///
+/// Other threads of the parent may have held locks, which are never released in the child. So it makes only async-signal-safe calls
+/// and allocates no memory.
 ///
 /// # Safety
 /// As for [`clone_into`].
@@ -157,7 +158,7 @@ unsafe fn execute(child: &Child) -> ! {
         let mut signals = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut signals);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const signals, ptr::null_mut());
-        // Rust programs ignore it, and it would be inherited.
+        // Rust programs ignore SIGPIPE, and the child would inherit that.
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         let [stdin, stdout, stderr] = child.stdio;
         let is_ready = libc::setpgid(0, 0) == 0
@@ -174,10 +175,10 @@ unsafe fn execute(child: &Child) -> ! {
     }
 }
 
-/// Waits until the program is executed, or the child's error.
+/// Waits until the program is executed, or returns the error of the child.
 fn failure(pipe: OwnedFd) -> Option<io::Error> {
     let mut number = [0; size_of::<c_int>()];
-    // A child that was killed before it executed anything has ended, which its parent will see.
+    // The pipe also closes if the child was killed before it executed the program. Its exit status shows that.
     File::from(pipe).read_exact(&mut number).ok().map(|()| io::Error::from_raw_os_error(c_int::from_ne_bytes(number)))
 }
 
@@ -195,7 +196,7 @@ fn pair(key: &OsStr, value: &OsStr) -> Result<CString, SpawnError> {
     CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).map_err(|error| SpawnError::Name(error.into()))
 }
 
-/// The list that the kernel reads: pointers, the last of them null.
+/// Returns a list of pointers that ends with a null pointer, as the kernel expects it.
 fn pointers(texts: &[CString]) -> Vec<*const c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }

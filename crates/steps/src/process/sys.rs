@@ -1,4 +1,4 @@
-//! Watching a process by a file descriptor, and the account of one that has ended: the unsafe calls of this room.
+//! Watches a process by a file descriptor, and reads the resource usage of a process that has ended, with unsafe system calls.
 #![expect(
     unsafe_code,
     reason = "AsyncFd leaves it to the caller that the descriptor stays the same, and no crate wraps waitid with its account"
@@ -15,15 +15,15 @@ use tokio::io::unix::AsyncFd;
 
 use super::usage::Usage;
 
-/// A process, watched by a pidfd: it stands for this process even after its id was given to another.
+/// Process that is watched by a pidfd. The pidfd refers to this process even if its ID is reused.
 #[derive(Debug)]
 pub struct Watched(AsyncFd<OwnedFd>);
 
 impl Watched {
-    /// Watches the process `pid`, any process of this host.
+    /// Watches the process `pid`. It may be any process of this machine.
     ///
     /// # Errors
-    /// `NotFound` or the system's own words where there is no such process.
+    /// There is no such process.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let fd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
@@ -34,37 +34,38 @@ impl Watched {
 
     /// Waits until the process has ended. Cancel-safe.
     pub async fn ended(&self) {
-        // An error means that the runtime is going down.
+        // An error means that the runtime is shutting down.
         let _ = self.0.readable().await;
     }
 
-    /// Whether the process has ended.
+    /// Returns whether the process has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(self.0.get_ref(), PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sends a signal; none arrives at a process that has ended.
+    /// Sends a signal. It has no effect if the process has ended.
     pub(super) fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(self.0.get_ref(), signal);
     }
 }
 
-/// What a child used that has ended and whose status nobody has taken yet, with all those that it waited for. Its status
-/// stays to be taken.
+/// Returns the resource usage of a child that has ended, including the children that it waited for.
+///
+/// The exit status of the child must not have been collected yet, and is not collected by this call.
 pub(super) fn usage_of_ended(pid: i32) -> Option<Usage> {
     let id = libc::id_t::try_from(pid).ok()?;
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel's call, whose fifth argument the C library hides, writes to the two structures of its own kinds, and
-    // zeroes are valid values of both, should it leave one as it is.
+    // SAFETY: the call writes two structures of the types that the kernel expects; the C library does not offer its fifth argument.
+    // Zeros are valid values of both, if the kernel does not write one of them.
     let (result, info, usage) = unsafe {
         let result = libc::syscall(libc::SYS_waitid, libc::P_PID, id, info.as_mut_ptr(), options, usage.as_mut_ptr());
         (result, info.assume_init(), usage.assume_init())
     };
-    // SAFETY: of a child that has ended the kernel fills in the process id; else there is the zero from above.
+    // SAFETY: the kernel sets the process ID if the child has ended. Otherwise it is zero.
     if result != 0 || unsafe { info.si_pid() } != pid {
         return None;
     }

@@ -1,16 +1,16 @@
-//! The system's process table, as `/proc` shows it.
+//! Process table of the system, read from `/proc`.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 
-/// What one line of the table, or a short list of children, fits into.
+/// Initial size of the buffer for a file. It holds one process, or a short list of children.
 const READ_BYTES: usize = 512;
 
-/// What is read of a process's environment. The kernel starts none with more, but a process can say that it has more.
+/// Maximum number of bytes to read of a process's environment. No process starts with more, but one can claim to have more later.
 const ENVIRON_BYTES: u64 = 8 * 1024 * 1024;
 
-/// One live process.
+/// Entry of the process table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: i32,
@@ -21,7 +21,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Reads one process; none if it is gone.
+    /// Reads one process. `None` means that it does not exist.
     pub(super) fn read(pid: i32) -> Option<Self> {
         parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
@@ -30,7 +30,7 @@ impl Process {
         self.mark().is_some_and(|own| own == mark.as_bytes())
     }
 
-    /// The mark of the job that it belongs to.
+    /// Returns the mark in the environment of the process. `None` means that it has no mark, or cannot be read.
     pub(super) fn mark(&self) -> Option<Vec<u8>> {
         let mut environ = Vec::new();
         let file = File::open(format!("/proc/{}/environ", self.pid)).ok()?;
@@ -40,39 +40,37 @@ impl Process {
     }
 }
 
-/// Clock ticks since the system was started, as processes count them.
-///
-/// 0 if the system does not tell.
+/// Returns the clock ticks since boot, in the unit of [`Process::start_ticks`]. 0 means that they cannot be read.
 pub(super) fn ticks_now() -> u64 {
     read("/proc/uptime").ok().and_then(|text| ticks(&text)).unwrap_or_default()
 }
 
-/// From the text of `/proc/uptime`: seconds with two decimals.
+/// Converts the text of `/proc/uptime`, seconds with two decimals, to clock ticks.
 fn ticks(uptime: &str) -> Option<u64> {
     let (seconds, hundredths) = uptime.split(' ').next()?.split_once('.')?;
     let hundredths = seconds.parse::<u64>().ok()?.checked_mul(100)? + hundredths.parse::<u64>().ok()?;
     Some(hundredths.checked_mul(rustix::param::clock_ticks_per_second())? / 100)
 }
 
-/// The CPU time of a process and of those that it waited for, in clock ticks.
+/// Returns the CPU time of a process and of the children that it waited for, in clock ticks.
 pub(super) fn cpu_ticks(pid: i32) -> Option<u64> {
     let stat = read(&format!("/proc/{pid}/stat")).ok()?;
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     fields.map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// Every process, zombies too.
+/// Returns all processes, including zombies.
 pub(super) fn all() -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// The live processes that have the mark, are in a group of `leaders`, or descend from one that is.
+/// Returns the live processes that have the mark, are in the process group of one of `leaders`, or descend from such a process.
 pub(super) fn of_job(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     pick_job(mark, leaders, &others())
 }
 
-/// The same where this process is the reaper of the job's orphans: then only what descends from it has to be looked at.
+/// Returns the same processes as [`of_job`], if this process is the subreaper: only its descendants have to be examined.
 pub(super) fn of_job_below_us(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     let mut table = others();
     let own = i32::try_from(std::process::id()).unwrap_or_default();
@@ -86,12 +84,12 @@ fn pick_job(mark: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
     with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), table)
 }
 
-/// The processes `roots` and what descends from them.
+/// Returns the processes `roots` and their descendants.
 pub(super) fn below(roots: HashSet<i32>) -> Vec<i32> {
     with_descendants(roots, &others())
 }
 
-/// The live processes but this one.
+/// Returns all live processes except this one.
 fn others() -> Vec<Process> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     all().into_iter().filter(|process| !process.zombie && process.pid != own).collect()
@@ -111,15 +109,15 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
     }
 }
 
-/// The orphans that this process has adopted, and some of its other children.
+/// Returns the orphans that this process has adopted, and some of its other children.
 ///
-/// The kernel gives an orphan to the first thread of its reaper that is alive, which is the main thread, so that the
-/// list of that thread's children is all there is to read: no list of other threads, and not the whole table.
+/// The kernel gives an orphan to the first live thread of its subreaper, which is the main thread. So it is enough to read the
+/// children of that thread.
 pub(super) fn adopted_children() -> Vec<i32> {
     let own = std::process::id();
     match read(&format!("/proc/self/task/{own}/children")) {
         Ok(text) => text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect(),
-        // A kernel without these lists.
+        // The kernel was built without these lists.
         Err(_) => {
             let own = i32::try_from(own).unwrap_or_default();
             all().into_iter().filter(|process| process.parent == own).map(|process| process.pid).collect()
@@ -127,16 +125,16 @@ pub(super) fn adopted_children() -> Vec<i32> {
     }
 }
 
-/// Reads a file of `/proc`: such have no length, so it is not asked for, as the file's own reading would.
+/// Reads a file of `/proc`. Unlike `fs::read_to_string`, it does not query the length, which is always 0.
 ///
-/// A process can give itself a name that is not UTF-8: such bytes are replaced, and the rest is read as ever.
+/// A process can give itself a name that is not valid UTF-8. Such bytes are replaced.
 pub(super) fn read(path: &str) -> io::Result<String> {
     let mut text = Vec::with_capacity(READ_BYTES);
     File::open(path)?.take(u64::MAX).read_to_end(&mut text)?;
     Ok(String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// The line of `/proc/<pid>/stat`. The name, in brackets, may hold anything.
+/// Parses the line of `/proc/<pid>/stat`. The name of the program, in parentheses, can contain any character.
 fn parse(pid: i32, stat: &str) -> Option<Process> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();

@@ -1,4 +1,4 @@
-//! Processes are started, read and ended; with cgroups and without.
+//! Tests that start, read and terminate processes, with and without cgroups.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
 const GRACE: Duration = Duration::from_millis(200);
-/// Enough for a busy machine, and well below what a server in the background takes.
+/// Maximum time to wait. It is enough for a busy machine, and well below the run time of the background servers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -28,14 +28,14 @@ impl Memory {
     }
 }
 
-/// What processes write, and where they write it to.
+/// Returns a log in memory, as itself and as the port.
 fn memory() -> (Arc<Memory>, Arc<dyn Log>) {
     let memory = Arc::new(Memory::default());
     let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
     (memory, log)
 }
 
-/// Two hosts: with cgroups where this system permits them, and without.
+/// Returns one host without cgroups, and one with cgroups if the system permits them.
 fn hosts() -> Vec<Arc<Host>> {
     let contained = Host::new(Containment::Cgroups, None);
     let contained = muster_test_needs::cgroups(contained.cgroups.is_some()).then_some(contained);
@@ -62,7 +62,7 @@ fn shell(script: &str) -> Command {
     }
 }
 
-/// Looks at processes that are not children of this one: their ends are no event here.
+/// Waits until the condition holds. It polls, because the end of processes that are not children cannot be awaited.
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition() {
@@ -89,7 +89,7 @@ async fn output_of_both_streams_keeps_its_order_and_the_status_is_told() {
     }
 }
 
-/// Takes some processor time, the same on a machine with a lot to do.
+/// Script that uses CPU time. The amount does not depend on the load of the machine.
 const BURN: &str = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
 const BURNT: Duration = Duration::from_millis(20);
 
@@ -104,7 +104,7 @@ async fn what_processes_used_is_counted_with_what_they_waited_for() {
         processes.run(shell(&script), &log, &Stop::new(), GRACE).await.unwrap();
         let after = processes.counted();
         assert!(after.by_processes && after.cpu > Some(BURNT) && after.memory_bytes > Some(30_000_000), "{after:?}");
-        // One more adds its time, and does not take the memory for its own.
+        // A second process adds its CPU time, but does not change the peak memory.
         processes.run(shell(BURN), &log, &Stop::new(), GRACE).await.unwrap();
         let both = processes.counted();
         assert!(both.cpu > after.cpu.map(|cpu| cpu + BURNT), "{both:?} after {after:?}");
@@ -161,10 +161,10 @@ async fn a_server_in_the_background_does_not_hold_up_the_end_and_one_that_still_
     processes.finish(GRACE).await;
 }
 
-/// Counts what is written between two turns of another task on the same thread.
+/// Log that counts the writes between two turns of another task on the same thread.
 #[derive(Default)]
 struct Turns {
-    /// Since the last turn, and the most.
+    /// Writes since the last turn, and the maximum.
     writes: Mutex<(usize, usize)>,
     written: tokio::sync::Notify,
 }
@@ -199,7 +199,7 @@ async fn a_process_that_prints_without_end_leaves_others_on_the_thread_their_tur
     };
     let (ended, most) = tokio::join!(run, other);
     assert_eq!(ended.unwrap(), Ended::Stopped(TerminationCause::CanceledByUser));
-    // A turn of the flood may come from the pipe and another one from its own yield.
+    // The flooding task is woken by the pipe as well as by its own yield.
     assert!(most <= 4, "{most} pieces between two turns");
     processes.finish(GRACE).await;
 }
@@ -209,7 +209,7 @@ async fn a_process_has_the_limit_of_open_files_that_jobs_are_to_have() {
     let host = Host::new(Containment::Descent, Some(99));
     let (processes, _) = job(&host, "files");
     let (memory, log) = memory();
-    // It has the limit a moment after its start; what it starts then has it from its own start on.
+    // The process gets the limit shortly after its start, and passes it on to the processes that it starts then.
     let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 3000 ]; do n=$((n+1)); sleep 0.01; done; ulimit -Sn; ulimit -Hn";
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
     let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
@@ -319,7 +319,7 @@ async fn after_its_processes_were_killed_a_job_can_start_others() {
     }
 }
 
-/// A script that leaves a process behind: in a session of its own, orphaned, and with this environment only.
+/// Returns a script that leaves a process behind: in its own session, orphaned, and with only this environment.
 fn hide(environment: &str) -> Command {
     shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1"))
 }
@@ -421,7 +421,7 @@ async fn a_process_in_a_cgroup_is_started_as_any_other() {
             matches!(lines.as_slice(), ["sh last arg", own, "input", group, pid] if *own == dir && group == pid),
             "{text}"
         );
-        // Signals have their default again.
+        // Signal handling was reset to its default.
         assert_eq!(ended, Ended::Exited(std::process::ExitStatus::from_raw(libc::SIGPIPE)));
         let missing = Command { work_dir: Some("/no/such/directory".into()), ..shell("true") };
         let error = processes.run(missing, &log, &Stop::new(), GRACE).await.unwrap_err();

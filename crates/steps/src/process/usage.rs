@@ -1,16 +1,18 @@
-//! What a job's processes used, by the kernel's own account of each: that of a process that ended, with all those that it waited
-//! for, and what one has used so far that has to be ended. Where a cgroup counts, that is the better account ([`super::Slot`]).
+//! Resource usage of the processes of a job, as the kernel counts it for each process.
+//!
+//! It covers processes that have ended, with the children that they waited for, and processes that have to be terminated. The counters
+//! of a cgroup are more accurate, and are used if there are any ([`super::Slot`]).
 
 use std::time::Duration;
 
 use super::table;
 
-/// What some processes used.
+/// Resource usage of one or several processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     /// CPU time, user and system.
     pub(super) cpu: Duration,
-    /// The most memory that one of them had at once, in bytes.
+    /// Peak memory of the largest process, in bytes.
     pub(super) memory_bytes: u64,
 }
 
@@ -20,7 +22,7 @@ impl Usage {
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
     }
 
-    /// Of a process that runs; none of one that is gone.
+    /// Returns the usage of a running process. `None` means that the process does not exist.
     pub(super) fn so_far(pid: i32) -> Option<Self> {
         let ticks = table::cpu_ticks(pid)?;
         let per_second = rustix::param::clock_ticks_per_second().max(1);

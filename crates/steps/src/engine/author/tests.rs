@@ -1,4 +1,4 @@
-//! Whole lists of steps, with real processes.
+//! Tests of whole `run:` lists, with real processes.
 
 use std::fs;
 
