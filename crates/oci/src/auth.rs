@@ -1,4 +1,4 @@
-//! Authentication at a registry: Basic, or a token of the server that the registry names.
+//! Authentication at a registry: Basic, or a token from the server that the registry names.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,17 +12,17 @@ use crate::credentials::Credentials;
 use crate::error::RegistryError;
 use crate::text::causes;
 
-/// Bytes of a token's answer.
+/// Maximum size of a token response in bytes.
 const TOKEN_MAX_BYTES: u64 = 1024 * 1024;
 
-/// What a registry wants.
+/// Authentication method that a registry requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Challenge {
     Basic,
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// The strongest challenge of an answer that this client can meet.
+/// Returns the strongest challenge in a response that this client supports.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let mut basic = None;
@@ -47,7 +47,7 @@ fn parameter(challenge: &ChallengeRef<'_>, name: &str) -> Option<String> {
     found.map(|(_, value)| value.to_unescaped())
 }
 
-/// The value of `Authorization` for Basic.
+/// Returns the value of `Authorization` for Basic authentication.
 pub(super) fn basic(credentials: &Credentials) -> String {
     format!("Basic {}", STANDARD.encode(format!("{}:{}", credentials.username, credentials.password)))
 }
@@ -60,7 +60,7 @@ struct Token {
     access_token: String,
 }
 
-/// Gets a token, with credentials or as nobody.
+/// Gets a token, with credentials or anonymously.
 pub(super) async fn bearer(
     http: &reqwest::Client,
     registry: &str,
@@ -72,7 +72,7 @@ pub(super) async fn bearer(
     let nonsense = |what: String| RegistryError::Nonsense { url: realm.to_owned(), what };
     let mut url = Url::parse(realm)
         .map_err(|error| nonsense(format!("the registry {registry} sends there for a token: {error}")))?;
-    // Credentials go over an unencrypted line only where the registry itself does without (on this machine).
+    // Credentials are sent without encryption only if the registry itself runs on this machine.
     if url.scheme() != "https" && !(plain_http && url.scheme() == "http") {
         return Err(nonsense(format!(
             "the registry {registry} sends there for a token, which is not safe; https is expected"

@@ -1,11 +1,11 @@
-//! Bodies of answers, read up to a limit.
+//! Reads response bodies up to a limit.
 
 use reqwest::Response;
 
 use crate::error::RegistryError;
 use crate::text::causes;
 
-/// A body up to a limit.
+/// Reads a body of at most `limit` bytes.
 pub(crate) async fn read_body(mut answer: Response, url: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
     let mut body = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! One repository of a registry, read over HTTP (the distribution specification of OCI).
+//! Client for one repository of a registry (the OCI distribution specification).
 
 use std::time::Duration;
 
@@ -19,44 +19,44 @@ use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use crate::reference::Repository;
 use crate::text::causes;
 
-/// Name of this program at registries.
+/// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
-/// Bytes of an index, a manifest, or a page of tags: what the specification asks registries to take.
+/// Maximum size of an index, a manifest or a page of tags: the specification requires registries to accept this size.
 const DOCUMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;
-/// Pages of tags; a page has up to a thousand.
+/// Maximum number of pages of tags. A page has up to 1000 tags.
 const TAG_PAGES_MAX: usize = 100;
-/// Tries of a request that had no answer, or a 429 or 5xx.
+/// Number of attempts for a request without a response, or with status 429 or 5xx.
 pub(super) const TRIES: u32 = 4;
-/// Between two tries at first; doubles.
+/// Delay after the first attempt; it doubles with each attempt.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
-/// A connection on which nothing arrives.
+/// Timeout for a connection on which no data arrives.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
-/// Redirects of one request.
+/// Maximum number of redirects of one request.
 const REDIRECTS_MAX: usize = 5;
 
-/// What a registry says of its tags.
+/// Tags of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TagList {
-    /// These.
+    /// The tags.
     Tags(Vec<String>),
-    /// It lists none, to nobody or not to this user. A tag may be asked for nevertheless.
+    /// The registry does not list the tags, or not for this user. A tag may exist nevertheless.
     Unlisted,
 }
 
-/// One repository.
+/// Client for one repository.
 #[derive(Debug)]
 pub struct Registry {
     http: reqwest::Client,
     repository: Repository,
     base: Url,
     credentials: Option<Credentials>,
-    /// The value of `Authorization` that worked last.
+    /// Value of `Authorization` in the last successful request.
     authorization: Mutex<Option<String>>,
 }
 
 impl Registry {
-    /// Nothing is sent yet. Registries on this machine are spoken to without TLS, all others with.
+    /// Creates a client without sending anything. Registries on this machine are accessed with HTTP, all others with HTTPS.
     ///
     /// # Errors
     /// [`RegistryError::Setup`].
@@ -83,31 +83,31 @@ impl Registry {
             .connect_timeout(CONNECT_LIMIT)
             .read_timeout(SILENCE_LIMIT)
             .redirect(policy)
-            // Digests are those of the bytes as they are sent.
+            // Digests are computed from the bytes as they are sent.
             .no_gzip()
             .build()
             .map_err(|error| setup(causes(&error)))?;
         Ok(Self { http, repository, base, credentials, authorization: Mutex::default() })
     }
 
-    /// Which repository.
+    /// Returns the repository.
     #[must_use]
     pub fn repository(&self) -> &Repository {
         &self.repository
     }
 
-    /// Whether the registry lets these credentials in.
+    /// Checks whether the registry accepts the credentials.
     ///
     /// # Errors
-    /// [`RegistryError::Refused`] where not.
+    /// [`RegistryError::Refused`] if the registry denies access.
     pub async fn check_login(&self) -> Result<(), RegistryError> {
         self.get(&self.base.clone(), HeaderMap::new(), None).await.map(drop)
     }
 
-    /// All tags of the repository.
+    /// Lists all tags of the repository.
     ///
     /// # Errors
-    /// [`RegistryError`]; a registry that does not list its tags is not an error.
+    /// [`RegistryError`]. A registry that does not list its tags is not an error.
     pub async fn tags(&self) -> Result<TagList, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -134,10 +134,10 @@ impl Registry {
         Err(RegistryError::Nonsense { url: url.to_string(), what: format!("more than {TAG_PAGES_MAX} pages of tags") })
     }
 
-    /// What a tag points to.
+    /// Fetches the index to which a tag points.
     ///
     /// # Errors
-    /// [`RegistryError`]; also where it is no index, since nothing else says for which platform it is.
+    /// [`RegistryError`], also if the tag points to a single image: only an index names the platforms.
     pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
         let url = self.url(&["manifests", tag])?;
         let what = format!("{}:{tag}", self.repository);
@@ -158,10 +158,10 @@ impl Registry {
         Ok(index)
     }
 
-    /// One entry of an index.
+    /// Fetches the manifest of an index entry.
     ///
     /// # Errors
-    /// [`RegistryError`]; also where it is not what its digest says.
+    /// [`RegistryError`], also if the content does not match its digest.
     pub async fn manifest(&self, entry: &Descriptor) -> Result<Manifest, RegistryError> {
         let url = self.url(&["manifests", &entry.digest])?;
         let answer = self.get(&url, accept(&MANIFEST_TYPES), Some(entry.digest.clone())).await?;
@@ -177,7 +177,7 @@ impl Registry {
             .map_err(|error| RegistryError::Nonsense { url: format!("{}{path}", self.base), what: error.to_string() })
     }
 
-    /// A GET that succeeded. `what` is the name that is wrong where there is no such thing.
+    /// Sends a GET request until it succeeds. `what` is the name in the error if nothing is found.
     pub(super) async fn get(
         &self,
         url: &Url,
@@ -234,7 +234,7 @@ impl Registry {
     async fn authorize(&self, url: &Url, headers: &HeaderMap) -> Result<(), RegistryError> {
         let authorization = match (auth::challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
-                // To log in is no matter of one repository.
+                // A check of the login needs no scope.
                 let pull = (*url != self.base).then(|| format!("repository:{}:pull", self.repository.path));
                 let scope = scope.or(pull);
                 let challenge = (realm.as_str(), service.as_deref(), scope.as_deref());
@@ -281,7 +281,7 @@ fn accept(types: &[&str]) -> HeaderMap {
     headers
 }
 
-/// The next page of a list, at the same place only: the login goes there.
+/// Returns the next page of a list. It must have the same origin, because the credentials are sent there.
 fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
     let link = headers.get(LINK)?.to_str().ok()?;
     let (target, rest) = link.strip_prefix('<')?.split_once('>')?;
@@ -291,7 +291,7 @@ fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
     url.join(target).ok().filter(|next| next.origin() == url.origin() && next != url)
 }
 
-/// Whether a registry is reached over the loopback interface.
+/// Returns whether a registry is reached over the loopback interface.
 fn is_this_machine(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

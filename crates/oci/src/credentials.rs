@@ -1,21 +1,21 @@
-//! Who asks a registry.
+//! Credentials for registries.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A login.
+/// User name and password for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Its name; empty with an identity token.
+    /// User name. Empty with an identity token.
     pub username: String,
-    /// Its password, or an access token in the place of one.
+    /// Password or access token.
     pub password: String,
-    /// The password is an identity token: it is exchanged, not shown.
+    /// Whether the password is an identity token, which must be exchanged for an access token.
     pub is_identity_token: bool,
 }
 
 impl Credentials {
-    /// A name and a password.
+    /// Creates credentials from a user name and a password.
     #[must_use]
     pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
         Self { username: username.into(), password: password.into(), is_identity_token: false }
@@ -23,44 +23,44 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Without the password.
+    /// Omits the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
     }
 }
 
-/// Why credentials cannot be read or kept.
+/// Reason why credentials cannot be read or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// The file.
+    /// The file cannot be read or written.
     #[error("{}: cannot be {what}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was to be done.
+        /// The failed operation, as a participle.
         what: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Its content.
+    /// The content of the file is invalid.
     #[error("{}: {what}; it is the configuration file of docker, fix it or move it away", path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the content.
         what: String,
     },
-    /// A program that keeps credentials.
+    /// A credential helper failed.
     #[error("docker-credential-{helper}: {what}; it is named in {}", config.display())]
     Helper {
-        /// Its name.
+        /// Name of the helper, without the prefix `docker-credential-`.
         helper: String,
         /// What went wrong.
         what: String,
-        /// The file that names it.
+        /// Path of the file that names the helper.
         config: PathBuf,
     },
-    /// No place for the file.
+    /// Neither `DOCKER_CONFIG` nor `HOME` is set.
     #[error("there is no home directory to keep credentials in; set HOME or DOCKER_CONFIG")]
     NoHome,
 }

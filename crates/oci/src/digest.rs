@@ -7,23 +7,23 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-/// The SHA-256 of some bytes, written `sha256:` and 64 hexadecimal digits.
+/// A SHA-256 digest, written `sha256:` and 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// Of bytes.
+    /// Returns the digest of bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Of what was fed so far.
+    /// Returns the digest of the data fed so far.
     pub(crate) fn finish(hash: Sha256) -> Self {
         Self(hash.finalize().into())
     }
 
-    /// Of a file.
+    /// Returns the digest of a file's content.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -34,7 +34,7 @@ impl Digest {
     }
 }
 
-/// All of a reader into a hash; how much it was.
+/// Feeds all data of a reader into a hash and returns the number of bytes.
 pub(crate) fn feed(hash: &mut Sha256, from: &mut impl Read) -> io::Result<u64> {
     let mut buffer = vec![0; 64 * 1024];
     let mut total = 0;

@@ -1,4 +1,4 @@
-//! Credentials where docker keeps them: `config.json` in `DOCKER_CONFIG` or `~/.docker`, and its credential helpers.
+//! Docker's credentials: `config.json` in `DOCKER_CONFIG` or `~/.docker`, and credential helpers.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,21 +15,21 @@ use tokio::process::Command;
 
 use crate::credentials::{Credentials, CredentialsError};
 
-/// Docker Hub's key, from before there were others.
+/// Key of Docker Hub, from a time when it was the only registry.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
-/// The user's name that says that the secret is an identity token.
+/// User name which means that the secret is an identity token.
 const TOKEN_USER: &str = "<token>";
-/// A helper may ask a person.
+/// Timeout of a credential helper, which may prompt the user.
 const HELPER_LIMIT: Duration = Duration::from_secs(120);
 
-/// The file.
+/// Docker's configuration file.
 #[derive(Debug, Clone)]
 pub struct DockerConfig {
     path: PathBuf,
 }
 
 impl DockerConfig {
-    /// The one of the environment: `DOCKER_CONFIG`, else `~/.docker`.
+    /// Uses the file of this environment: in `DOCKER_CONFIG`, or else in `~/.docker`.
     ///
     /// # Errors
     /// [`CredentialsError::NoHome`].
@@ -39,13 +39,13 @@ impl DockerConfig {
         Ok(Self::in_directory(&directory.ok_or(CredentialsError::NoHome)?))
     }
 
-    /// The one in a directory.
+    /// Uses the file in a directory.
     #[must_use]
     pub fn in_directory(directory: &Path) -> Self {
         Self { path: directory.join("config.json") }
     }
 
-    /// The file's path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -69,7 +69,7 @@ impl DockerConfig {
         }
     }
 
-    /// The credentials for a registry, where there are any.
+    /// Returns the credentials for a registry, if there are any.
     ///
     /// # Errors
     /// [`CredentialsError`].
@@ -104,8 +104,8 @@ impl DockerConfig {
         }
     }
 
-    /// Keeps credentials for a registry: with its helper where one is set, else in the file, which only its owner may
-    /// read. Whatever else is in the file stays.
+    /// Stores credentials for a registry: with its credential helper if one is configured, or else in the file, which only its owner can
+    /// read. The rest of the file is kept.
     ///
     /// # Errors
     /// [`CredentialsError`].
@@ -131,9 +131,9 @@ impl DockerConfig {
         })
     }
 
-    /// All or nothing, and never readable by others.
+    /// Replaces the file atomically. Other users can never read it.
     fn write(&self, config: &Map<String, Value>) -> std::io::Result<()> {
-        // A link to elsewhere stays one.
+        // If the file is a symbolic link, its target is replaced.
         let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let directory = path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(directory)?;
@@ -147,7 +147,7 @@ impl DockerConfig {
         File::open(directory)?.sync_all()
     }
 
-    /// Calls a credential helper. `None`: it has none.
+    /// Calls a credential helper. Returns `None` if it has no credentials.
     async fn ask(&self, name: &str, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, CredentialsError> {
         let failed =
             |what: String| CredentialsError::Helper { helper: name.to_owned(), what, config: self.path.clone() };
@@ -159,7 +159,7 @@ impl DockerConfig {
         let mut child = command.spawn().map_err(|error| failed(format!("cannot be run: {error}")))?;
         let work = async {
             if let Some(mut stdin) = child.stdin.take() {
-                // One that does not read its input says so by its exit status.
+                // A helper that does not read its input reports an error by its exit status.
                 let _ = stdin.write_all(input).await;
             }
             child.wait_with_output().await
@@ -179,7 +179,7 @@ impl DockerConfig {
     }
 }
 
-/// What a helper answered.
+/// Parses a helper's response.
 fn answered(answer: &[u8]) -> Option<Credentials> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     let text = |name: &str| answer.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -192,7 +192,7 @@ fn answered(answer: &[u8]) -> Option<Credentials> {
     })
 }
 
-/// The key of a registry in the file.
+/// Returns the key of a registry in the file.
 fn key(registry: &str) -> String {
     match registry {
         "docker.io" | "index.docker.io" | "registry-1.docker.io" => HUB_KEY.to_owned(),
@@ -200,7 +200,7 @@ fn key(registry: &str) -> String {
     }
 }
 
-/// Old entries have a scheme and a path.
+/// Returns whether a name and a key denote the same registry. Old entries have a scheme and a path.
 fn same(name: &str, key: &str) -> bool {
     let host = |text: &str| {
         let text = text.trim_start_matches("https://").trim_start_matches("http://");

@@ -1,4 +1,4 @@
-//! Bringing a blob into a file: in pieces where it must be, and believed by its digest only.
+//! Downloads blobs into files. Interrupted downloads are continued, and the digest is verified at the end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::error::RegistryError;
 use crate::manifest::Descriptor;
 use crate::text::causes;
 
-/// A whole download.
+/// Timeout of a whole download.
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
 
 impl Registry {
-    /// Brings a blob into a file. What is in the file already is the start of it, left by a download that broke off; a
-    /// download that breaks off now is gone on with a few times, and what came is left there.
+    /// Downloads a blob into a file. Existing content is taken as the start of the blob. An interrupted download is retried a few times,
+    /// and then its content is kept, so that a later call can continue.
     ///
     /// # Errors
-    /// [`RegistryError`]; where the content is not what its digest says, the file is removed.
+    /// [`RegistryError`]. If the content does not match its digest, the file is deleted.
     pub async fn download(&self, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
         let url = self.url(&["blobs", &blob.digest])?;
         let work = self.download_all(&url, blob, to);
@@ -91,7 +91,7 @@ impl Registry {
         let mut answer = self.get(url, headers, Some(blob.digest.clone())).await.map_err(Broken::Final)?;
         let io = |source| Broken::Final(RegistryError::File { path: path.to_owned(), source });
         if answer.status() != StatusCode::PARTIAL_CONTENT || !starts_at(answer.headers(), part.length) {
-            // The registry cannot go on in the middle.
+            // The registry does not support ranges, so the download starts over.
             *part = Part::default();
         }
         file.set_len(part.length).await.map_err(io)?;
@@ -114,14 +114,14 @@ impl Registry {
     }
 }
 
-/// How a download stopped.
+/// Reason why a download stopped.
 enum Broken {
-    /// It may be gone on with.
+    /// The connection failed, so the download can be continued.
     Off(String),
     Final(RegistryError),
 }
 
-/// What there is of a blob.
+/// The downloaded part of a blob.
 #[derive(Default)]
 struct Part {
     hash: Sha256,
@@ -129,7 +129,7 @@ struct Part {
 }
 
 impl Part {
-    /// What an earlier download left; nothing where that is more than all.
+    /// Reads the part that an earlier download left. It is ignored if it is larger than the blob.
     async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
         let path = path.to_owned();
         let read = move || {

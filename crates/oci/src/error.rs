@@ -1,83 +1,83 @@
-//! What can go wrong at a registry.
+//! Errors of the registry client.
 
 use std::path::PathBuf;
 
-/// Why a registry did not give what was asked for.
+/// Reason why a request to a registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// No answer.
+    /// The registry did not respond.
     #[error("{url}: no answer: {cause}; is the registry's name right, and can it be reached from here?")]
     Unreachable {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// Reason.
+        /// Cause of the failure.
         cause: String,
     },
-    /// It wants to know who asks, or does not let them.
+    /// The registry requires a login or denies access.
     #[error("{url}: {registry} refuses access ({why})")]
     Refused {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// The registry.
+        /// Name of the registry.
         registry: String,
-        /// What it said, and with which credentials it was asked.
+        /// The registry's reason, and the user name that was sent.
         why: String,
     },
-    /// It has no such thing.
+    /// The registry does not have the requested content.
     #[error("{url}: not found at the registry; is {what} spelt right?")]
     NotFound {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// The name that may be wrong.
+        /// Name that may be misspelled.
         what: String,
     },
-    /// Any other answer.
+    /// The registry responded with another error.
     #[error("{url}: the registry answered {status}: {said}")]
     Status {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
-        /// The start of its words.
+        /// Start of the response.
         said: String,
     },
-    /// More than a thing of this kind may have.
+    /// The content exceeds the limit for its kind.
     #[error("{url}: more than {limit} bytes; nothing of this kind is so large, and it was not read on")]
     TooLarge {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// The limit.
+        /// Limit in bytes.
         limit: u64,
     },
-    /// The content is not what its digest says.
+    /// The content does not match its digest.
     #[error(
         "{url}: the content has the digest {found}, and {wanted} was announced: it was changed on the way or at the registry; it was thrown away"
     )]
     Digest {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// What was announced.
+        /// Expected digest.
         wanted: String,
-        /// What came.
+        /// Digest of the content.
         found: String,
     },
-    /// An answer that makes no sense.
+    /// The response is invalid.
     #[error("{url}: {what}")]
     Nonsense {
-        /// What was asked for.
+        /// Requested URL.
         url: String,
-        /// What is wrong with the answer.
+        /// What is wrong with the response.
         what: String,
     },
-    /// This side.
+    /// A local file cannot be written.
     #[error("{}: cannot be written", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The HTTP client.
+    /// The HTTP client cannot be created.
     #[error("no HTTP client can be made: {0}")]
     Setup(String),
 }

@@ -1,10 +1,10 @@
 //! A registry's content, fetched and verified by digest, unpacked within bounds; the lock-file format.
 //!
-//! [`Reference`] is what a user writes, [`Registry`] reads one repository (the distribution specification of OCI), [`unpack`] writes the
-//! files of a layer, [`LockFile`] keeps the digests.
+//! [`Reference`] is what a user writes. [`Registry`] is the client for one repository (the OCI distribution specification). [`unpack`]
+//! writes the files of a layer. [`LockFile`] stores the digests.
 //!
-//! Invariants: nothing that comes from a registry is used before it has the digest that was announced; everything is read up to a
-//! limit; a download that breaks off is continued where it broke.
+//! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
+//! continues where it stopped.
 
 mod auth;
 mod body;

@@ -1,4 +1,4 @@
-//! The lock file: the digest of what was installed under each version.
+//! The lock file: digests of the content that was installed under each version.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,45 +17,45 @@ const FORMAT: u32 = 1;
 const HEAD: &str =
     "# Digests of what was installed, kept by `muster`. A version that is installed again must be the same.\n";
 
-/// Why the file cannot be used.
+/// Reason why the lock file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFileError {
-    /// The file system.
+    /// The file cannot be read or written.
     #[error("{}: cannot be {what}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was to be done.
+        /// The failed operation, as a participle.
         what: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Its content.
+    /// The content of the file is invalid.
     #[error("{}: {what}; restore it, or remove it to trust the registries again", path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the content.
         what: String,
     },
 }
 
-/// One version for one platform.
+/// One installed version for one platform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// `registry/path`.
+    /// Repository, as `registry/path`.
     pub repository: String,
-    /// `MAJOR.MINOR.PATCH[-PRE]`.
+    /// Version, as `MAJOR.MINOR.PATCH[-PRE]`.
     pub version: String,
-    /// `os/architecture` of the machine that installed it.
+    /// Platform of the machine that installed the version, as `os/architecture`.
     pub platform: String,
     /// Digest of the archive.
     pub layer: String,
-    /// Digest of each file.
+    /// Digest of each unpacked file.
     pub files: BTreeMap<String, String>,
 }
 
-/// The file.
+/// Content of the lock file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockFile {
@@ -65,7 +65,7 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Reads it; one that is not there is empty.
+    /// Reads the file. A missing file is empty.
     ///
     /// # Errors
     /// [`LockFileError`].
@@ -83,7 +83,7 @@ impl LockFile {
         Ok(file)
     }
 
-    /// Writes it, durably, all or nothing.
+    /// Replaces the file atomically and durably.
     ///
     /// # Errors
     /// [`LockFileError::File`].
@@ -98,7 +98,7 @@ impl LockFile {
             let mut new = tempfile::Builder::new().prefix(".lock-").tempfile_in(folder)?;
             new.write_all(HEAD.as_bytes())?;
             new.write_all(text.as_bytes())?;
-            // Nothing in it is secret, and other users may check what is installed.
+            // The content is not secret, and other users may verify what is installed.
             new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
             new.as_file().sync_all()?;
             new.persist(path).map_err(|error| error.error)?;
@@ -107,21 +107,21 @@ impl LockFile {
         write().map_err(|source| LockFileError::File { path: path.to_owned(), what: "written", source })
     }
 
-    /// What was installed under a version on machines like this one.
+    /// Returns the entry of a version for the platform of this machine.
     #[must_use]
     pub fn get(&self, repository: &Repository, version: &Version) -> Option<&Entry> {
         let key = key(repository, version);
         self.entries.iter().find(|entry| is(entry, &key))
     }
 
-    /// Remembers it, in the place of an earlier one.
+    /// Adds an entry and replaces an existing one for the same version and platform.
     pub fn put(&mut self, entry: Entry) {
         let key = (entry.repository.clone(), entry.version.clone(), entry.platform.clone());
         self.entries.retain(|entry| !is(entry, &key));
         self.entries.push(entry);
     }
 
-    /// Forgets it.
+    /// Removes the entry of a version for the platform of this machine.
     pub fn forget(&mut self, repository: &Repository, version: &Version) {
         let key = key(repository, version);
         self.entries.retain(|entry| !is(entry, &key));
@@ -142,7 +142,7 @@ fn is(entry: &Entry, (repository, version, platform): &Key) -> bool {
 mod tests {
     use super::*;
 
-    /// A sample of format version 1.
+    /// Sample of format version 1.
     const FORMAT_1: &str = r#"# Digests of what was installed
 version = 1
 

@@ -1,60 +1,60 @@
-//! The documents of a registry (docs/spec/fleeting.md, section 6.3).
+//! JSON documents of a registry (docs/spec/fleeting.md, section 6.3).
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
 
-/// What an index may call itself.
+/// Media types of an index.
 pub(super) const INDEX_TYPES: [&str; 2] =
     ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
-/// What a manifest may call itself.
+/// Media types of a manifest.
 pub(super) const MANIFEST_TYPES: [&str; 2] =
     ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
 
-/// What a tag points to: an entry for each platform.
+/// An index: one entry for each platform.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Index {
-    /// Its own kind; may be missing.
+    /// Media type of the document. Empty if it is missing.
     pub media_type: String,
-    /// The entries.
+    /// Entries of the index.
     pub manifests: Vec<Descriptor>,
 }
 
-/// One platform's image.
+/// Manifest of the image for one platform.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Manifest {
-    /// Its layers.
+    /// Layers of the image.
     pub layers: Vec<Descriptor>,
 }
 
-/// A thing at the registry, by its digest.
+/// Description of a blob or manifest.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Descriptor {
-    /// What kind of thing.
+    /// Media type of the content.
     pub media_type: String,
-    /// `sha256:` and 64 hexadecimal digits.
+    /// Digest of the content: `sha256:` and 64 hexadecimal digits.
     pub digest: String,
-    /// Bytes.
+    /// Size of the content in bytes.
     pub size: u64,
-    /// Of an index's entry: where it runs.
+    /// Platform of an index entry.
     pub platform: Option<Platform>,
-    /// Free words.
+    /// Annotations with arbitrary keys.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Where an image runs.
+/// Platform of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Platform {
-    /// In Go's words.
+    /// Operating system, named as in Go.
     pub os: String,
-    /// In Go's words.
+    /// Architecture, named as in Go.
     pub architecture: String,
-    /// `v7`, `v8`; often empty.
+    /// Variant of the architecture, such as `v7`. Often empty.
     pub variant: String,
 }
 

@@ -1,22 +1,22 @@
-//! Which of an index's entries runs here (docs/spec/fleeting.md, section 6.4).
+//! Selects the entry of an index for this platform (docs/spec/fleeting.md, section 6.4).
 
 use std::fmt;
 
 use crate::manifest::{Descriptor, Platform};
 
-/// The system that content is selected for, in Go's words.
+/// Platform that content is selected for, named as in Go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPlatform {
-    /// `linux`, `darwin`.
+    /// Operating system: `linux` or `darwin`.
     pub os: String,
-    /// `amd64`, `arm64`, `arm`.
+    /// Architecture, such as `amd64`, `arm64` or `arm`.
     pub architecture: String,
-    /// Of `arm`: the highest version that runs, 5 to 8.
+    /// Highest supported version of 32-bit ARM, 5 to 8. 0 if the architecture does not run ARM programs.
     pub arm: u8,
 }
 
 impl HostPlatform {
-    /// This system.
+    /// Returns the platform of this program.
     #[must_use]
     pub fn this() -> Self {
         let os = match std::env::consts::OS {
@@ -35,7 +35,7 @@ impl HostPlatform {
         Self { os: os.to_owned(), architecture: architecture.to_owned(), arm }
     }
 
-    /// How well an entry fits: 0 best, none where it does not run.
+    /// Returns how well an entry matches: 0 is best, `None` means that it does not run here.
     fn rank(&self, entry: &Platform) -> Option<u8> {
         if entry.os != self.os {
             return None;
@@ -46,7 +46,7 @@ impl HostPlatform {
             _ => variant.trim_start_matches('v').parse::<u8>().ok(),
         };
         match (self.architecture.as_str(), entry.architecture.as_str()) {
-            // v2 and later need a newer processor than every machine of this kind has.
+            // Variants from v2 on need newer processors.
             ("amd64", "amd64") if matches!(variant, "" | "v1") => Some(0),
             ("amd64", "386") => Some(1),
             ("arm64", "arm64") if matches!(variant, "" | "v8" | "8") => Some(0),
@@ -58,7 +58,7 @@ impl HostPlatform {
         }
     }
 
-    /// The entry that fits best; the first of equal ones.
+    /// Returns the entry that matches best; of equal ones, the first.
     #[must_use]
     pub fn select<'a>(&self, entries: &'a [Descriptor]) -> Option<&'a Descriptor> {
         let ranked = entries.iter().filter_map(|entry| Some((self.rank(entry.platform.as_ref()?)?, entry)));

@@ -1,25 +1,25 @@
-//! `[registry/][group/]name[:constraint]` (docs/spec/fleeting.md, section 6.1).
+//! References: `[registry/][group/]name[:constraint]` (docs/spec/fleeting.md, section 6.1).
 
 use std::fmt;
 
 use crate::version::{Constraint, VersionError};
 
-/// Bytes of a reference; registries allow less.
+/// Maximum length of a reference in bytes. Registries allow less.
 const LENGTH_MAX: usize = 512;
 
-/// The parts that a name may leave out.
+/// Parts that a reference may omit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaults {
-    /// Registry of a name without one.
+    /// Registry of a name without a registry.
     pub registry: &'static str,
-    /// Group of a name that has neither registry nor group.
+    /// Group of a name without registry and group.
     pub group: &'static str,
 }
 
 /// A repository at a registry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Repository {
-    /// Host, with its port where it has one.
+    /// Host name of the registry, with an optional port.
     pub registry: String,
     /// Path at the registry.
     pub path: String,
@@ -31,41 +31,41 @@ impl fmt::Display for Repository {
     }
 }
 
-/// A repository, and a constraint on the version.
+/// A repository with a version constraint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// The repository.
     pub repository: Repository,
-    /// The constraint.
+    /// The version constraint.
     pub constraint: Constraint,
 }
 
 /// Reason why a text is not a valid reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// The part before the constraint.
+    /// The name of the repository is invalid.
     #[error(
         "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed ({why})"
     )]
     Name {
-        /// What stands there.
+        /// The invalid text.
         found: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The constraint.
+    /// The version constraint is invalid.
     #[error("{name}")]
     Constraint {
-        /// The part before it.
+        /// Name of the repository.
         name: String,
-        /// What is wrong.
+        /// What is wrong with the constraint.
         source: VersionError,
     },
 }
 
 impl Repository {
-    /// Reads `[registry/][group/]name`. The first segment is a registry if it has a dot or a port, or is `localhost`. GitLab's
-    /// host of plugins sees a dot only, and cannot install from a registry with a port.
+    /// Parses `[registry/][group/]name`. The first segment is a registry if it contains a dot or a port, or if it is `localhost`. GitLab's
+    /// host recognizes a dot only, so it cannot install from a registry with a port.
     ///
     /// # Errors
     /// [`ReferenceError::Name`].
@@ -101,7 +101,7 @@ impl Repository {
 }
 
 impl Reference {
-    /// Reads `[registry/][group/]name[:constraint]`. Without a constraint it is the highest release.
+    /// Parses `[registry/][group/]name[:constraint]`. Without a constraint, it matches the highest release.
     ///
     /// # Errors
     /// [`ReferenceError`].
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(full("aws:^1.2"), "registry.gitlab.com/gitlab-org/fleeting/plugins/aws:^1.2");
     }
 
-    /// Go: `localhost/x` becomes `registry.gitlab.com/localhost/x`, and a registry with a port cannot be used.
+    /// In Go, `localhost/x` becomes `registry.gitlab.com/localhost/x`, and a registry with a port cannot be used.
     #[test]
     fn peers_defect_1_a_registry_may_have_a_port_and_be_localhost() {
         assert_eq!(full("localhost/x"), "localhost/x:latest");

@@ -1,4 +1,4 @@
-//! A layer's archive: regular files in a flat folder, within bounds, with the digest of each.
+//! Unpacks a layer's archive within limits, and computes the digest of each file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,36 +10,36 @@ use sha2::{Digest as _, Sha256};
 
 use crate::digest::Digest;
 
-/// Why an archive is refused.
+/// Reason why an archive was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// It cannot be read, or written.
+    /// The archive cannot be read, or a file cannot be written.
     #[error("it cannot be unpacked")]
     Io(#[from] io::Error),
-    /// It would fill the disk, or the memory.
+    /// The archive exceeds a limit.
     #[error("{0}")]
     TooMuch(Exceeded),
-    /// An entry that would leave its folder.
+    /// An entry is outside of the directories that the caller accepts.
     #[error("its entry {name:?} is outside of the folder that is unpacked")]
     Outside {
-        /// The entry.
+        /// Path of the entry.
         name: String,
     },
-    /// An entry that is no file.
+    /// An entry is not a regular file or directory.
     #[error("its entry {name:?} is a {kind}, and only regular files belong there")]
     Kind {
-        /// The entry.
+        /// Path of the entry.
         name: String,
-        /// What it is.
+        /// Kind of the entry.
         kind: &'static str,
     },
-    /// Two entries of the same name.
+    /// Two entries have the same target.
     #[error("its file {name:?} comes twice")]
     Twice {
-        /// The file.
+        /// Path of the file.
         name: String,
     },
-    /// It is packed in another way.
+    /// The compression is not supported.
     #[error("it is packed with {0}; gzip is expected")]
     Packed(&'static str),
 }
@@ -57,33 +57,33 @@ impl From<muster_archive::UnpackError> for UnpackError {
     }
 }
 
-/// A file that was unpacked.
+/// An unpacked file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unpacked {
-    /// Digest of its content.
+    /// Digest of the content.
     pub digest: Digest,
-    /// Whether its owner may execute it.
+    /// Whether the owner may execute the file.
     pub is_executable: bool,
 }
 
-/// What becomes of an entry.
+/// Decision about an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// The file is written under this name, which is one segment.
+    /// Write the file under this name, which is a single segment.
     File(String),
-    /// The entry is left out.
+    /// Skip the entry.
     Skipped,
-    /// The archive is refused: the entry does not belong there.
+    /// Refuse the archive.
     Outside,
 }
 
-/// Unpacks a layer into an empty folder. `target` decides for each file and directory (`true`) by its path.
+/// Unpacks a layer into an empty directory. `target` decides about each entry by its path; the flag is true for directories.
 ///
-/// Files get the rights of plain files, executable if they are so in the archive: no setuid, no writing by others. Links and devices
-/// are refused.
+/// Files are readable by everyone and executable if they are executable in the archive, but never setuid or writable by others. Archives
+/// with links or devices are refused.
 ///
 /// # Errors
-/// [`UnpackError`]. Files that were unpacked before are left in the folder.
+/// [`UnpackError`]. Files that were unpacked before the error are kept.
 pub fn unpack(
     layer: &Path,
     into: &Path,
@@ -118,7 +118,7 @@ pub fn unpack(
     Ok(files)
 }
 
-/// The name under which an entry is written; `None` if it is left out.
+/// Returns the name under which an entry is written, or `None` if it is skipped.
 fn name_of(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<Option<String>, UnpackError> {
     let outside = || UnpackError::Outside { name: entry.path.to_string_lossy().into_owned() };
     let is_directory = match entry.kind {

@@ -1,52 +1,52 @@
-//! Versions, and constraints on them (docs/spec/fleeting.md, section 6.2).
+//! Versions and version constraints (docs/spec/fleeting.md, section 6.2).
 
 use std::fmt;
 use std::str::FromStr;
 
 use semver::{BuildMetadata, Prerelease, VersionReq};
 
-/// `MAJOR.MINOR.PATCH[-PRE]`. Ordered as semantic versions are: a pre-release comes before its release.
+/// A version `MAJOR.MINOR.PATCH[-PRE]`, ordered as a semantic version: a pre-release is lower than its release.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(semver::Version);
 
-/// A text that is no version, or no constraint on one.
+/// Reason why a text is not a valid version or constraint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
-    /// Not a version.
+    /// The text is not a version.
     #[error(
         "invalid semantic version {found:?}: write MAJOR.MINOR.PATCH, or MAJOR.MINOR.PATCH-PRERELEASE, without a leading v"
     )]
     Version {
-        /// What stands there.
+        /// The invalid text.
         found: String,
     },
-    /// Not a constraint.
+    /// The text is not a constraint.
     #[error(
         "invalid semantic version {found:?}: write latest, 1, 1.2, 1.2.3, 1.2.3-rc.1, or a range such as ^1.2 or >=1.2,<1.5"
     )]
     Constraint {
-        /// What stands there.
+        /// The invalid text.
         found: String,
     },
-    /// A digest where a version belongs.
+    /// The text is a digest.
     #[error(
         "{found:?} is a digest, not a version: name the version; its digest is kept in the lock file and checked from then on"
     )]
     Digest {
-        /// What stands there.
+        /// The invalid text.
         found: String,
     },
 }
 
 impl Version {
-    /// Whether it is a pre-release.
+    /// Returns whether the version is a pre-release.
     #[must_use]
     pub fn is_prerelease(&self) -> bool {
         !self.0.pre.is_empty()
     }
 }
 
-/// Without leading zeros, where all are digits.
+/// Removes leading zeros. Returns `None` if the text contains anything but digits.
 fn number(text: &str) -> Option<&str> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -62,7 +62,7 @@ fn integer(text: &str) -> Option<u64> {
 impl FromStr for Version {
     type Err = VersionError;
 
-    /// Leading zeros are left away: `01.2.3` is `1.2.3`.
+    /// Parses a version. Leading zeros are ignored: `01.2.3` is `1.2.3`.
     fn from_str(text: &str) -> Result<Self, VersionError> {
         let parse = || {
             let (core, pre) = match text.split_once('-') {
@@ -93,25 +93,25 @@ impl fmt::Display for Version {
     }
 }
 
-/// Which versions will do.
+/// A set of acceptable versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Constraint {
     /// The highest release.
     Latest,
     /// Any release.
     Any,
-    /// Releases of one major version.
+    /// Any release of a major version.
     Major(u64),
-    /// Releases of one minor version.
+    /// Any release of a minor version.
     Minor(u64, u64),
-    /// Exactly this one; the only way to a pre-release, beside a range that names it.
+    /// Exactly this version. Together with a range that names it, the only way to select a pre-release.
     Exact(Version),
-    /// A range as Cargo writes them. The Go host does not know these.
+    /// A range in Cargo's syntax. The Go host does not support ranges.
     Range(VersionReq),
 }
 
 impl Constraint {
-    /// Whether the version will do.
+    /// Returns whether the version is acceptable.
     #[must_use]
     pub fn matches(&self, version: &Version) -> bool {
         let release = !version.is_prerelease();
@@ -124,7 +124,7 @@ impl Constraint {
         }
     }
 
-    /// The highest version that will do.
+    /// Returns the highest acceptable version.
     #[must_use]
     pub fn best(&self, versions: impl IntoIterator<Item = Version>) -> Option<Version> {
         versions.into_iter().filter(|version| self.matches(version)).max()

@@ -1,124 +1,124 @@
-//! Why a plugin is not installed.
+//! Errors of installing and removing plugins.
 
 use std::path::PathBuf;
 
 use muster_oci::{CredentialsError, LockFileError, Reference, RegistryError, UnpackError};
 
-/// Why a plugin is not installed, or not removed.
+/// Reason why a plugin was not installed or not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// The registry.
+    /// A request to the registry failed.
     #[error("plugin {reference}")]
     Registry {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
-        /// Why not.
+        /// Error of the registry client.
         source: RegistryError,
     },
-    /// The registry refuses access.
+    /// The registry denies access.
     #[error("plugin {reference}: log in with: muster plugin login {}", reference.split('/').next().unwrap_or_default())]
     Refused {
-        /// The plugin, which begins with its registry.
+        /// Reference of the plugin. It starts with the name of the registry.
         reference: String,
-        /// Reason of the registry.
+        /// Error of the registry client.
         source: RegistryError,
     },
-    /// The credentials for it.
+    /// The credentials for the registry cannot be read.
     #[error("the credentials for {registry}")]
     Credentials {
-        /// The registry.
+        /// Name of the registry.
         registry: String,
-        /// Why they cannot be used.
+        /// Reason why the credentials cannot be read.
         source: CredentialsError,
     },
-    /// No version fits.
+    /// No version matches the constraint.
     #[error("plugin {reference}: no version fits; {there}")]
     NoVersion {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
-        /// What versions there are.
+        /// The available versions, as a clause.
         there: String,
     },
-    /// No entry for this system.
+    /// The plugin is not published for this platform.
     #[error("plugin {reference}: not made for {host}; it is there for {there}")]
     NoPlatform {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
-        /// This system.
+        /// This platform.
         host: String,
-        /// The others.
+        /// Platforms for which the plugin is published.
         there: String,
     },
-    /// It is an image, and no plugin's.
+    /// The image does not contain a plugin.
     #[error("plugin {reference}: {what}; is it an image of a fleeting plugin?")]
     NoPlugin {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
-        /// What is missing.
+        /// What is missing in the image.
         what: String,
     },
-    /// The same version was something else before.
+    /// The version was installed before with another digest.
     #[error(
         "plugin {reference}: version {version} has the digest {found} now, and {locked} when it was installed first \
          ({}): somebody has published other content under the same version. Nothing was changed. If that is right, say \
          --accept-changed", lock_file.display()
     )]
     Changed {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
         /// The version.
         version: String,
-        /// The digest before.
+        /// Digest in the lock file.
         locked: String,
-        /// The digest now.
+        /// Digest at the registry.
         found: String,
-        /// The file that remembers.
+        /// Path of the lock file.
         lock_file: PathBuf,
     },
-    /// Its archive.
+    /// The archive of the plugin cannot be unpacked.
     #[error("plugin {reference}: its archive is refused, nothing was installed")]
     Unpack {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
-        /// Why.
+        /// Reason why the archive was refused.
         source: UnpackError,
     },
-    /// The lock file.
+    /// The lock file cannot be used.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
-    /// Another process.
+    /// Another process holds a lock for too long.
     #[error("{}: another process has been installing or removing plugins for {seconds} s; wait for it, or end it", path.display())]
     Busy {
-        /// The file that it holds.
+        /// Path of the locked file.
         path: PathBuf,
-        /// How long this one waited.
+        /// Time in seconds that this process waited.
         seconds: u64,
     },
-    /// The folder.
+    /// A file or directory of the store cannot be changed.
     #[error("{}: cannot be {what}; set FLEETING_PLUGIN_PATH to a folder that can be written", path.display())]
     Folder {
-        /// What file or folder.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What was to be done.
+        /// The failed operation, as a participle.
         what: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// There is none.
+    /// Neither `FLEETING_PLUGIN_PATH` nor `HOME` is set.
     #[error("there is no folder for plugins; set FLEETING_PLUGIN_PATH, or HOME")]
     NoFolder,
-    /// To be removed, and not there.
+    /// The version to remove is not installed.
     #[error("plugin {reference}: no such version is installed in {}", folder.display())]
     NotInstalled {
-        /// What was asked for.
+        /// Reference of the plugin.
         reference: String,
-        /// Where it was looked for.
+        /// Directory of the installed plugins.
         folder: PathBuf,
     },
 }
 
 impl InstallError {
-    /// The error of a plugin's registry.
+    /// Wraps an error of the registry client.
     pub(super) fn of_registry(reference: &Reference, source: RegistryError) -> Self {
         let reference = reference.to_string();
         match source {

@@ -1,4 +1,4 @@
-//! One process at a time changes the folder, and one downloads an archive.
+//! Locks of the directory of plugins: one process at a time changes it, and one downloads each archive.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -9,22 +9,22 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::InstallError;
 
-/// How long to wait for another process that changes the folder. It does not download meanwhile.
+/// Maximum time to wait for another process that changes the directory. That process does not download meanwhile.
 const LIMIT: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Held while files are changed; the system gives it back when the process ends.
+/// An exclusive file lock. The system releases it when the process ends.
 #[derive(Debug)]
 pub(super) struct FileLock(File);
 
 impl FileLock {
-    /// Of the folder.
+    /// Locks the directory of plugins.
     pub(super) async fn of_folder(folder: &Path) -> Result<Self, InstallError> {
         std::fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
         Self::take(&folder.join(".lock"), LIMIT).await
     }
 
-    /// Of a file that whoever holds its lock may remove.
+    /// Locks a file that the lock's holder may delete. A lock of a deleted file is taken again.
     pub(super) async fn take_where_it_is(path: &Path, limit: Duration) -> Result<Self, InstallError> {
         loop {
             let lock = Self::take(path, limit).await?;

@@ -1,4 +1,4 @@
-//! Brings a plugin from its registry.
+//! Installs plugins from registries.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,53 +15,53 @@ use super::folder::FileLock;
 use super::store::{Installed, NEW, Store, clear, set_aside};
 use super::{EXECUTABLE, unpack};
 
-/// Annotation of the layer that holds the plugin. Its value is the version of the plugin (docs/spec/fleeting.md, section 6.3).
+/// Annotation of the layer with the plugin. The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
-/// Bytes of a plugin's packed archive; real ones have some 20 MB.
+/// Maximum size of a plugin's compressed archive in bytes. Real ones have about 20 MB.
 const LAYER_MAX_BYTES: u64 = 512 * 1024 * 1024;
-/// Versions that an error names.
+/// Number of versions or platforms that an error lists.
 const SHOWN: usize = 10;
-/// How long to wait for another process that downloads the same: as long as a download may take.
+/// Maximum time to wait for another process that downloads the same archive.
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
-/// After this, a download that broke off is not taken up again.
+/// Age after which an incomplete download is deleted instead of continued.
 const PARTIAL_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How to install.
+/// Options of an installation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Ask the registry even where a version that fits is here.
+    /// Query the registry even if a matching version is installed.
     pub upgrade: bool,
-    /// Take other content under a version that was installed before; without `upgrade`, of the version that is here.
+    /// Accept a new digest for a version that was installed before. Without `upgrade`, this applies to the installed version.
     pub accept_changed: bool,
 }
 
-/// What was done.
+/// What an installation did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// A version that fits was here, with the files that were installed; the registry was not asked.
+    /// A matching version was installed and unchanged. The registry was not queried.
     Present,
-    /// It was here, and is what the registry has.
+    /// The installed version is the one at the registry.
     Unchanged,
-    /// It was brought.
+    /// The version was downloaded and installed.
     Installed,
-    /// It was here, and its files were not what they were when they were installed; it was brought anew.
+    /// The files of the installed version had changed, so the version was installed again.
     Repaired,
 }
 
-/// A plugin that is here now.
+/// Result of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Done {
-    /// Which.
+    /// The installed version.
     pub installed: Installed,
-    /// What it took.
+    /// What was done.
     pub outcome: Outcome,
 }
 
 impl Store {
-    /// Installs a plugin, or brings one anew whose files have changed, with the credentials that docker has for its registry.
+    /// Installs a plugin, or repairs an installed version whose files have changed. Uses docker's credentials for the registry.
     ///
     /// # Errors
-    /// [`InstallError`]; what was installed before is untouched.
+    /// [`InstallError`]. Versions that were installed before are not changed.
     pub async fn install(
         &self,
         reference: &Reference,
@@ -74,7 +74,7 @@ impl Store {
             if changed.is_empty() && !options.accept_changed {
                 return Ok(Done { installed, outcome: Outcome::Present });
             }
-            // Brought anew, or looked at again: that version, and no newer one.
+            // A version that is repaired or checked again keeps its number.
             reference.constraint = Constraint::Exact(installed.version);
         }
         let reference = &reference;
@@ -83,7 +83,7 @@ impl Store {
         let executable = self.version_folder(&reference.repository, &version).join(EXECUTABLE);
         let installed = Installed { repository: reference.repository.clone(), version, executable };
 
-        // Nobody else waits for a download, unless for the same one; what is true is looked at again after each wait.
+        // Only processes that download the same archive wait for each other. The state is checked again after each wait.
         let here = |lock: &LockFile| self.here(lock, reference, &installed, &layer, options);
         let unchanged = || Done { installed: installed.clone(), outcome: Outcome::Unchanged };
         if here(&LockFile::read(&self.lock_file())?)?.is_intact {
@@ -107,7 +107,7 @@ impl Store {
         }
         let folder = self.version_folder(&reference.repository, &installed.version);
         let (new, files) = self.unpack(reference, archive.clone()).await?;
-        // Before the files are in their place: a crash between the two leaves a digest that the next try must meet.
+        // Write the digest before the files: after a crash in between, the next attempt has to match that digest.
         lock.put(Entry {
             repository: reference.repository.to_string(),
             version: installed.version.to_string(),
@@ -126,7 +126,7 @@ impl Store {
         Ok(Done { installed, outcome })
     }
 
-    /// What is here of a version that the registry has.
+    /// Returns what is installed of a version at the registry.
     fn here(
         &self,
         lock: &LockFile,
@@ -151,7 +151,7 @@ impl Store {
         Ok(Here { is_there, is_intact: is_there && locked.is_some_and(is_it) })
     }
 
-    /// Where an archive is downloaded to: what is there already of it is the start.
+    /// Returns the file for the download. If it exists, its content is the start of the archive.
     fn archive(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let failed = |source| InstallError::of_registry(reference, source);
         let nonsense = |what| failed(RegistryError::Nonsense { url: reference.repository.to_string(), what });
@@ -172,7 +172,7 @@ impl Store {
         Ok(partial.join(digest.to_string().replace(':', "-")))
     }
 
-    /// Into a folder beside the place where it will be.
+    /// Unpacks the archive into a temporary directory next to the final one.
     async fn unpack(
         &self,
         reference: &Reference,
@@ -197,26 +197,26 @@ impl Store {
     }
 }
 
-/// What is here of a version.
+/// What is installed of a version.
 struct Here {
-    /// Its executable is there.
+    /// Whether the executable exists.
     is_there: bool,
-    /// All of it is what the registry has.
+    /// Whether all files match the digests and the archive is the one at the registry.
     is_intact: bool,
 }
 
-/// Puts a version in its place. A process that runs the old one goes on with it, and at no moment there is none.
+/// Moves a version to its final directory. Processes keep running the old version. At no moment is there no version.
 fn put(new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
     let old = match renameat_with(CWD, new.path(), CWD, folder, RenameFlags::EXCHANGE) {
-        // What was there is in the temporary folder now, and goes with it.
+        // The old version is in the temporary directory now, which is deleted below.
         Ok(()) => Some(new),
         Err(_) => {
-            // There was nothing, or the file system cannot exchange.
+            // There was no old version, or the file system cannot exchange directories.
             let old = set_aside(folder)?;
             std::fs::rename(new.path(), folder)?;
-            // It is no temporary folder any more.
+            // The directory is not temporary any more.
             let _ = new.keep();
             old
         }
@@ -227,7 +227,7 @@ fn put(new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
     old.map_or(Ok(()), tempfile::TempDir::close)
 }
 
-/// The repository, with the credentials that there are.
+/// Creates the registry client with docker's credentials, if there are any.
 async fn open(reference: &Reference, credentials: Option<&DockerConfig>) -> Result<Registry, InstallError> {
     let registry = &reference.repository.registry;
     let credentials = match credentials {
@@ -239,10 +239,10 @@ async fn open(reference: &Reference, credentials: Option<&DockerConfig>) -> Resu
         .map_err(|source| InstallError::of_registry(reference, source))
 }
 
-/// The versions at the registry that fit, the lowest first.
+/// Lists the matching versions at the registry, the lowest first.
 ///
 /// # Errors
-/// [`InstallError`]; also if the registry does not list them.
+/// [`InstallError`], also if the registry does not list its tags.
 pub async fn available(
     reference: &Reference,
     credentials: Option<&DockerConfig>,
@@ -259,8 +259,8 @@ pub async fn available(
     Ok(versions)
 }
 
-/// The version that fits best, and its archive for this system. Versions are chosen from the list of tags, not from alias
-/// tags: what is installed for a constraint is what the look-up finds for it.
+/// Selects the best version and its archive for this platform. Versions are selected from the list of tags, not from alias tags, so that
+/// the version that is installed for a constraint is the one that is later resolved for it.
 async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
     let text = || reference.to_string();
     let failed = |source| InstallError::of_registry(reference, source);
@@ -282,7 +282,7 @@ async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, 
                         "the registry does not list its versions, and a range needs that list: name the version";
                     return Err(InstallError::NoVersion { reference: text(), there: there.to_owned() });
                 }
-                // Alias tags.
+                // Try the alias tag, such as `latest` or `1.2`.
                 alias => alias.to_string(),
             },
         },
@@ -327,7 +327,7 @@ fn is_intact(folder: &Path, entry: &Entry) -> bool {
     entry.files.iter().all(same)
 }
 
-/// Downloads that nobody took up.
+/// Deletes incomplete downloads that no process continued.
 fn prune(partial: &Path) {
     for entry in partial.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! `plugin = "..."`: from what a user wrote to an executable, without the network (fleeting.md 6.6).
+//! Resolves `plugin = "..."` to an executable, without network access (docs/spec/fleeting.md, section 6.6).
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -10,38 +10,38 @@ use super::error::InstallError;
 use super::store::{Installed, Store};
 use crate::host::PluginSpec;
 
-/// What the executables of plugins are called on `PATH`.
+/// Prefix of plugin executables in `PATH`.
 const PREFIX: &str = "fleeting-plugin-";
 
-/// Where an executable was found.
+/// Executable of a plugin, by the place where it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// Where the user said.
+    /// A path in the configuration.
     Path(PathBuf),
-    /// On `PATH`.
+    /// A program in `PATH`.
     OnPath(PathBuf),
-    /// Installed from a registry.
+    /// An installed version from a registry.
     Installed(PathBuf),
-    /// Built into this program.
+    /// A plugin that is built into this program.
     BuiltIn {
-        /// The program.
+        /// Path of this program.
         executable: PathBuf,
-        /// The plugin.
+        /// Name of the plugin.
         name: String,
     },
 }
 
-/// The plugins that are built into this program, which serves them as `plugin serve NAME`.
+/// The plugins that are built into this program, which runs them with the arguments `plugin serve NAME`.
 #[derive(Debug, Clone)]
 pub struct BuiltIn {
-    /// The program.
+    /// Path of this program.
     pub executable: PathBuf,
-    /// The plugins.
+    /// Names of the plugins.
     pub names: &'static [&'static str],
 }
 
 impl Found {
-    /// The executable.
+    /// Returns the path of the executable.
     #[must_use]
     pub fn executable(&self) -> &Path {
         match self {
@@ -50,7 +50,7 @@ impl Found {
         }
     }
 
-    /// What it is started with; hosts of the protocol start plugins without arguments.
+    /// Returns the command-line arguments. Other hosts of the protocol start plugins without arguments.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         match self {
@@ -59,28 +59,28 @@ impl Found {
         }
     }
 
-    /// A plugin to run, with the usual limits and no settings yet.
+    /// Returns the settings to start the plugin, with default timeouts and without configuration.
     #[must_use]
     pub fn spec(&self) -> PluginSpec {
         PluginSpec { arguments: self.arguments(), ..PluginSpec::new(self.executable()) }
     }
 }
 
-/// What the look-up knows of its process.
+/// Values of the process that influence the resolution.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
-    /// Installed plugins; none where there is no folder for them.
+    /// Directory of installed plugins. `None` if neither `FLEETING_PLUGIN_PATH` nor `HOME` is set.
     pub store: Option<Store>,
-    /// `PATH`.
+    /// Value of `PATH`.
     pub path: OsString,
-    /// The working directory.
+    /// Working directory.
     pub directory: PathBuf,
-    /// What this program can be itself.
+    /// Plugins that are built into this program.
     pub built_in: Option<BuiltIn>,
 }
 
 impl Surroundings {
-    /// Those of this process.
+    /// Returns the values of this process.
     #[must_use]
     pub fn of_environment() -> Self {
         Self {
@@ -92,60 +92,60 @@ impl Surroundings {
     }
 }
 
-/// Why there is no executable.
+/// Reason why a plugin has no executable.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// A path to nothing that runs.
+    /// The path does not name an executable file.
     #[error("plugin {path:?}: {why}")]
     Path {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the path.
         why: &'static str,
     },
-    /// Not on `PATH`.
+    /// The program is not in `PATH`.
     #[error("plugin not found: {name} is in no folder of PATH")]
     NotOnPath {
-        /// Its name.
+        /// Name of the program.
         name: String,
     },
-    /// Not installed.
+    /// The plugin is not installed.
     #[error(
         "plugin not found: {reference} is not installed{looked}; install it with: muster plugin install {plugin}{hint}"
     )]
     NotInstalled {
-        /// What the user wrote.
+        /// The configured text.
         plugin: String,
-        /// In full.
+        /// Complete reference of the plugin.
         reference: String,
-        /// Where it was looked for, and which other versions are there, ready to be appended.
+        /// The searched places and the installed versions, formatted to be appended.
         looked: String,
-        /// What else may have been meant, ready to be appended.
+        /// What the user may have meant instead, formatted to be appended.
         hint: String,
     },
-    /// It is not what was installed.
+    /// The files of the installed version have changed.
     #[error("plugin {plugin}: {} is not what was installed: {what}; bring it anew with: muster plugin install {plugin}", executable.display())]
     Changed {
-        /// What the user wrote.
+        /// The configured text.
         plugin: String,
-        /// Its executable.
+        /// Path of the plugin's executable.
         executable: PathBuf,
-        /// What has changed.
+        /// The changes.
         what: String,
     },
-    /// Names nothing.
+    /// The text is not a valid reference.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
 }
 
-/// The executable of a plugin, by the first of these that applies:
+/// Resolves a plugin's name to an executable. The first rule that applies decides:
 ///
-/// 1. a path: it starts with `/`, `./` or `../`. (The Go host takes any word that names a file of the working directory,
-///    also a directory: a stray `./aws` hides the plugin `aws`.)
-/// 2. `fleeting-plugin-NAME`: on `PATH`.
-/// 3. the highest installed version that fits.
-/// 4. `NAME` alone: `fleeting-plugin-NAME` on `PATH`.
-/// 5. either form: the plugin of that name that is built into this program.
+/// 1. A path that starts with `/`, `./` or `../`. The Go host also accepts any word that names a file or directory in the working
+///    directory, so that a stray `./aws` hides the plugin `aws`.
+/// 2. `fleeting-plugin-NAME`: a program in `PATH`.
+/// 3. The highest installed version that matches.
+/// 4. `NAME` without registry, group and version: the program `fleeting-plugin-NAME` in `PATH`.
+/// 5. `NAME` or `fleeting-plugin-NAME`: the plugin of that name that is built into this program.
 ///
 /// # Errors
 /// [`ResolveError`].
@@ -192,7 +192,7 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     Err(ResolveError::NotInstalled { plugin, reference, looked: place + &there + &on_path, hint })
 }
 
-/// Whether an installed version is what was installed; of what another program installed, nobody knows.
+/// Checks that the files of an installed version are unchanged. Without a lock file entry there is nothing to compare with.
 fn check(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
     let failed = |what: String| ResolveError::Changed {
         plugin: plugin.to_owned(),
@@ -219,7 +219,7 @@ fn built_in(plugin: &str, around: &Surroundings) -> Option<Found> {
 }
 
 fn on_path(name: &str, around: &Surroundings) -> Option<PathBuf> {
-    // A relative folder would be one of wherever the process happens to be.
+    // A relative directory would depend on the working directory of the process.
     let folders = std::env::split_paths(&around.path).filter(|folder| folder.is_absolute());
     let mut files = folders.map(|folder| folder.join(name));
     files.find(|file| file.metadata().is_ok_and(|meta| meta.is_file() && is_executable(&meta)))
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(listed, ["1.2.3", "1.10.0", "2.0.0-rc.1"]);
     }
 
-    /// Go: `plugin = "aws"` takes the file or directory `./aws` of wherever the manager was started.
+    /// In Go, `plugin = "aws"` uses the file or directory `./aws` in the manager's working directory.
     #[test]
     fn peers_defect_3_a_file_of_the_working_directory_is_no_plugin() {
         let here = Here::new();
@@ -334,7 +334,7 @@ mod tests {
         assert!(error.contains("is not what was installed") && error.contains("muster plugin install aws"), "{error}");
     }
 
-    /// As for a service of the system, which has no HOME.
+    /// A system service has no HOME.
     #[test]
     fn without_a_folder_of_plugins_all_others_are_found() {
         let mut here = Here::new();

@@ -1,14 +1,14 @@
-//! Plugins on this machine: brought from registries, found by name, checked by digest.
+//! Installs plugins from registries, resolves their names and verifies their digests.
 //!
 //! ```text
-//! <folder>/plugins.lock                                digests of all that was ever installed
-//! <folder>/<registry>/<path>/<version>/plugin          an installed plugin; several versions side by side
-//! <folder>/.partial/<digest>                           a download that broke off
+//! <directory>/plugins.lock                             digests of all versions that were ever installed
+//! <directory>/<registry>/<path>/<version>/plugin       an installed plugin; several versions side by side
+//! <directory>/.partial/<digest>                        an incomplete download
 //! ```
 //!
-//! A version is complete or not there: it is unpacked beside its place and renamed. Its digest is durable before that, so
-//! what was installed once under a version is the same bytes for ever, unless the user says otherwise. The folder is
-//! GitLab's: plugins that its tools installed are found, and the other way round.
+//! A version is complete or does not exist: it is unpacked next to its final directory and renamed. Its digest is stored durably before
+//! that, so a version that was installed once always has the same content, unless the user accepts a new digest. The directory has GitLab's
+//! layout: plugins that GitLab's tools installed are found, and vice versa.
 
 mod error;
 mod folder;
@@ -27,8 +27,8 @@ pub use store::{Installed, Store};
 
 pub use verify::{Finding, Verdict};
 
-/// The parts that the name of a plugin may leave out: what GitLab publishes needs only its name.
+/// Registry and group that a plugin's name may omit: those of the plugins that GitLab publishes.
 pub const DEFAULTS: Defaults = Defaults { registry: "registry.gitlab.com", group: "gitlab-org/fleeting/plugins" };
 
-/// The executable in a version's folder.
+/// Name of the executable in a version's directory.
 const EXECUTABLE: &str = "plugin";

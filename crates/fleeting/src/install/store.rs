@@ -1,4 +1,4 @@
-//! The folder of installed plugins.
+//! The directory of installed plugins.
 
 use std::path::{Path, PathBuf};
 
@@ -9,34 +9,34 @@ use super::error::InstallError;
 use super::folder::FileLock;
 use crate::layout::{escape, unescape};
 
-/// Segments of a repository's name.
+/// Maximum number of segments in a repository's path.
 const DEPTH_MAX: usize = 16;
 
-/// A folder of plugins.
+/// A directory of installed plugins.
 #[derive(Debug, Clone)]
 pub struct Store {
     folder: PathBuf,
 }
 
-/// One version of a plugin.
+/// An installed version of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Installed {
-    /// Which plugin.
+    /// Repository of the plugin.
     pub repository: Repository,
-    /// Which version.
+    /// Installed version.
     pub version: Version,
-    /// Its executable.
+    /// Path of the plugin's executable.
     pub executable: PathBuf,
 }
 
 impl Store {
-    /// A folder of one's own.
+    /// Uses a directory of plugins.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// The user's: `FLEETING_PLUGIN_PATH`, else `.config/fleeting/plugins` in the home directory.
+    /// Uses the user's directory: `FLEETING_PLUGIN_PATH`, or else `~/.config/fleeting/plugins`.
     ///
     /// # Errors
     /// [`InstallError::NoFolder`].
@@ -48,13 +48,13 @@ impl Store {
         Ok(Self::new(std::path::absolute(&folder).unwrap_or(folder)))
     }
 
-    /// The folder.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The file of digests.
+    /// Returns the path of the lock file.
     #[must_use]
     pub fn lock_file(&self) -> PathBuf {
         self.folder.join("plugins.lock")
@@ -68,7 +68,7 @@ impl Store {
         self.repository_folder(repository).join(escape(&version.to_string()))
     }
 
-    /// All versions of a plugin that are here.
+    /// Returns all installed versions of a plugin.
     #[must_use]
     pub fn versions(&self, repository: &Repository) -> Vec<Installed> {
         let folder = self.repository_folder(repository);
@@ -81,14 +81,14 @@ impl Store {
         installed.filter(|installed| installed.executable.is_file()).collect()
     }
 
-    /// The highest version here that will do.
+    /// Returns the highest installed version that matches.
     #[must_use]
     pub fn find(&self, reference: &Reference) -> Option<Installed> {
         let fits = |installed: &Installed| reference.constraint.matches(&installed.version);
         self.versions(&reference.repository).into_iter().filter(fits).max()
     }
 
-    /// Everything that is here.
+    /// Returns the installed versions of all plugins.
     #[must_use]
     pub fn list(&self) -> Vec<Installed> {
         let mut found = Vec::new();
@@ -117,8 +117,8 @@ impl Store {
         }
     }
 
-    /// Removes the versions that a reference names: all that fit, `:latest` and no constraint meaning every one. Their
-    /// digests are still remembered, unless they are to be forgotten.
+    /// Removes all versions that match a reference; `:latest` or no constraint matches every version. Their digests are kept in the lock
+    /// file unless `forget` is set.
     ///
     /// # Errors
     /// [`InstallError`].
@@ -151,11 +151,11 @@ impl Store {
     }
 }
 
-/// What is unpacked, and what is being removed, beside the versions.
+/// Prefixes of directories next to the versions: for unpacking, and for deletion.
 pub(super) const NEW: &str = ".new-";
 const OLD: &str = ".old-";
 
-/// Puts a version's folder, where it is there, out of sight, into one that is removed with what is returned.
+/// Moves a version's directory, if it exists, into a temporary directory, which is deleted when it is dropped.
 pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
     let parent = folder.parent().unwrap_or(Path::new("."));
     let bin = tempfile::Builder::new().prefix(OLD).tempdir_in(parent)?;
@@ -166,7 +166,7 @@ pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempD
     }
 }
 
-/// Removes what killed processes left beside the versions. Under the folder's lock, so that it is nobody's.
+/// Removes what killed processes left next to the versions. The caller holds the store's lock, so no process uses it.
 pub(super) fn clear(folder: &Path) {
     for entry in folder.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name();
@@ -178,7 +178,7 @@ pub(super) fn clear(folder: &Path) {
     }
 }
 
-/// Names of folders in a folder, but hidden ones.
+/// Returns the names of the directories in a directory, except hidden ones.
 fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = folder.read_dir() else { return Vec::new() };
     let entries = entries.filter_map(Result::ok).filter(|entry| entry.path().is_dir());

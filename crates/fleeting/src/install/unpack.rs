@@ -1,4 +1,4 @@
-//! The archive of a plugin: regular files under `plugin/`, nothing else, and not too much of it.
+//! Layout of a plugin's archive: regular files under `plugin/`, nothing else, with a limited total size.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -8,7 +8,7 @@ use muster_oci::{Target, Unpacked};
 
 use super::EXECUTABLE;
 
-/// Most that a plugin unpacks to. The ratio says nothing, because the bytes are limited already.
+/// Limits of an unpacked plugin. The compression ratio is not limited, because the number of bytes is.
 pub(super) const LIMITS: Limits = Limits {
     bytes: 1024 * 1024 * 1024,
     entries: 1024,
@@ -17,7 +17,7 @@ pub(super) const LIMITS: Limits = Limits {
     header_bytes: 1024 * 1024,
 };
 
-/// The file name of an entry: files under `plugin/`, without their folders.
+/// Returns the file name for an entry: files under `plugin/` are unpacked without their directories.
 pub(super) fn target(path: &Path, is_directory: bool) -> Target {
     if is_directory {
         let name = path.to_string_lossy();
@@ -25,7 +25,7 @@ pub(super) fn target(path: &Path, is_directory: bool) -> Target {
         return if is_known { Target::Skipped } else { Target::Outside };
     }
     let parts: Vec<_> = path.components().map(Component::as_os_str).collect();
-    // An image for Windows has another root.
+    // Images for Windows have the additional root directory `Files`.
     let parts = if parts.first().is_some_and(|part| *part == "Files") { parts.get(1..) } else { Some(&parts[..]) };
     match parts.unwrap_or_default() {
         [folder, .., file] if *folder == "plugin" && !file.to_string_lossy().contains('\\') => {
@@ -35,7 +35,7 @@ pub(super) fn target(path: &Path, is_directory: bool) -> Target {
     }
 }
 
-/// Whether the executable of the plugin is among the files.
+/// Returns whether the plugin's executable is among the files.
 pub(super) fn has_executable(files: &BTreeMap<String, Unpacked>) -> bool {
     files.get(EXECUTABLE).is_some_and(|file| file.is_executable)
 }
@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// A packed archive: name, kind, mode, content.
+    /// Creates a compressed archive from name, kind, mode and content of its entries.
     fn archive(entries: &[(&str, EntryType, u32, &[u8])]) -> Vec<u8> {
         let mut builder = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
         for (name, kind, mode, content) in entries {
@@ -60,7 +60,7 @@ mod tests {
             header.set_entry_type(*kind);
             header.set_mode(*mode);
             header.set_size(content.len() as u64);
-            // Past the builder's own guard.
+            // Writes the name directly, because the builder rejects invalid names.
             let field = &mut header.as_old_mut().name;
             field[..name.len()].copy_from_slice(name.as_bytes());
             header.set_cksum();
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "neither setuid nor writable by others");
     }
 
-    /// Go: unguarded. Here: refused, and nothing is written outside.
+    /// The Go implementation unpacks such entries outside of its directory.
     #[test]
     fn o06_peers_defect_2_an_entry_that_points_outside_is_refused() {
         for name in [
@@ -124,7 +124,7 @@ mod tests {
             let (_folder, files) = unpacked(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Kind { .. })), "{kind:?}: {files:?}");
         }
-        // Records that give the entry behind them another name: that name counts.
+        // Records that rename the following entry: the new name counts.
         let pax = b"20 path=plugin/../x\n";
         for (kind, content) in [(EntryType::GNULongName, &b"plugin/../../x\0"[..]), (EntryType::XHeader, pax)] {
             let entries = [("plugin/x", kind, 0o755, content), ("plugin/x", FILE, 0o755, b"")];
@@ -172,7 +172,7 @@ mod tests {
         let good = archive(&[("plugin/plugin", FILE, 0o755, &[7; 100_000])]);
         for layer in [&good[..good.len() / 2], b"", b"hello", &[0x1f, 0x8b, 0xff], &[0x28, 0xb5, 0x2f, 0xfd]] {
             let (_folder, files) = unpacked(layer, 1 << 20);
-            // The installer refuses an archive without the executable.
+            // The installer then refuses the archive, because it has no executable.
             assert!(files.as_ref().map_or(true, Vec::is_empty), "{} bytes: {files:?}", layer.len());
         }
     }

@@ -1,4 +1,4 @@
-//! Whether what is here is what was installed.
+//! Verifies the files of installed plugins.
 
 use std::collections::BTreeSet;
 
@@ -7,23 +7,23 @@ use muster_oci::{Digest, Entry, LockFile};
 use super::error::InstallError;
 use super::store::{Installed, Store};
 
-/// What is to be said of one installed version.
+/// Result of verifying an installed version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
+    /// The installed version.
     pub installed: Installed,
-    /// What was found.
+    /// Result of the verification.
     pub verdict: Verdict,
 }
 
-/// Whether a version is what was installed.
+/// Whether the files of a version are unchanged since the installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is.
+    /// The files are unchanged.
     Intact,
-    /// Another program installed it: there is no digest to compare with.
+    /// The lock file has no entry, because another program installed the version.
     Unlocked,
-    /// It is not: these files have changed, are missing, or came later.
+    /// Files were changed, removed or added. Each change is described.
     Changed(Vec<String>),
 }
 
@@ -44,8 +44,7 @@ impl Store {
         Ok(installed.into_iter().map(finding).collect())
     }
 
-    /// How the files of an installed version differ from what was installed; of what another program installed, nothing is
-    /// known.
+    /// Describes how the files of an installed version have changed. Empty if another program installed it.
     ///
     /// # Errors
     /// The lock file cannot be read.
