@@ -1,10 +1,12 @@
-//! How fast a fleet grows on a cloud that creates a limited number of instances per second, and how soon a job has one that
-//! runs. The whole way but the machines: plugin process, protocol, driver, engine, books on disk.
+//! Measures how fast a fleet grows on a cloud that creates a limited number of instances per second, and how soon a job has a running
+//! instance.
+//!
+//! It covers everything but the machines: plugin process, protocol, driver, engine and the ledger on disk.
 //!
 //!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
-//! Prints one line of JSON. The same file is the plugin: a cloud of entries in a map, with a token bucket. The rate that the
-//! cloud allows is what it gives to one that asks at every instant: its burst at once, then so many in each second.
+//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The cloud's
+//! maximum rate is what a client gets that sends requests all the time: first its burst, then a fixed number per second.
 
 #![expect(
     clippy::print_stdout,

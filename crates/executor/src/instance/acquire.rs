@@ -1,4 +1,4 @@
-//! From a job to a slot of an instance, and to a virtual machine there, where each job has one.
+//! Acquires a slot of an instance for a job, and with `vm_isolation` a virtual machine there.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,29 +15,29 @@ use super::provider::{InstanceExecutor, Shared};
 use super::share;
 use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
 
-/// Slots that may be lost, or be refused by the plugin, before a job gets one.
+/// Maximum number of slots that a job tries: a slot can be lost, or its instance can fail to prepare for the job.
 const MOVES_MAX: usize = 10;
-/// Virtual machines that are tried for one job, each on another instance where that is possible, and the pause before the
-/// next one.
+/// Maximum number of virtual machines that are tried for one job, each on another instance if possible.
 const MACHINES_MAX: usize = 3;
+/// Pause before the next virtual machine is tried.
 const MACHINE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a job wants, and what became of its tries to get it.
+/// A job's search for a slot.
 struct Search<'a> {
     key: &'a SlotKey,
     job: &'a EnvironmentRequest,
     moved: Vec<String>,
-    /// The instance that was tried last.
+    /// Instance on which creating a virtual machine failed last. The next slot should be on another one.
     tried: Option<TriedInstance>,
 }
 
 impl InstanceExecutor {
-    /// A place for a job. Waits until there is one; cancel-safe.
+    /// Acquires an environment for a job. Waits until one is available. Cancel-safe.
     pub(super) async fn place_for(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         let counted = UnderWay::count(&self.shared);
         let (limit, began) = (self.shared.settings().instance_acquire_timeout, Instant::now());
         let scaler = tokio::time::timeout(limit, self.shared.scaler()).await.map_err(|_| self.not_within(limit))?;
-        // From now on they do not change.
+        // The scaler runs now, so these settings no longer change.
         let isolation = self.shared.settings().isolation.clone();
         let image = isolation.is_some().then(|| job.image.clone()).transpose().map_err(ExecutorError::NotAcquired)?;
         if let Some(resume) = &job.resume {
@@ -61,7 +61,7 @@ impl InstanceExecutor {
                 return Err(ExecutorError::NotAcquired(failures.join("; then ")));
             }
             tokio::time::sleep(MACHINE_PAUSE).await;
-            // Only the wait for a slot is limited by it.
+            // The timeout applies only to waiting for a slot.
             left = limit;
         };
         let mut lease = leased(held, counted);
@@ -69,7 +69,7 @@ impl InstanceExecutor {
         Ok(lease)
     }
 
-    /// The instance that another job left for this one, and no other.
+    /// Acquires the instance that another job left suspended for this job.
     async fn resumed(
         &self,
         scaler: &Scaler,
@@ -95,7 +95,7 @@ impl InstanceExecutor {
         Ok(HeldLease::new(lease, Arc::clone(&self.shared), taken))
     }
 
-    /// A slot of an instance, which nobody has used yet. Dropped, it is free again.
+    /// Acquires an unused slot of an instance. Dropping it releases the slot.
     async fn slot(
         &self,
         scaler: &Scaler,
@@ -114,7 +114,7 @@ impl InstanceExecutor {
             let left = limit.saturating_sub(began.elapsed());
             let lease = promise.acquire(request, left).await.map_err(|failure| {
                 let failure = match failure {
-                    // The scaler's start, or other slots, may have taken a part of it.
+                    // The start of the scaler, or earlier slots, may have used up a part of the timeout.
                     AcquireError::Timeout { why, .. } => AcquireError::Timeout { limit: self.limit(), why },
                     failure => failure,
                 };
@@ -133,7 +133,7 @@ impl InstanceExecutor {
         };
         let taken = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken(0))?;
         let instance = self.shared.instance(lease.group(), lease.instance());
-        // The list of all has one, and this is the other.
+        // One reference is in the list of all instances, the other one is this.
         if Arc::strong_count(&instance) <= 2 {
             instance.mark_exclusive();
         }
@@ -153,7 +153,7 @@ impl InstanceExecutor {
     }
 }
 
-/// What the plugin does before a job, as long as there is the instance; why the job cannot run there.
+/// Runs the plugin's preparation of the instance for a job. The error is the reason why the job cannot run there.
 async fn prepared(lease: &Slot, limit: Duration) -> Result<(), String> {
     let instance = lease.instance();
     tokio::select! {
@@ -164,7 +164,7 @@ async fn prepared(lease: &Slot, limit: Duration) -> Result<(), String> {
     }
 }
 
-/// One more job that waits or has a slot, until this is dropped.
+/// Counts a job that waits for a slot or has one, until the guard is dropped.
 pub(super) struct UnderWay(Arc<Shared>);
 
 impl UnderWay {
@@ -181,8 +181,10 @@ impl Drop for UnderWay {
     }
 }
 
-/// A job's name in the books: by it operators find the job's slot, and why it waits ([`Key`]s are unique, and a job may come
-/// more than once).
+/// Returns the key of a job in the ledger.
+///
+/// It contains the job's ID, so that operators find its slot and see why it waits. The random suffix makes it unique even if the same job
+/// arrives again.
 fn key_of(job: JobId) -> TaskKey {
     let unique = uuid::Uuid::new_v4().simple().to_string();
     TaskKey::new(format!("job-{}-{unique:.8}", job.0))

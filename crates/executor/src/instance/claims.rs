@@ -1,12 +1,12 @@
-//! Leases of an earlier start of the manager.
+//! Leases of an earlier start of the manager that have not been claimed yet.
 
 use std::collections::BTreeSet;
 
-/// Leases of an earlier start that are not claimed yet, by their task keys.
+/// Task keys of the leases of an earlier start that have not been claimed yet.
 pub(super) enum PendingClaims {
-    /// More may be announced.
+    /// More leases may be announced.
     Announcing(BTreeSet<String>),
-    /// All have been announced.
+    /// All leases have been announced.
     Announced(BTreeSet<String>),
 }
 
@@ -17,19 +17,19 @@ impl Default for PendingClaims {
 }
 
 impl PendingClaims {
-    /// Returns the task keys of these leases.
+    /// Returns the task keys of the unclaimed leases.
     pub(super) fn task_keys(&mut self) -> &mut BTreeSet<String> {
         match self {
             Self::Announcing(keys) | Self::Announced(keys) => keys,
         }
     }
 
-    /// All have been announced.
+    /// Marks all leases as announced.
     pub(super) fn announced(&mut self) {
         *self = Self::Announced(std::mem::take(self.task_keys()));
     }
 
-    /// Returns whether all leases have been claimed.
+    /// Returns whether all leases have been announced and claimed.
     pub(super) fn are_complete(&self) -> bool {
         matches!(self, Self::Announced(keys) if keys.is_empty())
     }

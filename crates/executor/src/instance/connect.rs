@@ -1,4 +1,4 @@
-//! Sessions with instances, by the connection details of their plugin.
+//! Sessions with instances, opened with the connection details of their plugin.
 
 use std::time::Duration;
 
@@ -8,42 +8,44 @@ use muster_remote::{self as remote, DialError, KnownHosts, Session};
 
 use crate::deploy::Agents;
 
-/// Time before connection details that have expired are requested again.
+/// Delay before expired connection details are requested again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The addresses of an instance.
+/// Network addresses of an instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Addresses {
-    /// From its own network.
+    /// Address in the instance's own network.
     pub(super) internal: String,
-    /// From outside.
+    /// Address from outside.
     pub(super) external: String,
 }
 
 impl Addresses {
-    /// Those of a plugin's answer.
+    /// Returns the addresses in a plugin's answer.
     pub(super) fn of(info: &ConnectInfo) -> Self {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
     }
 }
 
-/// Lines about an instance for the trace.
+/// Addresses that the trace shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TraceAddresses {
-    /// `log_internal_ip`.
+    /// Whether the internal address is shown (`log_internal_ip`).
     pub(super) internal: bool,
-    /// `log_external_ip`.
+    /// Whether the external address is shown (`log_external_ip`).
     pub(super) external: bool,
 }
 
-/// How long a machine that has just been made may refuse the credentials: some get the user's key a while after they answer.
+/// Time for which a new machine may reject the credentials: some receive the user's key only after they answer.
 pub(super) const NEW_MACHINE_AUTH_GRACE: Duration = Duration::from_secs(120);
 
-/// A connection as a plugin's details say; `is_new` before the first job. Details may be of use for a minute only, and the
-/// machine may take longer to answer: they are asked for again, for as long as one set of them gives it.
+/// Opens a session with an instance, using the connection details of its plugin.
+///
+/// `is_new` is true before the first job. Details may be valid for a minute only, and the machine may take longer to answer. Expired
+/// details are therefore requested again, for as long as the connection timeout in them allows.
 ///
 /// # Errors
-/// Why there is none.
+/// Reason why there is no session, as a message.
 pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     id: &str,
     details: impl Fn() -> D,
@@ -72,7 +74,7 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     }
 }
 
-/// Returns what the trace shows of the connection to an instance.
+/// Returns the trace lines that describe the connection to an instance.
 pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses) -> Vec<String> {
     let shown = [(shown.internal, &addresses.internal), (shown.external, &addresses.external)];
     let shown: String = shown
@@ -87,10 +89,12 @@ pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses
     ]
 }
 
-/// Checks before an instance is reached that there is an agent for what the configuration or the plugin says that it is.
+/// Checks that there is an agent for the instance's platform before the instance is reached.
+///
+/// The platform is the one that the configuration or the plugin states, or the manager's own.
 ///
 /// # Errors
-/// A message that says why there is none.
+/// Reason why there is none, as a message.
 pub(super) fn ensure_supported(agents: &Agents, id: &str, connector: &ConnectorConfig) -> Result<(), String> {
     let own = Platform::this();
     let or = |stated: &str, own: String| if stated.is_empty() { own } else { stated.to_owned() };
@@ -129,14 +133,14 @@ mod tests {
         assert!(error.contains("instance i-1 is linux/s390x: its agent is"), "{error}");
     }
 
-    /// AWS gives keys that are good for a minute.
+    /// AWS issues keys that are valid for one minute.
     #[tokio::test]
     async fn details_that_expire_before_the_machine_answers_are_asked_for_again() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let asked = std::cell::Cell::new(0);
         let details = || {
             asked.set(asked.get() + 1);
-            // The machine answers nobody before the third set; that one leads to another error.
+            // The machine rejects the first two sets of details. The third one leads to another error.
             let (expires, protocol) = if asked.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
             let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
             let internal_addr = closed.clone();

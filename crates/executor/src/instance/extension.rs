@@ -1,5 +1,6 @@
-//! What a plugin tells by itself, beside the protocol: prices, stock, notices of interruption. One that tells nothing is used
-//! without.
+//! Forwards prices, stock and interruption notices from plugins that implement Muster's protocol extension.
+//!
+//! Plugins without the extension work, too: the scaler then uses the configured price and gets no notices.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -13,13 +14,13 @@ use muster_taskscaler::types::GroupId;
 use super::plugin_group::PluginGroup;
 use super::provider::causes;
 
-/// Prices change by themselves, and nobody tells: they are asked for this often.
+/// Interval for polling offers. The extension has no event for price changes.
 const OFFERS_EVERY: Duration = Duration::from_secs(300);
-/// Between two attempts to hear notices: those of a plugin that starts again.
+/// Initial and maximum delay before the connection for notices is opened again.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const MICROS: f64 = 1_000_000.0;
 
-/// Tells the scaler what the plugin tells, as long as there is the plugin. Cancel-safe.
+/// Forwards everything that the plugin reports to the scaler, until the plugin is dropped. Cancel-safe.
 pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupId, runner: &str) {
     let mut wait = AGAIN.0;
     loop {
@@ -42,7 +43,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
     }
 }
 
-/// Until the plugin's process ends.
+/// Forwards reports until the plugin's process ends.
 async fn follow_once(
     plugin: &Weak<PluginGroup>,
     scaler: &Scaler,
@@ -51,7 +52,7 @@ async fn follow_once(
     has_notices: bool,
 ) -> Result<(), String> {
     let gone = || "the plugin has ended".to_owned();
-    // Before the offers are asked for, so that no change is missed in between.
+    // Subscribe to notices first, so that no change is missed while the offers are requested.
     let mut notices = if has_notices {
         let plugin = plugin.upgrade().ok_or_else(gone)?;
         let notices = plugin.group().notices().await.map_err(|error| causes(&error))?;
@@ -84,7 +85,7 @@ async fn follow_once(
     }
 }
 
-/// What can be had; nothing where the plugin does not say. None: there is no plugin any more.
+/// Returns the offers of the plugin, without any if it does not support them. `None` means that the plugin was dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let group = plugin.group();
@@ -94,12 +95,12 @@ async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>
     Some(group.offers().await.map_err(|error| causes(&error)))
 }
 
-/// What is on offer: a group may be more than one kind of machine.
+/// Offers of a group, which can consist of several types of machines.
 #[derive(Debug, Default)]
 struct Market {
-    /// By name: whether it can be had, and its price per hour.
+    /// Availability and price per hour of each offer, by name.
     offers: BTreeMap<String, (bool, Option<f64>)>,
-    /// What the scaler was told.
+    /// Price and availability that the scaler received last.
     told: Option<(Option<f64>, bool)>,
 }
 
@@ -113,7 +114,7 @@ impl Market {
         self.offers = offers
             .iter()
             .map(|offer| {
-                // Where none is left, that may be since this group has them all: only a notice says that it is out of stock.
+                // No machine may be left because this group has them all. Only a notice means that the offer is out of stock.
                 let heard = before.get(&offer.name).is_none_or(|(available, _)| *available);
                 let available = heard || offer.available.is_some_and(|left| left > 0);
                 (offer.name.clone(), (available, price(offer)))
@@ -125,8 +126,10 @@ impl Market {
         self.offers.entry(offer.to_owned()).or_insert((available, None)).0 = available;
     }
 
-    /// The price of the dearest that can be had, else of the dearest, since nobody says which one the next instance is, and
-    /// spending is bounded by it; and whether anything can be had, as it can where nobody says.
+    /// Returns the price to budget with, and whether any offer is available.
+    ///
+    /// The price is the highest among the available offers, or among all offers if none is available: the plugin does not say which offer
+    /// the next instance uses, and `max_cost_per_hour` must hold for any of them. Without offers the group counts as available.
     fn now(&self) -> (Option<f64>, bool) {
         let available = self.offers.is_empty() || self.offers.values().any(|(available, _)| *available);
         let prices = self.offers.values().filter(|(is, _)| *is || !available).filter_map(|(_, price)| *price);

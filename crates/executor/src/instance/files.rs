@@ -1,34 +1,36 @@
-//! The files of a fleet: the books of its scaler, and beside them the host keys of its instances.
+//! Files of a fleet: the ledger of its scaler, and beside it the host keys of its instances.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use muster_taskscaler::driver::{FileLedger, LedgerError};
 
-/// Where host keys are kept: which machine is which is believed once, and not at each start.
+/// Returns the path of the file with the instances' host keys.
+///
+/// Keeping the keys means that a new key is trusted only once, and not after each start of the manager.
 pub(super) fn hosts(books: &Path) -> PathBuf {
     books.with_extension("hosts")
 }
 
-/// A fleet's files are from now on those of other books, in the same directory.
+/// Moves the files of a fleet to another ledger in the same directory.
 ///
 /// # Errors
-/// [`StoreError`].
+/// [`LedgerError`] if a file cannot be renamed.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
     done("rename", from, std::fs::rename(hosts(from), hosts(to)))?;
     FileLedger::rename(from, to)
 }
 
-/// Removes the files of a fleet that nobody will go on from.
+/// Deletes the files of a fleet that no runner will use again.
 ///
 /// # Errors
-/// [`StoreError`].
+/// [`LedgerError`] if a file cannot be deleted.
 pub(super) fn discard(books: &Path) -> Result<(), LedgerError> {
     done("remove", books, std::fs::remove_file(hosts(books)))?;
     FileLedger::discard(books)
 }
 
-/// What is not there is done.
+/// Treats a missing file as success.
 fn done(doing: &'static str, books: &Path, result: io::Result<()>) -> Result<(), LedgerError> {
     match result {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! A job's slot on an instance, as an environment.
+//! A job's slot on an instance, as an execution environment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,32 +21,35 @@ use crate::{
 
 const SCALER_ENDED: &str = "the taskscaler has ended";
 
-/// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
-/// silent for up to 6 s: together a job hears of it within 15 s.
+/// Time without an answer after which an instance is given up, whatever its provider reports.
+///
+/// Its connection was silent for up to 6 s before, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
 const _: () = assert!(FAR.every.as_secs() + FAR.limit.as_secs() + UNRESPONSIVE_TIMEOUT.as_secs() < 15);
 
-/// Whether a job has the lease.
+/// State of a lease with respect to its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeaseUse {
-    /// No job has it yet.
+    /// No job has the lease yet.
     Unused,
-    /// A job has it, and may still run.
+    /// A job has the lease and may still run.
     InUse,
-    /// Its job no longer needs it.
+    /// The job no longer needs the lease.
     Over,
 }
 
-/// The scaler's lease. Given back when it is over, and else left to the manager's next start: the instance of a job that may
-/// still run must not be removed.
+/// Lease of a slot at the scaler.
+///
+/// Dropping it releases the slot if the job no longer needs it. Otherwise the slot is left to the next start of the manager, because the
+/// instance of a job that may still run must not be deleted.
 pub(super) struct HeldLease {
     slot: Option<Slot>,
     lease_use: Mutex<LeaseUse>,
-    /// These two are dropped after the slot: then it is free when the next job is asked for.
+    /// Both are dropped after the slot, which is therefore free when the next job is requested.
     _taken: TakenSlot,
     counted: Option<UnderWay>,
     record: LeaseRecord,
-    /// The job's machine on the instance.
+    /// The job's virtual machine on the instance.
     nested: Option<Arc<NestedMachine>>,
     shared: Arc<Shared>,
 }
@@ -58,7 +61,7 @@ impl HeldLease {
         Self { slot: Some(slot), lease_use, _taken: taken, counted: None, record, nested: None, shared }
     }
 
-    /// With a machine for the job, which goes with the slot.
+    /// Adds a virtual machine for the job. It is deleted with the slot.
     pub(super) fn with(mut self, nested: Arc<NestedMachine>) -> Self {
         if let Locality::Remote { vm, .. } = &mut self.record.locality {
             *vm = Some(nested.machine().clone());
@@ -67,7 +70,7 @@ impl HeldLease {
         self
     }
 
-    /// Waits until its instance is known to be gone for good; why. Cancel-safe.
+    /// Waits until the instance is known to be lost, and returns the reason. Cancel-safe.
     pub(super) async fn lost(&self) -> String {
         let Some(slot) = &self.slot else { return std::future::pending().await };
         let loss = slot.lost().await;
@@ -82,7 +85,7 @@ impl HeldLease {
         &self.shared
     }
 
-    /// Where its agent is: on the job's machine, or on the instance.
+    /// Returns the machine on which the agent runs: the job's virtual machine, or the instance.
     pub(super) fn place(&self) -> Arc<RemoteMachine> {
         match (&self.nested, &self.slot) {
             (Some(nested), _) => Arc::clone(nested.place()),
@@ -126,9 +129,9 @@ impl Dial for HeldLease {
     }
 }
 
-/// The environment of one lease; its instance may have others.
+/// Execution environment of one lease. Its instance may have others.
 struct InstanceEnvironment {
-    /// Dropped before the slot is: who gets that finds the instance free.
+    /// Dropped before the slot, so that the next owner of the slot can tell that no other job uses the instance.
     place: Arc<RemoteMachine>,
     held: Arc<HeldLease>,
 }
@@ -150,7 +153,7 @@ impl Guard for HeldLeaseGuard {
     }
 }
 
-/// A job's lease: from now on the slot is held until the job says that it is over. `counted` counts the job until then.
+/// Turns the slot into a job's lease. From now on the slot is held until the job releases it. `counted` counts the job meanwhile.
 pub(super) fn leased(mut held: HeldLease, counted: UnderWay) -> Lease {
     *held.lease_use.get_mut() = LeaseUse::InUse;
     held.counted = Some(counted);
@@ -213,7 +216,7 @@ impl Sharing for InstanceEnvironment {
         if used.no_share.is_empty() {
             return;
         }
-        // Once: it is the same on all instances of one image.
+        // Logged once, because it applies to all instances of an image.
         self.held.shared.warned_no_cgroup.call_once(|| {
             tracing::warn!(
                 runner = self.held.shared.options.name,
@@ -236,7 +239,7 @@ impl Suspend for InstanceEnvironment {
     async fn suspend(&self, owner: &str) -> Result<(), String> {
         let slot = self.can_be_left()?;
         slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())?;
-        // Who resumes it finds it by another way.
+        // A job that resumes the instance reaches it with new connection details.
         let name = self.held.shared.name(slot.group(), slot.instance().as_str());
         self.held.shared.instances.lock().remove(&name);
         Ok(())
@@ -251,7 +254,7 @@ impl Replaceable for InstanceEnvironment {
     fn retire(&self, reason: &str) {
         match (&self.held.slot, &self.held.nested) {
             (Some(slot), None) => slot.retire_instance(reason.to_owned()),
-            // That its machine is silent says little of the instance: whoever can find out is told.
+            // A silent virtual machine says little about its instance. The scaler checks the instance.
             (Some(slot), Some(_)) => {
                 slot.health(Err(reason.to_owned()));
                 slot.connection_lost();

@@ -1,4 +1,4 @@
-//! The plugins of an entry's groups: their start, and what they tell by themselves.
+//! Plugins of a runner's instance groups: how they are started, and which of their reports are forwarded.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,10 +14,10 @@ use super::provider::{InstanceOptions, Shared, causes};
 use super::settings::{self, SettingsError};
 use super::{extension, resources};
 
-/// Between two starts of a plugin that does not start.
+/// Initial and maximum delay before a plugin that failed to start is started again.
 const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A scaler that runs, however often that has to be tried.
+/// Returns a running scaler. Retries until it starts.
 pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
     let (mut wait, cap) = START_AGAIN;
     loop {
@@ -47,17 +47,17 @@ pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
         shared.publish(0, Some(error.into()));
         tokio::select! {
             () = tokio::time::sleep(wait), if !is_lasting => wait = (wait * 2).min(cap),
-            // Others may do.
+            // The new settings may work: retry at once, with the initial delay.
             () = shared.changed.notified() => wait = START_AGAIN.0,
         }
     }
 }
 
-/// Why no scaler runs.
+/// Reason why the scaler does not start.
 enum StartError {
-    /// The configuration's values: they do not mend themselves.
+    /// The configuration is not valid. Only a change of the configuration helps.
     Settings(String),
-    /// All else.
+    /// Any other error. A retry may succeed.
     Trouble(String),
 }
 
@@ -70,14 +70,14 @@ impl From<String> for StartError {
 impl From<SettingsError> for StartError {
     fn from(error: SettingsError) -> Self {
         match error {
-            // A file can come.
+            // The key file may be created later.
             SettingsError::Key { .. } => Self::Trouble(causes(&error)),
             _ => Self::Settings(causes(&error)),
         }
     }
 }
 
-/// A scaler on the plugins that start: where some do not, the groups of the others stand in for theirs meanwhile.
+/// Starts the scaler on the plugins that start. Groups whose plugins do not start are deferred.
 async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Result<(Scaler, Vec<Member>), StartError> {
     let InstanceOptions { name, books, find_plugin, .. } = &shared.options;
     let (config, buckets) = settings::scaling(settings, name, rand::random())?;
@@ -96,7 +96,7 @@ async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Resu
     Ok((scaler.map_err(|error| causes(&error))?, members))
 }
 
-/// The plugin of a group, with the group's settings.
+/// Returns how to start the plugin of a group, with the settings of the group.
 fn spec(
     shared: &Shared,
     group: &GroupSettings,
@@ -108,7 +108,7 @@ fn spec(
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }
 
-/// Starts a plugin; its name and why not.
+/// Starts a plugin. The error names it.
 async fn plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, String> {
     let spec = spec?;
     let name = spec.name();
@@ -116,7 +116,7 @@ async fn plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, St
     Ok(PluginGroup::new(group))
 }
 
-/// The plugin of one group, of which the scaler has the handle.
+/// Plugin of one group that the scaler uses.
 pub(super) struct Member {
     group: GroupId,
     state: State,
@@ -124,7 +124,7 @@ pub(super) struct Member {
 
 enum State {
     Here(Weak<PluginGroup>),
-    /// It did not start, and is tried again; with the name of its group.
+    /// The plugin did not start and is retried. Has the name of its group.
     Late(Arc<DeferredGroup>, String),
 }
 
@@ -147,7 +147,7 @@ impl Member {
         }
     }
 
-    /// Starts it where it does not run yet, and tells the scaler what it tells. Cancel-safe.
+    /// Starts the plugin if it does not run yet, and forwards its reports to the scaler. Cancel-safe.
     pub(super) async fn follow(self, scaler: Scaler, shared: &Shared) {
         let runner = &shared.options.name;
         let weak = match self.state {
@@ -159,7 +159,7 @@ impl Member {
     }
 }
 
-/// Starts the plugin of a group, with the newest settings of that name.
+/// Starts the plugin of a deferred group, with the newest settings of that group.
 async fn arrive(late: &DeferredGroup, group: &str, shared: &Shared) -> Weak<PluginGroup> {
     let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_AGAIN;
@@ -167,7 +167,7 @@ async fn arrive(late: &DeferredGroup, group: &str, shared: &Shared) -> Weak<Plug
         tokio::time::sleep(wait).await;
         let groups = shared.newest().all_groups(runner);
         let of = |settings: &GroupSettings| spec(shared, settings, *find_plugin);
-        // One that has left the file is not started; the next start of the manager does without it.
+        // A group that was removed from the configuration is not started. The next start of the manager drops it.
         let gone = || Err(format!("group {group} is not in the configuration any more"));
         match plugin(groups.iter().find(|settings| settings.name == group).map_or_else(gone, of)).await {
             Ok(plugin) => {
@@ -185,7 +185,7 @@ async fn arrive(late: &DeferredGroup, group: &str, shared: &Shared) -> Weak<Plug
     }
 }
 
-/// Seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(super) fn unix_now() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)

@@ -1,13 +1,13 @@
-//! The instance adapter: jobs run on machines that a fleeting plugin makes, served by one agent on each.
+//! Adapter for instances: jobs run on machines that a fleeting plugin creates, each with one agent.
 //!
 //! ```text
 //! taskscaler --lease--> instance --session (SSH, WinRM)--> agent (see `deploy`)
 //! ```
 //!
-//! With `vm_isolation` each job has a virtual machine on its instance, and the agent is in that one ([`isolation`]).
+//! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine ([`isolation`]).
 //!
-//! A connection that breaks is mended while the instance lives. Whether it lives is the scaler's to say: it is told of the
-//! doubt at once, and asks the provider.
+//! A broken connection is replaced as long as the instance exists. The scaler decides whether it still exists: it is notified of the broken
+//! connection at once, and asks the provider.
 
 mod acquire;
 mod claims;
@@ -34,11 +34,11 @@ pub use provider::{InstanceExecutor, InstanceOptions};
 pub use runners::{Fleet, FleetList, InstanceExecutors, InstancesOptions, NAME, log_instances_left};
 pub use settings::SettingsError;
 
-/// Metrics of a scaler, its plugin and its instances.
+/// Metrics of a scaler, its plugins and its instances.
 pub mod metrics {
     use muster_taskscaler::driver::{Buckets, Family};
 
-    /// Returns all families, of a scaler that has done nothing, a plugin that was not started, and no virtual machine.
+    /// Returns all metric families with zero values: of a new scaler, a plugin that was not started, and no virtual machine.
     #[must_use]
     pub fn all() -> Vec<Family> {
         use muster_taskscaler::config::{Config, GroupConfig};

@@ -1,4 +1,4 @@
-//! The scaler's instance group port, on a running fleeting plugin.
+//! Instance group port of the scaler, implemented on a running fleeting plugin.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::provider::causes;
 
-/// Time before a call that the end of the plugin's process interrupted is made again.
+/// Delay before a call is repeated that was interrupted by the end of the plugin's process.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Instance group of one plugin process.
@@ -23,7 +23,7 @@ pub struct PluginGroup {
 }
 
 impl PluginGroup {
-    /// Returns the instance group of a plugin that was started.
+    /// Returns the instance group of a running plugin.
     #[must_use]
     pub fn new(group: Group) -> Arc<Self> {
         let max_size = group.info().max_size;
@@ -42,14 +42,16 @@ impl PluginGroup {
         Arc::new(Self { group, status, follow })
     }
 
-    /// Returns the plugin itself, for what the scaler's port does not have.
+    /// Returns the plugin itself, for calls that are not part of the scaler's port.
     #[must_use]
     pub fn group(&self) -> &Group {
         &self.group
     }
 
-    /// Returns the answer to a call about one instance, or `None` if the plugin was down and is up again: the call must be repeated then.
-    /// A plugin that is down proves nothing about the instance.
+    /// Returns the answer to a call about one instance, or `None` if the call must be repeated.
+    ///
+    /// The call is repeated if the plugin went down during the call and is up again. A plugin that is down proves nothing about the
+    /// instance.
     async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
         match answer {
             Err(error @ (CallError::Down { .. } | CallError::Broken { .. })) => {
@@ -57,7 +59,7 @@ impl PluginGroup {
             }
             answer => return Some(answer.map_err(|error| causes(&error))),
         }
-        // The connection breaks before the process is seen to have exited.
+        // The connection can break before the exit of the process is noticed.
         tokio::time::sleep(RETRY_DELAY).await;
         let mut status = self.status.clone();
         match status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await {
@@ -67,7 +69,7 @@ impl PluginGroup {
     }
 }
 
-/// Returns what a failed call about one instance proves.
+/// Returns whether a failed call says something about the plugin or about the instance.
 fn unanswered(error: &CallError) -> NoAnswer {
     let message = causes(error);
     match error {
@@ -87,7 +89,7 @@ impl InstanceGroupPort for PluginGroup {
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
         let snapshot = self.group.update().await.map_err(|error| causes(&error))?;
         let mut list: Vec<_> = snapshot.instances.into_iter().collect();
-        // The scaler matches new instances with requests in this order, which must not be that of a map.
+        // The scaler matches new instances with requests in this order, so it must not depend on the order of a map.
         list.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(list)
     }

@@ -1,9 +1,11 @@
-//! What is counted of a plugin, as families of numbers.
+//! Metrics of plugins, as metric families.
 
 use muster_fleeting::host::{CALL_SECONDS, CallResult, Calls, Counts};
 use muster_taskscaler::driver::{Family, Kind, Sample};
 
-/// All of them, of the plugin of each group by the group's name. They are there from the first attempt to start the plugin on, also where none succeeds.
+/// Returns the metrics of the plugins of all groups, labeled with the group's name.
+///
+/// They exist from the first attempt to start the plugin, even if every attempt fails.
 pub(super) fn families(groups: &[(String, Counts)]) -> Vec<Family> {
     let mut all: Vec<Family> = Vec::new();
     for (group, counts) in groups {
@@ -20,7 +22,7 @@ pub(super) fn families(groups: &[(String, Counts)]) -> Vec<Family> {
     all
 }
 
-/// Those of one plugin, in an order that is always the same.
+/// Returns the metrics of one plugin, always in the same order.
 fn of_one(counts: &Counts) -> Vec<Family> {
     let family = |name, help, kind, samples| Family { name, help, kind, samples };
     let calls = |of: &dyn Fn(&'static str, &Calls) -> Vec<Sample>| {

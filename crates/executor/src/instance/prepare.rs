@@ -1,4 +1,4 @@
-//! From an instance that runs to one that jobs can have.
+//! Prepares a running instance for its first job.
 
 use std::sync::{Arc, Weak};
 
@@ -9,10 +9,10 @@ use muster_taskscaler::driver::{Prepare, StartingInstance};
 use super::provider::Shared;
 use crate::deploy::{Dial, Dialed, run_command};
 
-/// Makes an instance ready: the command of the configuration, then the agent, or what makes virtual machines for jobs.
+/// Prepares instances: runs the configured command, then starts the agent or clears the nesting daemon.
 pub(super) struct InstancePreparer {
     pub(super) shared: Weak<Shared>,
-    /// Those that the scaler was started with.
+    /// Settings with which the scaler was started.
     pub(super) settings: Arc<AutoscalerSettings>,
 }
 
@@ -24,7 +24,7 @@ impl Prepare for InstancePreparer {
             shared.hosts().pin(shared.name(&up.group, up.id.as_str()).as_str(), &up.host_keys);
         }
         let way = PrepareDialer { shared: &shared, up: &up };
-        // Once: what it removes or starts again may be in use by the jobs of an earlier start.
+        // Runs only once per instance, because it could disturb jobs of an earlier start.
         if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !up.again) {
             run_command(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
         }
@@ -36,7 +36,7 @@ impl Prepare for InstancePreparer {
     }
 }
 
-/// To an instance that no job has yet.
+/// Opens sessions with an instance that no job has yet.
 struct PrepareDialer<'a> {
     shared: &'a Shared,
     up: &'a StartingInstance,
@@ -45,7 +45,7 @@ struct PrepareDialer<'a> {
 #[async_trait]
 impl Dial for PrepareDialer<'_> {
     async fn dial(&self) -> Result<Dialed, String> {
-        // One that was ready before has its key.
+        // An instance that was prepared before has its host key.
         let id = (self.up.group.as_str(), &self.up.id);
         let (session, addresses) = self.shared.dial(id, || self.up.connect_info(), !self.up.again).await?;
         Ok(self.shared.dialed(id, session, &addresses))

@@ -1,13 +1,13 @@
-//! The provider: capacity and leases of the scaler of one `[[runners]]` entry.
+//! Executor for the instances of one `[[runners]]` entry: capacity and leases of its scaler.
 //!
 //! ```text
-//! work:    start the plugin and its scaler (again and again) --> keep as many promises of a slot as requests may be in flight
-//! acquire: a promise --> a slot of an instance that the agent is on --> what the plugin does before a job (else another slot)
-//!          --> with vm_isolation: a virtual machine there, that the agent is on (else another slot)
+//! run:     start the plugins and the scaler (with retries) --> reserve a slot for each job request that may be in flight
+//! acquire: reservation --> slot of an instance with an agent --> the plugin's preparation for the job (else another slot)
+//! --> with vm_isolation: a virtual machine with an agent on the instance (else another slot)
 //! ```
 //!
-//! A job request is sent only where a promise stands behind it: so no job is taken that no instance is in sight for. An
-//! instance is ready when its agent answers; a job that gets one finds the connection open.
+//! A job request is sent only if a slot is reserved for it, so no job is received for which no instance is expected. An instance is ready
+//! when its agent answers, so a job finds an open connection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -39,77 +39,77 @@ use super::{files, work};
 use crate::deploy::{Agents, Dialed, Executable, RemoteMachine};
 use crate::{Capacity, Elastic, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey, Slots};
 
-/// What a provider works by.
+/// Options of an executor for the instances of one runner.
 #[derive(Debug, Clone)]
 pub struct InstanceOptions {
-    /// The entry's name, for logs and for the group.
+    /// Name of the runner, for logs and as the name of its group.
     pub name: String,
-    /// `[runners.autoscaler]`.
+    /// Settings in `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// How to run a plugin, by what `plugin` says; or why there is none. It is asked again before each try.
+    /// Returns how to start the plugin that `plugin` names, or the reason why this is not possible. Called before each attempt.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
-    /// Job requests that may be in flight.
+    /// Maximum number of job requests in flight.
     pub requests: usize,
-    /// The scaler's books; their directory exists.
+    /// File of the scaler's ledger. Its directory exists.
     pub books: PathBuf,
-    /// Whoever has it has the books: a provider that ends may still be removing instances.
+    /// Lock of the ledger. An executor that is shutting down holds it until its last instance is deleted.
     pub turn: Arc<tokio::sync::Mutex<()>>,
-    /// What the agent is, on machines of the manager's kind.
+    /// Agent for machines of the manager's platform.
     pub executable: Arc<Executable>,
 }
 
-/// The instances of one entry as a provider.
+/// Executor for the instances of one runner.
 pub struct InstanceExecutor {
     pub(super) shared: Arc<Shared>,
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the provider shares with its leases.
+/// State that the executor shares with its leases.
 pub(super) struct Shared {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,
     hosts: OnceLock<KnownHosts>,
-    /// Those that the scaler runs with; as long as there is none, the newest.
+    /// Settings that the scaler uses. Before it runs, these are the newest settings.
     settings: Mutex<Arc<AutoscalerSettings>>,
-    /// As it stands in the file.
+    /// Newest settings from the configuration file.
     newest: Mutex<Arc<AutoscalerSettings>>,
-    /// They are others than those that did not do.
+    /// Notified if the settings changed while the scaler could not be started.
     pub(super) changed: Notify,
     pub(super) requests: AtomicUsize,
     pub(super) intake: Mutex<Intake>,
     pub(super) turn: Mutex<Option<OwnedMutexGuard<()>>>,
     scaler: watch::Sender<Option<Scaler>>,
     pub(super) capacity: watch::Sender<Capacity>,
-    /// Jobs that wait for a slot or have one.
+    /// Number of jobs that wait for a slot or have one.
     pub(super) under_way: AtomicUsize,
     pub(super) promises: Mutex<Vec<Reservation>>,
-    /// Promises may be missing, or possible again.
+    /// Notified if reservations may be missing or possible again.
     pub(super) again: Notify,
     pub(super) slots: Slots,
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
-    /// The virtual machines, where each job has one on its instance.
+    /// Virtual machines of jobs, if `vm_isolation` is set.
     pub(super) isolation: Arc<Isolation>,
-    /// The log says that jobs run without cgroups.
+    /// Whether the log says that jobs run without cgroups.
     pub(super) warned_no_cgroup: Once,
-    /// What the instances use.
+    /// Resources that the instances use.
     pub(super) usage: Usage,
-    /// What counts the plugin of each group, by the group's name.
+    /// Counters of the plugin of each group, by name of the group.
     meters: Mutex<BTreeMap<String, Meter>>,
     pending_claims: Mutex<PendingClaims>,
 }
 
-/// Whether jobs are requested.
+/// Whether the manager requests jobs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Intake {
-    /// They are.
+    /// Jobs are requested.
     #[default]
     Open,
-    /// No more are: the manager is to exit, or its jobs are to end.
+    /// No more jobs are requested, because the manager is shutting down or the runner was removed.
     Closed,
 }
 
 impl InstanceExecutor {
-    /// Starts the plugin and its scaler, in the background: what fails is told in the log, and tried again.
+    /// Starts the plugins and the scaler in the background. Failures are logged and retried.
     #[must_use]
     pub fn start(options: InstanceOptions) -> Arc<Self> {
         let shared = Arc::new(Shared {
@@ -142,7 +142,9 @@ impl InstanceExecutor {
         Arc::new(Self { shared, work: Mutex::new(Some(work)) })
     }
 
-    /// Other settings. Policies and `requests` take effect at once, the others as long as the plugin does not run.
+    /// Applies new settings.
+    ///
+    /// Policies and `requests` take effect at once. All other settings are used only if the scaler has not been started yet.
     pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.again.notify_one();
@@ -158,7 +160,7 @@ impl InstanceExecutor {
         }
     }
 
-    /// No more jobs are requested: nothing is kept idle or promised. Jobs that are there already are served.
+    /// Stops requesting jobs: no slot is reserved and no idle instance is kept. Jobs that were received are served.
     pub fn drain(&self) {
         *self.shared.intake.lock() = Intake::Closed;
         self.shared.promises.lock().clear();
@@ -168,25 +170,27 @@ impl InstanceExecutor {
         }
     }
 
-    /// The scaler, once it runs.
+    /// Returns the scaler. `None` before it runs and after it was stopped.
     #[must_use]
     pub fn scaler(&self) -> Option<Scaler> {
         self.shared.scaler.borrow().clone()
     }
 
-    /// Ends the scaler and its plugin within about `limit`; instances are removed where the configuration says so. Those
-    /// that are left, by name.
+    /// Stops the scaler and its plugins within about `limit`.
+    ///
+    /// Instances are deleted if the configuration says so. Returns the names of those that are left.
     pub async fn stop(&self, limit: Duration) -> Vec<String> {
         let left = self.end(limit, false).await;
         self.shared.turn.lock().take();
         left
     }
 
-    /// As [`Self::stop`], for a runner that is not in the configuration any more: all its instances are removed, and with
-    /// the last one its books.
+    /// Stops like [`Self::stop`], for a runner that was removed from the configuration.
+    ///
+    /// Deletes all its instances, and after the last one its ledger.
     pub async fn remove_all_and_stop(&self, limit: Duration) -> Vec<String> {
         let left = self.end(limit, true).await;
-        // Without its turn it has not looked at the books.
+        // Without the lock, this executor has not read the ledger.
         let turn = self.shared.turn.lock().take();
         if turn.is_some()
             && left.is_empty()
@@ -198,20 +202,20 @@ impl InstanceExecutor {
     }
 
     async fn end(&self, limit: Duration, remove: bool) -> Vec<String> {
-        // One that has not started knows of no instances; those in the books it must know to remove them.
+        // A scaler that has not started does not know the instances in the ledger, which it must delete.
         if remove && self.scaler().is_none() && self.shared.options.books.exists() {
             let _ = tokio::time::timeout(limit, self.shared.scaler()).await;
         }
         let work = self.work.lock().take();
         if let Some(work) = work {
             work.abort();
-            // Only that it is over counts.
+            // Only the end of the task matters.
             let _ = work.await;
         }
         self.shared.promises.lock().clear();
         self.shared.instances.lock().clear();
         let began = tokio::time::Instant::now();
-        // One that is being made may take longer than there is time: the instances have their part of it, too.
+        // Creating a virtual machine may take longer than that. The deletion of instances needs the other half of the time.
         self.shared.isolation.idle(limit / 2).await;
         let limit = limit.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
@@ -237,7 +241,7 @@ impl Executor for InstanceExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        // Also where nobody waits for it any more.
+        // The claim also ends if the caller stops waiting.
         let task_key = record.task_key().unwrap_or_default();
         let _guard = ClaimGuard { shared: &self.shared, task_key };
         self.restore_expected(record, task_key).await
@@ -280,7 +284,7 @@ impl InstanceExecutor {
             environment: format!("instance {}", record.environment),
             message: message.to_owned(),
         };
-        // However long its plugin takes to start: the job is on the instance meanwhile, and loses nothing.
+        // This waits until the plugin has started, however long that takes: the job runs on the instance meanwhile and loses nothing.
         let scaler = self.shared.scaler().await;
         let lease = scaler.claim(TaskKey::new(task_key)).await;
         let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
@@ -306,7 +310,7 @@ impl InstanceExecutor {
     }
 }
 
-/// A lease of an earlier start is claimed, or not wanted, when this is dropped.
+/// Marks a lease of an earlier start as claimed, or as no longer needed, when it is dropped.
 struct ClaimGuard<'a> {
     shared: &'a Shared,
     task_key: &'a str,
@@ -319,17 +323,17 @@ impl Drop for ClaimGuard<'_> {
 }
 
 impl Shared {
-    /// `[runners.autoscaler]` as it is acted on.
+    /// Returns the settings that are in use.
     pub(super) fn settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.settings.lock())
     }
 
-    /// `[runners.autoscaler]` as it stands in the file: what is started anew is started with it.
+    /// Returns the settings in the configuration file, which apply to anything that is started from now on.
     pub(super) fn newest(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.newest.lock())
     }
 
-    /// The host keys of the instances.
+    /// Returns the known host keys of the instances.
     pub(super) fn hosts(&self) -> &KnownHosts {
         self.hosts.get_or_init(|| {
             let path = files::hosts(&self.options.books);
@@ -341,7 +345,7 @@ impl Shared {
         })
     }
 
-    /// The scaler runs, with these settings. What was changed while it started, and can take effect, does.
+    /// Publishes the running scaler, which was started with `settings`. Policies that changed meanwhile are applied.
     pub(super) fn runs(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
         let mut newest = self.settings.lock();
         if *newest != *settings {
@@ -354,10 +358,10 @@ impl Shared {
         }
     }
 
-    /// The scaler, when it runs. Cancel-safe.
+    /// Waits until the scaler runs, and returns it. Cancel-safe.
     pub(super) async fn scaler(&self) -> Scaler {
         let mut scaler = self.scaler.subscribe();
-        // The sender lives in `self`.
+        // The sender is a field of `self`.
         let running = scaler.wait_for(Option::is_some).await.ok().and_then(|scaler| scaler.clone());
         match running {
             Some(scaler) => scaler,
@@ -365,23 +369,23 @@ impl Shared {
         }
     }
 
-    /// Why no more jobs are requested now; none where they are.
+    /// Returns the reason why no jobs are requested now. `None` means that jobs are requested.
     pub(super) fn no_requests(&self) -> Option<String> {
         let why = self.capacity.borrow().limit_reason.as_ref().map(ToString::to_string);
         why.filter(|_| self.promises.lock().is_empty())
     }
 
-    /// What counts the plugin of a group, over all its starts.
+    /// Returns the meter that counts all starts and calls of a group's plugin.
     pub(super) fn meter(&self, group: &str) -> Meter {
         self.meters.lock().entry(group.to_owned()).or_default().clone()
     }
 
-    /// The counts of each group's plugin.
+    /// Returns the counts of the plugin of each group.
     pub(super) fn plugin_counts(&self) -> Vec<(String, Counts)> {
         self.meters.lock().iter().map(|(group, meter)| (group.clone(), meter.counts())).collect()
     }
 
-    /// An instance's name among those of all groups.
+    /// Returns the name of an instance, which is unique among all groups of the runner.
     pub(super) fn name(&self, group: &str, id: &str) -> InstanceId {
         InstanceId::new(name_among(self.settings.lock().groups.len(), group, id))
     }
@@ -392,12 +396,12 @@ impl Shared {
         Arc::clone(instances.entry(name.clone()).or_insert_with(|| self.place(name.as_str())))
     }
 
-    /// A place for an agent that nobody has reached yet.
+    /// Returns a machine that has not been reached yet.
     pub(super) fn place(&self, name: &str) -> Arc<RemoteMachine> {
         Arc::new(RemoteMachine::new(format!("instance {name}"), Arc::clone(&self.agents)))
     }
 
-    /// Returns a session with an instance, and what the trace shows of it.
+    /// Combines a session with an instance and the trace lines for it.
     pub(super) fn dialed(
         &self,
         (group, id): (&str, &InstanceId),
@@ -409,7 +413,7 @@ impl Shared {
         Dialed { session, trace_lines: trace_lines(name.as_str(), addresses, shown) }
     }
 
-    /// Checks that there is an agent for what a machine is said to be.
+    /// Checks that there is an agent for the platform that a machine is said to have.
     pub(super) fn ensure_supported(&self, name: &str, connector: &ConnectorConfig) -> Result<(), String> {
         ensure_supported(&self.agents, name, connector)
     }
@@ -424,7 +428,7 @@ impl Shared {
         let of = settings.groups.iter().find(|of| of.name == group);
         let connector = of.map_or(&settings.connector, |of| &of.connector);
         let name = self.name(group, id.as_str());
-        // With virtual machines on it, no agent runs on the instance itself.
+        // With virtual machines, no agent runs on the instance itself.
         let runs_agent = settings.isolation.is_none();
         let details = || {
             let (asked, name) = (details(), name.clone());
@@ -439,13 +443,13 @@ impl Shared {
         dial(name.as_str(), details, settings::dial_options(connector), self.hosts(), is_new).await
     }
 
-    /// A lease of an earlier start was claimed, or is not wanted.
+    /// Records that a lease of an earlier start was claimed, or is no longer needed.
     fn claimed(&self, task_key: &str) {
         self.pending_claims.lock().task_keys().remove(task_key);
         self.settle();
     }
 
-    /// Tells the scaler when no lease of an earlier start is left to be claimed.
+    /// Notifies the scaler if all leases of an earlier start have been claimed.
     pub(super) fn settle(&self) {
         if self.pending_claims.lock().are_complete()
             && let Some(scaler) = &*self.scaler.borrow()
@@ -454,7 +458,7 @@ impl Shared {
         }
     }
 
-    /// Tells how many jobs there may be.
+    /// Publishes the number of jobs that can be served, and the reason why there are no more.
     pub(super) fn publish(&self, promises: usize, why: Option<Arc<str>>) {
         let jobs = self.under_way.load(Ordering::Relaxed) + promises;
         let capacity = Capacity { jobs, limit_reason: why };
@@ -466,13 +470,13 @@ impl Shared {
     }
 }
 
-/// The instances that are in the books.
+/// Returns the IDs of the instances in the ledger.
 fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::ledger::Row>) -> Vec<String> {
     let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
     rows.keys().filter_map(id).collect()
 }
 
-/// The error with its causes.
+/// Returns the error and its causes in one line.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

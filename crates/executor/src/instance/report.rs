@@ -1,4 +1,4 @@
-//! What operators are told of the instances of one runner.
+//! Reports about the instances of one runner, and actions of operators on them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::plugin_numbers;
 use super::provider::InstanceExecutor;
 
 impl InstanceExecutor {
-    /// How everything is now.
+    /// Returns the current state of the scaler, its instances and its plugins.
     pub async fn report(&self) -> Report {
         let (runner, no_requests) = (self.shared.options.name.clone(), self.shared.no_requests());
         let status = match self.scaler() {
@@ -26,14 +26,14 @@ impl InstanceExecutor {
         Report { runner, unavailable_reason: down, requests_paused_reason: no_requests, status, resources }
     }
 
-    /// Why something is as it is, at `unix`.
+    /// Explains a decision of the scaler, as of `unix` seconds.
     ///
     /// # Errors
-    /// The decisions that are kept cannot be read.
+    /// An I/O error if the recorded decisions cannot be read.
     pub async fn explain(&self, subject: &Subject, unix: i64) -> std::io::Result<Explanation> {
         let report = self.report().await;
         let (books, subject) = (self.shared.options.books.clone(), subject.clone());
-        // Up to a hundred thousand lines are looked at: not on a thread that jobs wait for.
+        // Up to a hundred thousand lines are read, which must not block a thread that serves jobs.
         let read = tokio::task::spawn_blocking(move || {
             explain(&subject, &report, ReportSource::Manager, unix, &|since, most, wanted| {
                 history::read(&books, since, most, wanted)
@@ -42,8 +42,9 @@ impl InstanceExecutor {
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
     }
 
-    /// An operator does something to an instance, or to a whole group; `by` is who, and why. What is answered is in the
-    /// books; none where the scaler does not run, or cannot write them now.
+    /// Applies an operator's action to an instance or to a group. `by` names the operator and the reason.
+    ///
+    /// The action is in the ledger when the result is returned. `None` means that the scaler does not run, or cannot write its ledger now.
     pub async fn operate(
         &self,
         place: &OperatorTarget,
@@ -54,7 +55,7 @@ impl InstanceExecutor {
         self.scaler()?.apply_operator_action(GroupId(place.group), id, act, by).await
     }
 
-    /// The scaler's numbers, none where it does not run, those of the plugins, and those of virtual machines where jobs have such.
+    /// Returns the metrics of the scaler if it runs, of the plugins, and of virtual machines if `vm_isolation` is set.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
         let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();

@@ -1,4 +1,6 @@
-//! What instances use, where their plugin can say: asked for at a modest rate, for those who watch. Nothing depends on it.
+//! Resource usage of instances, for plugins that can report it.
+//!
+//! It is shown to operators and in metrics; no decision depends on it.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -16,25 +18,25 @@ use tokio::time::Instant;
 use super::plugin_group::PluginGroup;
 use super::provider::causes;
 
-/// It is a measurement at the provider, or on each machine: the first looks, which double, and the later ones.
+/// Initial and maximum interval between two samples. The interval doubles, because a sample can be expensive for the provider.
 const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// Instances of one question.
+/// Maximum number of instances per call.
 const ASKED_MAX: usize = 500;
 
-/// What instances used when they were looked at last, by the numbers of their groups.
+/// Usage of the instances at the last sample, by the number of their group.
 #[derive(Debug, Default)]
 pub(super) struct Usage(Mutex<BTreeMap<usize, Seen>>);
 
 #[derive(Debug, Default)]
 struct Seen {
     instances: BTreeMap<String, InstanceUsage>,
-    /// Processors that all of them kept busy between the last two looks.
+    /// CPUs that all instances together kept busy between the last two samples.
     cpus: f64,
     at: Option<Instant>,
 }
 
 impl Usage {
-    /// By the names of the instances among those of all groups, whose names these are.
+    /// Returns the usage of each instance, by its unique name. `names` are the names of the groups.
     pub(super) fn now(&self, names: &[&str]) -> BTreeMap<String, InstanceUsage> {
         let groups = self.0.lock();
         let named = groups.iter().filter_map(|(group, seen)| Some((names.get(*group)?, seen)));
@@ -66,7 +68,7 @@ impl Usage {
     pub(super) fn families(&self) -> Vec<Family> {
         let groups = self.0.lock();
         let all = || groups.values().flat_map(|seen| seen.instances.values());
-        // The numbers are a plugin's: their sum as an integer could overflow.
+        // The numbers come from a plugin: an integer sum could overflow.
         let sum = |of: fn(&InstanceUsage) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
         let gauge = |name, help, value| {
             let samples = vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }];
@@ -89,7 +91,7 @@ impl Usage {
     }
 }
 
-/// Looks at the instances of a group as long as there is the plugin. Cancel-safe.
+/// Samples the instances of a group until its plugin is dropped. Cancel-safe.
 pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupId, usage: &Usage, runner: &str) {
     let mut wait = EVERY.0;
     loop {
@@ -102,7 +104,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
         let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
-        // Another version of it may have what this one lacks.
+        // A newer version of the plugin may support this.
         let answer =
             if ids.is_empty() || !group.features().resources { Ok(Vec::new()) } else { group.resources(&ids).await };
         match answer {

@@ -1,4 +1,4 @@
-//! What instances are made by, in the words of the scaler and of the plugins' protocol.
+//! Converts a runner's settings to those of the scaler and of the plugin protocol.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use muster_taskscaler::driver::Buckets;
 
 use super::connect::TraceAddresses;
 
-/// Why settings cannot be used.
+/// Reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// What the scaler cannot act on.
+    /// The scaler cannot use these settings. Has one message for each problem.
     #[error("[runners.autoscaler]: {}", .0.join("; "))]
     Scaling(Vec<String>),
-    /// Nobody knows where the nesting daemon is.
+    /// `nesting_host` is missing, so the nesting daemon cannot be found.
     #[error(
         "[runners.autoscaler.vm_isolation]: nesting_host is missing: where the nesting daemon listens on an instance, as in \
          unix:///run/nesting.sock"
@@ -26,19 +26,21 @@ pub enum SettingsError {
     /// The private key cannot be read.
     #[error("{table}: key_path {} cannot be read", path.display())]
     Key {
-        /// Which table names it.
+        /// Table that names the key.
         table: &'static str,
-        /// The file.
+        /// Path of the key.
         path: PathBuf,
-        /// The system's answer.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// The scaler's own form, and the bounds of its histograms. `name` is the group's, `seed` where jitter comes from.
+/// Returns the configuration of the scaler and the bounds of its histograms.
+///
+/// `name` is the name of the group, and `seed` initializes the jitter.
 ///
 /// # Errors
-/// [`SettingsError::Scaling`].
+/// [`SettingsError::Scaling`] if the scaler cannot use the settings.
 pub(super) fn scaling(
     settings: &AutoscalerSettings,
     name: &str,
@@ -50,10 +52,10 @@ pub(super) fn scaling(
     Ok((config, scaling.buckets.clone()))
 }
 
-/// Looks at what is used only when there are instances.
+/// Checks settings that are used only when there are instances.
 ///
 /// # Errors
-/// [`SettingsError`].
+/// [`SettingsError`] if they are not valid.
 pub(super) fn check(settings: &AutoscalerSettings) -> Result<(), SettingsError> {
     match &settings.isolation {
         Some(isolation) if isolation.nesting_host.trim().is_empty() => Err(SettingsError::NoNestingHost),
@@ -62,7 +64,7 @@ pub(super) fn check(settings: &AutoscalerSettings) -> Result<(), SettingsError> 
     }
 }
 
-/// How long the end waits for removals: so many retries (`shutdown_deletion_retries`), each after its interval.
+/// Returns the maximum time to delete instances on shutdown: `shutdown_deletion_retries` times its interval.
 pub(super) fn shutdown_limit(settings: &AutoscalerSettings) -> Duration {
     let config = &settings.scaling.config;
     config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries)
@@ -73,23 +75,23 @@ pub(super) fn trace_addresses(settings: &AutoscalerSettings) -> TraceAddresses {
     TraceAddresses { internal: settings.log_internal_ip, external: settings.log_external_ip }
 }
 
-/// Settings that no plugin gets.
+/// Returns the connection options that are not sent to plugins.
 pub(super) fn dial_options(settings: &ConnectorSettings) -> DialOptions {
     DialOptions { use_external_addr: settings.use_external_addr, allow_unencrypted: settings.allow_unencrypted }
 }
 
-/// How a virtual machine is reached from its instance.
+/// Returns how a virtual machine is reached from its instance.
 ///
 /// # Errors
-/// [`SettingsError::Key`].
+/// [`SettingsError::Key`] if the private key cannot be read.
 pub(super) fn of_machines(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
     connector(settings, "vm_isolation.connector_config")
 }
 
-/// What a plugin is told of connecting.
+/// Returns the connection settings for a plugin.
 ///
 /// # Errors
-/// [`SettingsError::Key`].
+/// [`SettingsError::Key`] if the private key cannot be read.
 pub(super) fn of_plugins(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
     connector(settings, "connector_config")
 }

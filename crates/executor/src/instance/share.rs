@@ -1,4 +1,4 @@
-//! Several jobs on one instance: what a job asks the scaler for, what it gets, and what it used.
+//! Instances with several jobs: the resources that a job requests, its share, and its usage.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 use crate::port::SlotKey;
 use crate::port::{EnvironmentRequest, SlotShare, StickyContextSettings};
 
-/// Below the home directory: what jobs leave for each other.
+/// Directory of sticky contexts, relative to the home directory on the instance.
 const CONTEXTS: &str = ".muster/contexts";
 
-/// What the scaler is asked for.
+/// Returns the request to the scaler for a job.
 pub(super) fn request(
     key: &SlotKey,
     job: &EnvironmentRequest,
@@ -35,15 +35,16 @@ pub(super) fn request(
     }
 }
 
-/// Eight bytes of a hash.
+/// Returns eight bytes of a hash of the parts.
 fn number(parts: &[&[u8]]) -> u64 {
     let mut hash = Sha256::new();
     parts.iter().for_each(|part| hash.update(part));
     hash.finalize().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// What a lease gives; `home` is the home directory on its instance, once that is known. With `nested` the job has a virtual
-/// machine of its own there.
+/// Returns the share of a lease.
+///
+/// `home` is the home directory on the instance, if it is known yet. `nested` means that the job has a separate virtual machine.
 pub(super) fn share(
     lease: &driver::LeaseHandle,
     settings: &AutoscalerSettings,
@@ -68,7 +69,7 @@ pub(super) fn share(
     }
 }
 
-/// What a job used, as the scaler learns from it: what only some processes say is no need.
+/// Converts a job's usage for the scaler. Values that cover only some processes are left out, because they are too low.
 pub(super) fn used(used: &Used) -> resources::JobUsage {
     let millis = Duration::from_millis;
     resources::JobUsage {

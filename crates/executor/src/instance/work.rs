@@ -1,4 +1,4 @@
-//! What a provider does by itself: it starts the plugin and its scaler, and keeps promises.
+//! Background task of an instance executor: starts the plugins and the scaler, and keeps slots reserved.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use super::members;
 use super::provider::{Intake, Shared};
 use super::settings;
 
-/// After a refused promise the scaler tells when one is possible; without a word it is asked again after this.
+/// Time after which a refused reservation is retried, in case the scaler's notification is missed.
 const PROMISE_NET: Duration = Duration::from_secs(10);
-/// Connections to instances that are gone are looked for this often at most.
+/// Minimum interval between two removals of connections to deleted instances.
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
-/// Why a manager that ends makes no promises.
+/// Reason for no reservations while the manager shuts down.
 const DRAINING: &str = "the manager takes no more jobs";
 
-/// The provider's task.
+/// Runs the background task of an instance executor.
 pub(super) async fn work(shared: Arc<Shared>) {
     let turn = Arc::clone(&shared.options.turn).lock_owned().await;
     *shared.turn.lock() = Some(turn);
     let (scaler, members) = members::started(&shared).await;
     shared.settle();
-    // The first end where the plugin tells nothing by itself; the second never does.
+    // The first future ends if no plugin reports anything. The second one ends with the scaler.
     let members = members.into_iter().map(|member| member.follow(scaler.clone(), &shared));
     tokio::join!(futures::future::join_all(members), promise(&shared, &scaler));
 }
 
-/// Keeps as many promises as requests may be in flight.
+/// Keeps as many slots reserved as job requests may be in flight.
 async fn promise(shared: &Shared, scaler: &Scaler) {
     let mut refused: Option<Arc<str>> = None;
     let mut pruned = tokio::time::Instant::now();
@@ -50,15 +50,15 @@ async fn promise(shared: &Shared, scaler: &Scaler) {
         }
         tokio::select! {
             () = shared.again.notified() => {}
-            // A scaler that has ended has no more promises.
+            // A scaler that has ended makes no more reservations.
             changed = room.changed() => if changed.is_err() { return },
-            // A net: it is told of each chance.
+            // A fallback: the scaler notifies this task whenever a reservation becomes possible.
             () = tokio::time::sleep(PROMISE_NET), if refused.is_some() => {}
         }
     }
 }
 
-/// Makes the promises that are missing; why there are not more.
+/// Makes the missing reservations. Returns the reason why there are not more.
 async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
     loop {
         let held = {
@@ -73,7 +73,7 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
         }
         let wanted = shared.requests.load(Ordering::Relaxed).max(1);
         if held > wanted {
-            // Dropped, they are given back.
+            // Dropping a reservation revokes it.
             shared.promises.lock().truncate(wanted);
             continue;
         }
@@ -92,7 +92,7 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
     }
 }
 
-/// Other policies, from now on.
+/// Applies changed policies.
 pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runner: &str) {
     match settings::scaling(settings, runner, 0) {
         Ok((config, _)) => scaler.set_policies(config.policies),
@@ -100,9 +100,9 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
     }
 }
 
-/// Forgets the connections to instances that are gone.
+/// Drops the connections to instances that no longer exist.
 async fn prune(shared: &Shared, scaler: &Scaler) {
-    // What comes while the status is on its way is not in it, and stays.
+    // Instances that appear while the status is requested are not in it, and are kept.
     let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();
     before.extend(shared.hosts().names().into_iter().map(InstanceId::new));
     let Some(status) = scaler.status().await else { return };

@@ -1,13 +1,14 @@
-//! A virtual machine for each job, on its instance (`vm_isolation`, fleeting.md 8.4): the nesting daemon there makes it, the
-//! job's agent runs in it, and it goes with the job.
+//! A virtual machine on the instance for each job (`vm_isolation`, `docs/spec/fleeting.md`, section 8.4).
+//!
+//! The nesting daemon on the instance creates the machine, the job's agent runs in it, and it is deleted with the job.
 //!
 //! ```text
-//! slot --session to the instance--> daemon: Create --> session through that one to the machine --> agent --> lease
-//! over: Delete, then the slot is free        next start of the manager: the lease's record names the machine, which is used on
+//! slot --session with the instance--> daemon: Create --> session through that one with the machine --> agent --> lease
+//! end of the job: Delete, then the slot is released        next start of the manager: the machine in the lease's record is used again
 //! ```
 //!
-//! A machine of nobody goes when its instance is made ready, which each start of the manager does; or, at the latest, when its
-//! slot is used again: the daemon has one machine for each slot.
+//! Orphaned machines are deleted when their instance is prepared, which each start of the manager does, or when their slot is used again,
+//! because the daemon has one machine per slot.
 
 mod nested;
 mod numbers;
@@ -30,38 +31,38 @@ use crate::{LeaseRecord, VmImage};
 pub(super) use nested::NestedMachine;
 use numbers::{Numbers, Operation};
 
-/// A job has no machine. The text is for the job's log.
+/// A virtual machine could not be created. The text is shown in the job's trace.
 #[derive(Debug)]
 pub(super) struct NotMade(pub(super) String);
 
-/// What all jobs of an entry share; of no use where they run on the instances themselves.
+/// Virtual machines of all jobs of a runner. Unused if the jobs run on the instances themselves.
 #[derive(Default)]
 pub(super) struct Isolation {
-    /// Instances with the machines that jobs have.
+    /// Machines that belong to jobs, with the IDs of their instances.
     owned: Mutex<BTreeSet<(String, String)>>,
-    /// Those of an earlier start are known.
+    /// Whether all machines of an earlier start are known.
     announced: watch::Sender<bool>,
-    /// Machines that are being made or removed.
+    /// Number of machines that are being created or deleted.
     busy: watch::Sender<usize>,
-    /// The machines' host keys. Not kept: the way leads through the instance, which is who it was by its own key.
+    /// Host keys of the machines. They are not stored, because a machine is reached through its instance, whose own key is verified.
     hosts: KnownHosts,
     numbers: Numbers,
 }
 
 impl Isolation {
-    /// The machine of this lease of an earlier start is used on.
+    /// Records that the machine of a lease of an earlier start is in use.
     pub(super) fn expect(&self, record: &LeaseRecord) {
         if let Some(machine) = record.vm() {
             self.own(&record.environment, &machine.id);
         }
     }
 
-    /// No more are expected.
+    /// Records that all machines of an earlier start are known.
     pub(super) fn expected_all(&self) {
         self.announced.send_replace(true);
     }
 
-    /// Its numbers.
+    /// Returns the metrics of virtual machines.
     pub(super) fn families(&self) -> Vec<Family> {
         self.numbers.families()
     }
@@ -74,10 +75,10 @@ impl Isolation {
         self.owned.lock().remove(&(instance.to_owned(), machine.to_owned()));
     }
 
-    /// Makes an instance ready: its daemon answers, and has no machines but those of jobs that go on.
+    /// Prepares an instance: checks that its daemon answers, and deletes machines without jobs.
     ///
     /// # Errors
-    /// Why it is not, for people.
+    /// Reason why the instance is not ready, human-readable.
     pub(super) async fn prepare(
         &self,
         settings: &IsolationSettings,
@@ -85,7 +86,7 @@ impl Isolation {
         instance: &str,
     ) -> Result<(), String> {
         let mut announced = self.announced.subscribe();
-        // The sender lives in `self`.
+        // The sender is a field of `self`.
         let _ = announced.wait_for(|all| *all).await;
         let host: Arc<dyn Session> = Arc::from(way.dial().await?.session);
         let cleared = self.clear(settings, &host, instance).await;
@@ -107,19 +108,19 @@ impl Isolation {
                     self.numbers.count(Operation::Orphan);
                     tracing::info!(instance, machine, "a virtual machine of nobody was removed");
                 }
-                // It stays until its slot is used: that is no reason to have no jobs.
+                // It is kept until its slot is used again. Jobs can run nevertheless.
                 Err(error) => tracing::warn!(instance, machine, %error, "a virtual machine of nobody is left"),
             }
         }
         Ok(())
     }
 
-    /// A machine for a job on the instance of its slot, with an agent that answers.
+    /// Creates a machine with an agent for a job, on the instance of its slot.
     ///
-    /// Whoever waits for it may go: a machine that is made all the same is removed, and then the slot is free.
+    /// If the caller stops waiting, a machine that is created anyway is deleted, and then the slot is released.
     ///
     /// # Errors
-    /// [`NotMade`]; the slot is free again, or will be.
+    /// [`NotMade`]. The slot has been released, or will be.
     pub(super) async fn machine(
         self: &Arc<Self>,
         held: HeldLease,
@@ -138,7 +139,7 @@ impl Isolation {
             let made = match made {
                 Ok(nested) => {
                     let held = held.with(nested);
-                    // A machine that is half made cannot be removed; one that is made can.
+                    // A machine that is half created cannot be deleted, a complete one can.
                     tokio::select! {
                         reached = reach(&held) => reached.map(|()| held),
                         why = held.lost() => Err(NotMade(why)),
@@ -151,16 +152,16 @@ impl Isolation {
                 Ok(_) => isolation.numbers.created(began.elapsed()),
                 Err(_) => isolation.numbers.count(Operation::CreateFailed),
             }
-            // Where nobody waits any more, the machine goes with what holds it.
+            // If the caller stopped waiting, dropping the lease deletes the machine.
             let _ = reply.send(made);
         });
         answer.await.unwrap_or_else(|_| Err(NotMade("the manager ends".to_owned())))
     }
 
-    /// Waits until no machine is being made or removed, for `limit` at most: what is left then goes at the next start.
+    /// Waits until no machine is being created or deleted, for at most `limit`. The next start deletes the rest.
     pub(super) async fn idle(&self, limit: Duration) {
         let mut busy = self.busy.subscribe();
-        // The sender lives in `self`.
+        // The sender is a field of `self`.
         if tokio::time::timeout(limit, busy.wait_for(|busy| *busy == 0)).await.is_err() {
             let left = *self.busy.borrow();
             tracing::warn!(left, "virtual machines on instances are left: the next start removes them");
@@ -168,7 +169,7 @@ impl Isolation {
     }
 }
 
-/// The daemon on the instance of a session.
+/// Connects to the nesting daemon of an instance.
 async fn daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result<Nesting, NestingError> {
     let IsolationSettings { nesting_host, nesting_config, .. } = settings;
     let none = serde_json::json!({});
@@ -176,7 +177,7 @@ async fn daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result
     Nesting::connect(Arc::clone(host), nesting_host, config, NestingLimits::default()).await
 }
 
-/// The agent of a machine that has just been made answers.
+/// Waits until the agent of a new machine answers.
 async fn reach(held: &HeldLease) -> Result<(), NotMade> {
     let reached = held.place().connect(held).await;
     let Some(slot) = held.slot() else { return Ok(()) };
@@ -193,7 +194,7 @@ async fn reach(held: &HeldLease) -> Result<(), NotMade> {
     }
 }
 
-/// A machine that is being made or removed.
+/// Counts a machine as being created or deleted until it is dropped.
 struct Busy(watch::Sender<usize>);
 
 impl Busy {

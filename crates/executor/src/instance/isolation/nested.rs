@@ -1,4 +1,4 @@
-//! One job's machine: made or found again, reached through its instance, removed.
+//! The virtual machine of one job: created or restored, reached through its instance, and deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,38 +22,40 @@ use crate::instance::provider::{Shared, causes};
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
-/// For the connection to a machine that has been reached before.
+/// Maximum time to connect to a machine that was reached before.
 const AGAIN_LIMIT: Duration = Duration::from_secs(60);
-/// For the whole removal of a machine (fleeting.md 8.4), and between two tries.
+/// Maximum time to delete a machine (`docs/spec/fleeting.md`, section 8.4).
 const DELETE_LIMIT: Duration = Duration::from_secs(60);
+/// Initial and maximum pause between two attempts to delete a machine.
 const DELETE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Virtual machine of one job on its instance.
 pub(in crate::instance) struct NestedMachine {
     isolation: Arc<Isolation>,
-    /// The instance's name at its provider, and among those of all groups.
+    /// ID of the instance at its provider.
     id: String,
+    /// Name of the instance, unique among all groups.
     instance: String,
     machine: NestedVm,
     settings: IsolationSettings,
-    /// The machine as a place with an agent; no other job has it.
+    /// Connection to the machine's agent. No other job uses it.
     place: Arc<RemoteMachine>,
-    /// What the trace is told after the way to the instance.
+    /// Trace lines that follow those about the connection to the instance.
     told: Vec<String>,
-    /// The addresses of the instance, once it was reached.
+    /// Addresses of the instance. Empty before it was reached.
     addresses: Mutex<Addresses>,
-    /// The session that the machine was made over, until it is used.
+    /// Session with the instance over which the machine was created, until it is used.
     first: Mutex<Option<Arc<dyn Session>>>,
-    /// Why the machine is no more.
+    /// Reason why the machine was lost.
     gone: watch::Sender<Option<String>>,
     shown: TraceAddresses,
 }
 
 impl NestedMachine {
-    /// Makes a machine in the slot.
+    /// Creates a machine in the slot.
     ///
     /// # Errors
-    /// [`NotMade`].
+    /// [`NotMade`] if the instance cannot be reached or the daemon cannot create the machine.
     pub(super) async fn make(
         isolation: &Arc<Isolation>,
         held: &HeldLease,
@@ -123,7 +125,7 @@ impl NestedMachine {
         Ok(Arc::new(nested))
     }
 
-    /// The machine of a lease of an earlier start.
+    /// Restores the machine of a lease of an earlier start.
     pub(in crate::instance) fn again(
         shared: &Shared,
         slot: &Slot,
@@ -167,16 +169,16 @@ impl NestedMachine {
         &self.place
     }
 
-    /// Returns what the trace shows of the connection to it.
+    /// Returns the trace lines that describe the connection to the machine.
     fn trace_lines(&self) -> Vec<String> {
         let way = trace_lines(&self.instance, &self.addresses.lock(), self.shown);
         way.into_iter().chain(self.told.iter().cloned()).collect()
     }
 
-    /// Waits until the machine is known to be no more, while its instance lives; why. Cancel-safe.
+    /// Waits until the machine is known to be lost while its instance exists, and returns the reason. Cancel-safe.
     pub(in crate::instance) async fn gone(&self) -> String {
         let mut gone = self.gone.subscribe();
-        // The sender lives in `self`.
+        // The sender is a field of `self`.
         let why = gone.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
         match why {
             Some(why) => why,
@@ -190,10 +192,10 @@ impl NestedMachine {
         Ok(Arc::from(host))
     }
 
-    /// A session on the machine, through one on its instance.
+    /// Opens a session with the machine, through a session with its instance.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// Reason why there is no session, human-readable.
     pub(in crate::instance) async fn dial(&self, shared: &Shared, slot: &Slot) -> Result<Dialed, String> {
         let first = self.first.lock().take();
         let is_first = first.is_some();
@@ -239,11 +241,12 @@ impl NestedMachine {
         })
     }
 
-    /// Whether the machine is still there. That has to be known: its address may be another job's by now, and clones of one
-    /// image have the same host key.
+    /// Verifies that the machine still exists.
+    ///
+    /// This is necessary, because its address may belong to another job's machine by now, and clones of an image have the same host key.
     ///
     /// # Errors
-    /// It is gone, or the daemon does not say.
+    /// The machine was lost, or the daemon does not answer.
     async fn look(&self, host: &Arc<dyn Session>) -> Result<(), String> {
         let listed = async { daemon(&self.settings, host).await?.list().await }.await;
         let (NestedVm { id, .. }, instance) = (&self.machine, &self.instance);
@@ -264,14 +267,14 @@ impl NestedMachine {
         Err(why)
     }
 
-    /// The job is over, or never began: the machine goes, and then its slot is free.
+    /// Deletes the machine, and then releases its slot. The job has ended or never started.
     pub(in crate::instance) fn remove(self: Arc<Self>, slot: Slot, shared: Arc<Shared>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return slot.finish_job() };
         let busy = Busy::new(&self.isolation.busy);
         runtime.spawn(async move {
             let _busy = busy;
             let deleted = tokio::select! {
-                // It is gone with its instance.
+                // The machine was lost with its instance.
                 _ = slot.lost() => Ok(None),
                 deleted = self.delete(&shared, &slot) => deleted.map(Some),
             };
@@ -325,7 +328,7 @@ impl NestedMachine {
         let deleted = async {
             let daemon = daemon(&self.settings, &host).await?;
             match daemon.delete(&self.machine.id).await {
-                // Some daemons refuse to remove what is not there.
+                // Some daemons refuse to delete a machine that does not exist.
                 Err(error @ NestingError::Refused { .. }) => {
                     let is_there = daemon.list().await?.iter().any(|machine| machine.id == self.machine.id);
                     if is_there { Err(error) } else { Ok(()) }
@@ -339,7 +342,7 @@ impl NestedMachine {
     }
 }
 
-/// What to do about it, where the daemon does not say.
+/// Returns a hint for errors about the image, which the daemon does not explain.
 fn remedy(error: &NestingError) -> &'static str {
     if error.is_about_the_image() {
         "; is there an image of that name on the instance, and room for one more machine?"
@@ -348,7 +351,7 @@ fn remedy(error: &NestingError) -> &'static str {
     }
 }
 
-/// A session that needs another one.
+/// A session that runs through another one.
 struct TunneledSession {
     machine: Box<dyn Session>,
     host: Arc<dyn Session>,

@@ -1,4 +1,4 @@
-//! How many machines were made and removed, and how long it took.
+//! Metrics of virtual machines.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,27 +6,27 @@ use std::time::Duration;
 use muster_taskscaler::driver::{Family, Histogram, Kind, Sample};
 use parking_lot::Mutex;
 
-/// Seconds of a boot, or of a removal.
+/// Bounds of the histograms for creations and deletions, in seconds.
 const SECONDS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
 
-/// What is counted.
+/// Counted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
-    /// A machine was made, and its agent answered.
+    /// A machine was created, and its agent answered.
     Create,
-    /// It was not.
+    /// A machine could not be created, or its agent did not answer.
     CreateFailed,
-    /// A machine went with its job.
+    /// A machine was deleted with its job.
     Delete,
-    /// It did not: it is left.
+    /// A machine could not be deleted, and is left.
     DeleteFailed,
-    /// The machine that another one left in the slot went.
+    /// A machine that another job left in the slot was deleted.
     Stomp,
-    /// A machine of nobody was removed when its instance was made ready.
+    /// An orphaned machine was deleted while its instance was prepared.
     Orphan,
-    /// A job goes on in its machine after a start of the manager.
+    /// A job continues in its machine after a restart of the manager.
     Reuse,
-    /// A machine ended by itself while it had a job.
+    /// A machine of a running job was lost.
     Lost,
 }
 
@@ -50,7 +50,7 @@ struct Counted {
     delete: Histogram,
 }
 
-/// See the module.
+/// Counters and histograms of virtual machines.
 #[derive(Debug)]
 pub(super) struct Numbers(Mutex<Counted>);
 
@@ -66,7 +66,7 @@ impl Numbers {
         *self.0.lock().operations.entry(operation).or_default() += 1;
     }
 
-    /// From the call to the agent's answer.
+    /// Records a creation, with the time from the request to the answer of the agent.
     pub(super) fn created(&self, took: Duration) {
         self.count(Operation::Create);
         self.0.lock().create.observe(took);
@@ -77,7 +77,7 @@ impl Numbers {
         self.0.lock().delete.observe(took);
     }
 
-    /// As families; all of them, also where nothing was counted.
+    /// Returns all metric families, even if nothing was counted.
     pub(super) fn families(&self) -> Vec<Family> {
         let counted = self.0.lock();
         let sample = |(operation, name): (Operation, &str)| Sample {

@@ -1,4 +1,4 @@
-//! The fleets as operators see them.
+//! List of all fleets, for operators.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::instance::InstanceExecutor;
 
 pub(super) type Fleets = Vec<Fleet>;
 
-/// The instances of one runner.
+/// Instances of one runner.
 #[derive(Clone)]
 pub struct Fleet {
-    /// The runner, as it is configured now.
+    /// Current settings of the runner.
     pub runner: Arc<RunnerSettings>,
-    /// Its instances.
+    /// Executor of its instances.
     pub executor: Arc<InstanceExecutor>,
 }
 
-/// The fleets of all runners: those of the configuration in its order, then those that end.
+/// Fleets of all runners: those in the configuration in its order, then those that are shutting down.
 #[derive(Default)]
 pub struct FleetList(Mutex<Fleets>);
 
 impl FleetList {
-    /// Returns the fleets as they are now.
+    /// Returns the current fleets.
     #[must_use]
     pub fn current(&self) -> Vec<Fleet> {
         self.0.lock().clone()

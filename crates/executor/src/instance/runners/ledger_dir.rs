@@ -1,7 +1,7 @@
-//! The ledger of the fleets: a set of files for each runner, by its key, and beside them whose they are.
+//! Ledgers of the fleets: one set of files per runner, named by its key, with a file that names the owner.
 //!
-//! The key of an entry without an `id` comes of its token. Under a new token such an entry finds its ledger by url and name,
-//! which the owner's file keeps, as its jobs find it.
+//! The key of a runner without an `id` is derived from its token. If the token changes, the runner finds its ledger by URL and name, which
+//! are in the owner file. Its jobs are found in the same way.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,12 +16,12 @@ use sha2::{Digest, Sha256};
 
 use crate::instance::files;
 
-/// Hexadecimal digits of a runner's key in a file name.
+/// Number of hexadecimal digits of a runner's key in a file name.
 const KEY_DIGITS: usize = 16;
-/// The plugin's setting that its machines' names begin with.
+/// Setting of a plugin that is the prefix of its machines' names.
 const PREFIX: &str = "prefix";
 
-/// Whose ledger they are. Version 1.
+/// Owner of a ledger. Version 1 of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Owner {
     version: u32,
@@ -31,26 +31,26 @@ struct Owner {
     url: String,
     #[serde(default)]
     id: i64,
-    /// What the names of its machines begin with, where that came of the token that it had first.
+    /// Prefix of the machines' names, if it was derived from the runner's first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     prefix: Option<String>,
 }
 
-/// The ledger of one runner.
+/// Ledger of one runner.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RunnerLedger {
-    /// The file; its directory exists.
+    /// Path of the ledger. Its directory exists.
     pub(super) ledger: PathBuf,
     prefix: Option<String>,
 }
 
-/// Ledgers that no runner of the configuration has.
+/// A ledger that belongs to no configured runner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OrphanedLedger {
     pub(super) ledger: PathBuf,
-    /// The name of the runner that it was.
+    /// Name of its former runner.
     pub(super) runner: String,
-    /// Its instances, by name.
+    /// Names of its instances.
     pub(super) instances: Vec<String>,
 }
 
@@ -60,10 +60,12 @@ pub(super) struct LedgerDir<'a> {
 }
 
 impl LedgerDir<'_> {
-    /// The ledger of `runner`. The ledger of those in `known` stay theirs: they are in the file, or still have instances in hand.
+    /// Returns the ledger of a runner, and writes its owner file.
+    ///
+    /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have instances.
     ///
     /// # Errors
-    /// What cannot be read or written, and why.
+    /// Path and reason of a failed read or write, as a message.
     pub(super) fn open_for(
         &self,
         runner: &RunnerSettings,
@@ -98,7 +100,7 @@ impl LedgerDir<'_> {
         Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// Takes over the ledger of an entry without an ID if `runner` replaced it with a new token.
+    /// Adopts the ledger of a runner without an ID that was replaced by `runner` with a new token.
     fn adopt_after_token_change(
         &self,
         runner: &RunnerSettings,
@@ -121,10 +123,10 @@ impl LedgerDir<'_> {
                 && was.url == runner.coordinator_url()
             {
                 tracing::info!(runner = runner.name, "its token is new: its instances are taken over");
-                // First: the ledger is never without the prefix of their machines' names, whenever this is ended.
+                // The owner is written first, so that the ledger never lacks the prefix of the machines' names, even after a crash.
                 write_owner(&owner_of(to), &was).map_err(|error| format!("its owner cannot be written: {error}"))?;
                 files::rename(&from, to).map_err(|error| format!("its ledger cannot be taken over: {error}"))?;
-                // Without a ledger it has no owner.
+                // An owner file without a ledger means nothing.
                 let _ = std::fs::remove_file(entry);
                 return Ok(Some(was));
             }
@@ -132,10 +134,10 @@ impl LedgerDir<'_> {
         Ok(None)
     }
 
-    /// Ledgers with instances that belong to none of these runners.
+    /// Returns the ledgers with instances that belong to none of these runners.
     ///
     /// # Errors
-    /// Ledgers that cannot be read.
+    /// A ledger cannot be read, as a message.
     pub(super) fn orphans<'r>(
         &self,
         keys: impl Iterator<Item = &'r RunnerKey>,
@@ -159,7 +161,7 @@ impl LedgerDir<'_> {
         Ok(orphans.filter(|orphan| !orphan.instances.is_empty()).collect())
     }
 
-    /// A runner that is not in the file any more, and has no ledger: whose they were goes too.
+    /// Deletes the owner file of a runner that was removed from the configuration, if its ledger was deleted.
     pub(super) fn forget(&self, key: &RunnerKey) {
         let ledger = self.ledger(key);
         if !ledger.exists() {
@@ -167,7 +169,7 @@ impl LedgerDir<'_> {
         }
     }
 
-    /// The same for all that are none of these: a manager that was killed left them.
+    /// Deletes all other owner files without a ledger, which a killed manager left.
     pub(super) fn remove_stale_owners<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
         let own: BTreeSet<PathBuf> = keys.map(|key| owner_of(&self.ledger(key))).collect();
         let entries = std::fs::read_dir(self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -184,7 +186,7 @@ impl LedgerDir<'_> {
 }
 
 impl RunnerLedger {
-    /// The settings as they are for machines that have names already.
+    /// Returns the settings with the prefix of the machines that exist already.
     pub(super) fn settings(&self, settings: &Arc<AutoscalerSettings>) -> Arc<AutoscalerSettings> {
         let mut settings = Arc::clone(settings);
         if settings.has_token_prefix
@@ -201,7 +203,7 @@ fn owner_of(ledger: &Path) -> PathBuf {
     ledger.with_extension("owner")
 }
 
-/// Returns the owner. `None` means that there is no file, or that it cannot be read: it is written again then.
+/// Returns the owner of a ledger. `None` means that the file does not exist or is not readable; it is written again then.
 fn read_owner(ledger: &Path) -> Option<Owner> {
     let path = owner_of(ledger);
     let text = match std::fs::read(&path) {

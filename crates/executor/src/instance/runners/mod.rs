@@ -1,7 +1,7 @@
-//! The executors of all runners with `executor = "instance"`: which ledger is whose, and what operators see and do.
+//! Executors of all runners with `executor = "instance"`: their ledgers, and the actions of operators.
 //!
-//! An executor lives as long as its runner is in the configuration, and then until its last job has ended. Its instances and its ledger
-//! are deleted with it.
+//! An executor exists as long as its runner is in the configuration, and until its last job has ended. Its instances and its ledger are
+//! deleted with it.
 
 mod fleet_list;
 mod ledger_dir;
@@ -35,21 +35,21 @@ pub use self::fleet_list::{Fleet, FleetList};
 pub const NAME: &str = "instance";
 /// Maximum time to delete the instances of a runner that was removed from the configuration.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
-/// What becomes of instances that a manager leaves.
+/// Hint in log lines about instances that a manager leaves.
 const FOUND_AGAIN: &str = "the next start finds them";
 
-/// What instances need of this machine.
+/// Options of the executors for instances.
 #[derive(Debug, Clone)]
 pub struct InstancesOptions {
     /// Directory of the scalers' ledgers.
     pub ledgers: PathBuf,
-    /// The agent of instances.
+    /// Executable of the agent on instances.
     pub executable: Arc<Executable>,
-    /// Returns how to run the plugin of this name, or says why that is not possible.
+    /// Returns how to start the plugin of this name, or the reason why this is not possible.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
 }
 
-/// The executors of all runners that have instances.
+/// Executors of all runners that use instances.
 pub struct InstanceExecutors(Arc<Shared>);
 
 struct Shared {
@@ -61,22 +61,22 @@ struct Shared {
 #[derive(Default)]
 struct State {
     fleets: BTreeMap<RunnerKey, RunnerFleet>,
-    /// The runners that have instances, in the order of the configuration.
+    /// Runners that use instances, in the order of the configuration.
     configured: Vec<RunnerKey>,
-    /// Locks of the ledgers, by runner: a fleet that ends may still use its own.
+    /// Locks of the ledgers, by runner. A fleet that is shutting down may still hold its lock.
     ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
     life: Life,
-    /// Open from the first fleet on.
+    /// Socket for operators. Open after the first fleet was created.
     operators: Option<OperatorSocket>,
 }
 
-/// Life of the manager, as far as it concerns fleets. It only moves forward.
+/// Life cycle of the manager, as far as it concerns fleets. It only moves forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Life {
     /// Leases of an earlier start are being announced.
     #[default]
     Restoring,
-    /// All leases of an earlier start are announced.
+    /// All leases of an earlier start have been announced.
     Working,
     /// No more jobs are requested.
     Draining,
@@ -88,7 +88,7 @@ struct RunnerFleet {
 }
 
 impl InstanceExecutors {
-    /// Returns the executors of no runner.
+    /// Returns an object without executors.
     #[must_use]
     pub fn new(options: InstancesOptions) -> Self {
         Self(Arc::new(Shared { options, listed: Arc::default(), state: Mutex::default() }))
@@ -135,7 +135,7 @@ impl ExecutorKind for InstanceExecutors {
         let removed = async move {
             let left = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
             log_left(&name, &left, "they are not removed by anyone any more: remove them at the provider");
-            // Unless the runner is in the configuration again.
+            // Keep the owner file if the runner is in the configuration again.
             let state = shared.state.lock();
             if !state.fleets.contains_key(&key) {
                 shared.ledger_dir().forget(&key);
@@ -195,7 +195,7 @@ impl Shared {
             executable: Arc::clone(&self.options.executable),
         });
         if state.life >= Life::Working {
-            // No job of an earlier start will ask for a lease of its ledger any more.
+            // No job of an earlier start will claim a lease in this ledger anymore.
             executor.leases_announced();
         }
         if state.life == Life::Draining {
@@ -249,7 +249,7 @@ impl Shared {
     }
 }
 
-/// Logs the instances of each runner that the ledgers in `folder` name, for a manager that is ended before it has done so.
+/// Logs the instances in the ledgers of `folder`, for a manager that exits before it could delete them.
 pub fn log_instances_left(folder: &Path) {
     if !folder.exists() {
         return;

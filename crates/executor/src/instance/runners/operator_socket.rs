@@ -1,6 +1,7 @@
-//! What operators do to instances and groups by hand: a socket in the directory of the ledger, for the user of this process
-//! and for root alone. An order is one line of JSON, and so is its answer
-//! ([`muster_taskscaler::operator`]). What is answered as done is in the ledger.
+//! Socket for actions of operators on instances and groups.
+//!
+//! It is in the directory of the ledgers and accepts only root and the user of this process. A request is one line of JSON, and so is its
+//! reply ([`muster_taskscaler::operator`]). An action is in the ledger when the reply is sent.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,18 +18,18 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::fleet_list::FleetList;
 use crate::instance::InstanceExecutor;
 
-/// Conversations at the same time; who comes later waits.
+/// Maximum number of concurrent connections. Further ones wait.
 const MAX_CONNECTIONS: usize = 16;
-/// A conversation takes no longer.
+/// Maximum time for one connection.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Bytes of an order.
+/// Maximum length of a request in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024;
-/// Before a connection is accepted again after one was not.
+/// Delay before connections are accepted again after an error.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Characters of a name or a reason that are kept: they stand in the ledger, in logs, and in answers.
+/// Maximum number of characters of a name or a reason, which appear in the ledger, in logs and in replies.
 const MAX_TEXT_CHARS: usize = 300;
 
-/// The open socket; closed and gone when it is dropped.
+/// The open socket. Dropping it closes the socket and deletes its file.
 pub(super) struct OperatorSocket {
     serving: JoinHandle<()>,
     path: PathBuf,
@@ -37,16 +38,16 @@ pub(super) struct OperatorSocket {
 impl Drop for OperatorSocket {
     fn drop(&mut self) {
         self.serving.abort();
-        // Without a manager there is nobody to be asked; one that was killed leaves it, and the next one takes it away.
+        // Without a manager no request can be served. If the manager is killed, its successor deletes the file.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 impl OperatorSocket {
-    /// Opens it beside these ledger, and takes orders for these fleets until it is dropped.
+    /// Opens the socket in the directory of the ledgers, and serves requests for these fleets until it is dropped.
     ///
     /// # Errors
-    /// What the system says, or that another manager is at work there.
+    /// An I/O error, also if another manager listens there.
     pub(super) fn open(ledger: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
         let path = crate::host::operator_socket_path(ledger).map_err(io::Error::other)?;
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
@@ -73,7 +74,7 @@ async fn serve(listener: UnixListener, fleets: Arc<FleetList>) {
             Ok((stream, _)) => {
                 let fleets = Arc::clone(&fleets);
                 conversations.spawn(async move {
-                    // Who is too slow is not answered, and knows no less than before.
+                    // A slow client gets no reply.
                     if let Ok(Err(error)) = tokio::time::timeout(LIMIT, handle_connection(stream, &fleets)).await {
                         tracing::debug!(%error, "an operator went away");
                     }
@@ -109,7 +110,7 @@ async fn handle_connection(mut stream: UnixStream, fleets: &FleetList) -> io::Re
     write.write_all(&line).await
 }
 
-/// Does it; what is done, or why it is not.
+/// Applies the action. Returns a message about the result, or the reason for its failure.
 async fn operate(fleets: &FleetList, order: &OperatorRequest, user: u32) -> Result<String, String> {
     let executors: Vec<_> = fleets.current().into_iter().map(|fleet| fleet.executor).collect();
     let reports = join_all(executors.iter().map(|executor| executor.report())).await;
@@ -140,7 +141,7 @@ async fn operate(fleets: &FleetList, order: &OperatorRequest, user: u32) -> Resu
     }
 }
 
-/// What an order may mean in one fleet.
+/// Returns the targets in one fleet that a request can refer to.
 fn places<'a>(
     order: &OperatorRequest,
     executor: &'a Arc<InstanceExecutor>,
@@ -177,7 +178,7 @@ fn not_found(order: &OperatorRequest, reports: &[Report]) -> String {
     text
 }
 
-/// Who says so, and why: the user is what the system says, his name what he says.
+/// Returns the operator and the reason. The user ID comes from the system, the user's name from the request.
 fn requester(order: &OperatorRequest, user: u32) -> String {
     let who = order.user.as_deref().map(sanitize).filter(|who| !who.is_empty());
     let mut by = match who {
@@ -224,7 +225,7 @@ mod tests {
     async fn the_socket_is_for_its_owner_and_goes_with_the_manager() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("operator.sock");
-        // One that was killed left its own.
+        // A killed manager left its socket.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let socket = OperatorSocket::open(place.path(), Arc::default()).unwrap();
         use std::os::unix::fs::PermissionsExt;
