@@ -1,4 +1,4 @@
-//! A provider's model.
+//! A simulated provider of machines, which can inject faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::throttle::TokenBucket;
 use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-/// A duration that varies: a median, and how far nineteen of twenty stay from it, as a factor.
+/// A random duration, given by its median and a factor within which 95 % of the values are (log-normal distribution).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table such as { median_s = 90, factor = 1.5 }")]
 pub struct Spread {
-    /// Half take longer, in seconds.
+    /// Median in seconds.
     pub median_s: f64,
-    /// 1 is always the same; at 2, one of forty takes more than twice the median, and one of forty less than half.
+    /// Spread around the median. 1 means a constant; with 2, 95 % of the values are between half and twice the median.
     #[serde(default = "one")]
     pub factor: f64,
 }
@@ -27,44 +27,44 @@ fn one() -> f64 {
 }
 
 impl Spread {
-    /// About so many seconds.
+    /// Creates a distribution with this median and factor.
     #[must_use]
     pub const fn new(median_s: f64, factor: f64) -> Self {
         Self { median_s, factor }
     }
 
-    /// One of them.
+    /// Returns a random value.
     pub fn sample(&self, random: &mut ChaCha8Rng) -> Duration {
-        // Of twelve uniform numbers the sum is as good as normal, with deviation 1.
+        // The sum of twelve uniform numbers is nearly normal, with standard deviation 1.
         let normal: f64 = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
         let seconds = self.median_s * (self.factor.max(1.0).ln() / 2.0 * normal).exp();
         Duration::from_secs_f64(seconds.clamp(0.001, 1e7))
     }
 }
 
-/// How a provider is.
+/// Properties of a simulated provider.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloudConfig {
-    /// From the request for an instance until it runs.
+    /// Time from the request for an instance until it runs.
     pub boot: Spread,
-    /// From running until jobs can have it.
+    /// Time from running until the instance is ready for jobs.
     pub prepare: Spread,
-    /// How long a call takes.
+    /// Duration of a call.
     pub call: Spread,
-    /// From a removal until the instance is gone; it is paid for until then.
+    /// Time from a delete call until the instance no longer exists. It is billed until then.
     pub deletion: Spread,
-    /// Instances that can be created per second; none: no limit.
+    /// Maximum rate of creations, in instances per second. `None` means no limit.
     pub creations_per_second: Option<f64>,
-    /// The most instances that the account may have; none: no limit.
+    /// Maximum number of instances. `None` means no limit.
     pub quota: Option<u32>,
-    /// Times of the day without stock: from and to, in hours, UTC.
+    /// Times of the day without stock, as start and end in hours (UTC).
     pub stockouts: Vec<(f64, f64)>,
-    /// The part of the instances that the provider takes back in an hour.
+    /// Rate at which the provider preempts an instance, per hour.
     pub spot_preemptions_per_hour: f64,
-    /// Seconds that are paid for at least.
+    /// Minimum billed time of an instance, in seconds.
     pub min_billing_s: f64,
-    /// What it lies about, as probabilities per call or instance.
+    /// Injected faults.
     pub faults: CloudFaults,
 }
 
@@ -86,7 +86,7 @@ impl Default for CloudConfig {
 }
 
 impl CloudConfig {
-    /// What cannot be: its key, and why.
+    /// Returns a message about the first invalid key. `None` means that the configuration is valid.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let spreads =
@@ -117,100 +117,104 @@ impl CloudConfig {
     }
 }
 
-/// What a provider lies about. All are probabilities.
+/// Injected faults, as probabilities per call or instance.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloudFaults {
-    /// A call fails, and did nothing.
+    /// A call fails without effect.
     pub reject: f64,
-    /// A call fails, and did everything.
+    /// A call takes effect but reports a failure.
     pub fail_after_success: f64,
-    /// A creation gives fewer than were asked for.
+    /// A call affects only some of the requested instances.
     pub partial: f64,
-    /// A created instance appears minutes later.
+    /// A created instance appears in lists only minutes later.
     pub delayed: f64,
-    /// A created instance never appears.
+    /// A created instance never appears in a list.
     pub never_appears: f64,
     /// A created instance never runs.
     pub never_boots: f64,
-    /// An instance cannot be made ready.
+    /// The preparation of an instance fails.
     pub never_ready: f64,
-    /// A list lacks an instance that is there.
+    /// A list omits an existing instance.
     pub missing_from_list: f64,
-    /// A list is from some seconds ago.
+    /// A list is up to 20 seconds old.
     pub stale_list: f64,
-    /// An answer comes a second time.
+    /// A response arrives a second time.
     pub duplicate_response: f64,
     /// A call takes a hundred times as long.
     pub slow_call: f64,
-    /// A removal is accepted, and does nothing.
+    /// A delete call is accepted but has no effect.
     pub delete_ignored: f64,
-    /// A suspension or a resumption is accepted, and does nothing.
+    /// A suspend or resume call is accepted but has no effect.
     pub suspend_ignored: f64,
-    /// An instance is unwell when it is asked for its health.
+    /// A health check fails.
     pub unhealthy: f64,
 }
 
-/// One machine, as it really is.
+/// True state of a simulated machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// When it was made.
+    /// Time of its creation.
     pub created_at: Time,
-    /// Listed from then on.
+    /// Time from which lists contain it.
     pub visible: Time,
-    /// It runs from then on.
+    /// Time from which it runs.
     pub runs: Time,
-    /// The provider announces that it takes it; it is gone half a minute later.
+    /// Time at which the provider announces its preemption, [`PREEMPTION_NOTICE`] before its end. `None` means no announcement.
     pub preempted_at: Option<Time>,
-    /// When it is gone.
+    /// Time at which it ceases to exist. `None` means not planned.
     pub deleted_at: Option<Time>,
-    /// It was told to go.
+    /// Whether it was deleted by a call.
     pub deleting: bool,
-    /// The provider made it for who asked, and told of it: in lists that came since the last that lacked it, by the manager's
-    /// life and the list's number. None where nobody can know of it.
+    /// Whether the manager can know of it.
     pub visibility: Visibility,
-    /// A list that had it has come.
+    /// Whether the manager has received a list that contains it.
     pub is_listed: bool,
-    /// A person made it.
+    /// Whether it was created by someone other than the manager.
     pub is_unmanaged: bool,
-    /// When it was suspended, or resumed, and what it was from then on.
+    /// Changes of its state by suspend and resume calls, with their times.
     pub suspend_states: Vec<(Time, InstanceState)>,
 }
 
-/// Whether a manager can know of a machine.
+/// Whether the manager can know of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
-    /// It can.
+    /// The manager can know of it.
     Always,
-    /// Once a list has come that is later than this one, by the manager's life and the list's number.
+    /// The manager can know of it once it receives a list after this one, which wrongly omitted the machine.
+    ///
+    /// A list is given by the number of the manager's start and the number of the call.
     Since((u32, u64)),
-    /// A person made it, or it was listed late: it cannot be told from what was asked for later.
+    /// The manager cannot distinguish it from an instance that it requested later, because the machine is unmanaged or appeared
+    /// late.
     Never,
 }
 
-/// See the module.
+/// A simulated provider with its machines.
 #[derive(Debug)]
 pub struct Cloud {
-    /// How it is.
+    /// Properties of the provider.
     pub config: CloudConfig,
-    /// Every machine there ever was.
+    /// All machines, including deleted ones.
     pub machines: BTreeMap<InstanceId, Machine>,
-    /// Machines that are there.
+    /// IDs of the machines that exist.
     live: BTreeMap<InstanceId, ()>,
     name: String,
     limit: Option<TokenBucket>,
     next: u64,
-    /// From then on it is honest and healthy.
+    /// Time from which there are no faults.
     faults_end: Time,
-    /// Seconds of the day at the origin.
+    /// Time of day at the start of the simulation, in seconds.
     day_s: f64,
 }
 
-/// From the announcement that a machine is taken to its end.
+/// Time from the announcement of a preemption to the end of the machine.
 const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 
 impl Cloud {
-    /// A provider whose machines are called `name` with a number; `origin` is the wall clock at the beginning.
+    /// Creates a provider whose machines are named `name` with a number.
+    ///
+    /// Faults end at `heals`. `origin` is the start of the simulation in seconds since 1970.
     #[must_use]
     pub fn new(name: &str, config: CloudConfig, heals: Time, origin: i64) -> Self {
         let limit = config.creations_per_second.map(|rate| TokenBucket::new(rate, rate.max(1.0), Time::ZERO));
@@ -224,18 +228,18 @@ impl Cloud {
         if at < self.faults_end { self.config.faults } else { CloudFaults::default() }
     }
 
-    /// How long a call takes.
+    /// Returns the duration of a call.
     pub fn delay(&self, at: Time, random: &mut ChaCha8Rng) -> Duration {
         let delay = self.config.call.sample(random);
         if chance(random, self.faults(at).slow_call) { delay * 100 } else { delay }
     }
 
-    /// Whether an answer is given twice.
+    /// Returns true if the response of a call arrives twice.
     pub fn duplicates_response(&self, at: Time, random: &mut ChaCha8Rng) -> bool {
         chance(random, self.faults(at).duplicate_response)
     }
 
-    /// Makes machines.
+    /// Simulates a call that creates machines. Returns the number of accepted ones.
     pub fn increase(&mut self, at: Time, n: u32, random: &mut ChaCha8Rng) -> Result<u32, String> {
         self.remove_machine(at);
         let lies = self.faults(at);
@@ -266,7 +270,7 @@ impl Cloud {
         if failed { Err("502 bad gateway".to_owned()) } else { Ok(granted) }
     }
 
-    /// One machine; `foreign` where a person makes it.
+    /// Creates a machine. `foreign` means that someone other than the manager does.
     pub fn create_machine(&mut self, at: Time, random: &mut ChaCha8Rng, foreign: bool) {
         let lies = self.faults(at);
         self.next += 1;
@@ -281,7 +285,7 @@ impl Cloud {
         let boot = self.config.boot.sample(random);
         let runs =
             if chance(random, lies.never_boots) { at + Duration::from_secs(1 << 30) } else { visible.max(at + boot) };
-        // Lost at a constant rate: an exponential age.
+        // A constant rate of preemptions means an exponential distribution of ages.
         let hours = if self.config.spot_preemptions_per_hour > 0.0 && at < self.faults_end {
             Some(-(1.0 - random.random::<f64>()).ln() / self.config.spot_preemptions_per_hour)
         } else {
@@ -290,7 +294,7 @@ impl Cloud {
         let end = hours
             .map(|hours| at + Duration::from_secs_f64((hours * 3600.0).min(1e8)))
             .filter(|end| *end < self.faults_end);
-        // Half of them are announced, half are just gone.
+        // Half of the preemptions are announced.
         let announced = end.filter(|_| random.random::<bool>());
         let gone = announced.map(|taken| taken + PREEMPTION_NOTICE).or(end);
         let machine = Machine {
@@ -314,7 +318,7 @@ impl Cloud {
         at < self.faults_end && self.config.stockouts.iter().any(|(from, to)| (*from..*to).contains(&hour))
     }
 
-    /// Removes machines; unknown ones are gone (P14).
+    /// Simulates a call that deletes machines. Accepts unknown ones, because they no longer exist (P14).
     pub fn decrease(
         &mut self,
         at: Time,
@@ -335,7 +339,7 @@ impl Cloud {
         })
     }
 
-    /// A call for some machines: refused, or accepted for some of those that `take` accepts, or done and not answered.
+    /// Simulates a call for several machines, with faults. `take` handles a machine and returns whether it is accepted.
     pub(super) fn for_each(
         &mut self,
         at: Time,
@@ -356,7 +360,7 @@ impl Cloud {
         if chance(random, lies.fail_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
-    /// All machines, as the provider says.
+    /// Simulates a list call. `number` identifies the list, see [`Visibility::Since`].
     pub fn list(
         &mut self,
         at: Time,
@@ -372,13 +376,13 @@ impl Cloud {
         let seen =
             if stale { Time::from_millis(at.as_millis().saturating_sub(random.random_range(0..20_000))) } else { at };
         let mut list = Vec::new();
-        // An old list has what is gone by now, too.
+        // An outdated list also contains machines that have been deleted since.
         let ids: Vec<InstanceId> =
             if stale { self.machines.keys().cloned().collect() } else { self.live.keys().cloned().collect() };
         for id in ids {
             let Some(machine) = self.machines.get_mut(&id) else { continue };
             if seen < machine.visible || machine.deleted_at.is_some_and(|gone| gone <= seen) {
-                // To who looks now, it is there.
+                // The machine exists, but the outdated list omits it.
                 if stale && machine.is_live(at) && machine.visible <= at {
                     machine.is_missing_from(number);
                 }
@@ -400,7 +404,7 @@ impl Cloud {
         Ok(list)
     }
 
-    /// A list of this number has come to the manager: what it has is known, unless a later one lacked it.
+    /// Records that the manager received a list, so that it can know of the machines in it.
     pub fn record_listed(&mut self, number: (u32, u64), list: &[(InstanceId, InstanceState)]) {
         for (id, _) in list {
             let Some(machine) = self.machines.get_mut(id) else { continue };
@@ -411,7 +415,7 @@ impl Cloud {
         }
     }
 
-    /// Whether an instance can be made ready, after so long.
+    /// Simulates the preparation of an instance. Returns its duration and result.
     pub fn prepare(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> (Duration, Result<(), String>) {
         let takes = self.config.prepare.sample(random);
         let lies = self.faults(at);
@@ -425,19 +429,19 @@ impl Cloud {
         (takes, result)
     }
 
-    /// Whether an instance is well.
+    /// Simulates a health check.
     pub fn heartbeat(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> Result<(), String> {
         let well = self.is_awake(at, id) && !chance(random, self.faults(at).unhealthy);
         if well { Ok(()) } else { Err("no answer".to_owned()) }
     }
 
-    /// Whether a machine is there.
+    /// Returns true if a machine exists.
     #[must_use]
     pub fn is_live(&self, at: Time, id: &InstanceId) -> bool {
         self.machines.get(id).is_some_and(|machine| machine.is_live(at))
     }
 
-    /// Machines that are there, as they really are.
+    /// Returns the machines that really exist.
     pub fn live(&self, at: Time) -> impl Iterator<Item = (&InstanceId, &Machine)> {
         self.live.keys().filter_map(move |id| Some((id, self.machines.get(id).filter(|machine| machine.is_live(at))?)))
     }
@@ -447,7 +451,7 @@ impl Cloud {
         self.live.retain(|id, ()| machines.get(id).is_some_and(|machine| machine.is_live(at)));
     }
 
-    /// Seconds that are paid for, of all machines, from one moment to another.
+    /// Returns the billed time of all machines in a period, in seconds.
     #[must_use]
     pub fn billed_s(&self, from: Time, to: Time) -> f64 {
         let life = |machine: &Machine| {
@@ -460,24 +464,24 @@ impl Cloud {
 }
 
 impl Machine {
-    /// The list of this number, a lie, does not have it.
+    /// Records that a list wrongly omitted the machine.
     fn is_missing_from(&mut self, number: (u32, u64)) {
         self.visibility = match self.visibility {
-            // One that no list has had yet may be taken for one that was asked for later.
+            // The manager may match it to a later request, because no list has contained it yet.
             Visibility::Never => Visibility::Never,
             _ if !self.is_listed => Visibility::Never,
             _ => Visibility::Since(number),
         };
     }
 
-    /// Whether it is there.
+    /// Returns true if the machine exists.
     #[must_use]
     pub fn is_live(&self, at: Time) -> bool {
         self.deleted_at.is_none_or(|gone| gone > at)
     }
 }
 
-/// Whether something of this probability happens.
+/// Returns true with this probability.
 pub fn chance(random: &mut ChaCha8Rng, probability: f64) -> bool {
     probability > 0.0 && random.random::<f64>() < probability
 }

@@ -1,4 +1,5 @@
-//! What happens to a manager beside jobs and lies: plugins that go, prices and stocks that change, clocks that jump, people.
+//! Disturbances of a manager other than jobs and provider faults: plugin failures, changes of price and stock, clock jumps,
+//! operator actions.
 
 use std::time::Duration;
 
@@ -11,59 +12,58 @@ use crate::operator::OperatorAction;
 use crate::policy::{IdleTarget, Placement, Policies};
 use crate::time::Time;
 
-/// One of these. Machines are named by a number: of those that are there then, in their order, after as many as there are the
-/// first again.
+/// A disturbance. A machine is given as an index into the group's machines that exist at that time, modulo their number.
 #[derive(Debug, Clone)]
 pub enum Disturbance {
-    /// A group's plugin ends, and runs again after so long. Calls under way have no answer but that.
+    /// The plugin of a group fails and restarts later. Calls in progress fail.
     Down {
-        /// Which group.
+        /// Index of the group.
         group: usize,
-        /// For so long.
+        /// Time until it restarts.
         lasts: Duration,
     },
-    /// A plugin disowns a machine.
+    /// A plugin reports that a machine must get no more jobs.
     Retire {
-        /// Of which group.
+        /// Index of the group.
         group: usize,
-        /// Which.
+        /// The machine.
         machine: usize,
     },
-    /// A group's machines cost something else.
+    /// The price of a group's machines changes.
     PriceChanged {
-        /// Which group.
+        /// Index of the group.
         group: usize,
-        /// So much.
+        /// New price per hour.
         per_hour: f64,
     },
-    /// A group's plugin says whether there are machines to be had.
+    /// The plugin of a group reports whether the provider has machines in stock.
     StockChanged {
-        /// Which group.
+        /// Index of the group.
         group: usize,
-        /// It has.
+        /// Whether it has.
         available: bool,
     },
-    /// A person does something to a group, or to a machine of it.
+    /// An operator changes a group or a machine.
     Operator {
-        /// Which group.
+        /// Index of the group.
         group: usize,
-        /// Which machine; none: the group.
+        /// The machine. `None` means the whole group.
         machine: Option<usize>,
-        /// What.
+        /// The change.
         act: OperatorAction,
     },
-    /// The configuration has other policies.
+    /// The policies of the configuration are replaced.
     Policies(Policies),
-    /// The wall clock is set: so many seconds forward, or back.
+    /// The wall clock jumps by this number of seconds, forward or back.
     Clock(i64),
-    /// No more jobs are requested until the manager starts again.
+    /// The manager requests no more jobs until it restarts.
     Drain,
-    /// The manager ends in order, and starts again after so long.
+    /// The manager shuts down gracefully and restarts after this time.
     Stop(Duration),
 }
 
 impl Disturbance {
-    /// The group that it happens to, where it is one.
+    /// Returns the group that the disturbance affects. `None` means that it affects the whole manager.
     pub(super) fn group(&self) -> Option<usize> {
         match self {
             Self::Down { group, .. }
@@ -76,7 +76,7 @@ impl Disturbance {
     }
 }
 
-/// Turns before `heals`, one after the other, for `groups` groups.
+/// Generates disturbances of `groups` groups before `heals`, in the order of their times.
 pub(super) fn random(groups: usize, heals: Time, random: &mut ChaCha8Rng) -> Vec<(Time, Disturbance)> {
     let mut turns: Vec<(Time, Disturbance)> = (0..random.random_range(0..12))
         .map(|_| {
@@ -107,8 +107,8 @@ fn one(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
             Disturbance::Operator { group, machine, act }
         }
         8 => Disturbance::Policies(Policies::always(wanted(random))),
-        // After a leap forward a manager that starts takes what comes late for someone else's, and reports it: no leak that
-        // nobody sees, and nothing that could be told apart.
+        // No large jump forward: a manager that restarts after one has written off its requests, and reports machines that appear
+        // late as unmanaged. It could not know better, but this simulation would count them as leaked.
         9 => Disturbance::Clock(random.random_range(-100_000..60)),
         10 => Disturbance::Drain,
         _ => Disturbance::Stop(Duration::from_millis(random.random_range(100..120_000))),
@@ -125,7 +125,7 @@ fn wanted(random: &mut ChaCha8Rng) -> IdleTarget {
     }
 }
 
-/// What is done with machines of others, and with those that are there at the end.
+/// Chooses random settings for unmanaged machines and for those that remain on shutdown.
 pub(super) fn configure(config: &mut Config, random: &mut ChaCha8Rng) {
     config.delete_on_shutdown = chance(random, 0.5);
     config.unmanaged = match random.random_range(0..4) {

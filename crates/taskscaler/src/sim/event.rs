@@ -1,40 +1,37 @@
-//! What a world's agenda is made of.
+//! Events of a simulation.
 
 use super::disturbance::Disturbance;
 use crate::event::Event;
 
-/// What happens at a time.
+/// Event that is planned for a time.
 #[derive(Debug)]
 pub(super) enum SimEvent {
-    /// Something for the engine, from a call that it made in this life of the manager.
-    Delivered {
-        life: u32,
-        event: Event,
-    },
+    /// An event reaches the engine, unless the manager has restarted since the call that caused it. `life` counts its starts.
+    Delivered { life: u32, event: Event },
+    /// A job arrives at the coordinator.
     Arrives(usize),
-    Ends {
-        job: usize,
-        attempt: u32,
-    },
-    Breaks {
-        job: usize,
-        attempt: u32,
-    },
-    /// One that waits gives up.
-    Canceled {
-        job: usize,
-        attempt: u32,
-    },
+    /// A job has run for its duration.
+    Ends { job: usize, attempt: u32 },
+    /// The connection of a job to its machine breaks.
+    Breaks { job: usize, attempt: u32 },
+    /// A queued job is canceled.
+    Canceled { job: usize, attempt: u32 },
+    /// The manager requests jobs again after a refusal.
     RequestJobs,
-    /// A request that was sent after the last job is answered.
+    /// The coordinator answers a request for which it has no job.
     Empty,
+    /// The engine's wake-up time has come.
     Wake,
+    /// The manager is killed and starts again.
     Kill,
-    /// A group's plugin that was down may be up.
+    /// A failed plugin restarts, unless it failed again in the meantime.
     PluginUp(usize),
+    /// A disturbance happens.
     Disturbance(Disturbance),
-    /// From here on nothing is wrong.
+    /// All faults and disturbances end.
     FaultsEnd,
+    /// Someone creates a machine that the manager did not request.
     UnmanagedInstance,
+    /// The state of the fleet is recorded for the timeline.
     Sample,
 }

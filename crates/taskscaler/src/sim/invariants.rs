@@ -1,4 +1,4 @@
-//! What must hold in the world, whatever the provider does: the invariants that the engine's own books cannot show.
+//! Invariants of a simulation that must hold whatever the provider does, and that the engine's own state cannot show.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -10,29 +10,30 @@ use crate::time::Time;
 use crate::types::{GroupId, SlotAssignment, TaskKey};
 use muster_fleeting::model::InstanceId;
 
-/// Calls of `Increase` in a minute: ten at once, then ten per second (I6).
+/// Maximum number of create calls in a minute: a burst of ten, and ten per second (I6).
 const MAX_CALLS_PER_MINUTE: usize = 610;
 
-/// Who watches.
+/// Tracks the facts of a simulation and checks the invariants.
 #[derive(Debug, Default)]
 pub struct InvariantChecker {
-    /// Who runs where.
+    /// Task key of each assigned slot.
     slots: HashMap<(GroupId, InstanceId, u32), TaskKey>,
     held: HashMap<(GroupId, InstanceId), u32>,
     uses: HashMap<(GroupId, InstanceId), u32>,
-    /// What jobs left for later ones: whose it is, by the name of the environment.
+    /// Name of the environment that each instance holds for a later job.
     left: HashMap<(GroupId, InstanceId), String>,
-    /// Calls of the last minute.
+    /// Times of the create calls of the last minute.
     increases: VecDeque<Time>,
-    /// When a price changed last.
+    /// Time of the last price change.
     priced: Option<Time>,
 }
 
 impl InvariantChecker {
-    /// A lease begins.
+    /// Records that a lease begins.
     ///
     /// # Errors
-    /// J4: a slot twice, or more slots or uses than there may be. An environment that is another's.
+    /// Returns a violation of J4 if a slot is assigned twice or the instance has too many slots or jobs, and a violation of
+    /// `environment` if the instance does not hold the environment that the job resumes.
     pub fn granted(&mut self, lease: &SlotAssignment, resumes: Option<&str>, config: &Config) -> Result<(), Violation> {
         let place = (lease.group, lease.instance.clone());
         let left = self.left.remove(&place);
@@ -53,7 +54,7 @@ impl InvariantChecker {
             return Err(Violation::new("J4", format!("{held} slots are held on {}", lease.instance)));
         }
         let uses = self.uses.entry(place).or_default();
-        // A job that is resumed goes on with the use of the one before it.
+        // A job that resumes an environment shares the use of the job that saved it.
         *uses += u32::from(resumes.is_none());
         if config.max_uses.is_some_and(|max| *uses > max.get()) {
             return Err(Violation::new("J4", format!("{} has its job number {uses}", lease.instance)));
@@ -61,7 +62,7 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// A lease ends.
+    /// Records that a lease ends.
     pub fn ended(&mut self, lease: &SlotAssignment) {
         let place = (lease.group, lease.instance.clone());
         if self.slots.remove(&(place.0, place.1.clone(), lease.slot)).is_some()
@@ -71,15 +72,15 @@ impl InvariantChecker {
         }
     }
 
-    /// A job leaves its environment, by this name, for a later one.
+    /// Records that a job saves its environment under this name for a later job.
     pub fn left(&mut self, lease: &SlotAssignment, name: String) {
         self.left.insert((lease.group, lease.instance.clone()), name);
     }
 
-    /// Instances are removed, or suspended.
+    /// Checks a call that deletes or suspends instances.
     ///
     /// # Errors
-    /// I4: one of them has a job.
+    /// Returns a violation of I4 if an instance has a job.
     pub fn removed(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
         for id in ids {
             if let Some(held @ 1..) = self.held.get(&(group, id.clone())) {
@@ -92,10 +93,10 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// Instances are asked for.
+    /// Records and checks a create call.
     ///
     /// # Errors
-    /// I6: too many calls.
+    /// Returns a violation of I6 if there were too many calls in the last minute.
     pub fn asked(&mut self, at: Time) -> Result<(), Violation> {
         self.increases.push_back(at);
         while self.increases.front().is_some_and(|first| at.since(*first) >= Duration::from_secs(60)) {
@@ -107,11 +108,12 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// The machines of a group, as they really are. Those that no list since the last lie about them has told of do not
-    /// count: nobody can know of them.
+    /// Checks the number of machines that really exist in a group.
+    ///
+    /// Machines that the manager cannot know of do not count, because no list has contained them since the last wrong list.
     ///
     /// # Errors
-    /// I1: more than allowed.
+    /// Returns a violation of I1 if there are more machines than allowed.
     pub fn made(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
         let live = cloud.live(at).filter(|(_, machine)| machine.visibility == Visibility::Always).count();
         if max > 0 && live > max as usize {
@@ -120,15 +122,17 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// A price is another one from now on.
+    /// Records that a price changed.
     pub fn priced(&mut self, at: Time) {
         self.priced = Some(at);
     }
 
-    /// What the machines cost per hour. What was asked for at another price may come for a while.
+    /// Checks the cost of all machines per hour.
+    ///
+    /// After a price change, the check pauses for `create_timeout`: machines that were requested at the old price may still appear.
     ///
     /// # Errors
-    /// I6: more than allowed.
+    /// Returns a violation of I6 if the cost exceeds `max_cost_per_hour`.
     #[expect(clippy::cast_precision_loss, reason = "counts of machines")]
     pub fn spent(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
         let Some(max) = config.max_cost_per_hour else { return Ok(()) };

@@ -1,12 +1,12 @@
-//! The engine in a modelled world: a cloud that makes, lists and loses machines, and jobs that come and go. Days pass in
-//! milliseconds, and a seed says all that happens.
+//! Simulator: runs the engine with simulated providers and jobs. A day takes milliseconds, and a seed determines everything.
 //!
-//! - [`cloud`] is the provider: boot times, rate limits, quotas, stock-outs, spot losses, prices; and, where it is told to,
-//!   lies: lists that are old or lack something, errors after success, grants that are short or late.
-//! - [`turn`] is what happens beside: plugins that go, prices and clocks that jump, people.
-//! - [`world`] runs an engine in it, with jobs, restarts of the manager, and the invariants after every event.
-//! - [`trace`] are jobs: read from a file, or generated.
-//! - [`report`] is what came of it: waits, cost, idle share, a timeline.
+//! - [`cloud`] simulates a provider: boot times, rate limits, quotas, stock-outs, preemptions and prices. It can inject faults:
+//!   outdated or incomplete lists, errors after success, partial or delayed creations.
+//! - [`disturbance`] defines other disturbances: plugin failures, jumps of prices and clocks, operator actions.
+//! - [`simulation`] runs an engine with jobs and restarts of the manager, and checks the [`invariants`] after every event.
+//! - [`scenario`] describes a simulation and generates random ones for tests.
+//! - [`trace`] reads jobs from a file or generates them.
+//! - [`report`] contains the results: wait times, cost, idle share and a timeline.
 
 pub mod cloud;
 pub mod disturbance;

@@ -1,4 +1,4 @@
-//! What came of a simulation.
+//! Results of a simulation.
 
 use std::time::Duration;
 
@@ -6,65 +6,65 @@ use serde::Serialize;
 
 use crate::time::Time;
 
-/// The fleet at one moment.
+/// State of the fleet at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Point {
-    /// When, in seconds since the beginning.
+    /// Seconds since the start of the simulation.
     pub at_s: u64,
-    /// Jobs that wait.
+    /// Number of queued jobs.
     pub waiting: u32,
-    /// Jobs that run.
+    /// Number of running jobs.
     pub running: u32,
-    /// Machines, from request to end.
+    /// Number of machines that exist, including booting ones.
     pub machines: u32,
 }
 
-/// See the module.
+/// Results of a simulation.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// How long each job waited for its slot, in milliseconds, in the order of their starts; of those that never had one, to
-    /// the end.
+    /// Wait time of each job in milliseconds, in the order of their starts. For jobs that never got a slot, the time until the
+    /// end of the simulation.
     #[serde(skip)]
     pub waits_ms: Vec<u64>,
-    /// Jobs that ended well.
+    /// Number of jobs that completed.
     pub done: usize,
-    /// Jobs that had not ended when the simulation did.
+    /// Number of jobs that had not completed at the end of the simulation.
     pub unfinished: usize,
-    /// Jobs that were lost with their instance, and started again elsewhere.
+    /// Number of times that a job lost its instance and was rescheduled.
     pub moved: usize,
-    /// Jobs that went on in what another one had left.
+    /// Number of jobs that resumed the environment of another job.
     #[serde(skip)]
     pub resumed: usize,
-    /// Jobs that were requested while slots were reserved ahead of free ones.
+    /// Number of jobs that were requested ahead of free slots ([`crate::policy::IdleTarget::ahead`]).
     #[serde(skip)]
     pub ahead: usize,
-    /// Jobs that were canceled while they waited, and came again.
+    /// Number of times that a queued job was canceled. Its author runs it again.
     #[serde(skip)]
     pub canceled: usize,
-    /// Those of them that waited for an environment.
+    /// Number of these cancellations while the job waited for an environment.
     #[serde(skip)]
     pub canceled_wakes: usize,
-    /// Machines that were made.
+    /// Number of machines that were created.
     pub machines: usize,
-    /// Hours that are paid for.
+    /// Billed machine hours.
     pub machine_hours: f64,
-    /// What they cost.
+    /// Cost of the billed hours.
     pub cost: f64,
-    /// Slot hours with a job.
+    /// Slot hours in which a job ran.
     pub busy_slot_hours: f64,
-    /// Slot hours there were.
+    /// Slot hours of all machines.
     pub slot_hours: f64,
-    /// Events of the engine.
+    /// Number of events that the engine handled.
     pub events: u64,
-    /// Lists that were asked for.
+    /// Number of list calls.
     pub lists: u64,
-    /// The fleet, at equal distances.
+    /// State of the fleet at regular intervals.
     #[serde(skip)]
     pub timeline: Vec<Point>,
 }
 
 impl Report {
-    /// How long jobs waited at the quantile (0.5 is the median).
+    /// Returns the wait time at a quantile. 0.5 is the median.
     #[must_use]
     pub fn wait(&self, quantile: f64) -> Duration {
         let mut sorted = self.waits_ms.clone();
@@ -80,7 +80,7 @@ impl Report {
         Duration::from_millis(sorted.get(index).copied().unwrap_or(0))
     }
 
-    /// The mean wait.
+    /// Returns the mean wait time.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "counts of jobs")]
     pub fn mean_wait(&self) -> Duration {
@@ -91,7 +91,7 @@ impl Report {
         Duration::from_secs_f64(sum as f64 / 1000.0 / self.waits_ms.len() as f64)
     }
 
-    /// The part of the slot hours without a job.
+    /// Returns the fraction of the slot hours in which no job ran.
     #[must_use]
     pub fn idle_share(&self) -> f64 {
         if self.slot_hours > 0.0 { (1.0 - self.busy_slot_hours / self.slot_hours).max(0.0) } else { 0.0 }

@@ -1,4 +1,4 @@
-//! What happens in a world: a configuration, providers, faults. One seed makes all of it, for tests.
+//! Scenarios of the simulator: a configuration, providers, faults and disturbances. Tests generate them from a seed.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -19,54 +19,56 @@ use crate::time::Time;
 use crate::types::ResourceRequest;
 use crate::types::{JobKind, SlotRequest, StickyContextId};
 
-/// See the module.
+/// A scenario, without its jobs.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Where the randomness comes from.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// The engine's.
+    /// Configuration of the engine.
     pub config: Config,
     /// A provider for each group.
     pub clouds: Vec<CloudConfig>,
-    /// The wall clock at the beginning.
+    /// Wall-clock time at the start, in seconds since 1970.
     pub origin: i64,
-    /// The manager is killed, and starts again at once.
+    /// Times at which the manager is killed. It restarts immediately.
     pub manager_kills: Vec<Time>,
-    /// It is killed with this probability before it does what it has written down.
+    /// Probability that the manager is killed after it has written the ledger and before it performs an action.
     pub kill_before_actions: f64,
-    /// A person makes a machine in the first group.
+    /// Times at which someone other than the manager creates a machine in the first group.
     pub unmanaged_instances: Vec<Time>,
-    /// What else happens, and when; before `heals`.
+    /// Disturbances with their times, all before [`Self::faults_end`].
     pub disturbances: Vec<(Time, Disturbance)>,
-    /// Promises that the manager holds, also without a job: its requests in flight.
+    /// Number of reservations that the manager holds for its open job requests, even if there is no job.
     pub reservations: usize,
-    /// The server holds a request until there is a job. Otherwise it answers that it has none.
+    /// Whether the coordinator holds a request until it has a job. Otherwise it answers immediately that it has none.
     pub holds_requests: bool,
-    /// Of each three jobs the first leaves its environment for the second, which comes at most so long after it; none: no job
-    /// leaves one.
+    /// Maximum time between a job that saves its environment and the job that resumes it. `None` means that no job saves one.
+    ///
+    /// Of each three jobs, the first saves its environment and the second resumes it.
     pub suspended_jobs: Option<Duration>,
-    /// From then on nothing is wrong; after the end: that never comes.
+    /// Time from which there are no faults. Later than [`Self::end`] means never.
     pub faults_end: Time,
-    /// The last moment; all jobs are done before.
+    /// Time at which the simulation ends at the latest. All jobs must be done by then.
     pub end: Time,
-    /// It goes on for so long after the last job, or after all is well, to see the fleet shrink.
+    /// Time that the simulation continues after the last job and the end of faults, to see the fleet shrink. `None` means until
+    /// [`Self::end`].
     pub settle_time: Option<Duration>,
-    /// Invariants are checked after every event, and at the end.
+    /// Whether the invariants are checked after every event and at the end.
     pub checked: bool,
-    /// It ends with the last job.
+    /// Whether the simulation ends with the last job.
     pub stop_when_done: bool,
-    /// Waits and costs count from then on: what is before is for the engine to learn from.
+    /// Time from which wait times and costs count. The engine learns from what happens before.
     pub measured_from: Time,
-    /// The fleet is recorded so often.
+    /// Interval of the timeline. `None` means no timeline.
     pub sample_every: Option<Duration>,
-    /// A defect put into the engine: what it wants done is changed. For a test that defects are found.
+    /// A defect of the engine, as a function that changes its actions. Used to test that the invariants find defects.
     pub injected_defect: Option<fn(Vec<Action>) -> Vec<Action>>,
 }
 
-/// A scenario with its jobs, as a seed makes it.
+/// A scenario with its jobs.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Everything but the jobs.
+    /// The scenario.
     pub scenario: Scenario,
     /// The jobs.
     pub jobs: Vec<Job>,
@@ -76,7 +78,7 @@ pub struct Case {
 pub const MONDAY: i64 = 1_772_409_600;
 
 impl Scenario {
-    /// An honest world for `config`, in which nothing is checked: what a policy is judged in.
+    /// Creates a scenario without faults and without checks, for the evaluation of policies.
     #[must_use]
     pub fn fault_free(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
         Self {
@@ -102,19 +104,19 @@ impl Scenario {
         }
     }
 
-    /// Instances that the policy of a configuration keeps at the end, at most.
+    /// Returns the maximum number of instances that the policies of `config` retain at the end of the simulation.
     #[must_use]
     pub fn retained_instances(&self, config: &Config) -> u64 {
         let unix = self.origin + i64::try_from(self.end.as_millis() / 1000).unwrap_or(0);
         let (_, wanted) = config.policies.active_at(unix);
-        // One that was used before may give as little as one slot.
+        // An instance that is nearly used up may offer only one slot.
         let least = if config.max_uses.is_some() { 1 } else { config.capacity.get() };
         u64::from(wanted.idle_count).div_ceil(u64::from(least))
     }
 }
 
 impl Case {
-    /// The case of a seed: small, and nasty.
+    /// Generates the case of a seed: small, with many faults and disturbances.
     #[must_use]
     pub fn random(seed: u64) -> Self {
         let random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
@@ -134,21 +136,21 @@ impl Case {
                 request: SlotRequest::default(),
             })
             .collect();
-        // As if all had to wait for each other, each for an instance of its own.
+        // Time for all jobs one after the other, each on a new instance.
         let end = jobs
             .iter()
             .fold(heals + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
         let mut config = config(groups, random);
-        // Two machines for each of a person's: that one, and one of ours that the protocol cannot tell from it.
+        // Each unmanaged machine raises the limits by two: for itself, and for a requested one that the protocol cannot distinguish
+        // from it.
         let more = 2 * u32::try_from(foreign.len()).unwrap_or(0);
         if let Some(first) = config.groups.first_mut() {
             first.max_instances += more;
             config.max_cost_per_hour = config.max_cost_per_hour.map(|max| max + f64::from(more) * first.price_per_hour);
         }
         config.jitter_seed = seed;
-        // From a source of their own: what seeds showed before is what they show now, where jobs take one slot each.
+        // Each group of features has its own random generator, so that a new feature does not change the rest of a seed's case.
         share(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
-        // From another.
         let other = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
         let (mut turns, mut promises) = (Vec::new(), 0);
         if chance(other, 0.5) {
@@ -156,7 +158,6 @@ impl Case {
             disturbance::configure(&mut config, other);
             promises = other.random_range(0..4);
         }
-        // And from another.
         let ahead = &mut ChaCha8Rng::seed_from_u64(seed ^ 0xa4ead);
         let holds_requests = chance(ahead, 0.5);
         if chance(ahead, 0.5) {
@@ -190,15 +191,15 @@ impl Case {
         Self { scenario, jobs }
     }
 
-    /// Lets it happen.
+    /// Runs the case.
     ///
     /// # Errors
-    /// The first [`Violation`].
+    /// Returns the first [`Violation`].
     pub fn run(&self) -> Result<Report, Violation> {
         Simulation::new(&self.scenario, &self.jobs).run()
     }
 
-    /// A smaller case that breaks the same invariant: nothing can be left out of it.
+    /// Returns a minimal case that violates the same invariant.
     #[must_use]
     pub fn shrunk(&self, violation: &Violation) -> Self {
         let mut best = self.clone();
@@ -209,7 +210,7 @@ impl Case {
         }
     }
 
-    /// Cases with a little less of something.
+    /// Returns variants of the case, each with one thing less.
     fn smaller(&self) -> Vec<Self> {
         let mut cases = Vec::new();
         let mut with = |change: &dyn Fn(&mut Self)| {
@@ -305,7 +306,7 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
         deletion: Spread::new(random.random_range(0.1..60.0), 2.0),
         ..CloudConfig::default()
     };
-    // Most providers lie about some things, and none about all.
+    // Each fault is enabled with a probability of 25 %.
     for lie in LIES {
         if chance(random, 0.25) {
             *lie(&mut cloud.faults) = random.random_range(0.0..0.4);
@@ -323,7 +324,7 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
     cloud
 }
 
-/// Jobs that need more than one slot, that leave something for each other, and of which earlier runs tell how much they use.
+/// Adds jobs with several slots, sticky contexts and learned resource usage to half of the cases.
 fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     if chance(random, 0.5) {
         return;
@@ -343,7 +344,7 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     }
 }
 
-/// Jobs that come together, on a fleet that keeps some slots idle for them.
+/// Makes jobs arrive in bursts, on a fleet that keeps idle slots and requests jobs ahead of free slots.
 fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     let (_, wanted) = config.policies.active_at(MONDAY);
     let idle_count = random.random_range(1..5);
@@ -355,7 +356,7 @@ fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng
     }
 }
 
-/// Jobs that leave their environments for later ones.
+/// Makes jobs save their environments for later jobs, in 40 % of the cases. Returns [`Scenario::suspended_jobs`].
 fn naps(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
         return None;
@@ -367,7 +368,7 @@ fn naps(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng
             cloud.faults.suspend_ignored = random.random_range(0.0..0.4);
         }
     }
-    // Some come too late.
+    // Some jobs arrive after the environment has expired.
     Some(config.suspended_ttl * random.random_range(1..13) / 10)
 }
 

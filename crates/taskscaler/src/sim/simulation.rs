@@ -1,4 +1,4 @@
-//! An engine, providers, and jobs; restarts of the manager at any moment.
+//! The simulation: runs an engine with simulated providers, jobs and restarts of the manager.
 
 mod disturbances;
 mod final_checks;
@@ -26,36 +26,38 @@ use crate::types::{GroupId, SlotAssignment, TaskKey};
 use muster_fleeting::model::InstanceId;
 use suspended_jobs::Left;
 
-/// An instance that dies is noticed by its job's connection after so long.
+/// Time until a job notices that its instance no longer exists, because its connection breaks.
 const CONNECTION_BREAKS: Duration = Duration::from_secs(5);
-/// After a refusal the manager asks for a job again after so long.
+/// Time after which the manager tries again to reserve a slot.
 const REQUEST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Where a job is.
+/// State of a job.
 #[derive(Debug, Clone, PartialEq)]
 enum SimJobState {
-    /// It has not come, or waits at the server.
+    /// The job has not arrived, or waits at the coordinator.
     Server,
-    /// It waits for a slot.
+    /// The job waits for a slot.
     Waiting,
+    /// The job runs on these slots.
     On(SlotAssignment),
+    /// The job has completed.
     Done,
 }
 
 #[derive(Debug)]
 struct Running {
     place: SimJobState,
-    /// The environment that it asks for.
+    /// Environment that the job wants to resume.
     resumes: Option<Left>,
     attempt: u32,
     waited_since: Time,
     started: Time,
 }
 
-/// See the module.
+/// A running simulation.
 pub struct Simulation<'a> {
     scenario: &'a Scenario,
-    /// The engine's, as it is by now.
+    /// Configuration of the engine, with the changes so far.
     config: Config,
     jobs: &'a [Job],
     engine: Engine,
@@ -65,22 +67,25 @@ pub struct Simulation<'a> {
     agenda: BinaryHeap<Reverse<(Time, u64)>>,
     events: HashMap<u64, SimEvent>,
     number: u64,
-    /// Until when each group's plugin is down.
+    /// Time until which the plugin of each group is down.
     down: Vec<Time>,
-    /// Whether each group's plugin says that there are machines to be had.
+    /// Whether the provider of each group has machines in stock.
     stock: Vec<bool>,
-    /// Seconds that the wall clock was set forward.
+    /// Sum of the wall clock's jumps, in seconds.
     clock: i64,
     is_draining: bool,
-    /// Promises that no job has used.
+    /// Reservations that no job has used.
     reservations: Vec<TaskKey>,
+    /// Number of the manager's restarts.
     life: u32,
     now: Now,
-    /// The engine is woken then; an earlier wake makes this one void.
+    /// Time at which the engine must be woken. Other planned wake-ups are void.
     wake: Option<Time>,
+    /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
-    /// Since when the server has had no job for a request in flight.
+    /// Time since which the coordinator has no job for an open request. `None` means that no request is open without a job.
     empty_since: Option<Time>,
+    /// Whether a retry after a refused reservation is planned.
     asking: bool,
     running: Vec<Running>,
     keys: HashMap<TaskKey, usize>,
@@ -97,7 +102,7 @@ impl std::fmt::Debug for Simulation<'_> {
 }
 
 impl<'a> Simulation<'a> {
-    /// A world in which nothing has happened yet.
+    /// Creates a simulation at its start.
     #[must_use]
     pub fn new(scenario: &'a Scenario, jobs: &'a [Job]) -> Self {
         let now = Now::steady(Time::ZERO, scenario.origin);
@@ -169,10 +174,10 @@ impl<'a> Simulation<'a> {
         self.events.insert(self.number, happening);
     }
 
-    /// Until all jobs are done and the fleet is quiet, or until the scenario's end.
+    /// Runs until all jobs are done and the settle time has passed, or until the end of the scenario.
     ///
     /// # Errors
-    /// The first [`Violation`].
+    /// Returns the first [`Violation`].
     pub fn run(mut self) -> Result<Report, Violation> {
         let mut end = self.scenario.end;
         while let Some(Reverse((at, number))) = self.agenda.pop() {
@@ -254,7 +259,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Requests jobs while there is capacity, then stores and does what the engine says.
+    /// Requests jobs while there is capacity, stores the engine's changes and performs its actions.
     fn advance(&mut self) -> Result<(), Violation> {
         self.request_jobs()?;
         loop {
@@ -273,7 +278,7 @@ impl<'a> Simulation<'a> {
                 break;
             }
             for action in actions {
-                // Killed with the books written, and nothing of it told to anyone.
+                // The manager is killed after it wrote the ledger and before it performs the action.
                 if self.now.at < self.scenario.faults_end && chance(&mut self.random, self.scenario.kill_before_actions)
                 {
                     return self.restart();
@@ -402,7 +407,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// A job gets its slot, and starts.
+    /// Starts a job on its assigned slots.
     fn starts(&mut self, lease: SlotAssignment) -> Result<(), Violation> {
         let Some(job) = self.keys.get(&lease.key).copied() else {
             return Err(Violation::new("J2", format!("{} has a slot, and nobody asked for it", lease.key)));
@@ -430,7 +435,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// If the machine dies under the job, its connection breaks.
+    /// Plans a break of the job's connection if the machine will cease to exist.
     fn plan_break(&mut self, job: usize, attempt: u32, group: GroupId, id: &InstanceId) {
         let gone = self.clouds[group.0].machines.get(id).and_then(|machine| machine.deleted_at);
         if let Some(gone) = gone {
@@ -446,7 +451,7 @@ impl<'a> Simulation<'a> {
             return Ok(());
         }
         if !self.clouds[lease.group.0].is_awake(self.now.at, &lease.instance) {
-            // It did not end: its machine is gone, and its connection broke, or will.
+            // The job did not complete, because its machine no longer runs.
             self.engine.handle(self.now, Event::ConnectionLost { key: lease.key });
             return Ok(());
         }
@@ -470,7 +475,7 @@ impl<'a> Simulation<'a> {
         self.running_now -= 1;
     }
 
-    /// A job's instance is gone: the job is tried again, as a new attempt.
+    /// Reschedules a job whose instance was lost, as a new attempt.
     fn lost(&mut self, key: &TaskKey) -> Result<(), Violation> {
         let Some(job) = self.keys.remove(key) else { return Ok(()) };
         let SimJobState::On(lease) = self.running[job].place.clone() else {

@@ -1,4 +1,4 @@
-//! How a provider's machines are suspended and resumed.
+//! Suspending and resuming machines of a simulated provider.
 
 use rand_chacha::ChaCha8Rng;
 
@@ -7,7 +7,9 @@ use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 impl Cloud {
-    /// Suspends machines, or resumes them. Which way it takes, and for how long, is as with removals and creations.
+    /// Suspends or resumes machines, and returns those for which the call was accepted.
+    ///
+    /// Suspending takes as long as a deletion, and resuming as long as a boot.
     pub fn sleep(
         &mut self,
         at: Time,
@@ -24,7 +26,7 @@ impl Cloud {
                 false => (InstanceState::Running, InstanceState::Suspending, InstanceState::Suspended),
             };
             let now = machine.slept(at);
-            // What is on its way is accepted again, and what is on the other way is not.
+            // A repeated call is accepted, but not one for a machine that is going to the opposite state.
             let accepted = [from, over, to].contains(&now);
             if now == from && !chance(random, sleepless) {
                 machine.suspend_states.extend([(at, over), (at + takes, to)]);
@@ -33,7 +35,7 @@ impl Cloud {
         })
     }
 
-    /// Whether a machine is there, and not suspended.
+    /// Returns true if a machine exists and is not suspended.
     #[must_use]
     pub fn is_awake(&self, at: Time, id: &InstanceId) -> bool {
         let is_awake = |machine: &Machine| machine.is_live(at) && machine.slept(at) == InstanceState::Running;
@@ -42,7 +44,7 @@ impl Cloud {
 }
 
 impl Machine {
-    /// What one that has booted was at a time.
+    /// Returns the state that a booted machine has at a time.
     pub(super) fn slept(&self, at: Time) -> InstanceState {
         let last = self.suspend_states.iter().rev().find(|(from, _)| *from <= at);
         last.map_or(InstanceState::Running, |(_, state)| *state)

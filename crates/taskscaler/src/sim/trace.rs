@@ -1,4 +1,4 @@
-//! Jobs: when each comes, and how long it runs. From a file, or generated.
+//! Job traces: the arrival and the duration of each job, read from a file or generated.
 
 use std::time::Duration;
 
@@ -11,31 +11,33 @@ use crate::resources::JobUsage;
 use crate::time::Time;
 use crate::types::SlotRequest;
 
-/// Arrivals are seconds since a Monday, midnight; from here on, they are Unix time: then since the Monday before the first.
+/// First arrival from which a trace is in Unix time. Smaller arrivals are seconds since Monday, 00:00.
+///
+/// Unix times are converted to seconds since the Monday before the first job.
 const UNIX_TIME_S: u64 = 1_000_000_000;
 /// The first Monday of Unix time.
 const MONDAY_S: u64 = 4 * 86_400;
 const WEEK_S: u64 = 7 * 86_400;
 const MAX_ARRIVAL_S: f64 = 1e11;
-/// To the last arrival, and for one job: three years.
+/// Maximum time until the last arrival, and maximum duration of a job, in seconds: three years.
 const MAX_SPAN_S: f64 = 1e8;
 
-/// What errors say of the form.
+/// Part of error messages that describes the format.
 const LINE_FORMAT_HINT: &str = "a line is `ARRIVAL,DURATION` in seconds, the first one may be a heading";
 
-/// One job.
+/// A job of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// When it is ready to run.
+    /// Time of its arrival.
     pub at: Time,
-    /// How long it runs.
+    /// Run time.
     pub duration: Duration,
-    /// What it asks for.
+    /// Request for slots.
     pub request: SlotRequest,
 }
 
 impl Job {
-    /// What it will have used: half of what it declares, so that declared and measured need differ.
+    /// Returns the resource usage that the job reports: half of what it requests, so that requests and measurements differ.
     #[must_use]
     pub fn used(&self) -> JobUsage {
         let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;
@@ -43,32 +45,32 @@ impl Job {
     }
 }
 
-/// Why a text is no trace.
+/// Error for text that is not a valid trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// A line of the table.
+    /// A line of a table is not valid.
     #[error("line {line}: {cause}; {LINE_FORMAT_HINT}")]
     Line {
-        /// Which.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the problem.
         cause: String,
     },
-    /// A job of the list in JSON.
+    /// A job of a JSON list is not valid.
     #[error("job {number} of the list: {cause}")]
     Listed {
-        /// Which, from 1.
+        /// Number of the job, counted from 1.
         number: usize,
-        /// What is wrong.
+        /// Description of the problem.
         cause: String,
     },
-    /// JSON.
+    /// The text is not valid JSON, or has another structure.
     #[error("not a list of {{\"arrival_s\": .., \"duration_s\": ..}}")]
     Json(#[from] serde_json::Error),
-    /// Nothing in it.
+    /// The trace has no jobs.
     #[error("there is no job in it; {LINE_FORMAT_HINT}")]
     Empty,
-    /// Too long.
+    /// The trace spans more than three years.
     #[error("the last arrival is {0} s after the beginning, and 100000000 s is the most; are all of one clock?")]
     Long(u64),
 }
@@ -99,21 +101,23 @@ impl TraceRow {
     }
 }
 
-/// Whether a line is a heading: none of its columns is a number, however they are separated.
+/// Returns true if a line is a heading: none of its columns is a number, for any common separator.
 fn is_heading(line: &str) -> bool {
     line.split([',', ';', '\t']).all(|column| bare(column).parse::<f64>().is_err())
 }
 
-/// A column without what spreadsheets may put around it.
+/// Returns a column without surrounding spaces and quotes.
 fn bare(column: &str) -> &str {
     let column = column.trim();
     column.strip_prefix('"').and_then(|column| column.strip_suffix('"')).unwrap_or(column)
 }
 
-/// Jobs of a text: JSON, or a table of two columns. Arrivals are seconds since a Monday, midnight, or Unix time.
+/// Parses a trace: a JSON list, or a table of two columns. Returns the jobs in the order of their arrivals.
+///
+/// Arrivals are in seconds since Monday, 00:00, or in Unix time.
 ///
 /// # Errors
-/// [`TraceError`].
+/// Returns [`TraceError`] if the text is not a valid trace.
 pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
     let text = text.trim_start_matches('\u{feff}');
     let mut jobs = if text.trim_start().starts_with(['[', '{']) {
@@ -154,38 +158,37 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
     if last > MAX_SPAN_S as u64 { Err(TraceError::Long(last)) } else { Ok(jobs) }
 }
 
-/// A generated load.
+/// Parameters of a generated load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Pattern {
-    /// `day`: as people work, the same each day; `week`: with quiet weekends; `burst`: pipelines of many jobs at once;
-    /// `flat`: always the same.
+    /// How the rate of jobs changes over time.
     pub shape: Shape,
-    /// How many days.
+    /// Number of days.
     pub days: u32,
-    /// Jobs in an hour at the busiest time.
+    /// Jobs per hour at the busiest time.
     pub peak_per_hour: f64,
-    /// Jobs in an hour at the quietest.
+    /// Jobs per hour at the quietest time.
     pub off_peak_per_hour: f64,
-    /// How long jobs run.
+    /// Run time of jobs.
     pub duration: Spread,
-    /// Jobs that come together, on average.
+    /// Average number of jobs that arrive together.
     pub burst: u32,
-    /// Days differ by this factor, as [`Spread::factor`]; 1: they do not.
+    /// Variation of the rate between days, as in [`Spread::factor`]. 1 means that all days are alike.
     pub daily_variation: f64,
 }
 
-/// See [`Pattern::shape`].
+/// How the rate of a generated load changes over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
-    /// As people work, the same each day.
+    /// Office hours, the same each day.
     Day,
-    /// With quiet weekends.
+    /// Office hours, with quiet weekends.
     Week,
-    /// Pipelines of many jobs at once.
+    /// Constant rate, meant for pipelines of many jobs ([`Pattern::burst`]).
     Burst,
-    /// Always the same.
+    /// Constant rate.
     Flat,
 }
 
@@ -204,7 +207,7 @@ impl Default for Pattern {
 }
 
 impl Pattern {
-    /// The jobs of a seed. The first day is a Monday.
+    /// Generates the jobs for a seed. The first day is a Monday.
     #[must_use]
     pub fn jobs(&self, seed: u64) -> Vec<Job> {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);
@@ -217,7 +220,7 @@ impl Pattern {
         let burst = f64::from(self.burst.max(1));
         let mut at = 0.0;
         loop {
-            // Arrivals at the highest rate, of which the part that belongs to the hour is kept.
+            // Generate arrivals at the maximum rate, and drop some of them to get the rate of the hour.
             at += -(1.0 - random.random::<f64>()).ln() / (most / burst);
             if at >= end {
                 return jobs;
@@ -234,7 +237,7 @@ impl Pattern {
         }
     }
 
-    /// Jobs per hour at a second.
+    /// Returns the rate at a time, given in seconds since the start, in jobs per hour.
     fn rate(&self, at: f64) -> f64 {
         let (day, hour) = ((at / 86_400.0).floor() % 7.0, at / 3600.0 % 24.0);
         let busy = match self.shape {
@@ -251,7 +254,7 @@ fn day_of(at: f64) -> usize {
     (at / 86_400.0) as usize
 }
 
-/// How busy people are at an hour: a steep morning, a dip at noon, a long evening.
+/// Returns the relative load at an hour of a workday: a steep rise in the morning, a dip at noon and a long evening.
 fn workday(hour: f64) -> f64 {
     let hill = |middle: f64, width: f64| (-((hour - middle) / width).powi(2)).exp();
     let morning = hill(10.5, 1.4);

@@ -1,4 +1,4 @@
-//! What happens in a world beside jobs and lies, and the manager's starts.
+//! Disturbances of a simulation, and restarts of the manager.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::time::{HELD_AFTER, Time};
 use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
-/// Time that a request takes when the server does not hold it.
+/// Time that the coordinator takes to answer a request that it does not hold.
 const ANSWER: Duration = Duration::from_millis(50);
-/// What a plugin that is down has to say.
+/// Error message of a plugin that is down.
 const DOWN: &str = "the plugin has ended";
 
 impl Simulation<'_> {
@@ -60,7 +60,7 @@ impl Simulation<'_> {
             }
             Disturbance::Drain => {
                 self.is_draining = true;
-                // Requests under way end without a job.
+                // Open requests end without a job.
                 for key in std::mem::take(&mut self.reservations) {
                     self.engine.handle(self.now, Event::Unreserve { key });
                 }
@@ -79,18 +79,18 @@ impl Simulation<'_> {
         self.engine.handle(self.now, Event::Operator { request: 0, group, id, action: act, by });
     }
 
-    /// The machine of this number among those that are there.
+    /// Returns the ID of an existing machine by its index, modulo their number.
     fn machine(&self, group: usize, number: usize) -> Option<InstanceId> {
         let there: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
         there.get(number % there.len().max(1)).map(|id| (*id).clone())
     }
 
-    /// From here on nothing is wrong, and nobody keeps anything.
+    /// Ends all disturbances: stock and prices are as at the start, and nothing is cordoned or drained.
     pub(super) fn heal(&mut self) {
         for group in 0..self.clouds.len() {
             self.stock[group] = true;
             self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available: true });
-            // Else it may cost more than is allowed, for ever.
+            // A higher price could exceed the cost limit forever.
             let per_hour = self.scenario.config.groups[group].price_per_hour;
             self.watch.priced(self.now.at);
             self.config.groups[group].price_per_hour = per_hour;
@@ -115,11 +115,11 @@ impl Simulation<'_> {
         }
     }
 
-    /// The plugins of a new engine.
+    /// Reports the plugins' states to a new engine.
     pub(super) fn engine_starts(&mut self) {
         self.can_suspend();
         for group in (0..self.clouds.len()).map(GroupId) {
-            // One that is down is up later, and that is planned.
+            // The restart of a plugin that is down is planned already.
             let event = match self.is_down(group) {
                 true => Event::PluginDown { group, cause: DOWN.to_owned() },
                 false => Event::PluginUp { group, max_size: 0 },
@@ -132,7 +132,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The answer to a call of a plugin that is down; none to one that waits for it.
+    /// Returns the result of a call while its plugin is down. `None` means that the call waits for the plugin.
     pub(super) fn unheard(action: &Action) -> Option<Event> {
         let why = || DOWN.to_owned();
         match action.clone() {
@@ -146,7 +146,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// What is heard of an answer while its plugin is down: that it ended.
+    /// Replaces a result by an error if the plugin failed in the meantime.
     pub(super) fn cut(&self, event: Event) -> Event {
         let why = || DOWN.to_owned();
         match event {
@@ -170,7 +170,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// A job was requested: at once, unless the request was held until the job came.
+    /// Reports an answered job request. It was immediate unless the coordinator held the request until a job arrived.
     pub(super) fn requested(&mut self) {
         let at_once = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
         self.engine.handle(self.now, Event::Answered { at_once });
@@ -182,14 +182,14 @@ impl Simulation<'_> {
         }
     }
 
-    /// The request after the last job brings none.
+    /// Reports that a job request was answered without a job.
     pub(super) fn finds_no_job(&mut self) {
         if self.empty_since.is_some() {
             self.engine.handle(self.now, Event::Answered { at_once: false });
         }
     }
 
-    /// Holds as many promises as a manager's requests may be in flight.
+    /// Reserves slots for the manager's open job requests.
     pub(super) fn promise(&mut self) {
         let wanted =
             if self.is_draining || self.now.at >= self.scenario.faults_end { 0 } else { self.scenario.reservations };
@@ -204,7 +204,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The manager is killed, and starts again from its books. Calls under way are carried out; nobody hears the answers.
+    /// Restarts a killed manager from its ledger. Calls in progress take effect, but their results are lost.
     pub(super) fn restart(&mut self) -> Result<(), Violation> {
         self.life += 1;
         self.wake = None;
@@ -226,7 +226,7 @@ impl Simulation<'_> {
                     self.asks_again(job)?;
                 }
                 SimJobState::Waiting => match self.engine.claim(&key) {
-                    // It had its slot, and nobody was told.
+                    // The ledger contained the assignment, but the job had not received it.
                     Some(lease) => self.starts(lease)?,
                     None => self.ask_for(job, key)?,
                 },
@@ -237,7 +237,7 @@ impl Simulation<'_> {
                     Some(again) => {
                         return Err(Violation::new("R2", format!("{key} was on {lease:?} and is on {again:?}")));
                     }
-                    // Its loss was written down, and nobody was told.
+                    // The ledger contained the loss, but the job had not been notified.
                     None => {
                         self.keys.remove(&key);
                         self.leaves(&lease);
@@ -257,12 +257,12 @@ impl Simulation<'_> {
         self.plan(self.now.at + super::REQUEST_RETRY_DELAY, SimEvent::RequestJobs);
     }
 
-    /// How long a call of a plugin that is down takes.
+    /// Returns the time after which a call fails while its plugin is down.
     pub(super) const fn refusal() -> Duration {
         Duration::from_millis(10)
     }
 
-    /// Both clocks.
+    /// Returns the monotonic and the wall-clock time at a moment.
     pub(super) fn moment(&self, at: Time) -> crate::time::Now {
         crate::time::Now::steady(at, self.scenario.origin.saturating_add(self.clock))
     }

@@ -1,4 +1,4 @@
-//! What must hold at the end of a world, and what is told of it.
+//! Checks at the end of a simulation, and its report.
 
 use super::{Running, SimJobState, Simulation};
 use crate::config::UnmanagedPolicy;
@@ -7,7 +7,9 @@ use crate::sim::report::Report;
 use crate::time::Time;
 
 impl Simulation<'_> {
-    /// J1: every job is done. I3: what is left is what the policy keeps, and what a person made.
+    /// Ends the simulation and returns its report.
+    ///
+    /// Checks that every job is done (J1), and that only machines remain that the policy retains or that are unmanaged (I3).
     pub(super) fn finish(mut self, end: Time) -> Result<Report, Violation> {
         if self.scenario.checked {
             if self.unfinished > 0 {
@@ -18,7 +20,7 @@ impl Simulation<'_> {
             }
             let left: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
             let by_policy = if self.is_draining { 0 } else { self.scenario.retained_instances(&self.config) };
-            // Only those that are left alone.
+            // Unmanaged machines remain only if the configuration ignores them.
             let foreign = if self.config.unmanaged == UnmanagedPolicy::Ignore {
                 self.scenario.unmanaged_instances.len()
             } else {

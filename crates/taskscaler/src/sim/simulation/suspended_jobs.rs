@@ -1,4 +1,4 @@
-//! Jobs that leave their environments for later ones, and those later ones.
+//! Jobs that save their environments, jobs that resume them, and cancellations.
 
 use std::time::Duration;
 
@@ -14,22 +14,22 @@ use crate::sim::scenario::Scenario;
 use crate::suspend::ResumeError;
 use crate::types::{RemovalReason, SlotAssignment, TaskKey};
 
-/// Of so many jobs the first leaves an environment for the second.
+/// Size of a group of jobs in which the first saves an environment for the second.
 const OF: usize = 3;
-/// A job that is canceled is so within this.
+/// Maximum time after which a queued job is canceled, in milliseconds.
 const CANCELED_WITHIN_MS: u64 = 60_000;
 
-/// An environment, as its next job asks for it.
+/// A saved environment, as the next job requests it.
 #[derive(Debug, Clone)]
 pub(super) struct Left {
     pub(super) name: String,
     owner: String,
-    /// It is not that job's.
+    /// Whether the environment belongs to another owner than the job.
     foreign: bool,
 }
 
 impl Scenario {
-    /// Whether a job comes only after the one before it, which leaves something for it.
+    /// Returns true if a job arrives only after the one before it, which may save an environment for it.
     pub(super) fn follows(&self, job: usize) -> bool {
         self.suspended_jobs.is_some() && job % OF == 1
     }
@@ -41,7 +41,7 @@ impl Simulation<'_> {
         self.queue.push_back(job);
     }
 
-    /// A job has ended. Whether it left its environment, with which its lease has ended, too.
+    /// Lets a completed job save its environment, if it is one that does. Returns true if the lease ended with that.
     pub(super) fn leaves_environment(&mut self, job: usize, lease: &SlotAssignment) -> bool {
         let (Some(most), next) = (self.scenario.suspended_jobs, job + 1) else { return false };
         if !job.is_multiple_of(OF) || next >= self.jobs.len() {
@@ -54,7 +54,7 @@ impl Simulation<'_> {
             self.watch.left(lease, lease.key.to_string());
             let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX).max(1);
             after = Duration::from_millis(self.random.random_range(0..most));
-            // Some do not ask for it, and some for one that is another's.
+            // Some jobs do not request the environment, and some request it with a wrong owner.
             let foreign = chance(&mut self.random, 0.1);
             let owner = if foreign { "nobody".to_owned() } else { owner };
             let left = Left { name: lease.key.to_string(), owner, foreign };
@@ -64,7 +64,7 @@ impl Simulation<'_> {
         is_left
     }
 
-    /// A job that has come waits: for what another one left, or for any slot.
+    /// Requests the environment that the job wants to resume, or any slot.
     pub(super) fn ask_for(&mut self, job: usize, key: TaskKey) -> Result<(), Violation> {
         if let Some(left) = self.running[job].resumes.clone() {
             match self.engine.resume(self.now, key.clone(), &left.name, &left.owner) {
@@ -75,7 +75,7 @@ impl Simulation<'_> {
                 Err(ResumeError::NotOwner) if !left.foreign => {
                     return Err(Violation::new("environment", format!("{key} is not given what is its own")));
                 }
-                // It would fail; here it is done all the same, without.
+                // The manager would fail the job. Here it runs without the environment.
                 Err(_) => self.running[job].resumes = None,
             }
         }
@@ -84,7 +84,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Some jobs that wait are canceled, most of them while an environment wakes for them.
+    /// Plans the cancellation of some queued jobs, mostly of those that wait for an environment.
     pub(super) fn plan_cancel(&mut self, job: usize) {
         if self.scenario.suspended_jobs.is_none() {
             return;
@@ -97,7 +97,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// It waits no more, and is run again by its author, who asks for the same.
+    /// Cancels a queued job. Its author runs it again with the same request.
     pub(super) fn canceled(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
         let running = &self.running[job];
         if running.attempt != attempt || running.place != SimJobState::Waiting {
@@ -108,14 +108,14 @@ impl Simulation<'_> {
         self.gives_up(job, Event::Cancel { key })
     }
 
-    /// A job was granted what it asked for, and is canceled before it hears of that.
+    /// Chooses whether a job is canceled after the assignment of its slots and before it learns of it. Returns the job then.
     pub(super) fn is_canceled_at_its_grant(&mut self, lease: &SlotAssignment) -> Option<usize> {
         let job = self.keys.get(&lease.key).copied()?;
         let may = self.now.at < self.scenario.faults_end && self.waits_for_environment(job);
         (may && chance(&mut self.random, 0.1)).then_some(job)
     }
 
-    /// What it waited for is there for the next one.
+    /// Cancels a request and checks that the environment that it waited for still exists.
     pub(super) fn gives_up(&mut self, job: usize, event: Event) -> Result<(), Violation> {
         let left = self.running[job].resumes.clone();
         let is_granted = matches!(event, Event::GrantAbandoned { .. });
@@ -126,7 +126,7 @@ impl Simulation<'_> {
         self.report.canceled += 1;
         if let Some(Left { name, .. }) = had {
             self.report.canceled_wakes += 1;
-            // While somebody waits for it, it is not removed for one of these.
+            // The environment may have been deleted for one of these reasons as soon as no job waited for it.
             let is_over = |told: &Decision| match &told.kind {
                 DecisionKind::Delete { reason: why, .. } => {
                     matches!(
@@ -145,14 +145,14 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// It does without.
+    /// Lets a job whose environment could not be resumed run without it.
     pub(super) fn not_resumed(&mut self, key: &TaskKey) {
         let Some(job) = self.keys.remove(key) else { return };
         self.running[job].resumes = None;
         self.again(job);
     }
 
-    /// After a restart: a job that waited for an environment asks again, under another name, as the manager does.
+    /// After a restart, requests the environment again under a new key, as the manager does.
     pub(super) fn asks_again(&mut self, job: usize) -> Result<(), Violation> {
         let key = self.key(job);
         self.keys.remove(&key);
@@ -162,7 +162,7 @@ impl Simulation<'_> {
         self.ask_for(job, key)
     }
 
-    /// The plugins of a new engine can suspend.
+    /// Reports to a new engine that the plugins can suspend instances.
     pub(super) fn can_suspend(&mut self) {
         if self.scenario.suspended_jobs.is_none() {
             return;
@@ -173,7 +173,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Whether it waits for an environment.
+    /// Returns true if a job waits for an environment.
     pub(super) fn waits_for_environment(&self, job: usize) -> bool {
         self.running[job].place == SimJobState::Waiting && self.running[job].resumes.is_some()
     }
