@@ -1,12 +1,12 @@
-//! What crosses the boundary between the manager and a plugin.
+//! Checks which data crosses the boundary between the manager and a plugin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 const PROTOCOLS: [&str; 2] =
     [include_str!("../../proto/instance_group.proto"), include_str!("../../proto/extension.proto")];
 
-/// The fields that each request may have. How many instances there should be, how long they may be idle, how often they are used
-/// and which job goes where are the scaler's own: a plugin is asked for a number of instances, or about instances by name.
+/// The fields that each request may have. The desired number of instances, idle times, use counts and the assignment of jobs are internal
+/// to the scaler: a plugin receives a number of instances to create, or the ids of instances.
 const REQUESTS: [(&str, &[&str]); 15] = [
     ("Init", &["config", "settings"]),
     ("Update", &[]),
@@ -25,7 +25,7 @@ const REQUESTS: [(&str, &[&str]); 15] = [
     ("Prepare", &["instance", "job"]),
 ];
 
-/// How to reach instances, which is all that the settings of `Init` are about.
+/// Fields about connections to instances, which are all of `Init`'s settings.
 const SETTINGS: [&str; 10] = [
     "os",
     "arch",
@@ -39,7 +39,7 @@ const SETTINGS: [&str; 10] = [
     "protocol_port",
 ];
 
-/// The fields of each message, by its name.
+/// Returns the fields of each message by the message's name.
 fn messages(text: &str) -> BTreeMap<&str, Vec<&str>> {
     let mut messages = BTreeMap::new();
     let mut current: Option<&str> = None;
@@ -55,7 +55,7 @@ fn messages(text: &str) -> BTreeMap<&str, Vec<&str>> {
     messages
 }
 
-/// The calls of each service with the names of their requests.
+/// Returns the calls of all services with the names of their requests.
 fn calls(text: &str) -> Vec<(&str, &str)> {
     text.lines()
         .filter_map(|line| {
@@ -65,7 +65,7 @@ fn calls(text: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// R050: the autoscaler is not inside the plugin, so no call gives a plugin a policy.
+/// R050: the autoscaler is not part of the plugin, so no call passes a policy to a plugin.
 #[test]
 fn no_call_to_a_plugin_has_a_parameter_of_a_policy() {
     let allowed: BTreeMap<_, _> = REQUESTS.into_iter().collect();

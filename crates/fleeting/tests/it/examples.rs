@@ -1,4 +1,4 @@
-//! The examples and templates: short, and with the protocol of this crate.
+//! Checks the examples and templates: their size, and their copy of the protocol.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A provider is small: under 150 lines of Rust, and under 100 of Python or shell.
+/// A provider is small: less than 150 lines of Rust, and less than 100 lines of Python or shell.
 #[test]
 fn a_provider_is_a_page_or_two() {
     for (path, lines_max) in [
@@ -23,7 +23,7 @@ fn a_provider_is_a_page_or_two() {
     }
 }
 
-/// The Python example has the file beside it, so that it can be copied as it is.
+/// The Python example contains a copy of the protocol file, so that it can be copied as a whole.
 #[test]
 fn the_protocol_of_the_python_example_is_this_one() {
     let (copy, own) =
@@ -31,8 +31,8 @@ fn the_protocol_of_the_python_example_is_this_one() {
     assert!(copy == own, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
 }
 
-/// R045: a concern is on one side of the boundary: plugins have the SDK, sessions with machines, and files, and nothing of the
-/// host, the scaler or the manager; and these know no provider by its name.
+/// R045: plugins use the SDK, sessions with machines, and files, but nothing of the host, the scaler or the manager. Those do not know any
+/// provider by name.
 #[test]
 fn a_plugin_has_only_the_sdk_and_the_host_knows_no_provider() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -44,7 +44,7 @@ fn a_plugin_has_only_the_sdk_and_the_host_knows_no_provider() {
         let allowed = |used: &&str| ["fleeting", "remote", "files"].iter().any(|ours| used[7..].starts_with(ours));
         assert!(!ours.is_empty() && ours.iter().all(allowed), "{}: {ours:?}", plugin.display());
         for (path, text) in sources(&plugin.join("src")) {
-            // Tests of a plugin may look at what a host does.
+            // Tests of a plugin may check how a host uses it.
             let code = text.split("#[cfg(test)]").next().unwrap();
             for used in code.split("muster_fleeting::").skip(1) {
                 let door = used.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
@@ -63,7 +63,7 @@ fn a_plugin_has_only_the_sdk_and_the_host_knows_no_provider() {
     }
 }
 
-/// The files of Rust below a folder.
+/// Returns the Rust files below a directory with their content.
 fn sources(folder: &std::path::Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

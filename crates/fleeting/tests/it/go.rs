@@ -1,4 +1,4 @@
-//! A real Go plugin, unmodified: fleeting's own dummy, built by `scripts/test` through the Go module proxy.
+//! Tests an unmodified Go plugin: fleeting's own dummy, which `scripts/test` builds through the Go module proxy.
 
 use muster_fleeting::host::{CallError, Group, PluginSpec};
 use muster_fleeting::model::Features;
@@ -38,12 +38,12 @@ async fn the_dummy_of_fleeting_runs_under_our_host() {
 
     assert_eq!(group.decrease(&ids).await.unwrap(), ids);
     assert_eq!(states(group.update().await.unwrap()), [InstanceState::Deleted; 2]);
-    // Its errors are its own words: it does not know what the protocol would call gone.
+    // The dummy returns its own error, because the protocol has no error for a missing instance.
     let error = group.decrease(&[InstanceId::new("nobody")]).await.unwrap_err();
     assert!(matches!(&error, CallError::Refused { message, .. } if message.contains("not found")), "{error}");
     group.stop().await;
 
-    // Settings that Go cannot read are refused in Go's words.
+    // Go's error about settings that it cannot parse is passed on.
     spec.config = json!({"MaxSize": "seven"});
     let error = Group::start(spec).await.unwrap_err();
     assert!(error.to_string().contains("unmarshaling config"), "{error}");

@@ -1,4 +1,4 @@
-//! Plugins from a real registry: the O cases, and what the peer gets wrong.
+//! Tests plugins from a real registry: the O cases, and defects of the Go implementation.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::registry::{PASSWORD, Registry, USER, archive, archive_of};
 
-/// A folder of plugins, and a registry without a login.
+/// A directory of plugins, and a registry without a login.
 pub(crate) struct Here {
     pub(crate) registry: Registry,
     folder: TempDir,
@@ -35,7 +35,7 @@ impl Here {
         self.store.install(&self.registry.reference(name), options, None).await
     }
 
-    /// Names in the folder of the plugin `name`, hidden ones too.
+    /// Returns the names in the directory of the plugin `name`, including hidden ones.
     pub(crate) fn names(&self, name: &str) -> Vec<String> {
         let folder = self.store.folder().join(self.registry.host.replace(':', "!")).join(name);
         let Ok(entries) = folder.read_dir() else { return Vec::new() };
@@ -47,7 +47,7 @@ impl Here {
 
 const UPGRADE: Options = Options { upgrade: true, accept_changed: false };
 
-/// An error with its causes.
+/// Returns an error with its causes.
 pub(crate) fn text(error: &InstallError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -62,7 +62,7 @@ pub(crate) fn text(error: &InstallError) -> String {
 async fn o02_constraints_are_met_from_the_list_of_versions() {
     let Some(here) = Here::new() else { return };
     for version in ["1.2.3", "1.10.0", "2.0.0-rc.1"] {
-        // Without any alias tag: Go finds nothing then.
+        // There is no alias tag. Go finds nothing in this case.
         here.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
     }
     for (constraint, wanted) in
@@ -79,7 +79,7 @@ async fn o02_constraints_are_met_from_the_list_of_versions() {
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
-/// Go: the alias `latest` follows pre-releases, and the look-up of `latest` ignores them: what was installed is not found.
+/// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them, so the installed version is not found.
 #[tokio::test]
 async fn peers_defect_4_latest_is_the_same_for_install_and_look_up() {
     let Some(here) = Here::new() else { return };
@@ -168,7 +168,7 @@ async fn a_changed_digest_under_a_known_version_is_refused_until_it_is_accepted(
         "{error}"
     );
     assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"one");
-    // Removing it does not forget its digest.
+    // Removing the version keeps its digest.
     here.store.remove(&here.registry.reference("g/p"), false).await.unwrap();
     assert!(matches!(here.install("g/p").await.unwrap_err(), InstallError::Changed { .. }));
 
@@ -207,7 +207,7 @@ async fn a_download_that_broke_off_is_taken_up() {
     let content: Vec<u8> = (0..300_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let packed = archive(&content);
     let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
-    // Only its second half can still come from the registry.
+    // The registry has only the second half left.
     let half = packed.len() / 2;
     let mut changed = packed.clone();
     changed[..half].fill(0);
@@ -221,7 +221,7 @@ async fn a_download_that_broke_off_is_taken_up() {
     assert_eq!(partial.read_dir().unwrap().count(), 0);
 }
 
-/// Passes bytes on to `to` and cuts each connection after so many of the answer's.
+/// Forwards connections to `to` and closes each one after this number of response bytes.
 async fn cutting_proxy(to: String, bytes: u64) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
@@ -307,7 +307,7 @@ async fn what_is_not_there_is_named() {
         let error = text(&here.install(name).await.unwrap_err());
         assert!(error.contains("not found at the registry") && error.contains(wanted), "{name}: {error}");
     }
-    // A port where nobody listens any more.
+    // No process listens at this port any more.
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let error = here.store.install(&reference(&format!("{nobody}/g/p")), Options::default(), None).await.unwrap_err();
     assert!(text(&error).contains("no answer") && text(&error).contains("can it be reached from here?"), "{error}");
@@ -323,8 +323,7 @@ async fn installs_at_the_same_time_do_the_work_once() {
     assert_eq!(here.names("g/p"), ["1.0.0"]);
 }
 
-/// A registry that sends for a token, and the place that gives it, on one port. Answers by the request's first line and
-/// its `authorization`.
+/// Starts a registry that refers to itself for tokens. `answer` gets the request's first line, its `authorization` header and the address.
 pub(crate) async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
@@ -351,7 +350,7 @@ pub(crate) fn body(status: &str, headers: &str, body: &str) -> String {
     format!("{status}\r\n{headers}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// A reference as users write it.
+/// Parses a reference as users write it.
 pub(crate) fn reference(text: &str) -> Reference {
     Reference::parse(text, &DEFAULTS).unwrap()
 }
@@ -370,7 +369,7 @@ async fn a_token_is_fetched_from_where_the_registry_says() {
     let host = token_registry(|host, line, authorization| {
         let challenge = format!("www-authenticate: Bearer realm=\"http://{host}/token\",service=\"r\"\r\n");
         match (line.split(' ').nth(1).unwrap_or_default(), authorization) {
-            // tester:secret word
+            // The base64 encoding of `tester:secret word`.
             (
                 "/token?service=r" | "/token?scope=repository%3Ag%2Fp%3Apull&service=r",
                 "Basic dGVzdGVyOnNlY3JldCB3b3Jk",

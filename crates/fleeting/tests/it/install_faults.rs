@@ -1,4 +1,4 @@
-//! Installs that are killed, that wait for each other, and that find something else than they left.
+//! Tests installs that are killed, that wait for each other, and whose files were changed meanwhile.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ async fn a_damaged_version_is_mended_in_its_place() {
     assert_eq!(here.store.lock_file().metadata().unwrap().permissions().mode() & 0o777, 0o644, "others may verify");
     here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
     std::fs::write(&installed.executable, b"two").unwrap();
-    // Much to remove: whoever looks in between would find nothing.
+    // The directory is large, so that removing it before the rename would leave a noticeable gap.
     for name in 0..3000 {
         std::fs::write(installed.executable.with_file_name(name.to_string()), b"").unwrap();
     }
@@ -80,7 +80,7 @@ async fn other_content_is_accepted_for_the_version_that_is_here() {
     assert_eq!(here.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
 }
 
-/// Passes on what comes, but of an answer beyond so many bytes only when it is told to; it tells when it holds one.
+/// Forwards connections, but holds back everything of a response after `bytes` until `go` is notified. Notifies `held` then.
 async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notify>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
@@ -107,7 +107,7 @@ async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notif
 #[tokio::test]
 async fn a_slow_download_holds_up_no_other_install() {
     let Some(here) = Here::new() else { return };
-    // Nothing that the archive could make small.
+    // The content cannot be compressed.
     let next =
         |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     let content: Vec<u8> =

@@ -1,4 +1,4 @@
-//! Plugins as processes: our own, broken ones, and a real Go plugin.
+//! Tests plugins as processes: our own, faulty ones, and a real Go plugin.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
 mod boundary;

@@ -1,13 +1,13 @@
-//! Proxies of the environment are for servers, not for plugins.
+//! Checks that proxies in the environment are not used for plugins.
 
 use std::time::Duration;
 
 use muster_fleeting::host::{Group, PluginSpec};
 
-/// Set in the process that has proxies: variables belong to a process.
+/// Set in the child process, whose environment contains proxies.
 const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
 
-/// Time after which a process that should end is taken for hung.
+/// Time after which the child process counts as hanging.
 const HANGS: Duration = Duration::from_secs(60);
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn a_proxy_of_the_environment_sees_nothing_of_plugins() {
     again.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
     let output = tokio::select! {
         biased;
-        // A call that the process made is here before its end is.
+        // A request of the process would arrive before its end.
         _ = proxy.accept() => panic!("the proxy was asked"),
         output = tokio::time::timeout(HANGS, again.kill_on_drop(true).output()) => output.expect("it hangs").unwrap(),
     };

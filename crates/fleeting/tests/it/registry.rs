@@ -1,4 +1,4 @@
-//! A real registry, Debian's `docker-registry`, on a port of its own; and small artifacts pushed to it.
+//! Runs Debian's `docker-registry` on a free port, and pushes small artifacts to it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// User and password of a registry with a login; bcrypt as `htpasswd -B` writes it.
+/// User name and password of a registry with a login. The hash is bcrypt, as from `htpasswd -B`.
 pub(crate) const USER: &str = "tester";
 pub(crate) const PASSWORD: &str = "secret word";
 const HTPASSWD: &str = "tester:$2y$04$DqJrO3ZZgkOQssDRJ46XDuKQfBbmZHkiVv24WEio9Ei83EwUxqLe2\n";
@@ -20,11 +20,11 @@ const HTPASSWD: &str = "tester:$2y$04$DqJrO3ZZgkOQssDRJ46XDuKQfBbmZHkiVv24WEio9E
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A registry, ended with this.
+/// A running registry. Dropping it kills the process.
 pub(crate) struct Registry {
     process: Child,
     folder: TempDir,
-    /// `127.0.0.1:PORT`.
+    /// Address of the registry, `127.0.0.1:PORT`.
     pub(crate) host: String,
     login: bool,
 }
@@ -37,7 +37,7 @@ impl Drop for Registry {
 }
 
 impl Registry {
-    /// `None`, told on stderr, where the program is not installed.
+    /// Starts a registry. Returns `None`, after printing the reason to stderr, if the program is not installed.
     pub(crate) fn start(login: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -54,7 +54,7 @@ impl Registry {
         std::fs::write(at("config.yml"), config).unwrap();
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(at("config.yml")).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Of this process's settings none is the registry's.
+        // Environment variables of this process could change the registry's configuration.
         for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("REGISTRY_")) {
             command.env_remove(key);
         }
@@ -78,17 +78,17 @@ impl Registry {
         Some(Self { process, folder, host, login })
     }
 
-    /// Docker's configuration with the login, or without one.
+    /// Returns docker's configuration, with the login if the registry requires one.
     pub(crate) fn credentials(&self) -> DockerConfig {
         DockerConfig::in_directory(&self.folder.path().join("docker"))
     }
 
-    /// A reference to a plugin here.
+    /// Returns a reference to a plugin in this registry.
     pub(crate) fn reference(&self, name: &str) -> Reference {
         Reference::parse(&format!("{}/{name}", self.host), &DEFAULTS).unwrap()
     }
 
-    /// Where the registry keeps a blob.
+    /// Returns the path at which the registry stores a blob.
     pub(crate) fn blob(&self, digest: &str) -> PathBuf {
         let hex = digest.strip_prefix("sha256:").unwrap();
         self.folder.path().join("data/docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
@@ -122,14 +122,14 @@ impl Registry {
         json!({"mediaType": kind, "digest": digest, "size": size})
     }
 
-    /// Pushes a plugin as its makers do, with the tags; the digest of its archive.
+    /// Pushes a plugin with its tags, as publishers do. Returns the digest of its archive.
     pub(crate) async fn push(&self, repository: &str, version: &str, tags: &[&str], archive: &[u8]) -> String {
         let this = HostPlatform::this();
         let platform = json!({"os": this.os, "architecture": this.architecture});
         self.push_for(repository, version, tags, archive, &[platform]).await
     }
 
-    /// The same for some platforms, all with the same archive.
+    /// Pushes a plugin for some platforms, all with the same archive.
     pub(crate) async fn push_for(
         &self,
         repository: &str,
@@ -143,7 +143,7 @@ impl Registry {
         layer["annotations"] = json!({ LAYER_ANNOTATION: version });
         let mut entries = Vec::new();
         for platform in platforms {
-            // Another one for each platform.
+            // Each platform needs a different manifest.
             let manifest = json!({
                 "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer],
                 "annotations": {"platform": platform.to_string()},
@@ -159,7 +159,7 @@ impl Registry {
         layer["digest"].as_str().unwrap().to_owned()
     }
 
-    /// Makes a tag point to one platform's image.
+    /// Makes a tag point to the image of a single platform.
     pub(crate) async fn push_plain_image(&self, repository: &str, tag: &str) {
         let config = self.push_blob(repository, b"{}").await;
         let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []});
@@ -167,12 +167,12 @@ impl Registry {
     }
 }
 
-/// A packed archive with one executable `plugin/plugin`.
+/// Returns a compressed archive with one executable `plugin/plugin`.
 pub(crate) fn archive(content: &[u8]) -> Vec<u8> {
     archive_of(&[("plugin/plugin", content)])
 }
 
-/// A packed archive of executables with these names, whatever they are.
+/// Returns a compressed archive of executables with these names, which may be invalid.
 pub(crate) fn archive_of(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
     let mut builder = tar::Builder::new(Vec::new());

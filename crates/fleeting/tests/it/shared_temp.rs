@@ -1,4 +1,4 @@
-//! What other users put into the shared temporary directory, and the directory for plugins' sockets.
+//! Tests what other users can do through the shared temporary directory to the directory for plugins' sockets.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use muster_fleeting::host::{Group, PluginSpec, Status};
 use tempfile::TempDir;
 
 const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
-/// Set in the process that starts the plugin: variables belong to a process. Its value is the directory wanted for sockets.
+/// Set in the child process that starts the plugin. Its value is the expected directory for sockets.
 const WANTED: &str = "MUSTER_TEST_SOCKETS_IN";
-/// A start that takes longer hangs.
+/// Time after which a start counts as hanging.
 const HANGS: Duration = Duration::from_secs(60);
 
 /// The directories of one attack.
@@ -24,9 +24,9 @@ struct Attack {
 }
 
 impl Attack {
-    /// A temporary directory as /tmp is, where another user was before.
+    /// Prepares a temporary directory like /tmp that another user has used before.
     fn new() -> Self {
-        // Short: paths of sockets are.
+        // Paths of sockets must be short.
         let root = TempDir::with_prefix_in("m", "/tmp").unwrap();
         let [shared, elsewhere, runtime, home] = ["t", "e", "r", "h"].map(|name| root.path().join(name));
         for (path, mode) in [(&shared, 0o1777), (&elsewhere, 0o755), (&runtime, 0o700), (&home, 0o700)] {
@@ -64,7 +64,7 @@ impl Attack {
         names
     }
 
-    /// Runs the test of this name again in a process where nothing but these directories is known.
+    /// Runs the named test again in a process that knows only these directories.
     async fn start(&self, test: &str, runtime: Option<&Path>, wanted: &Path) -> Output {
         let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env_clear().env(WANTED, wanted);
@@ -77,7 +77,7 @@ impl Attack {
     }
 }
 
-/// Runs in a separate process: starts a plugin and checks the path that it got for its socket.
+/// Starts a plugin in the child process and checks the path of its socket.
 async fn start_plugin(wanted: &Path) {
     let group = Group::start(PluginSpec::new(TOY)).await.unwrap();
     let Status::Up { pid } = *group.status().borrow() else { panic!("not running") };

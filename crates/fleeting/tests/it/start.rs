@@ -1,4 +1,4 @@
-//! Executables that are no plugins: each start ends with an error that says what is wrong, and leaves no process.
+//! Tests executables that are not plugins: each start returns a helpful error and leaves no process.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_fleeting::host::{Group, PluginSpec, StartError};
 use tempfile::TempDir;
 
-/// A script as a plugin. The directory keeps it.
+/// Creates a script that acts as the plugin. It is deleted with the directory.
 fn script(body: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("fleeting-plugin-broken");
@@ -95,13 +95,13 @@ async fn settings_that_no_plugin_can_use_start_nothing() {
     assert!(!Path::new(&format!("{}.pid", path.display())).exists(), "it was not even started");
 }
 
-/// The test again in a process that may open few files, since the limit is a process's.
+/// Runs the test again in a process with a low limit of open files, which applies to a whole process.
 #[tokio::test]
 async fn a_lack_of_open_files_is_told_and_leaves_nothing() {
     const PLACE: &str = "MUSTER_TEST_PLACE";
     if std::env::var_os(PLACE).is_some() {
         let mut all: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-        // With none left there is no file for its socket's directory, with two no pipe to it.
+        // With no file descriptor left, the socket's directory cannot be created; with two left, the pipes cannot.
         for (left, wanted) in [(0, "no directory for its socket"), (2, "cannot be run")] {
             all.truncate(all.len() - left);
             let error = Group::start(PluginSpec::new("/bin/true")).await.expect_err("no file can be opened");

@@ -1,4 +1,4 @@
-//! Host and SDK together: the toy plugin as a process.
+//! Tests host and SDK together, with the toy plugin as a process.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -159,7 +159,7 @@ async fn h11_stopping_leaves_no_process_and_no_socket() {
 
 #[test]
 fn p15_a_plugin_ends_with_its_host() {
-    // A host that is killed: this test, started again as one.
+    // Runs this test again as a host process that is killed.
     if std::env::var_os("MUSTER_TEST_HOST").is_some() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {

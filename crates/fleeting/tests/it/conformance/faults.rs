@@ -1,4 +1,4 @@
-//! Broken plugins: each case of the kit has one that it is found by.
+//! Runs the conformance kit with faulty plugins: each case has one that it detects.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -10,29 +10,29 @@ use tempfile::TempDir;
 
 use super::{BROKEN, TOY, ids, others, plan, run};
 
-/// A broken plugin, and how the kit finds it.
+/// A faulty plugin, and how the kit detects it.
 struct Fault {
     plugin: Plugin,
-    /// The cases that say so; the first of them for `reason`.
+    /// Cases that detect the fault. The first one reports `reason`.
     cases: &'static [&'static str],
     reason: &'static str,
     how: How,
 }
 
 enum Plugin {
-    /// [`BROKEN`] in this manner.
+    /// The plugin [`BROKEN`] with this fault.
     Manner(&'static str),
-    /// A shell script around the toy, which is `$toy`.
+    /// A shell script that starts the toy plugin, whose path is in `$toy`.
     Script(&'static str),
 }
 
 #[derive(PartialEq)]
 enum How {
-    /// Those fail; others may.
+    /// These cases fail. Others may fail, too.
     Fail,
-    /// Those fail, and there is nothing else to say.
+    /// These cases fail, and all others pass.
     FailOnly,
-    /// Hosts can live with it: a warning, and nothing else.
+    /// The case warns, and all others pass.
     WarnOnly,
 }
 
@@ -165,7 +165,7 @@ const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// The plan, and what must be there while it runs.
+/// Returns the plan, and the directory that must exist while it runs.
 fn planned(fault: &Fault) -> (TempDir, Plan) {
     let folder = tempfile::tempdir().unwrap();
     let first = fault.cases[0];
@@ -222,7 +222,7 @@ async fn is_found(fault: &Fault) {
     assert!(said.contains(fault.reason), "{name}: {said}");
 }
 
-/// Those of these cases, a few at a time.
+/// Checks the faults of these cases, a few at a time.
 async fn are_found(cases: &[&str]) {
     let faults = FAULTS.iter().filter(|fault| cases.contains(&fault.cases[0]));
     futures::stream::iter(faults.map(is_found)).buffer_unordered(4).collect::<Vec<()>>().await;
@@ -236,7 +236,7 @@ async fn broken_starts_are_found() {
 #[tokio::test]
 async fn broken_settings_are_found() {
     are_found(&["P6", "P8", "L1"]).await;
-    // Settings that it needs are not there.
+    // A plugin with a missing required setting.
     let mut plan = plan(BROKEN);
     plan.config = Value::Null;
     let report = run(&plan).await;
@@ -270,7 +270,7 @@ async fn broken_ends_are_found() {
 
 #[test]
 fn each_case_has_a_broken_plugin() {
-    // P7 and C6 take more than a plugin: settings that are not there, a machine.
+    // The faults of P7 and C6 need more than a plugin: missing settings, and a machine.
     let found = |id: &str| ["P7", "C6"].contains(&id) || FAULTS.iter().any(|fault| fault.cases.contains(&id));
     let missing: Vec<&str> = CASES.iter().map(|case| case.id).filter(|id| !found(id)).collect();
     assert_eq!(missing, [""; 0]);

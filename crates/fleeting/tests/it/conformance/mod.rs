@@ -1,4 +1,4 @@
-//! The conformance kit: it passes plugins that are in order, and fails broken ones in the case that is about it.
+//! Tests the conformance kit: correct plugins pass, and each faulty one fails in the case about its fault.
 
 mod faults;
 
@@ -13,7 +13,7 @@ use crate::ssh_server::{AcceptedCredentials, Server};
 const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
 const BROKEN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-broken");
 
-/// Limits that a plugin in order meets easily, and that make a broken one no long wait.
+/// Returns a plan with timeouts that a correct plugin meets easily, and that keep tests with faulty ones short.
 fn plan(executable: impl Into<PathBuf>) -> Plan {
     let mut plan = Plan::new(executable);
     plan.call_limit = Duration::from_secs(20);
@@ -27,7 +27,7 @@ async fn run(plan: &Plan) -> Report {
     conformance::run(plan, &mut |_| {}).await
 }
 
-/// Everything that did not pass.
+/// Returns all cases that did not pass.
 fn others(report: &Report) -> Vec<(&'static str, &'static str, String)> {
     let told = |verdict: &conformance::Verdict| {
         let reason = verdict.outcome.reason()?;
@@ -36,14 +36,14 @@ fn others(report: &Report) -> Vec<(&'static str, &'static str, String)> {
     report.verdicts.iter().filter_map(told).collect()
 }
 
-/// The ids of the cases with this outcome.
+/// Returns the ids of the cases with this outcome.
 fn ids(report: &Report, word: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.word() == word).map(|verdict| verdict.case.id).collect()
 }
 
-/// What Muster wants of plugins, its own have: P7 an error without a byte of settings, and none for `null` and `{}`; P8 a
-/// host without settings means empty ones (Go: the process dies); P9 SIGINT stays, SIGTERM ends; P14 what is gone is gone;
-/// P15 it ends with its host (Go: it stays behind).
+/// Muster's own plugin does everything that the cases require, including what Go plugins do differently: P7 an error for empty settings,
+/// but not for `null` and `{}`; P8 default settings if a host sends none (Go crashes); P9 SIGINT ignored, SIGTERM exits; P14 deleting a
+/// missing instance succeeds; P15 exits with its host (Go keeps running).
 #[tokio::test]
 async fn p2_p7_p8_p9_p14_p15_the_toy_passes() {
     let mut plan = plan(TOY);
@@ -55,7 +55,7 @@ async fn p2_p7_p8_p9_p14_p15_the_toy_passes() {
     assert_eq!(ids(&report, "skip"), ["C4", "C6", "L11"], "{:#?}", others(&report));
 }
 
-/// What the kit says of Go's own plugin: where its library and Muster differ, both are told.
+/// Runs the kit with Go's own plugin, which gets warnings where Go's library differs from Muster.
 #[tokio::test]
 async fn the_dummy_of_fleeting_passes() {
     let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
@@ -65,8 +65,8 @@ async fn the_dummy_of_fleeting_passes() {
     plan.exit_limit = Duration::from_secs(3);
     let report = run(&plan).await;
     assert_eq!(ids(&report, "fail"), [""; 0], "{:#?}", others(&report));
-    // P8: Go dies without settings, want: empty ones. P12: Go's dummy errs, and what it removed before is not heard of, want:
-    // those that were removed. P15: Go's plugin stays behind, want: it ends with its host.
+    // P8: Go crashes without settings instead of using defaults. P12: Go's dummy returns an error instead of the instances that it deleted
+    // before. P15: Go's plugin keeps running instead of exiting with its host.
     for id in ["P8", "P12", "P15"] {
         assert!(ids(&report, "warn").contains(&id), "{id}: {:#?}", others(&report));
     }
@@ -80,7 +80,7 @@ async fn a_plugin_that_is_not_broken_passes() {
     assert_eq!((ids(&report, "fail"), ids(&report, "warn")), (vec![], vec![]), "{:#?}", others(&report));
 }
 
-/// A plugin that logs in to a machine which a test has.
+/// Runs the kit with a plugin that supplies the address of a machine in this test.
 #[tokio::test]
 async fn c4_c6_a_command_is_run_where_there_are_credentials() {
     let server =
@@ -89,7 +89,7 @@ async fn c4_c6_a_command_is_run_where_there_are_credentials() {
     let mut plan = on_machine(&server, "hunter2");
     let report = run(&plan).await;
     assert!(report.outcome("C4").is_some_and(|outcome| *outcome == Outcome::Pass), "{:#?}", others(&report));
-    // This machine's shell only repeats what it is told.
+    // The shell of this machine repeats its command instead of running it.
     let said = report.outcome("C6").and_then(Outcome::reason).unwrap_or_default();
     assert!(said.contains("`echo muster` printed \"echo muster\""), "{said}");
     assert_eq!((ids(&report, "fail"), ids(&report, "warn")), (vec!["C6"], vec![]), "{:#?}", others(&report));
@@ -101,7 +101,7 @@ async fn c4_c6_a_command_is_run_where_there_are_credentials() {
     assert_eq!(ids(&report, "fail"), ["C4"], "{:#?}", others(&report));
 }
 
-/// Instances that are this one machine.
+/// Returns the plan for instances that are all this one machine.
 fn on_machine(server: &Server, password: &str) -> Plan {
     let mut plan = plan(BROKEN);
     plan.config = json!({ "manner": "not" });
