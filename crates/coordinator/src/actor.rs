@@ -1,16 +1,17 @@
 //! The event loop: one task that owns all state.
 //!
 //! ```text
-//! wait for a command, a timer or a child configuration
-//!   -> read into memory what it is about, if that has left it
-//!   -> take it in, and whatever else is there, into memory   (answers are staged, not sent)
-//!   -> give ready jobs to held requests
+//! wait for a command, a timer or a compiled child configuration
+//!   -> read the pipelines that the command needs into memory
+//!   -> process it, and all other waiting commands, in memory   (answers are staged, not sent)
+//!   -> assign ready jobs to held requests
 //!   -> write the batch in one transaction
-//!   -> send the answers, publish the events, start what was asked of the outside
-//!   -> remove what is finished from memory
+//!   -> send the answers, publish the events, start compiling child configurations
+//!   -> remove finished pipelines from memory
 //! ```
-//! Where the write fails, answers that change something become errors, hand-outs are taken back, and the rows stay marked:
-//! memory is then ahead of the database, nobody was told, and the next write carries them. No job is given out meanwhile.
+//! If the write fails, answers that report a change become errors and assignments are rolled back. The rows stay marked as changed:
+//! memory is ahead of the database, no caller was told of the changes, and the next write includes them. Until a write succeeds, no
+//! job is assigned.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,12 +42,12 @@ use crate::timers::{Timer, Timers};
 use crate::views::Event;
 use crate::world::{Dirty, Repeated, World};
 
-/// How many commands one transaction may carry.
+/// Maximum number of commands in one transaction.
 const BATCH_MAX: usize = 128;
-/// How long after a failed write the next is tried, if no command comes before.
+/// Delay after a failed write before the next attempt, unless a command comes first.
 const FLUSH_AGAIN: Duration = Duration::from_secs(1);
 
-/// The task's state.
+/// The state of the event loop.
 pub(crate) struct Actor {
     pub(crate) options: Options,
     pub(crate) world: World,
@@ -58,56 +59,56 @@ pub(crate) struct Actor {
     pub(crate) residency: Residency,
     pub(crate) expiry: Expiry,
     pub(crate) staged: Vec<Staged>,
-    /// Bridges whose child is to be made, once the batch is written.
+    /// Bridges whose child pipeline is created after the batch is written.
     pub(crate) bridges: Vec<JobId>,
     /// Bridges of an earlier process that wait for the files of their pipeline.
     pub(crate) sourceless: BTreeSet<JobId>,
-    /// Configurations of children that are being compiled.
+    /// Child configurations that are being compiled.
     pub(crate) children: JoinSet<(JobId, ChildResult)>,
-    /// Why the database cannot be written.
+    /// Message why the database cannot be written. `None` if it can.
     pub(crate) storage_problem: Option<String>,
     store: Arc<dyn Store>,
     events: broadcast::Sender<Event>,
     watch: InvariantMonitor,
 }
 
-/// What became of the write that an answer waited for.
+/// Result of the write that an answer waited for.
 type Written<'a> = Result<(), &'a StoreError>;
 
-/// An answer that waits for the write.
+/// An answer that is sent after the write.
 pub(crate) enum Staged {
-    /// Sends its answer, or the error of the write.
+    /// An answer, which becomes an error if the write fails.
     Answer(Box<dyn FnOnce(Written<'_>) + Send>),
-    /// A new pipeline. Who is told that there is none must not have its jobs run later.
+    /// The id of a new pipeline. If its caller gets an error, the jobs must not run later.
     Pipeline {
-        /// Its id.
+        /// ID of the pipeline.
         id: PipelineId,
-        /// Who asked for it.
+        /// Channel for the answer.
         reply: Reply<PipelineId>,
     },
-    /// A job for a manager. If it cannot be delivered the job goes back to the queue.
+    /// The assignment of a job. If it cannot be delivered, the job returns to the queue.
     Handout {
-        /// The job.
+        /// The assigned job.
         job: JobId,
-        /// The number of the hand-out.
+        /// Number of the assignment.
         handout: u32,
-        /// Its payload.
+        /// Answer with the payload.
         assignment: JobRequestAnswer,
-        /// The manager.
+        /// Channel for the answer.
         reply: ServiceReply<JobRequestAnswer>,
     },
 }
 
-/// An answer that reached nobody, or said no.
+/// A staged change that its caller did not learn of.
 enum Undelivered {
-    /// The hand-out of a job, by its number.
+    /// The assignment of a job, by its number.
     Handout(JobId, u32),
-    /// A pipeline whose creation was refused.
+    /// The creation of a pipeline.
     Pipeline(PipelineId),
 }
 
 impl Actor {
-    /// An actor with its state; `actions` are those that may not have reached the outside before the last end.
+    /// Creates an actor with a restored state. `actions` may not have been carried out by the last process.
     pub(crate) fn new(
         options: Options,
         store: Arc<dyn Store>,
@@ -143,13 +144,13 @@ impl Actor {
         actor
     }
 
-    /// Runs until it is told to stop or every handle is gone.
+    /// Runs until the shutdown command, or until all handles are dropped.
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         self.expiry.look(self.now());
         self.settle().await;
         loop {
             let wake = self.timers.next().map(|at| self.options.clock.sleep_until(at));
-            // All four may be dropped half-way: a command stays in its channel, a child in its set, a timer in its heap.
+            // All four are cancel-safe: a command stays in its channel, a child in its set, a timer in its heap.
             let command = tokio::select! {
                 command = commands.recv() => match command {
                     Some(command) => Some(command),
@@ -173,7 +174,7 @@ impl Actor {
         commands.close();
         self.children.shutdown().await;
         self.expiry.stop().await;
-        // Before the last batch: a job that were given out now would have nobody to report to.
+        // Before the last batch: no job may be assigned now, because its manager could not report to this process.
         self.send_held_away();
         self.settle().await;
         if let Err(error) = self.store.close().await {
@@ -181,7 +182,7 @@ impl Actor {
         }
     }
 
-    /// Takes in a command with all that wait behind it, and the timers that are due. True: stop.
+    /// Processes a command with all commands that wait after it, and the due timers. Returns whether to stop.
     async fn take_in(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
         let (mut next, mut taken) = (first, 0);
         while let Some(command) = next.take() {
@@ -200,7 +201,7 @@ impl Actor {
                 next = commands.try_recv().ok();
             }
         }
-        // What fits now is given out before a long poll that is over is sent away with nothing.
+        // Assign jobs before timers end long polls without a job.
         self.dispatch().await;
         self.bound_held();
         let now = self.now();
@@ -210,7 +211,7 @@ impl Actor {
         false
     }
 
-    /// Gives out jobs, writes, answers; again until nothing is left to do.
+    /// Assigns jobs, writes the batch and sends the answers, and repeats that until there is nothing left to do.
     async fn settle(&mut self) {
         loop {
             let failing = self.storage_problem.is_some();
@@ -228,7 +229,7 @@ impl Actor {
                 return;
             }
             self.start_bridges().await;
-            // After a failure nothing was given out; now it is.
+            // Jobs were not assigned while writes failed. Assign them now.
             let recovered = self.storage_problem.is_none() && failing;
             if settled && !recovered {
                 self.evict();
@@ -237,7 +238,7 @@ impl Actor {
         }
     }
 
-    /// Reads into memory what a command is about.
+    /// Reads the pipelines that a command needs into memory.
     async fn bring_in(&mut self, command: &Command) -> Result<(), StoreError> {
         for member in command.members(&self.keys) {
             self.admit(member).await?;
@@ -252,7 +253,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Reads a family into memory, unless it is there.
+    /// Reads a family of pipelines into memory, unless it is already there.
     pub(crate) async fn admit(&mut self, member: Member) -> Result<(), StoreError> {
         let now = engine_time(self.now());
         for (project, actions) in self.residency.admit(&mut self.world, member, now).await? {
@@ -261,7 +262,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Removes from memory what is finished, with all that is kept about it.
+    /// Removes finished pipelines from memory, and what the actor keeps about them.
     fn evict(&mut self) {
         let watch = &mut self.watch;
         self.residency.evict(&mut self.world, |world, root| {
@@ -273,7 +274,7 @@ impl Actor {
         self.timers.prune(jobs.len(), |job| jobs.contains_key(&job));
     }
 
-    /// Writes what is marked, and publishes it.
+    /// Writes the changed rows, and publishes them.
     async fn write(&mut self) -> Result<(), StoreError> {
         let changes = self.world.changes();
         if changes.is_empty() {
@@ -290,7 +291,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Looks whether what was written keeps the invariants.
+    /// Checks the written rows against the invariants.
     fn check(&mut self, dirty: &Dirty) {
         let written = dirty.jobs.iter().filter_map(|job| self.world.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
@@ -307,7 +308,7 @@ impl Actor {
         if self.events.receiver_count() == 0 {
             return;
         }
-        // Sending fails only where the last receiver has just gone.
+        // Sending fails only if the last receiver was dropped meanwhile.
         for pipeline in &dirty.new_pipelines {
             self.publish_pipeline(*pipeline);
         }
@@ -328,7 +329,7 @@ impl Actor {
         }
     }
 
-    /// Sends the staged answers. Returned is what reached nobody.
+    /// Sends the staged answers. Returns the changes that their callers did not learn of.
     fn answer(&mut self, failure: Option<&StoreError>) -> Vec<Undelivered> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
@@ -356,6 +357,7 @@ impl Actor {
         undelivered
     }
 
+    /// Rolls back a change that its caller did not learn of.
     fn undo(&mut self, undelivered: Undelivered) {
         match undelivered {
             Undelivered::Handout(job, handout) => self.give_back(job, handout),
@@ -378,21 +380,21 @@ impl Actor {
         self.timers.add(self.now() + FLUSH_AGAIN, Timer::Flush);
     }
 
-    /// The time, in the steps in which it is stored.
+    /// Returns the current time, in the precision in which times are stored.
     pub(crate) fn now(&self) -> Timestamp {
         from_millis(to_millis(self.options.clock.now()))
     }
 
-    /// Stages the answer of a library call.
+    /// Stages the answer to a library call.
     pub(crate) fn reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(Staged::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
-            // Who asked may be gone; what they asked for is done all the same.
+            // The caller may have gone away. The command takes effect anyway.
             let _ = reply.send(answer);
         })));
     }
 
-    /// Stages the answer to a manager.
+    /// Stages the answer to a runner manager.
     pub(crate) fn service_reply<T: Send + 'static>(&mut self, reply: ServiceReply<T>, result: Result<T, ServiceError>) {
         self.staged.push(Staged::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
@@ -400,7 +402,7 @@ impl Actor {
         })));
     }
 
-    /// Stages the answer of a call that only reads: it needs no write.
+    /// Stages the answer to a call that only reads, which does not depend on the write.
     pub(crate) fn reply_read<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(Staged::Answer(Box::new(move |_| {
             let _ = reply.send(result);
@@ -408,7 +410,7 @@ impl Actor {
     }
 }
 
-/// Sleeps, or for ever where there is nothing to wait for.
+/// Sleeps until a time, or indefinitely if there is no time to wait for.
 async fn sleep(until: Option<futures::future::BoxFuture<'static, ()>>) {
     match until {
         Some(until) => until.await,

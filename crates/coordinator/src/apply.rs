@@ -1,4 +1,4 @@
-//! Events into the engine, its actions out to rows, queue and timers.
+//! Applies events to the engine, and carries out its actions on rows, queue and timers.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::store::{JobDetail, JobRow};
 use crate::timers::Timer;
 
 impl Actor {
-    /// Tells the engine of a job what happened to it.
+    /// Applies an event about a job, and carries out the actions.
     pub(crate) fn job_event(&mut self, job: JobId, event: impl FnOnce(JobRef) -> Event) -> Result<(), Refusal> {
         let Some(row) = self.world.jobs.get(&job) else {
             let unknown = JobRef { pipeline: PipelineId(0), place: 0, retry: 0 };
@@ -25,7 +25,7 @@ impl Actor {
         self.event(pipeline, event(job))
     }
 
-    /// Tells the engine of a pipeline's project what happened, and does what it says.
+    /// Applies an event to the engine of a pipeline's project, and carries out the actions.
     pub(crate) fn event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), Refusal> {
         let project = self.project_of(pipeline).ok_or(Refusal::UnknownPipeline(pipeline))?;
         let actions = self.apply(project, event)?;
@@ -33,7 +33,7 @@ impl Actor {
         Ok(())
     }
 
-    /// The engine's part alone, for pipelines whose rows do not exist yet.
+    /// Applies an event without carrying out the actions, for pipelines that have no rows yet.
     pub(crate) fn apply(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, Refusal> {
         let now = engine_time(self.now());
         self.world.engines.entry(project).or_default().apply(event, now)
@@ -43,12 +43,12 @@ impl Actor {
         self.world.pipelines.get(&pipeline).map(|row| row.spec.project.id)
     }
 
-    /// What the engine knows of a job's newest record.
+    /// Returns the engine's state of a job's newest record.
     fn engine_state(&self, project: ProjectId, job: JobRef) -> Option<JobState> {
         self.world.engines.get(&project)?.job(job).cloned()
     }
 
-    /// Does what the engine says, in memory; what goes outside waits for the write.
+    /// Carries out actions in memory. Effects outside the coordinator follow after the write.
     pub(crate) fn carry_out(&mut self, project: ProjectId, actions: &[Action]) {
         for action in actions {
             match *action {
@@ -96,7 +96,7 @@ impl Actor {
         let change = match to {
             JobStatus::Pending => Some(JobChange::Queued),
             to if to.is_complete() => Some(JobChange::Ended { status: to, reason, exit_code: None }),
-            // The assignment reports it, with the runner.
+            // The assignment reports this change, together with the runner.
             JobStatus::Running if row.kind == JobKind::Script => None,
             to => Some(JobChange::Moved { to }),
         };
@@ -147,7 +147,7 @@ impl Actor {
         row.finished_at = to.is_complete().then_some(now);
     }
 
-    /// Rows for the jobs of a new pipeline, in the state that the engine gives them.
+    /// Adds rows for the jobs of a new pipeline, in the state that the engine assigned.
     pub(crate) fn add_records(&mut self, pipeline: PipelineId, compiled: &muster_pipeline::model::Pipeline) {
         let now = self.now();
         let Some(project) = self.project_of(pipeline) else { return };
@@ -163,7 +163,7 @@ impl Actor {
         }
     }
 
-    /// Ends a job from this side, with a reason and words for it. A job that has ended already stays as it is.
+    /// Fails a job with a reason and a message. A job that has already ended is not changed.
     pub(crate) fn drop_job(&mut self, job: JobId, reason: FailureReason, message: impl Into<String>) {
         let outcome = Outcome::Failed { reason, exit_code: None };
         match self.job_event(job, |job| Event::JobFinished { job, outcome }) {
@@ -179,7 +179,7 @@ impl Actor {
         }
     }
 
-    /// The pipelines whose jobs a newer one of the same ref may cancel (pipeline-yaml 5.8).
+    /// Returns the pipelines that a new pipeline of the same ref may cancel (docs/spec/pipeline-yaml.md, section 5.8).
     pub(crate) fn older_on_same_ref(&self, pipeline: PipelineId) -> BTreeSet<PipelineId> {
         let Some(new) = self.world.pipelines.get(&pipeline) else { return BTreeSet::new() };
         let older = self.world.pipelines.values().filter(|row| {
@@ -194,7 +194,7 @@ impl Actor {
     }
 }
 
-/// The instant of the engine's milliseconds.
+/// Returns the time of the engine's milliseconds.
 fn instant(millis: u64) -> Timestamp {
     from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
 }

@@ -1,8 +1,8 @@
 //! Artifacts: files that jobs upload, one per job and kind.
 //!
-//! Content is received, checked, and kept under its name; its row is written after that, and what has no row then is
-//! deleted. So a row means whole content, and content without a row is a leftover of a process that was killed: the next
-//! one deletes it when it opens.
+//! The content is received, checked and kept under its name. Then its row is written, and content that has no row afterwards is deleted.
+//! A row therefore means that the content is complete. Content without a row was left by a process that was killed; the next process
+//! deletes it at its start.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -26,8 +26,9 @@ use crate::store::ArtifactRow;
 pub(crate) const ARCHIVE: &str = "archive";
 /// The kind whose content becomes variables.
 pub(crate) const DOTENV: &str = "dotenv";
-/// The kinds that there are, in order (pipeline-yaml 1.3, runner-api 5.1). Since there is one file per kind, the list is
-/// also the bound of how many files a job may leave.
+/// All valid kinds, sorted (docs/spec/pipeline-yaml.md, section 1.3, and docs/spec/runner-api.md, section 5.1).
+///
+/// A job has at most one file per kind, so the list also limits the number of its files.
 const KINDS: &[&str] = &[
     "accessibility",
     "annotations",
@@ -59,22 +60,22 @@ const KINDS: &[&str] = &[
     "secret_detection",
     "terraform",
 ];
-/// Bytes of an unpacked dotenv report that are looked at; its parser allows far fewer.
+/// Maximum number of bytes to unpack from a dotenv report. The parser allows far fewer.
 const DOTENV_READ_MAX: u64 = 64 * 1024;
-/// Locks for all jobs together.
+/// Number of locks, which all jobs share.
 const LOCKS: usize = 64;
-/// Bytes of a file name.
+/// Maximum length of a file name in bytes.
 const NAME_MAX: usize = 200;
 
-/// What became of an upload.
+/// Result of receiving an upload.
 pub(crate) enum Upload {
-    /// It is whole, and not in its place yet.
+    /// The content is complete and valid, but not kept yet.
     Received(Box<dyn Incoming>, NewArtifact),
-    /// It is a report that cannot be used, and why.
+    /// The content is an invalid report. Holds the reason.
     Refused(String),
 }
 
-/// What is known of content that was received.
+/// An artifact whose content was received.
 #[derive(Debug, Clone)]
 pub(crate) struct NewArtifact {
     pub(crate) kind: String,
@@ -82,24 +83,26 @@ pub(crate) struct NewArtifact {
     pub(crate) filename: String,
     pub(crate) size: u64,
     pub(crate) expire_in: Option<String>,
-    /// Content of a dotenv report.
+    /// Variables of a dotenv report.
     pub(crate) dotenv: Vec<(String, String)>,
 }
 
 impl NewArtifact {
-    /// The name of its content.
+    /// Returns the name of the content.
     pub(crate) fn name(&self, job: JobId) -> ArtifactName {
         ArtifactName { job, kind: self.kind.clone(), filename: self.filename.clone() }
     }
 }
 
-/// The name of the content that a row is about.
+/// Returns the name of the content of an artifact row.
 pub(crate) fn name_of(row: &ArtifactRow) -> ArtifactName {
     ArtifactName { job: row.job, kind: row.kind.clone(), filename: row.filename.clone() }
 }
 
-/// Keeps uploads and expiry of one job apart. It is held from before content is kept until its row is written or the
-/// content is deleted again; so rows and content agree for its holder.
+/// Locks that keep uploads and expiry of one job apart.
+///
+/// A lock is held from before content is kept until its row is written or the content is deleted. Rows and content therefore agree for
+/// the holder of the lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Places(Arc<[Arc<Mutex<()>>]>);
 
@@ -114,7 +117,7 @@ impl Places {
         self.0.get(self.number(job)).cloned().unwrap_or_default()
     }
 
-    /// The number of a job's lock: several jobs have the same.
+    /// Returns the number of a job's lock. Several jobs have the same lock.
     pub(crate) fn number(&self, job: JobId) -> usize {
         usize::try_from(job.0).unwrap_or(0) % LOCKS
     }
@@ -124,22 +127,21 @@ impl Places {
         self.0.get(self.number(job)).is_none_or(|lock| lock.try_lock().is_ok())
     }
 
-    /// Waits for the files of a job.
+    /// Waits for the lock of a job.
     pub(crate) async fn lock(&self, job: JobId) -> OwnedMutexGuard<()> {
         self.of(job).lock_owned().await
     }
 
-    /// The files of a job, if nobody has them.
+    /// Returns the lock of a job if it is free.
     pub(crate) fn try_lock(&self, job: JobId) -> Option<OwnedMutexGuard<()>> {
         self.of(job).try_lock_owned().ok()
     }
 }
 
-/// Receives an upload and checks it. A report that cannot be used is not kept.
+/// Receives an upload and checks it. Invalid reports are dropped.
 ///
 /// # Errors
-/// [`ServiceError::BadRequest`] for what is not an archive although it says so, [`ServiceError::TooLarge`], and those of
-/// the blobs.
+/// [`ServiceError::BadRequest`] for an invalid archive or parameter, [`ServiceError::TooLarge`], and errors of the blobs.
 pub(crate) async fn receive(
     blobs: &dyn Blobs,
     query: ArtifactQuery,
@@ -150,7 +152,7 @@ pub(crate) async fn receive(
     let kind = query.artifact_type.filter(|kind| !kind.is_empty()).unwrap_or_else(|| ARCHIVE.to_owned());
     let format = query.artifact_format.filter(|format| !format.is_empty()).unwrap_or_else(|| "zip".to_owned());
     check_names(&kind, &format)?;
-    // Before it takes the place of another file.
+    // Check this before the content replaces another file.
     expiry(query.expire_in.as_deref())?;
     let filename = safe_name(filename);
     let mut incoming = blobs.receive().await?;
@@ -167,19 +169,19 @@ pub(crate) async fn receive(
         Ok(dotenv) => {
             Upload::Received(incoming, NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
         }
-        // What is of no use is dropped.
+        // An invalid report is dropped with `incoming`.
         Err(why) => Upload::Refused(why),
     })
 }
 
-/// After which time an upload expires.
+/// Returns the time after which an upload expires. `None` means never.
 pub(crate) fn expiry(expire_in: Option<&str>) -> Result<Option<Duration>, ServiceError> {
     let text = expire_in.filter(|text| !text.is_empty());
     let after = text.map(duration::parse_or_never).transpose();
     after.map(Option::flatten).map_err(|error| ServiceError::BadRequest(format!("expire_in: {error}")))
 }
 
-/// Kind and format become parts of paths and rows.
+/// Checks kind and format, which become parts of paths and rows.
 fn check_names(kind: &str, format: &str) -> Result<(), ServiceError> {
     if KINDS.binary_search(&kind).is_err() {
         return Err(ServiceError::BadRequest(format!("artifact_type does not have a valid value: `{kind}`")));
@@ -190,7 +192,7 @@ fn check_names(kind: &str, format: &str) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// The last part of a name, without what could lead elsewhere.
+/// Returns the last component of a path, without control characters and limited in length.
 fn safe_name(name: &str) -> String {
     let base = name.rsplit(['/', '\\']).next().unwrap_or_default();
     let clean: String = base.chars().filter(|letter| !letter.is_control()).collect();
@@ -217,7 +219,7 @@ async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, bytes_max: u64)
     Ok(size)
 }
 
-/// The error of an archive with its cause.
+/// Returns the message of an archive error with its cause.
 fn unusable(error: &UnpackError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
@@ -225,7 +227,7 @@ fn unusable(error: &UnpackError) -> String {
     }
 }
 
-/// The content of a dotenv report, or why it cannot be used.
+/// Returns the variables of a dotenv report, or why the report is invalid.
 fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, String>, ServiceError> {
     file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();
@@ -243,7 +245,7 @@ fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)
 /// Reads one file of an archive.
 ///
 /// # Errors
-/// In words for a person.
+/// A message for the user.
 pub(crate) fn read_entry(
     archive: File,
     entry: &str,

@@ -1,7 +1,7 @@
-//! Which request gets which job, and what goes with it (runner-api 9.3).
+//! Assigns jobs to job requests, and builds the payloads (docs/spec/runner-api.md, section 9.3).
 //!
-//! A job that is given out is `running` with a new hand-out number, which is part of its token. It stays with its taker
-//! once that shows a sign of life (rule R1); until then its lease may take it back.
+//! Assigning a job sets it to `running` and gives it a new assignment number, which is part of its token. If the runner manager neither
+//! accepts the job nor sends anything in time, the job returns to the queue (docs/spec/life-of-a-job.md, rule R1).
 
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ use crate::store::{ArtifactRow, JobRow, Member};
 use crate::timers::Timer;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 
-/// Time after a failed read until the job is checked again, unless a command comes first.
+/// Delay after a failed read before the job is checked again, unless a command comes first.
 const READ_AGAIN: Duration = Duration::from_secs(1);
 
-/// A job as it is about to be given out.
+/// A job that is ready to be assigned.
 struct Prepared {
     payload: JobPayload,
     handout: u32,
@@ -35,7 +35,7 @@ struct Prepared {
 }
 
 impl Actor {
-    /// Answers a job request now, or holds it.
+    /// Answers a job request, or holds it until there is a job.
     pub(crate) fn request_job(&mut self, request: Box<JobRequest>, reply: ServiceReply<JobRequestAnswer>) {
         let Some(runner) = self.runner_of(&request.token) else {
             self.service_reply(reply, Err(ServiceError::Forbidden { status: None }));
@@ -48,7 +48,7 @@ impl Actor {
             return;
         }
         if let Some(key) = &request.idempotency_key {
-            // The same key is the same request said again: an earlier connection of it waits in vain.
+            // A request with the same key is a repetition: its earlier connection gets an empty answer.
             for held in
                 self.queue.release(|held| held.runner == runner && held.request.idempotency_key.as_ref() == Some(key))
             {
@@ -60,14 +60,14 @@ impl Actor {
                 return;
             }
         }
-        // Who does not know the queue's version yet is told it at once, as by GitLab's front end (runner-api 2.3): what fits
-        // is given out before this timer is looked at.
+        // As with GitLab, a request without the queue's version gets it at once (docs/spec/runner-api.md, section 2.3). Jobs are assigned
+        // before this timer is handled.
         let hold = if request.last_update.is_empty() { Duration::ZERO } else { self.options.long_poll };
         let number = self.queue.hold(runner, request, reply);
         self.timers.add(self.now() + hold, Timer::LongPoll(number));
     }
 
-    /// Lets a held request go without a job.
+    /// Ends a held request without a job.
     pub(crate) fn end_long_poll(&mut self, number: u64) {
         for held in self.queue.release(|held| held.number == number) {
             let answer = JobRequestAnswer { job: None, last_update: self.queue.version() };
@@ -75,7 +75,7 @@ impl Actor {
         }
     }
 
-    /// Lets the newest of the held requests go where there are more than may be: they were looked at, and got no job.
+    /// Ends the newest held requests if there are more than allowed. They were considered already, and got no job.
     pub(crate) fn bound_held(&mut self) {
         for held in self.queue.shed(self.options.limits.held_requests) {
             let answer = JobRequestAnswer { job: None, last_update: self.queue.version() };
@@ -83,15 +83,15 @@ impl Actor {
         }
     }
 
-    /// Lets all held requests go: the coordinator ends. Their answer says nothing that would have to be stored.
+    /// Ends all held requests at the shutdown. Their answers report no change, so they need no write.
     pub(crate) fn send_held_away(&mut self) {
         for held in self.queue.shed(0) {
-            // Who asked may be gone.
+            // The caller may have gone away.
             let _ = held.reply.send(Ok(JobRequestAnswer { job: None, last_update: self.queue.version() }));
         }
     }
 
-    /// The job that an earlier request with this key was given, if its taker still may have it.
+    /// Returns the job that an earlier request with this key got, if the manager may still have it.
     fn given_for(&mut self, runner: RunnerId, key: &str, info: &VersionInfo) -> Option<JobPayload> {
         let job = *self.world.keys.get(&(runner, key.to_owned()))?;
         let row = self.world.jobs.get(&job)?;
@@ -100,18 +100,18 @@ impl Actor {
         }
         let handout = row.detail.handout;
         let again = self.prepare(job, runner, info, handout).ok()?.payload;
-        // The lease begins anew: the answer before this one did not arrive.
+        // The time for the acceptance starts again: the earlier answer was not received.
         self.world.heard.insert(job, self.now());
         Some(again)
     }
 
-    /// The job that an earlier request with the key of this one was assigned.
+    /// Returns the job that an earlier request with the same key was assigned.
     pub(crate) fn assigned_before(&self, request: &JobRequest) -> Option<JobId> {
         let runner = self.runner_of(&request.token)?;
         self.world.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
     }
 
-    /// A pipeline that is not in memory and has artifacts that a job needs.
+    /// Returns a pipeline that is not in memory and has artifacts that a job needs.
     pub(crate) fn lacks(&self, job: JobId) -> Option<PipelineId> {
         match self.inherited(self.world.jobs.get(&job)?) {
             Err(Obstacle::NotRead(pipeline)) => Some(pipeline),
@@ -119,7 +119,7 @@ impl Actor {
         }
     }
 
-    /// Gives waiting jobs to held requests until no two fit. Nothing is given out while nothing can be stored.
+    /// Assigns jobs to held requests until no request matches a job. Assigns none while the store cannot be written.
     pub(crate) async fn dispatch(&mut self) {
         while let Some(pipeline) = self.give_out() {
             if let Err(error) = self.admit(Member::Pipeline(pipeline)).await {
@@ -130,7 +130,7 @@ impl Actor {
         }
     }
 
-    /// Assigns jobs to waiting requests. Returns a pipeline that must be read before it can continue.
+    /// Assigns jobs to held requests. Returns a pipeline that must be read into memory before it can continue.
     fn give_out(&mut self) -> Option<PipelineId> {
         if self.storage_problem.is_some() {
             return None;
@@ -150,7 +150,7 @@ impl Actor {
     }
 
     fn hand_out(&mut self, index: usize, job: JobId, prepared: Prepared) {
-        // The version is that of before this look at the queue: what came since is seen by the next request.
+        // The version from before this assignment: the next request sees all changes since.
         let last_update = self.queue.version();
         let Some(waiter) = self.queue.take(index) else { return };
         let winds_down = waiter.request.info.has("cancel_gracefully");
@@ -182,7 +182,7 @@ impl Actor {
         self.staged.push(Staged::Handout { job, handout: prepared.handout, assignment, reply: waiter.reply });
     }
 
-    /// Takes a job back from a taker that was never heard of.
+    /// Returns a job to the queue whose manager has neither accepted it nor sent anything.
     pub(crate) fn give_back(&mut self, job: JobId, handout: u32) {
         let present = self.world.jobs.get(&job).is_some_and(|row| row.detail.handout == handout && !row.detail.alive);
         if !present {
@@ -204,7 +204,7 @@ impl Actor {
         self.world.heard.remove(&job);
     }
 
-    /// Checks a job against its taker, and makes its payload (runner-api 9.3, step 4).
+    /// Checks a job against the runner's features, and builds its payload (docs/spec/runner-api.md, section 9.3, step 4).
     fn prepare(&self, job: JobId, runner: RunnerId, info: &VersionInfo, handout: u32) -> Result<Prepared, Obstacle> {
         let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
         let row = self.world.jobs.get(&job).ok_or_else(|| gone("the job"))?;
@@ -259,7 +259,7 @@ impl Actor {
             trace_interval: self.options.limits.own_trace_interval,
             local_repository: self.options.local_repository,
         })
-        // A missing secret stays missing: nothing that is tried again.
+        // A retry would not help: a missing secret stays missing.
         .map_err(|error| Unfit { reason: FailureReason::UnmetPrerequisites, message: error.to_string() })?;
         let url = compiled.environment.as_ref().and_then(|environment| environment.url.as_deref());
         let lookup = |name: &str| layers::value(&variables, name).map(ToOwned::to_owned);
@@ -267,12 +267,12 @@ impl Actor {
         Ok(Prepared { payload, handout, timeout, environment_url })
     }
 
-    /// What a job gets from earlier ones.
+    /// Returns what a job gets from earlier jobs.
     pub(crate) fn inherited(&self, row: &JobRow) -> Result<Inherited, Obstacle> {
         self.inheritance().of(row)
     }
 
-    /// Whether an archive exists: it has not expired, and was not deleted.
+    /// Returns whether an archive exists: it has not expired, and was not deleted.
     pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
         self.inheritance().has_archive(archive)
     }

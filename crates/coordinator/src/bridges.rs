@@ -1,7 +1,7 @@
-//! Bridges: from `trigger` to a child pipeline (pipeline-yaml 5.9).
+//! Bridges: start the child pipelines of `trigger` jobs (docs/spec/pipeline-yaml.md, section 5.9).
 //!
-//! The child's configuration is read and compiled on a thread of its own; the result comes back to the actor, which
-//! creates the pipeline or fails the bridge. After a crash in between, the engine asks for the child again.
+//! The child configuration is read and compiled on a separate thread. The result returns to the actor, which creates the pipeline or
+//! fails the bridge. After a crash in between, the engine requests the child pipeline again.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::timers::Timer;
 use crate::variables;
 
 impl Actor {
-    /// Starts what the bridges of the last batch ask for.
+    /// Starts compiling the child configurations that the last batch requested.
     pub(crate) async fn start_bridges(&mut self) {
         for bridge in std::mem::take(&mut self.bridges) {
             while let Some(pipeline) = self.lacks(bridge) {
@@ -58,13 +58,13 @@ impl Actor {
         self.world.jobs.get(&bridge).is_none_or(|row| self.world.sources.contains_key(&row.pipeline))
     }
 
-    /// Gives a pipeline of an earlier process its files back; bridges that waited for them go on.
+    /// Attaches the files of a pipeline from an earlier process. Bridges that waited for them continue.
     pub(crate) fn attach_sources(&mut self, pipeline: PipelineId, sources: &SharedSources) {
         self.world.attach(pipeline, sources);
         self.bridges.extend(std::mem::take(&mut self.sourceless));
     }
 
-    /// The files of a bridge's pipeline should be there by now.
+    /// Fails a bridge that has waited too long for the files of its pipeline.
     pub(crate) fn sources_over(&mut self, bridge: JobId) {
         if self.sourceless.remove(&bridge) {
             let error =
@@ -73,7 +73,7 @@ impl Actor {
         }
     }
 
-    /// What a bridge's child is made from.
+    /// Returns the input for compiling the child configuration of a bridge.
     fn plan(&self, bridge: JobId) -> Result<(Vec<Text<ArtifactName>>, Context, SharedSources), ChildError> {
         let row = self.world.jobs.get(&bridge).ok_or_else(|| failed("the bridge is gone"))?;
         let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline is gone"))?;
@@ -118,11 +118,11 @@ impl Actor {
         }
     }
 
-    /// A child's configuration is compiled, or not.
+    /// Creates the pipeline of a compiled child configuration, or fails its bridge.
     pub(crate) fn child_compiled(&mut self, result: Result<(JobId, ChildResult), JoinError>) {
         let (bridge, result) = match result {
             Ok(result) => result,
-            // The actor aborts them only when it stops.
+            // The actor aborts these tasks only when it stops.
             Err(error) => {
                 tracing::error!(%error, "the compiler of a child pipeline ended early");
                 return;

@@ -1,4 +1,4 @@
-//! A child pipeline's configuration: read and compiled, away from the actor (pipeline-yaml 5.9).
+//! Reads and compiles the configuration of a child pipeline, outside the actor (docs/spec/pipeline-yaml.md, section 5.9).
 
 use std::fs::File;
 
@@ -14,37 +14,38 @@ use crate::facts::SharedSources;
 use crate::options::Limits;
 use crate::store::JobRow;
 
-/// How many errors of a child's configuration are shown at its bridge.
+/// Maximum number of configuration errors that are shown on the bridge.
 const ERRORS_SHOWN: usize = 10;
 
-/// Why a bridge has no pipeline.
+/// Reason why a bridge has no pipeline.
 #[derive(Debug)]
 pub(crate) struct ChildError {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
 }
 
-/// What became of a child's configuration.
+/// Result of compiling a child configuration.
 pub(crate) type ChildResult = Result<Box<ChildPipeline>, ChildError>;
 
-/// A child that can be created.
+/// A compiled child pipeline that can be created.
 pub(crate) struct ChildPipeline {
     pub(crate) context: Context,
     pub(crate) compiled: Pipeline,
     pub(crate) sources: SharedSources,
 }
 
-/// One text of a child, as far as the actor knows it.
+/// One part of a child configuration: an entry of `trigger:include`, or a file in the archive of a job.
 pub(crate) enum Text<Archive> {
     Entry(serde_json::Value),
     Artifact { path: String, job: String, archive: Archive, inputs: Vec<(String, serde_json::Value)> },
 }
 
+/// Returns the error for a child pipeline that could not be created.
 pub(crate) fn failed(message: impl Into<String>) -> ChildError {
     ChildError { reason: FailureReason::DownstreamPipelineCreationFailed, message: message.into() }
 }
 
-/// What the child is compiled for: the parent's event as `parent_pipeline`, with the variables that the bridge forwards.
+/// Returns the context of a child pipeline: that of the parent with source `parent_pipeline` and the forwarded variables.
 pub(crate) fn child_context(
     parent: &Context,
     row: &JobRow,
@@ -72,14 +73,14 @@ pub(crate) fn child_context(
     }
 }
 
-/// The result of `work`; a panic in it is an error of this bridge, which would wait for ever otherwise.
+/// Runs `work` and turns a panic into an error. Without it, the bridge would wait indefinitely.
 pub(crate) fn caught(work: impl FnOnce() -> ChildResult) -> ChildResult {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(failed("the compiler stopped at this configuration; this is a defect of the program, please report it"))
     })
 }
 
-/// Opens the archives that texts are read from.
+/// Opens the archives that parts of the configuration are read from.
 pub(crate) async fn opened(texts: Vec<Text<ArtifactName>>, blobs: &dyn Blobs) -> Result<Vec<Text<File>>, ChildError> {
     let mut opened = Vec::new();
     for text in texts {
@@ -95,7 +96,7 @@ pub(crate) async fn opened(texts: Vec<Text<ArtifactName>>, blobs: &dyn Blobs) ->
     Ok(opened)
 }
 
-/// Reads and compiles a child's texts; this takes milliseconds of a core, and reads files.
+/// Reads and compiles a child configuration. Blocks the thread.
 pub(crate) fn compile(
     texts: Vec<Text<File>>,
     mut context: Context,
@@ -103,7 +104,7 @@ pub(crate) fn compile(
     limits: &Limits,
 ) -> ChildResult {
     if context.tracked_paths.is_empty() {
-        // The pipeline was restored: its tree is read again.
+        // A restored pipeline has no list of paths: read it again.
         context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
     }
     let entries = texts.into_iter().map(|text| read(text, limits)).collect::<Result<Vec<_>, _>>()?;
@@ -126,7 +127,7 @@ fn read(text: Text<File>, limits: &Limits) -> Result<ChildSource, ChildError> {
     }
 }
 
-/// The errors of a configuration, one per line.
+/// Returns the errors of a configuration, one per line.
 fn errors(compiled: &Compiled) -> String {
     let errors = compiled.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
     let mut lines: Vec<String> = errors

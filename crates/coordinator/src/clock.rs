@@ -1,7 +1,7 @@
-//! The one source of time in this room: a port, so that tests move time instead of waiting for it.
+//! The only source of time in this crate: a port, so that tests can move the clock instead of waiting.
 //!
-//! Instants are UTC with millisecond steps, since they are stored and must mean the same after a restart. The system's
-//! clock is read from the wall once and then follows the monotonic clock, so it never goes backwards in one process.
+//! Times are UTC in milliseconds, because they are stored and must mean the same after a restart. The system clock is read once and
+//! then follows the monotonic clock, so it never goes backwards within a process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use parking_lot::Mutex;
 use time::OffsetDateTime;
 use tokio::sync::Notify;
 
-/// A point in time, UTC.
+/// A point in time, in UTC.
 pub type Timestamp = OffsetDateTime;
 
-/// Tells the time and waits for it.
+/// A clock.
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Completes once `now` is `until` or later. Safe to drop at any time.
+    /// Completes once the current time is `until` or later. Cancel-safe.
     fn sleep_until(&self, until: Timestamp) -> BoxFuture<'static, ()>;
 }
 
-/// The machine's clock.
+/// The clock of the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock {
     wall: Timestamp,
@@ -32,7 +32,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// Reads the wall clock; from here on time is monotonic.
+    /// Reads the system time once. From here on, time is monotonic.
     #[must_use]
     pub fn new() -> Self {
         Self { wall: OffsetDateTime::now_utc(), start: Instant::now() }
@@ -56,7 +56,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is moved, for tests.
+/// A clock for tests. It stands still until a test moves it.
 #[derive(Debug, Clone)]
 pub struct ManualClock(Arc<ManualState>);
 
@@ -67,13 +67,13 @@ struct ManualState {
 }
 
 impl ManualClock {
-    /// A clock that shows `now`.
+    /// Creates a clock that shows `now`.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self(Arc::new(ManualState { now: Mutex::new(now), moved: Notify::new() }))
     }
 
-    /// Moves it on, and wakes who waited for that.
+    /// Moves the clock forward, and wakes the sleepers.
     pub fn advance(&self, by: Duration) {
         *self.0.now.lock() += by;
         self.0.moved.notify_waiters();
@@ -91,7 +91,7 @@ impl Clock for ManualClock {
             loop {
                 let moved = state.moved.notified();
                 tokio::pin!(moved);
-                // Registered before the look at the clock, so that a move between the two is not missed.
+                // Registered before the clock is read, so that a move between the two is not missed.
                 moved.as_mut().enable();
                 if *state.now.lock() >= until {
                     return;
@@ -102,17 +102,17 @@ impl Clock for ManualClock {
     }
 }
 
-/// Milliseconds since the Unix epoch, as instants are stored.
+/// Returns the milliseconds since the Unix epoch, as times are stored.
 pub(crate) fn to_millis(at: Timestamp) -> i64 {
     i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
-/// An instant in the milliseconds of [`crate::schedule`].
+/// Returns a time in the milliseconds of [`crate::schedule`].
 pub(crate) fn engine_time(at: Timestamp) -> u64 {
     u64::try_from(to_millis(at)).unwrap_or(0)
 }
 
-/// The instant of stored milliseconds; what no calendar holds becomes the epoch.
+/// Returns the time of stored milliseconds. Values outside the calendar become the Unix epoch.
 pub(crate) fn from_millis(millis: i64) -> Timestamp {
     OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }

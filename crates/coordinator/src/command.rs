@@ -1,5 +1,4 @@
-//! What can be asked of the actor. Every command carries the channel for its answer; an answer is sent only after what
-//! it says is durable.
+//! The commands to the actor. Each one has a channel for its answer, which is sent after the reported changes are durable.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{JobRequestAnswer, ServiceError};
@@ -13,12 +12,12 @@ use crate::keys::Keys;
 use crate::store::{ArtifactRow, Member};
 use crate::views::{JobView, PipelineSummary, PipelineView, StuckJob};
 
-/// The channel for an answer to library calls.
+/// Channel for the answer to a library call.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, CoordinatorError>>;
-/// The channel for an answer to managers.
+/// Channel for the answer to a runner manager.
 pub(crate) type ServiceReply<T> = oneshot::Sender<Result<T, ServiceError>>;
 
-/// One question or order.
+/// A command to the actor.
 pub(crate) enum Command {
     CreatePipeline {
         new: Box<NewPipeline>,
@@ -52,7 +51,7 @@ pub(crate) enum Command {
         job: JobId,
         reply: Reply<JobId>,
     },
-    /// The pipelines in memory, and whether there are no others.
+    /// Returns the pipelines in memory, and whether these are all pipelines.
     Pipelines {
         reply: Reply<(Vec<PipelineSummary>, bool)>,
     },
@@ -104,13 +103,13 @@ pub(crate) enum Command {
         outcome: Box<Outcome>,
         reply: ServiceReply<JobStatus>,
     },
-    /// A job's token asks for the archive of `producer`.
+    /// Returns the archive of `producer`, for the token of another job.
     Download {
         producer: JobId,
         token: String,
         reply: ServiceReply<ArtifactRow>,
     },
-    /// Ends a job on a runner from this side.
+    /// Fails a job that is on a runner.
     DropJob {
         job: JobId,
         reason: FailureReason,
@@ -121,7 +120,7 @@ pub(crate) enum Command {
         request: Box<RegisterRequest>,
         reply: ServiceReply<RunnerCredentials>,
     },
-    /// A report that cannot be used was uploaded: its job fails, whatever its runner makes of the answer (C163).
+    /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (C163).
     ReportRefused {
         job: JobId,
         token: String,
@@ -134,13 +133,13 @@ pub(crate) enum Command {
         artifact: Box<NewArtifact>,
         reply: ServiceReply<Kept>,
     },
-    /// An upload has ended, and no longer uses the files of its job.
+    /// Notifies that an upload has ended and no longer uses the files of its job.
     UploadOver,
     Shutdown,
 }
 
 impl Command {
-    /// What has to be in memory for this command. A job is named only if its token is genuine.
+    /// Returns what must be in memory for this command. A job is only included if the token is valid for it.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
         let genuine = |job: &JobId, token: &str| keys.handout(*job, token).map(|_| Member::Job(*job));
         match self {
@@ -159,7 +158,7 @@ impl Command {
                 let asking = keys.read(token).map(|(asking, _)| [Member::Job(asking), Member::Job(*producer)]);
                 asking.into_iter().flatten().collect()
             }
-            // A pipeline or job that is not in memory is read by the caller.
+            // If the pipeline or job is not in memory, the caller reads it from the store.
             Self::Pipelines { .. } | Self::Pipeline { .. } | Self::Job { .. } | Self::StuckJobs { .. } => Vec::new(),
             Self::CreatePipeline { .. }
             | Self::CreateRunner { .. }
@@ -175,7 +174,7 @@ impl Command {
         }
     }
 
-    /// Answers that the store failed: what the command is about could not be read.
+    /// Answers that the store failed to read what the command needs.
     pub(crate) fn refuse(self, error: &StoreError) {
         // The caller may have gone away.
         fn library<T>(reply: Reply<T>, error: &StoreError) {
@@ -195,56 +194,56 @@ impl Command {
             Self::ArtifactStored { reply, .. } => service(reply, error),
             Self::Download { reply, .. } => service(reply, error),
             Self::RequestJob { reply, .. } => service(reply, error),
-            // Without an answer the caller learns that the coordinator is closed; these need nothing from the store.
+            // These commands need nothing from the store. Without an answer, the caller learns that the coordinator is closed.
             _ => {}
         }
     }
 }
 
-/// What a job token is shown for.
+/// Use of a job token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The taker is preparing, and has not accepted the job yet (runner-api 2.6).
+    /// The assignee is preparing and has not accepted the job yet (docs/spec/runner-api.md, section 2.6).
     Waiting,
-    /// The work of a job that runs: its acceptance, its trace, a touch.
+    /// Work of a running job: acceptance, trace, touch.
     Work,
-    /// Its artifacts. They come from wherever the job runs, and are no contact of its manager (runner-api 9.2).
+    /// Artifacts. Any machine can transfer them, so they do not count as contact of the manager (docs/spec/runner-api.md, section 9.2).
     Transfer,
-    /// The repository, read by the job itself: says nothing about its manager, and accepts nothing.
+    /// Reading the repository, by the job itself. Does not count as contact of the manager, and does not accept the job.
     Read,
-    /// A final report: also an ended job may repeat it.
+    /// A final report, which may also be repeated after the job ended.
     Report,
 }
 
-/// What the actor says of a job whose token fits.
+/// Information about a job, for a valid token.
 #[derive(Debug, Clone)]
 pub(crate) struct Grant {
-    /// Its state.
+    /// Status of the job.
     pub(crate) status: JobStatus,
-    /// The expression of its coverage, if it has one.
+    /// Regular expression of the job's `coverage` keyword, if any.
     pub(crate) coverage: Option<String>,
 }
 
-/// A final report.
+/// A final report of a runner.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Outcome {
-    /// It succeeded.
+    /// Whether the job succeeded.
     pub(crate) success: bool,
-    /// Why it failed.
+    /// Failure reason.
     pub(crate) reason: Option<FailureReason>,
-    /// What the script ended with.
+    /// Exit code of the script.
     pub(crate) exit_code: Option<i64>,
-    /// From the trace.
+    /// Coverage in percent, from the trace.
     pub(crate) coverage: Option<f64>,
-    /// The runner's result tree.
+    /// Result tree of the runner.
     pub(crate) result_tree: Option<serde_json::Value>,
 }
 
-/// What became of a file in its place.
+/// Result of storing an uploaded artifact.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// Whether it has a row.
+    /// Whether the artifact has a row.
     pub(crate) result: Result<(), ServiceError>,
-    /// The name of the file that has none: the one before it, or itself.
+    /// Name of a file without a row, to be deleted: the replaced file, or the new one if it was rejected.
     pub(crate) leftover: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The handle: what the rest of the program holds of a coordinator. Calls become commands to the actor.
+//! The handle of a coordinator. Calls become commands to the actor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,14 +35,14 @@ use crate::store::sqlite::{self, SqliteStore};
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
 use crate::world::{Repeated, World};
 
-/// How many commands may wait for the actor.
+/// Maximum number of commands that wait for the actor.
 const COMMANDS_MAX: usize = 1024;
-/// How many events a slow receiver may be behind before it has to read anew.
+/// Number of events that a slow receiver may miss before it must read the pipelines again.
 const EVENTS_MAX: usize = 4096;
 
-/// Holds pipelines and jobs, gives jobs to managers, keeps traces and artifacts.
+/// Holds pipelines and jobs, assigns jobs to runner managers, and stores traces and artifacts.
 ///
-/// Cheap to share; implements [`muster_runner_api::service::RunnerService`] for the server routes.
+/// Cheap to share. Implements [`muster_runner_api::service::RunnerService`] for the server routes.
 #[derive(Debug)]
 pub struct Coordinator {
     pub(crate) options: Options,
@@ -54,15 +54,15 @@ pub struct Coordinator {
     past: Past,
     store: Arc<dyn Store>,
     keys: Keys,
-    /// The event loop, until somebody shuts it down.
+    /// The task of the event loop. `None` after the shutdown.
     actor: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Coordinator {
-    /// Opens the coordinator of a folder, new or as it was left: running jobs go on running.
+    /// Opens the coordinator of a state directory, which is created if necessary. Running jobs continue.
     ///
     /// # Errors
-    /// [`OpenError`] where the folder cannot be written, is full, or was written by a newer version.
+    /// [`OpenError`] if the directory cannot be written, is on a full disk, or was written by a newer version.
     pub async fn open(options: Options) -> Result<Arc<Self>, OpenError> {
         let dir = options.dir.clone();
         let (keys, blobs) = prepare(&dir).map_err(|source| unwritable(&dir, source))?;
@@ -71,10 +71,10 @@ impl Coordinator {
         started.map_err(|error| sqlite::unreadable(&dir, error))
     }
 
-    /// Starts a coordinator that leaves nothing behind: everything is in memory, and [`Options::dir`] is not used.
+    /// Starts a coordinator that stores everything in memory. [`Options::dir`] is not used.
     ///
     /// # Errors
-    /// [`OpenError::InMemory`] if there is no source of randomness.
+    /// [`OpenError::InMemory`] if the system has no random bytes.
     pub async fn in_memory(options: Options) -> Result<Arc<Self>, OpenError> {
         let signer = keys::random_signer().map_err(|error| OpenError::InMemory(StoreError::Failed(Arc::new(error))))?;
         let (store, blobs) = (Arc::new(MemoryStore::new()), Arc::new(MemoryBlobs::default()));
@@ -104,13 +104,13 @@ impl Coordinator {
     /// Creates a pipeline and starts it.
     ///
     /// # Errors
-    /// [`CoordinatorError::Store`] where it could not be stored: then none of its jobs is ever given out, and once there
-    /// is space it shows as canceled. [`CoordinatorError::Refused`] for a graph that cannot be run.
+    /// [`CoordinatorError::Store`] if it could not be stored. None of its jobs is assigned then, and once the store can be written, the
+    /// pipeline appears as canceled. [`CoordinatorError::Refused`] if the jobs cannot be scheduled.
     pub async fn create_pipeline(&self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         self.ask(|reply| Command::CreatePipeline { new: Box::new(new), reply }).await
     }
 
-    /// Creates a runner; its token is in the answer and nowhere else.
+    /// Creates a runner. Its token is only in the answer and cannot be read later.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -118,7 +118,7 @@ impl Coordinator {
         self.ask(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Decides whether a job's token may read the repository: while the job is assigned to the manager that got the token.
+    /// Returns whether a job's token may read the repository, which is as long as the job is assigned with this token.
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
@@ -133,7 +133,7 @@ impl Coordinator {
         }
     }
 
-    /// Gives a pipeline of an earlier process its files back, so that its children can be compiled.
+    /// Attaches the files of a pipeline from an earlier process, so that its child pipelines can be compiled.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -141,7 +141,7 @@ impl Coordinator {
         self.ask(|reply| Command::AttachSources { pipeline, sources, reply }).await
     }
 
-    /// Cancels all jobs of a pipeline and of its children; managers wind running ones down.
+    /// Cancels all jobs of a pipeline and of its descendants. Running jobs are canceled gracefully.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -149,7 +149,7 @@ impl Coordinator {
         self.ask(|reply| Command::CancelPipeline { pipeline, force: false, reply }).await
     }
 
-    /// Cancels a pipeline, and gives up the jobs that are being wound down.
+    /// Cancels a pipeline, and ends the jobs that are being canceled gracefully.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -157,7 +157,7 @@ impl Coordinator {
         self.ask(|reply| Command::CancelPipeline { pipeline, force: true, reply }).await
     }
 
-    /// Cancels one job; `force` gives up one that is being wound down.
+    /// Cancels one job. `force` ends a job that is being canceled gracefully.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -165,23 +165,23 @@ impl Coordinator {
         self.ask(|reply| Command::CancelJob { job, force, reply }).await
     }
 
-    /// Starts a manual job, or a delayed one early. `variables` beat all others; a bridge takes none.
+    /// Starts a manual job, or a delayed job early. `variables` take precedence over all others, and must be empty for a bridge.
     ///
     /// # Errors
-    /// [`CoordinatorError::Refused`] where the job does not wait for a person.
+    /// [`CoordinatorError::Refused`] if the job is not manual or delayed.
     pub async fn play_job(&self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
         self.ask(|reply| Command::PlayJob { job, variables, reply }).await
     }
 
-    /// Runs an ended job again: a new job of the same name takes its place. The answer is its id.
+    /// Runs a finished job again: a new job of the same name replaces it. Returns the id of the new job.
     ///
     /// # Errors
-    /// [`CoordinatorError::Refused`] where the job has not ended.
+    /// [`CoordinatorError::Refused`] if the job has not ended.
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
         self.ask(|reply| Command::RetryJob { job, reply }).await
     }
 
-    /// What happens from now on. Who lags reads the pipelines anew.
+    /// Subscribes to future events. A receiver that lags must read the pipelines again.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
@@ -199,16 +199,17 @@ impl Coordinator {
         let after = after.unwrap_or(PipelineId(i64::MIN));
         let (in_memory, all) = self.ask(|reply| Command::Pipelines { reply }).await?;
         let stored = if all { Vec::new() } else { self.past.summaries(after, limit).await? };
-        // What is in memory may be ahead of the store.
+        // Rows in memory may be ahead of the store.
         let mut all: BTreeMap<PipelineId, PipelineSummary> =
             stored.into_iter().map(|found| (found.id, found)).collect();
         all.extend(in_memory.into_iter().filter(|found| found.id > after).map(|found| (found.id, found)));
-        // Of those behind the page of the store only some are in memory: with `limit` pipelines before them they are cut.
+        // Pipelines after this page of the store may be in memory only in part. They are cut off, because `limit` others come before them.
         Ok(all.into_values().take(limit).collect())
     }
 
-    /// Returns at most `limit` events in the life of jobs, in order: those after the event `sequence`; 0 is before the
-    /// first. [`Coordinator::subscribe`] reports when there may be more.
+    /// Returns at most `limit` events in the life of jobs, in order: those after the event `sequence`. 0 starts with the first.
+    ///
+    /// [`Coordinator::subscribe`] signals when there may be more.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -216,7 +217,7 @@ impl Coordinator {
         Ok(self.store.events_after(sequence, limit).await?)
     }
 
-    /// Deletes the events up to and including `sequence`: their reader has processed them.
+    /// Deletes the events up to and including `sequence`, which their reader has processed.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -224,19 +225,19 @@ impl Coordinator {
         Ok(self.store.prune_events(sequence).await?)
     }
 
-    /// One pipeline with its jobs.
+    /// Returns a pipeline with its jobs.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
         match self.ask(|reply| Command::Pipeline { pipeline, reply }).await {
-            // Not in memory: what is finished is in the store only.
+            // Finished pipelines are only in the store.
             Err(CoordinatorError::NotFound(_)) => self.past.pipeline(pipeline).await,
             answer => answer,
         }
     }
 
-    /// One job.
+    /// Returns a job.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -247,7 +248,7 @@ impl Coordinator {
         }
     }
 
-    /// Pending jobs that no runner can take, and why (C198).
+    /// Returns the pending jobs that no runner can run, with the reasons (C198).
     ///
     /// # Errors
     /// [`CoordinatorError::Closed`].
@@ -255,8 +256,9 @@ impl Coordinator {
         self.ask(|reply| Command::StuckJobs { reply }).await
     }
 
-    /// The trace of a job from `offset` on, at most 1 MiB; empty where there is no more. For a while its runner is then
-    /// told to send what comes sooner.
+    /// Returns at most 1 MiB of a job's trace, starting at `offset`. Empty at the end.
+    ///
+    /// For a short time after the call, the runner of the job is asked to send its trace more often.
     ///
     /// # Errors
     /// [`CoordinatorError::Blob`].
@@ -265,7 +267,7 @@ impl Coordinator {
         Ok(self.blobs.read_trace(job, offset).await?)
     }
 
-    /// What a job uploaded.
+    /// Returns the files that a job uploaded.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -273,9 +275,9 @@ impl Coordinator {
         Ok(self.job(job).await?.artifacts)
     }
 
-    /// Stops: no new command is taken, what was accepted is stored, the database is closed. Jobs stay as they are.
+    /// Stops the coordinator: stores what was accepted, and closes the database. Jobs keep their state.
     pub async fn shutdown(&self) {
-        // An error means that it is down already.
+        // An error means that the coordinator is already shut down.
         let _ = self.commands.send(Command::Shutdown).await;
         let actor = self.actor.lock().take();
         if let Some(actor) = actor
@@ -296,22 +298,23 @@ impl Coordinator {
     }
 }
 
-/// Makes the folder, for this user alone, and what is in it besides the database.
+/// Creates the state directory, accessible to this user only, with everything but the database.
 fn prepare(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     Ok(((Keys::open(dir)?, keys::open_signer(dir)?), DirectoryBlobs::open(dir)?))
 }
 
-/// The state of the open work.
+/// Returns the state of the open work.
 async fn restore(store: &dyn Store, options: &Options) -> Result<(World, Repeated), StoreError> {
     let (contents, last) = (store.open_work().await?, store.last_ids().await?);
     let now = engine_time(options.clock.now());
     World::restore(contents, last, (options.first_pipeline_id, options.first_job_id), now)
 }
 
-/// Deletes the content of open work that has no row. Finished pipelines have none: they are open while an upload is on its
-/// way.
+/// Deletes artifact content without a row that open jobs left.
+///
+/// Finished pipelines have none: a pipeline stays open while one of its jobs uploads.
 async fn sweep(world: &World, blobs: &dyn Blobs) {
     for job in world.jobs.keys() {
         let rows = world.artifacts.get(job).into_iter().flatten().filter(|row| !row.deleted);

@@ -1,6 +1,6 @@
-//! The coverage of a job, from its trace (pipeline-yaml 1.2, `coverage`).
+//! The coverage of a job, from its trace (docs/spec/pipeline-yaml.md, section 1.2, `coverage`).
 //!
-//! Invariants: no trace and no expression makes this panic, and memory is bounded whatever the trace is.
+//! Invariants: no trace and no expression causes a panic, and the memory use does not depend on the size of the trace.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use std::sync::LazyLock;
 use muster_pipeline::regexp;
 use regex::Regex;
 
-/// Bytes of the stamp at the start of each line of a trace with timestamps.
+/// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
 const STAMP_BYTES: usize = 32;
-/// Bytes that are read at once.
+/// Number of bytes that are read at a time.
 const CHUNK: u64 = 64 * 1024;
-/// Bytes of a line that are looked at: its last ones.
+/// Maximum length of a line in bytes. Of a longer line, only the end is searched.
 const LINE_MAX: usize = 64 * 1024;
 
-/// Section markers, and the escape sequences of colours and cursor.
+/// Matches section markers, and escape sequences for colors and cursor movements.
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
 static CONTROL: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(
@@ -26,8 +26,9 @@ static CONTROL: LazyLock<Regex> = LazyLock::new(|| {
     .expect("a fixed pattern")
 });
 
-/// The stamp: time, stream, kind, and `+` where the line goes on
-/// from the one before (runner-api 3.5).
+/// Matches the timestamp of a line: time, stream, kind, and `+` if the line continues an earlier one.
+///
+/// See docs/spec/runner-api.md, section 3.5.
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
 static STAMP: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ([0-9a-f]{2}[OE])(\+| )").expect("a fixed pattern")
@@ -36,19 +37,21 @@ static STAMP: LazyLock<Regex> = LazyLock::new(|| {
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").expect("a fixed pattern"));
 
-/// The coverage in per cent that `expression` (without its slashes) finds in a trace: in the last line that matches, the
-/// last match, and in that the first number. `None` where there is none, or the expression is not RE2.
+/// Returns the coverage in percent that `expression` (without its slashes) finds in a trace.
+///
+/// It is the first number of the last match in the last line that matches. `None` without a match, or if the expression is not RE2.
 #[must_use]
 pub fn find(expression: &str, trace: &str) -> Option<f64> {
-    // Memory cannot fail to be read.
+    // Reading from memory cannot fail.
     find_in(expression, Cursor::new(trace)).unwrap_or_default()
 }
 
-/// The same in a file, which is read from its end on and no further than to the line that matches. However large it is,
-/// a few lines of it are in memory.
+/// Returns the coverage that `expression` finds in a file, like [`find`].
+///
+/// Reads the file from its end back to the line that matches. Only a few lines are in memory at a time.
 ///
 /// # Errors
-/// Those of reading.
+/// Errors of reading.
 pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f64>> {
     let Ok(regex) = regexp::compile(expression) else { return Ok(None) };
     let mut lines = LinesFromEnd::open(trace)?;
@@ -59,25 +62,24 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
             return Ok(Some(found));
         }
     }
-    // The line that they go on from is missing.
+    // The line that these continue is missing.
     let mut rests = begun.0.into_values().rev();
     Ok(rests.find_map(|rest| number(&regex, &CONTROL.replace_all(&rest, ""))))
 }
 
-/// The number that the last match in a line holds. What counts of a match with groups is its last group.
+/// Returns the number in the last match of a line. If the expression has groups, the last group counts.
 fn number(regex: &Regex, line: &str) -> Option<f64> {
     let captures = regex.captures_iter(line).last()?;
     let fragment = captures.iter().skip(1).flatten().last().or_else(|| captures.get(0))?;
     NUMBER.find(fragment.as_str())?.as_str().parse().ok()
 }
 
-/// What was read of lines whose begin is still to come, by stream. There are few streams: two digits and a letter.
+/// Continuations of lines whose start is still to be read, by stream. There are few streams: two digits and a letter.
 #[derive(Default)]
 struct Begun(BTreeMap<String, String>);
 
 impl Begun {
-    /// Takes the line before the last one. The answer is a whole line without its stamp, or `None` where it is the
-    /// continuation of one before.
+    /// Adds the line before the last one. Returns a complete line without its timestamp, or `None` for a continuation.
     fn join<'a>(&mut self, line: &'a str) -> Option<Cow<'a, str>> {
         let Some((_, [stream, flag])) = STAMP.captures(line).map(|stamp| stamp.extract()) else {
             return Some(Cow::Borrowed(line));
@@ -94,7 +96,7 @@ impl Begun {
     }
 }
 
-/// Leaves the last [`LINE_MAX`] bytes, or a few less.
+/// Truncates a text to its last [`LINE_MAX`] bytes, or a few less.
 fn cut_front(text: &mut String) {
     if let Some(over) = text.len().checked_sub(LINE_MAX) {
         let from = (over..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
@@ -102,16 +104,16 @@ fn cut_front(text: &mut String) {
     }
 }
 
-/// The lines of a file, the last one first. Of a line that is longer than [`LINE_MAX`] its end alone is seen.
+/// The lines of a file, last one first. Of a line that is longer than [`LINE_MAX`], only the end is returned.
 struct LinesFromEnd<T> {
     file: T,
-    /// What is before this offset is still to be read.
+    /// Offset up to which the file is still to be read.
     unread: u64,
-    /// What was read and not given out; it ends where the next line ends.
+    /// Bytes that were read and not returned. They end where the next line ends.
     held: Vec<u8>,
-    /// Nothing of `held` from here on is a line's end.
+    /// Offset in `held` from which on there is no line break.
     searched: usize,
-    /// The end of the line that `held` ends with was given out.
+    /// Whether the end of the line that `held` ends with was already returned.
     within_long: bool,
     over: bool,
 }
@@ -151,7 +153,7 @@ impl<T: Read + Seek> LinesFromEnd<T> {
         Ok(None)
     }
 
-    /// Reads the bytes before those that are held.
+    /// Reads the bytes before those in `held`.
     fn read_before(&mut self) -> io::Result<()> {
         let size = self.unread.min(CHUNK);
         self.unread -= size;
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(find("^Running 1$", "section_start:1:x[collapsed=true]\r\u{1b}[0KRunning 1"), Some(1.0));
     }
 
-    /// Counts what is read of it.
+    /// Counts the bytes that are read.
     struct Counted<'a>(Cursor<&'a [u8]>, &'a mut usize);
 
     impl Read for Counted<'_> {
@@ -216,7 +218,7 @@ mod tests {
     fn lines_are_whole_wherever_the_chunks_end() {
         let chunk = usize::try_from(CHUNK).expect("small");
         for shift in [chunk - 12, chunk - 11, chunk - 6, chunk - 5, chunk - 1, chunk, chunk + 1, 3 * chunk - 6] {
-            // Of the line with the number so many bytes and the rest lie in different chunks.
+            // A chunk ends within the line with the number.
             let trace = format!("cov 7%\nä\ncov 12.5%\n{}\n", "x\n".repeat(shift / 2) + &"y".repeat(shift % 2));
             assert_eq!(find(r"^cov \d+\.\d%$", &trace), Some(12.5), "{shift}");
             assert_eq!(find(r"^cov \d+%$", &trace), Some(7.0), "{shift}");

@@ -1,43 +1,44 @@
-//! Reports of the kind `dotenv`: variables that a job hands to later ones (pipeline-yaml 4.4).
+//! Reports of the kind `dotenv`: variables from a job for later jobs (docs/spec/pipeline-yaml.md, section 4.4).
 //!
-//! Invariant: no bytes make this panic; the result has at most [`MAX_VARIABLES`] entries.
+//! Invariant: the parser never panics, and the result has at most [`MAX_VARIABLES`] entries.
 
-/// The size that a report has to stay below, in bytes.
+/// Size from which a report is too large, in bytes.
 pub const MAX_BYTES: usize = 5 * 1024;
 
-/// The most variables that one report may have.
+/// Maximum number of variables in a report.
 pub const MAX_VARIABLES: usize = 20;
 
-/// Why a report is refused; its job fails with it.
+/// Reason why a report is invalid. Its job fails with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DotenvError {
-    /// [`MAX_BYTES`] or more.
+    /// The report has [`MAX_BYTES`] or more. Holds its size in bytes.
     #[error("the dotenv report has {0} bytes; it has to have fewer than {MAX_BYTES}")]
     TooLarge(usize),
-    /// More than [`MAX_VARIABLES`].
+    /// The report has more than [`MAX_VARIABLES`] variables.
     #[error("the dotenv report has more than {MAX_VARIABLES} variables")]
     TooMany,
-    /// Not UTF-8.
+    /// The report is not valid UTF-8.
     #[error("the dotenv report is not UTF-8")]
     Encoding,
-    /// A line that is not `KEY=value`. The line itself may hold a secret and is not shown.
+    /// A line is not `KEY=value`. The message does not contain the line, which may hold a secret.
     #[error(
         "line {line} of the dotenv report is not `KEY=value`: {why}; blank lines, comments and values of several lines \
          are not possible there"
     )]
     Line {
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Reason why the line is invalid.
         why: &'static str,
     },
 }
 
-/// Reads a report: one `KEY=value` in each line, nothing substituted, quotes around a value taken off, of equal keys the
-/// last counts.
+/// Parses a report.
+///
+/// Each line is `KEY=value`. Nothing is expanded, quotes around a value are removed, and the last of several equal keys counts.
 ///
 /// # Errors
-/// [`DotenvError`], for its job to fail with.
+/// [`DotenvError`], with which the job fails.
 pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
     if report.len() >= MAX_BYTES {
         return Err(DotenvError::TooLarge(report.len()));

@@ -1,4 +1,4 @@
-//! Why an operation on the coordinator failed, and how storage errors become words a person can act on.
+//! Errors of the coordinator, and messages for storage errors that tell users what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,30 +6,30 @@ use std::sync::Arc;
 
 use muster_runner_api::service::ServiceError;
 
-/// Why a coordinator could not be opened.
+/// Reason why a coordinator could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The folder cannot be created or written.
+    /// The state directory cannot be created or written.
     #[error(
         "cannot write to the state folder `{}`: {source}; pipelines keep their jobs and logs there, so choose a folder that you may write to",
         dir.display()
     )]
     Unwritable {
-        /// The folder.
+        /// The state directory.
         dir: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// There is no space left.
+    /// The disk is full.
     #[error("no space left for the state folder `{}`: free some space, or choose a folder on another disk", dir.display())]
     DiskFull {
-        /// The folder.
+        /// The state directory.
         dir: PathBuf,
     },
-    /// The folder holds no run.
+    /// The directory contains no run.
     #[error("there is no run in `{}`: the file coordinator.db is missing", dir.display())]
     Missing {
-        /// The folder.
+        /// The state directory.
         dir: PathBuf,
     },
     /// The database was written by a newer version.
@@ -38,11 +38,11 @@ pub enum OpenError {
         path.display()
     )]
     Newer {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
-        /// Its version.
+        /// Version of the database.
         found: i64,
-        /// The newest version that this program knows.
+        /// Newest version that this program supports.
         known: i64,
     },
     /// A coordinator in memory could not be started.
@@ -51,74 +51,74 @@ pub enum OpenError {
     /// The database is damaged or cannot be read.
     #[error("cannot open the database `{}`", path.display())]
     Database {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
-        /// What SQLite said.
+        /// Error of the store.
         source: StoreError,
     },
 }
 
-/// Why the database refused.
+/// Reason why the store failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// The disk is full; what was not written is kept in memory and written later.
+    /// The disk is full. Unwritten changes stay in memory and are written later.
     #[error("no space left on the disk that holds the database")]
     Full,
-    /// The store failed.
+    /// The store failed for another reason.
     #[error("the database failed: {0}")]
     Failed(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// The store is closed, or was opened for reading only.
     #[error("the database is closed")]
     Closed,
-    /// A stored value cannot be read back.
+    /// A stored value cannot be parsed.
     #[error("the database holds a value that cannot be read: {what}: {why}")]
     Damaged {
-        /// Which value.
+        /// Name of the value.
         what: String,
-        /// Why not.
+        /// Error of the parser.
         why: String,
     },
 }
 
-/// Why the blobs refused.
+/// Reason why a trace or the content of an artifact could not be accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
-    /// No space is left.
+    /// The disk is full.
     #[error("no space left for {what}: {source}")]
     Full {
-        /// What could not be written.
+        /// Name of what could not be written.
         what: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A read or write failed.
     #[error("failed to access {what}: {source}")]
     Failed {
-        /// What could not be read or written.
+        /// Name of what could not be read or written.
         what: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl BlobError {
-    /// The error of an access to `what`.
+    /// Returns the error of a failed access to `what`.
     pub(crate) fn new(what: impl std::fmt::Display, source: io::Error) -> Self {
         let what = what.to_string();
         if is_full(&source) { Self::Full { what, source } } else { Self::Failed { what, source } }
     }
 }
 
-/// Why a library call failed.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CoordinatorError {
-    /// There is no such pipeline or job.
+    /// The pipeline or job does not exist.
     #[error("not found: {0}")]
     NotFound(String),
-    /// The state does not allow it; the text says why.
+    /// The state of the pipeline or job does not allow the call. Holds the reason.
     #[error("{0}")]
     Refused(String),
-    /// The database refused; nothing was acknowledged.
+    /// The store failed. No change was acknowledged.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A trace or an artifact could not be read.
@@ -161,12 +161,12 @@ impl From<CoordinatorError> for ServiceError {
     }
 }
 
-/// Whether the system says that there is no space (or quota) left.
+/// Returns whether an error means that the disk or the quota is full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The error of a folder or file that cannot be written.
+/// Returns the error for a directory or file that cannot be written.
 pub(crate) fn unwritable(dir: &Path, source: io::Error) -> OpenError {
     if is_full(&source) {
         OpenError::DiskFull { dir: dir.to_owned() }

@@ -1,7 +1,7 @@
-//! Retention: deletes the files of artifacts that have expired, of whatever age their pipelines are.
+//! Deletes the files of expired artifacts, whatever the age of their pipelines.
 //!
-//! The store knows what expires when; here is only when to look. A file is deleted first and noted in its row after
-//! that, so that a process that is killed in between does it again.
+//! The store knows which artifacts expire when. This module decides when to query it. A file is deleted first, and its row is updated
+//! afterwards, so that a deletion that is interrupted in between is repeated.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,33 +20,33 @@ use crate::store::{ArtifactRow, Store};
 /// Number of artifacts that are deleted at a time.
 const AT_ONCE: usize = 64;
 
-/// What a piece of the work has found or done.
+/// A completed step of the work.
 pub(crate) enum Step {
-    /// These have expired; the next one expires then.
+    /// The artifacts that have expired, and when the next one expires.
     Found(Result<(Vec<ArtifactRow>, Option<Timestamp>), StoreError>),
-    /// The files of these are deleted. Nobody else uses the files of these jobs until the guards are dropped.
+    /// The deleted files, by job and kind. No other task uses the files of these jobs until the guards are dropped.
     Deleted(Vec<(JobId, String)>, Vec<OwnedMutexGuard<()>>),
 }
 
-/// The work on its way.
+/// The state of the work.
 pub(crate) struct Expiry {
     store: Arc<dyn Store>,
     places: Places,
     blobs: Arc<dyn Blobs>,
-    /// Time of the next query for expired artifacts. `None` if nothing expires.
+    /// Time of the next query for expired artifacts. `None` if no artifact expires.
     next: Option<Timestamp>,
-    /// Whether it was time to look while work was on its way.
+    /// Whether a query became due while work was in progress.
     is_overdue: bool,
     work: JoinSet<Step>,
 }
 
 impl Expiry {
-    /// Does nothing until [`Expiry::look`] is called.
+    /// Creates the state. Work starts with the first call of [`Expiry::look`].
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, places: Places) -> Self {
         Self { store, places, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
 
-    /// Something expires `at`. True if that is sooner than what was known: a timer is to be set.
+    /// Records when an artifact expires. Returns whether that is before the known time, so that a timer must be set.
     pub(crate) fn is_first(&mut self, at: Timestamp) -> bool {
         let first = self.next.is_none_or(|next| at < next);
         if first {
@@ -55,7 +55,7 @@ impl Expiry {
         first
     }
 
-    /// Asks the store what has expired by `now`. While work is on its way, [`Expiry::take_overdue`] remembers it.
+    /// Queries the store for artifacts that have expired by `now`. If work is in progress, [`Expiry::take_overdue`] remembers the call.
     pub(crate) fn look(&mut self, now: Timestamp) {
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {
@@ -69,7 +69,7 @@ impl Expiry {
         });
     }
 
-    /// Returns whether it was time to look while work was on its way, and forgets it.
+    /// Returns whether a query became due while work was in progress, and resets that.
     pub(crate) fn take_overdue(&mut self) -> bool {
         std::mem::take(&mut self.is_overdue)
     }
@@ -107,7 +107,7 @@ impl Expiry {
                         tracing::info!(job = %row.job, kind = row.kind, "expired artifact deleted");
                         deleted.push((row.job, row.kind));
                     }
-                    // It is found again.
+                    // The next query finds it again.
                     Err(error) => {
                         tracing::warn!(job = %row.job, kind = row.kind, %error, "failed to delete an artifact")
                     }

@@ -1,4 +1,4 @@
-//! What the caller tells of the project, its repository and the pipeline it wants.
+//! Input of the coordinator's callers: the project, its repository, and the pipelines and runners to create.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,30 +11,30 @@ use muster_pipeline::context::{Context, Sources};
 use muster_pipeline::model::Pipeline;
 use serde::{Deserialize, Serialize};
 
-/// The port to files, shared between threads: kept with the pipeline to compile its children.
+/// Access to the files of a pipeline, shared between threads. Kept with the pipeline to compile its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
-/// A project and those of its settings that reach a job.
+/// A project with the settings that jobs need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProjectFacts {
-    /// Its id, more than 0.
+    /// ID of the project, greater than 0.
     pub id: ProjectId,
-    /// Its short name: `app`.
+    /// Short name: `app`.
     pub name: String,
-    /// Its full path: `group/app`.
+    /// Full path: `group/app`.
     pub path: String,
-    /// The id of its namespace.
+    /// ID of the project's namespace.
     pub namespace_id: i64,
-    /// The time limit of a job that sets none; GitLab's default is an hour (pipeline-yaml 5.10).
+    /// Timeout of jobs without their own (docs/spec/pipeline-yaml.md, section 5.10). Defaults to 1 hour, like GitLab's.
     pub job_timeout: Duration,
-    /// The default git strategy is `fetch`, else `clone`.
+    /// Whether the default git strategy is `fetch`. Otherwise, it is `clone`.
     pub allow_git_fetch: bool,
-    /// Caches of protected refs are kept apart (pipeline-yaml 6, "Cache keys").
+    /// Whether protected and unprotected refs have separate caches (docs/spec/pipeline-yaml.md, section 6, "Cache keys").
     pub separate_caches: bool,
 }
 
 impl ProjectFacts {
-    /// A project with GitLab's default settings.
+    /// Returns a project with GitLab's default settings.
     #[must_use]
     pub fn new(id: ProjectId, path: impl Into<String>) -> Self {
         let path = path.into();
@@ -51,56 +51,55 @@ impl ProjectFacts {
     }
 }
 
-/// The commit that a pipeline is for, and where jobs get it from.
+/// The commit of a pipeline, and how jobs fetch it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GitFacts {
-    /// The commit.
+    /// ID of the commit.
     pub sha: String,
-    /// The commit before it on the ref; 40 zeros where there is none.
+    /// ID of the previous commit of the ref, or 40 zeros for the first commit.
     pub before_sha: String,
     /// `sha1` or `sha256`.
     pub object_format: String,
-    /// The URL to clone from, without credentials: `http://127.0.0.1:1234/group/app.git`.
+    /// Clone URL without credentials: `http://127.0.0.1:1234/group/app.git`.
     pub repo_url: String,
-    /// A bare repository on this machine that holds the commit; given to managers where
-    /// [`crate::Options::local_repository`] is on.
+    /// Path of a bare repository on this machine that has the commit. Sent to managers if [`crate::Options::local_repository`] is set.
     pub repo_path: Option<PathBuf>,
-    /// How many commits a job fetches unless `GIT_DEPTH` says otherwise; 0 is the full history.
+    /// Number of commits that a job fetches unless it sets `GIT_DEPTH`. 0 means the full history.
     pub depth: i64,
 }
 
-/// The bridge that a child pipeline belongs to.
+/// The bridge that started a child pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
-    /// The parent pipeline.
+    /// Pipeline of the bridge.
     pub pipeline: PipelineId,
-    /// The bridge in it.
+    /// ID of the bridge.
     pub bridge: JobId,
 }
 
 /// A pipeline to create.
 #[derive(Clone)]
 pub struct NewPipeline {
-    /// The project it is for.
+    /// Project of the pipeline.
     pub project: ProjectFacts,
-    /// What it was compiled for.
+    /// Context that the pipeline was compiled for.
     pub context: Context,
-    /// What the configuration was compiled to.
+    /// The compiled configuration.
     pub compiled: Pipeline,
-    /// The commit.
+    /// Commit of the pipeline.
     pub git: GitFacts,
-    /// Where the configurations of child pipelines are read from.
+    /// Files for the configurations of child pipelines.
     pub sources: SharedSources,
-    /// Full names of manual jobs that are played as soon as their turn comes.
+    /// Full names of manual jobs to start without a manual start.
     pub play: Vec<String>,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: BTreeMap<String, Secret>,
-    /// The bridge that asked for it.
+    /// Bridge that starts the pipeline. `None` if it has no parent.
     pub parent: Option<Parent>,
 }
 
 impl NewPipeline {
-    /// A pipeline without secrets, played jobs or a parent.
+    /// Returns a pipeline without secrets, requested jobs and parent.
     #[must_use]
     pub fn new(
         project: ProjectFacts,
@@ -128,28 +127,28 @@ impl fmt::Debug for NewPipeline {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NewRunner {
-    /// For people; also `CI_RUNNER_DESCRIPTION`.
+    /// Human-readable description, also the value of `CI_RUNNER_DESCRIPTION`.
     pub description: String,
-    /// Jobs whose tags are all in here may be given to it.
+    /// Tags of the runner. It gets jobs whose tags it all has.
     pub tags: Vec<String>,
-    /// It takes jobs whatever their tags: the only runner of a machine.
+    /// Whether it gets jobs with any tags, as the only runner of a machine.
     pub any_tags: bool,
-    /// It takes jobs without tags.
+    /// Whether it gets jobs without tags.
     pub run_untagged: bool,
-    /// It only takes jobs of protected refs.
+    /// Whether it only gets jobs of protected refs.
     pub ref_protected: bool,
-    /// It gets no jobs.
+    /// Whether it gets no jobs.
     pub paused: bool,
-    /// No job may run longer on it.
+    /// Maximum run time of a job on this runner. `None` means no limit.
     pub maximum_timeout: Option<Duration>,
 }
 
-/// What kind of work it is.
+/// Kind of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobKind {
-    /// Runs on a runner.
+    /// A job that runs on a runner.
     Script,
-    /// Starts another pipeline.
+    /// A job that starts another pipeline.
     Bridge,
 }

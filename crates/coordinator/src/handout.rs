@@ -1,4 +1,4 @@
-//! A job about to be handed to a manager, and all that surrounds it: what variables and payload are made from.
+//! A job that is being assigned to a runner manager, as input for its variables and its payload.
 
 use muster_job::{JobId, PipelineId, Secret};
 use muster_pipeline::context::{Context, PipelineSource};
@@ -7,33 +7,33 @@ use muster_pipeline::model::Job;
 use crate::clock::Timestamp;
 use crate::facts::{GitFacts, ProjectFacts};
 
-/// A job about to be handed to a manager.
+/// A job that is being assigned to a runner manager.
 #[derive(Debug, Clone, Copy)]
 pub struct Handout<'a> {
-    /// The job, as it was compiled.
+    /// The compiled job.
     pub job: &'a Job,
-    /// Its id.
+    /// ID of the job.
     pub job_id: JobId,
-    /// The pipeline's id.
+    /// ID of the pipeline.
     pub pipeline_id: PipelineId,
-    /// The pipeline's number in its project.
+    /// Number of the pipeline within its project.
     pub pipeline_iid: i64,
-    /// The job's token.
+    /// Token of the job.
     pub token: &'a Secret,
-    /// The project.
+    /// Project of the pipeline.
     pub project: &'a ProjectFacts,
-    /// What the pipeline was compiled for.
+    /// Context that the pipeline was compiled for.
     pub context: &'a Context,
-    /// The commit.
+    /// Commit of the pipeline.
     pub git: &'a GitFacts,
-    /// The base URL of this coordinator, as jobs see it: `http://127.0.0.1:1234`.
+    /// Base URL of this coordinator as seen by jobs: `http://127.0.0.1:1234`.
     pub server_url: &'a str,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
 }
 
 impl Handout<'_> {
-    /// The clone URL with the job's token in it, where the transport takes one.
+    /// Returns the clone URL. URLs of HTTP contain the job's token.
     pub(crate) fn repository_url(&self) -> String {
         let url = &self.git.repo_url;
         for scheme in ["http://", "https://"] {
@@ -44,7 +44,7 @@ impl Handout<'_> {
         url.clone()
     }
 
-    /// Whether the pipeline is for a merge request: its ref is neither branch nor tag.
+    /// Returns whether the pipeline is for a merge request, whose ref is neither a branch nor a tag.
     pub(crate) fn is_merge_request(&self) -> bool {
         self.context.source == PipelineSource::MergeRequestEvent
     }

@@ -1,7 +1,7 @@
-//! Past runs, read only: what `muster ci show` looks at.
+//! Read-only access to past runs, for `muster ci show`.
 //!
-//! The run's coordinator may be gone, killed, or still at work in another process: what is shown is the database as it
-//! is when something is asked.
+//! The coordinator of the run may have ended, may have been killed, or may still be running in another process. Each call returns the
+//! current content of the database.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,23 +23,23 @@ use crate::store::sqlite::SqliteStore;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 use crate::views::{ArtifactView, PipelineSummary, PipelineView};
 
-/// The state folder of a run whose coordinator may be gone.
+/// The state directory of a run.
 pub struct History {
     dir: PathBuf,
     past: Past,
     blobs: Arc<dyn Blobs>,
 }
 
-/// What a job was given, as far as it is still there.
+/// The inputs of a job, as far as they still exist.
 #[derive(Debug)]
 pub struct JobSetup {
-    /// Its variables as its runner got them, without a token.
+    /// Variables that its runner got, without the token.
     pub variables: Vec<Variable>,
-    /// The archives of the jobs before it.
+    /// Archives of earlier jobs.
     pub archives: Vec<File>,
-    /// The commit that it checked out.
+    /// Commit that the job checked out.
     pub sha: String,
-    /// The path of the project: `group/app`.
+    /// Path of the project: `group/app`.
     pub project_path: String,
 }
 
@@ -50,10 +50,10 @@ impl std::fmt::Debug for History {
 }
 
 impl History {
-    /// Opens the folder of a run without changing anything in it.
+    /// Opens the state directory of a run without changing it.
     ///
     /// # Errors
-    /// [`OpenError`] where it is not one, or one of a newer version.
+    /// [`OpenError`] if it is not the directory of a run, or was written by a newer version.
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
         let store = SqliteStore::open_read_only(dir).await?;
         let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::of_past(dir));
@@ -73,7 +73,7 @@ impl History {
         self.past.summaries(after.unwrap_or(PipelineId(i64::MIN)), limit).await
     }
 
-    /// One pipeline with its jobs, as they were left.
+    /// Returns a pipeline with its jobs.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -81,7 +81,7 @@ impl History {
         self.past.pipeline(pipeline).await
     }
 
-    /// What a job was given.
+    /// Returns the inputs of a job.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -133,7 +133,7 @@ impl History {
         })
     }
 
-    /// The trace of a job from `offset` on, at most 1 MiB; empty where there is no more.
+    /// Returns at most 1 MiB of a job's trace, starting at `offset`. Empty at the end.
     ///
     /// # Errors
     /// [`CoordinatorError::Blob`].
@@ -151,7 +151,7 @@ impl History {
     }
 }
 
-/// The address that the jobs of a pipeline had for the coordinator.
+/// Returns the URL of the coordinator that the jobs of a pipeline used.
 fn coordinator_url(context: &muster_pipeline::context::Context) -> &str {
     let api = layers::value(&context.predefined, "CI_API_V4_URL").unwrap_or_default();
     api.strip_suffix("/api/v4").unwrap_or(api)

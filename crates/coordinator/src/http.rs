@@ -1,6 +1,6 @@
-//! The HTTP front: an address, and the one place that puts the routes of the coordinator together.
+//! The HTTP server: binds an address, and combines the routes of the coordinator.
 //!
-//! An address is taken before anything else is started, because pipelines name it, and served once there is a coordinator.
+//! The address is bound before anything else is started, because pipelines contain it. It is served once there is a coordinator.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,13 +18,13 @@ use crate::coordinator::Coordinator;
 /// A repository that jobs fetch over HTTP.
 #[derive(Debug, Clone)]
 pub struct Repository {
-    /// The bare repository.
+    /// Path of the bare repository.
     pub path: PathBuf,
-    /// The path of the project, `group/app`; served with and without `.git`.
+    /// Path of the project, `group/app`. Served with and without `.git`.
     pub project_path: String,
 }
 
-/// An address that is taken, and not served yet.
+/// A bound address that is not served yet.
 #[derive(Debug)]
 pub struct HttpFront {
     listener: TcpListener,
@@ -32,26 +32,26 @@ pub struct HttpFront {
 }
 
 impl HttpFront {
-    /// Takes an address; port 0 is any free one.
+    /// Binds an address. Port 0 selects any free port.
     ///
     /// # Errors
-    /// Those of the system if the address is taken, or not of this machine.
+    /// Error of the system if the address is in use or does not belong to this machine.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         Ok(Self { listener, address })
     }
 
-    /// The base URL.
+    /// Returns the base URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Serves until the future is dropped. Calls that are held then are cut off.
+    /// Serves requests until the future is dropped, which closes open connections.
     pub async fn serve(self, coordinator: Arc<Coordinator>, repository: Option<Repository>) {
         let listener = self.listener.tap_io(|stream| {
-            // Small answers at once: a job's start waits for each of them.
+            // Send small answers at once: the start of a job waits for each of them.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "failed to switch off Nagle's algorithm");
             }
@@ -62,7 +62,7 @@ impl HttpFront {
     }
 }
 
-/// The routes: the runner API, and the repository for runners that clone it.
+/// Returns the routes of the runner API and of the repository that runners clone.
 fn routes_of(coordinator: Arc<Coordinator>, repository: Option<Repository>) -> Router {
     let checker = Arc::clone(&coordinator);
     let runner_api = routes::router(coordinator);

@@ -1,5 +1,4 @@
-//! What a job gets from the jobs before it: archives and dotenv variables. It looks at rows and files only, so that a past
-//! run can be asked as well as a living one.
+//! What a job gets from earlier jobs: archives and dotenv variables. Uses rows and files only, so it also works for past runs.
 
 use muster_job::{FailureReason, PipelineId};
 use muster_pipeline::expand::{Unknown, expand_text};
@@ -13,17 +12,17 @@ use crate::payload::Archive;
 use crate::store::{ArtifactRow, JobRow, PipelineRow};
 use crate::world::World;
 
-/// A job that cannot be given out, and what it is dropped with.
+/// A job that cannot be assigned, with the failure that ends it.
 pub(crate) struct Unfit {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
 }
 
-/// Why a job cannot be given out now.
+/// Reason why a job cannot be assigned now.
 pub(crate) enum Obstacle {
-    /// It never can.
+    /// The job can never be assigned.
     Unfit(Unfit),
-    /// It needs something of this pipeline, which has to be read into memory first.
+    /// The job needs artifacts of this pipeline, which must be read into memory first.
     NotRead(PipelineId),
 }
 
@@ -33,25 +32,25 @@ impl From<Unfit> for Obstacle {
     }
 }
 
-/// What earlier jobs hand on to a job.
+/// Archives and variables from earlier jobs.
 #[derive(Default)]
 pub(crate) struct Inherited {
     pub(crate) archives: Vec<Archive>,
     pub(crate) dotenv: Vec<(String, String)>,
 }
 
-/// Where to look.
+/// Access to the rows and blobs of earlier jobs.
 pub(crate) struct Inheritance<'a> {
     pub(crate) world: &'a World,
     pub(crate) blobs: &'a dyn Blobs,
-    /// Archives that have expired by then are gone.
+    /// Current time. Archives that expire at or before it are not used.
     pub(crate) now: Timestamp,
-    /// Whether a pipeline is in the world, or does not exist.
+    /// Returns whether a pipeline is in memory, or does not exist.
     pub(crate) is_read: Box<dyn Fn(PipelineId) -> bool + 'a>,
 }
 
 impl Inheritance<'_> {
-    /// The archives and dotenv variables that a job gets (pipeline-yaml 6, "Dependency set").
+    /// Returns the archives and dotenv variables for a job (docs/spec/pipeline-yaml.md, section 6, "Dependency set").
     pub(crate) fn of(&self, row: &JobRow) -> Result<Inherited, Obstacle> {
         let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
         let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
@@ -84,7 +83,7 @@ impl Inheritance<'_> {
         Ok(inherited)
     }
 
-    /// The job that a need with artifacts stands for.
+    /// Returns the job that a need refers to. `None` if the need is without artifacts.
     fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Obstacle> {
         let missing = |message: String| Unfit { reason: FailureReason::MissingDependencyFailure, message };
         match need {
@@ -117,7 +116,7 @@ impl Inheritance<'_> {
         }
     }
 
-    /// Adds what `producer` left. An archive that is gone fails a job that lists its producer (C187).
+    /// Adds the archive and the variables of `producer`. A missing archive is an error if the job lists the producer (C187).
     fn inherit(&self, inherited: &mut Inherited, producer: &JobRow, listed: bool) -> Result<(), Unfit> {
         for (key, value) in &producer.detail.dotenv {
             inherited.dotenv.retain(|(known, _)| known != key);
@@ -139,7 +138,7 @@ impl Inheritance<'_> {
         Ok(())
     }
 
-    /// Whether an archive exists: it has not expired, and was not deleted.
+    /// Returns whether an archive exists: it has not expired, and was not deleted.
     pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
         let expired = archive.deleted || archive.expires_at.is_some_and(|at| at <= self.now);
         !expired && !self.blobs.is_lost(&artifacts::name_of(archive))

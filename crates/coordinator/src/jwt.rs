@@ -1,6 +1,6 @@
-//! Id tokens: what a job is, signed, for others to check (pipeline-yaml 1.2, `id_tokens`; claims as GitLab's).
+//! ID tokens: signed claims about a job, for other services (docs/spec/pipeline-yaml.md, section 1.2, `id_tokens`).
 //!
-//! ES256, with a key that the caller keeps. [`Signer::public_key`] is what a verifier needs.
+//! The claims are the same as GitLab's. Tokens are signed with ES256 and a key from the caller. Verifiers need [`Signer::public_key`].
 
 use std::fmt;
 use std::time::Duration;
@@ -17,21 +17,21 @@ use sha2::{Digest, Sha256};
 
 use crate::handout::Handout;
 
-/// How far the clocks of signer and verifier may differ, in seconds.
+/// Maximum difference between the clocks of signer and verifier, in seconds.
 const CLOCK_SKEW: i64 = 5;
 
-/// Why a token could not be signed.
+/// Reason why a token could not be signed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignError {
-    /// The key is not what it has to be.
+    /// The key is invalid.
     #[error("the signing key is not an ECDSA key on P-256 in PKCS #8 form: {0}")]
     Key(String),
-    /// The system gave no random bytes.
+    /// The system returned no random bytes.
     #[error("the system gave no random bytes")]
     Random,
 }
 
-/// Signs tokens.
+/// Signs ID tokens.
 pub struct Signer {
     pair: EcdsaKeyPair,
     key_id: String,
@@ -44,7 +44,7 @@ impl fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// A new key, in the form that [`Signer::from_pkcs8`] takes. Keep it like a password.
+    /// Creates a new secret key for [`Signer::from_pkcs8`].
     ///
     /// # Errors
     /// [`SignError::Random`].
@@ -53,28 +53,28 @@ impl Signer {
         Ok(document.map_err(|_| SignError::Random)?.as_ref().to_vec())
     }
 
-    /// A signer with a key from [`Signer::new_key`].
+    /// Creates a signer with a key from [`Signer::new_key`].
     ///
     /// # Errors
     /// [`SignError::Key`].
     pub fn from_pkcs8(key: &[u8]) -> Result<Self, SignError> {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key, &SystemRandom::new())
             .map_err(|error| SignError::Key(error.to_string()))?;
-        // The thumbprint of RFC 7638: the key's members in the order of their names.
+        // The thumbprint of RFC 7638: the members of the key, ordered by name.
         let (x, y) = coordinates(&pair);
         let members = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
         let key_id = URL_SAFE_NO_PAD.encode(Sha256::digest(members));
         Ok(Self { pair, key_id })
     }
 
-    /// The public key as a JSON Web Key.
+    /// Returns the public key as a JSON Web Key.
     #[must_use]
     pub fn public_key(&self) -> Value {
         let (x, y) = coordinates(&self.pair);
         json!({"kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": self.key_id, "use": "sig", "alg": "ES256"})
     }
 
-    /// The signed token of `claims`.
+    /// Signs claims as a token.
     ///
     /// # Errors
     /// [`SignError::Random`].
@@ -88,19 +88,19 @@ impl Signer {
     }
 }
 
-/// The public point, each half in Base64. It is 65 bytes long: a mark and twice 32 bytes.
+/// Returns both coordinates of the public point in Base64. The point has 65 bytes: a marker and two coordinates of 32 bytes.
 fn coordinates(pair: &EcdsaKeyPair) -> (String, String) {
     let point = pair.public_key().as_ref();
     let half = |from: usize| URL_SAFE_NO_PAD.encode(point.get(from..from + 32).unwrap_or_default());
     (half(1), half(33))
 }
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claims(Map<String, Value>);
 
 impl Claims {
-    /// The claims of a job. A single audience is a text, several are a list. Ids are text, as GitLab writes them.
+    /// Returns the claims about a job. A single audience is a text, several are a list. IDs are text, as on GitLab.
     #[must_use]
     pub fn of(handout: &Handout<'_>, variables: &[Variable], audiences: &[String], lifetime: Duration) -> Self {
         let Handout { job, context, project, git, .. } = handout;

@@ -1,8 +1,8 @@
-//! Tokens: how they are made, and how one that is shown is recognised.
+//! Tokens of jobs and runners: creation and verification.
 //!
-//! A job's token is its id and the number of the hand-out, signed with the coordinator's key: it is stored nowhere, the
-//! same hand-out gets the same token again, and the token of an earlier hand-out is recognised as such. A runner's token
-//! is random, and only its SHA-256 is kept.
+//! The token of a job contains its id and the number of the assignment, signed with the coordinator's key. It is not stored: the same
+//! assignment gets the same token again, and the token of an earlier assignment is recognized as such. The token of a runner is random,
+//! and only its SHA-256 is stored.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,18 +14,18 @@ use sha2::{Digest, Sha256};
 
 use crate::jwt::Signer;
 
-/// The key's file in the state folder.
+/// Name of the key file in the state directory.
 const FILE: &str = "token.key";
-/// The file of the key that signs id tokens.
+/// Name of the file with the key that signs ID tokens.
 const SIGNER_FILE: &str = "id-token.key";
-/// Bytes of the key.
+/// Length of the key in bytes.
 const KEY_LEN: usize = 32;
-/// What job tokens start with, as GitLab's do; managers mask what follows it.
+/// Prefix of job tokens, the same as GitLab's: runner managers mask the text after it.
 const JOB_PREFIX: &str = "glcbt-";
-/// Characters of a random token.
+/// Number of characters in a random token.
 const RANDOM_LEN: usize = 24;
 
-/// The signing key.
+/// The key that signs job tokens.
 #[derive(Clone)]
 pub(crate) struct Keys {
     key: hmac::Key,
@@ -38,35 +38,35 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads the key of a folder, or makes one, readable by this user alone.
+    /// Reads the key of a state directory. Creates the key if necessary, readable by this user only.
     ///
     /// # Errors
-    /// Those of reading and writing the file.
+    /// Errors of reading and writing the file.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         let new = || Ok(rand::random::<[u8; KEY_LEN]>().to_vec());
         let bytes = read_or_make(&dir.join(FILE), new)?;
         Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
     }
 
-    /// A key that is stored nowhere.
+    /// Creates a key that is not stored.
     pub(crate) fn random() -> Self {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, &rand::random::<[u8; KEY_LEN]>()) }
     }
 
-    /// The token of one hand-out of a job.
+    /// Returns the token of one assignment of a job.
     pub(crate) fn job_token(&self, job: JobId, handout: u32) -> String {
         let body = format!("{job}-{handout}");
         let tag = hmac::sign(&self.key, body.as_bytes());
         format!("{JOB_PREFIX}{body}-{}", hex::encode(tag))
     }
 
-    /// Which hand-out of `job` a token belongs to; `None` for another job's token and for one that is not ours.
+    /// Returns the number of the assignment of `job` that a token is for. `None` for invalid tokens and tokens of other jobs.
     pub(crate) fn handout(&self, job: JobId, token: &str) -> Option<u32> {
         let (of, handout) = self.read(token)?;
         (of == job).then_some(handout)
     }
 
-    /// The job and hand-out of a token of ours.
+    /// Returns the job and the number of the assignment of a valid token.
     pub(crate) fn read(&self, token: &str) -> Option<(JobId, u32)> {
         let (body, tag) = token.strip_prefix(JOB_PREFIX)?.rsplit_once('-')?;
         hmac::verify(&self.key, body.as_bytes(), &hex::decode(tag).ok()?).ok()?;
@@ -75,10 +75,10 @@ impl Keys {
     }
 }
 
-/// The signer of id tokens, with the key of a folder; made where it is missing, readable by this user alone.
+/// Returns the signer of ID tokens of a state directory. Creates its key if necessary, readable by this user only.
 ///
 /// # Errors
-/// Those of reading and writing the file, and of a file that is not a key.
+/// Errors of reading and writing the file, or of a file that is not a valid key.
 pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
     let bytes = read_or_make(&dir.join(SIGNER_FILE), || Signer::new_key().map_err(io::Error::other))?;
     Signer::from_pkcs8(&bytes).map_err(io::Error::other)
@@ -87,27 +87,29 @@ pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
 /// Returns a signer of ID tokens whose key is not stored.
 ///
 /// # Errors
-/// Those of the source of randomness.
+/// Error of the system's random number generator.
 pub(crate) fn random_signer() -> io::Result<Signer> {
     Signer::from_pkcs8(&Signer::new_key().map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
-/// The content of a key's file. A new file appears whole or not at all.
+/// Returns the content of a key file, which is created if necessary. A new file appears whole or not at all.
 fn read_or_make(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         read => return read,
     }
     let bytes = new()?;
-    // Temporary files are made for this user alone.
+    // Temporary files are created with access for this user only.
     let mut part = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
     part.write_all(&bytes)?;
     part.persist(path).map_err(|error| error.error)?;
     Ok(bytes)
 }
 
-/// A runner's token. `glrt-` tells gitlab-runner that the runner was created on the server; a runner that registered
-/// itself with a registration token gets one without it (runner-api 1.1).
+/// Returns a new random token for a runner.
+///
+/// `glrt-` tells gitlab-runner that the runner was created on the server. A runner that registered itself with a registration token
+/// gets a token without it (docs/spec/runner-api.md, section 1.1).
 pub(crate) fn runner_token(registered_itself: bool) -> String {
     use rand::Rng;
     let mut random = rand::rng();
@@ -115,7 +117,7 @@ pub(crate) fn runner_token(registered_itself: bool) -> String {
     if registered_itself { format!("t1_{text}") } else { format!("glrt-t1_{text}") }
 }
 
-/// What is kept of a runner's token.
+/// Returns the SHA-256 of a runner's token, which is stored instead of the token.
 pub(crate) fn hash(token: &str) -> String {
     hex::encode(Sha256::digest(token.as_bytes()))
 }

@@ -1,15 +1,15 @@
-//! Holds pipelines and jobs, decides what is ready, routes it, keeps traces and artifacts.
+//! Holds pipelines and jobs, decides which jobs are ready, assigns them to runner managers, and stores traces and artifacts.
 //!
 //! ```text
-//! library calls --+                                   +--> rows (SQLite)      durable first,
+//! library calls --+                                   +--> rows (SQLite)      stored first,
 //!                 +--> commands --> actor --> engine -+--> answers            then answered,
-//! runner API -----+      (bounded)  (one task)        +--> events, long polls then shown
+//! runner API -----+      (bounded)  (one task)        +--> events, long polls then published
 //! ```
-//! One task owns all state that is at work; finished pipelines are in the store only ([`History`] reads them, too).
-//! [`outbox`] has the life of each job as events. Traces and artifacts are files beside the database; their bytes do not pass through it.
+//! One task owns the state of all open pipelines. Finished pipelines are only in the store, which [`History`] also reads. The
+//! [`outbox`] has the life of each job as events. Traces and artifacts are files beside the database.
 //!
-//! Invariants: no answer is sent before what it says is durable; each job is given to one taker at a time and ends once
-//! (J1, J2); a trace only grows, and only at its end (J3).
+//! Invariants: an answer is only sent after the changes it reports are durable. A job is assigned to one runner manager at a time and
+//! ends once (J1, J2). A trace only grows, and only at its end (J3).
 
 mod actor;
 mod apply;

@@ -1,4 +1,4 @@
-//! The library's calls inside the actor: pipelines are created, played, canceled and shown.
+//! The commands of the crate's own API inside the actor: create, start, cancel, retry and show pipelines and jobs.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::store::{PipelineDetail, PipelineRow, PipelineSpec};
 use crate::views::{self, JobView, PipelineView};
 
 impl Actor {
-    /// Takes one command in; its answer is staged.
+    /// Processes one command and stages its answer.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
             Command::CreatePipeline { new, reply } => match self.create_pipeline(*new) {
@@ -69,7 +69,7 @@ impl Actor {
         }
     }
 
-    /// The commands that come from managers.
+    /// Processes the commands of runner managers.
     fn handle_manager(&mut self, command: Command) {
         match command {
             Command::Register { request, reply } => {
@@ -123,7 +123,7 @@ impl Actor {
                 self.service_reply(reply, Ok(kept));
             }
             Command::UploadOver => self.residency.upload_is_over(&mut self.world),
-            // The loop has looked for this one; the others are the library's.
+            // The event loop handles `Shutdown`, and `handle` all other commands.
             _ => {}
         }
     }
@@ -177,7 +177,7 @@ impl Actor {
         if known { Ok(()) } else { Err(CoordinatorError::NotFound(format!("pipeline {pipeline}"))) }
     }
 
-    /// The engine's name of a job.
+    /// Returns the engine's reference to a job.
     fn record(&self, job: JobId) -> Result<JobRef, CoordinatorError> {
         let row = self.world.jobs.get(&job);
         row.map(crate::store::JobRow::job_ref).ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
@@ -225,7 +225,9 @@ impl Actor {
     }
 }
 
-/// Gives the commit of a pipeline its ref in the bare repository, under which managers fetch it (runner-api 2.5.2).
+/// Writes the ref of a pipeline to the bare repository, so that managers can fetch its commit.
+///
+/// See docs/spec/runner-api.md, section 2.5.2.
 fn pin(repository: &Path, pipeline: PipelineId, sha: &str) -> io::Result<()> {
     let folder = repository.join("refs").join("pipelines");
     std::fs::create_dir_all(&folder)?;

@@ -1,4 +1,4 @@
-//! How a coordinator is opened: where it keeps things, its clock, its limits.
+//! The options of a coordinator: state directory, clock and limits.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,38 +8,39 @@ use muster_job::{JobId, PipelineId};
 
 use crate::clock::{Clock, SystemClock};
 
-/// How a coordinator is opened.
+/// Options for opening a coordinator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The folder of database, traces and artifacts; created where it is missing.
+    /// Directory of database, traces and artifacts. Created if necessary.
     pub dir: PathBuf,
-    /// Time.
+    /// Source of time.
     pub clock: Arc<dyn Clock>,
-    /// The id of the first pipeline in an empty database.
+    /// ID of the first pipeline in an empty database. Defaults to 1.
     pub first_pipeline_id: PipelineId,
-    /// The id of the first job in an empty database.
+    /// ID of the first job in an empty database. Defaults to 1.
     pub first_job_id: JobId,
-    /// How long a job request is held when there is no job (runner-api 2.3: at most 50 s).
+    /// Time for which a job request is held if there is no job. Defaults to 50 seconds, GitLab's maximum.
     pub long_poll: Duration,
-    /// How long a taker may be silent before its job goes back to the queue (rule R1).
+    /// Time for a runner manager to accept an assigned job before the job returns to the queue. Defaults to 60 seconds.
     pub handout_lease: Duration,
-    /// Managers on this machine are told of [`crate::GitFacts::repo_path`], and so need no transport for the checkout.
+    /// Whether to send [`crate::GitFacts::repo_path`] to managers on this machine, so that they need no transport for the checkout.
     pub local_repository: bool,
-    /// The coordinator's base URL, `http://127.0.0.1:1234`: jobs find its API by it, and it is their `CI_SERVER_URL` unless the
-    /// pipeline's context names another one.
+    /// Base URL of the coordinator, such as `http://127.0.0.1:1234`.
+    ///
+    /// Jobs find its API there. It is also their `CI_SERVER_URL`, unless the pipeline's context has another one.
     pub server_url: String,
-    /// The registration token that `POST /runners` accepts; none: registration is closed.
+    /// Registration token that `POST /runners` accepts. `None` means that runners cannot register themselves.
     pub registration_token: Option<String>,
-    /// The token of a person (`PRIVATE-TOKEN`) who may reset any runner's token; none: nobody may.
+    /// Personal access token (`PRIVATE-TOKEN`) that may reset the token of any runner. `None` means that no token may.
     pub personal_token: Option<String>,
-    /// How long a runner's authentication token is good for; its manager renews it before. None: for ever.
+    /// Lifetime of a runner's authentication token, which its manager renews before the end. `None` means that tokens do not expire.
     pub runner_token_lifetime: Option<Duration>,
-    /// Bounds.
+    /// Limits of sizes and times.
     pub limits: Limits,
 }
 
 impl Options {
-    /// The defaults, in `dir`.
+    /// Returns the default options for a state directory.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -59,36 +60,38 @@ impl Options {
     }
 }
 
-/// The bounds of sizes and waits.
+/// Limits of sizes and times.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of one trace; a larger one drops its job as `trace_size_exceeded` (GitLab: 100 MB).
+    /// Maximum size of a trace in bytes. A larger one fails its job as `trace_size_exceeded`. Defaults to 100 MiB.
     pub trace_bytes: u64,
-    /// Bytes of one artifact (answered 413 above).
+    /// Maximum size of an artifact in bytes. Larger ones are rejected with status 413. Defaults to 1 GiB.
     pub artifact_bytes: u64,
-    /// Limits of an archive that is opened, also to look into it.
+    /// Limits for reading an archive.
     pub unpack: muster_archive::Limits,
-    /// Bytes of a generated child configuration (pipeline-yaml 5.9: 5 MB).
+    /// Maximum size of a generated child configuration in bytes. Defaults to 5 MiB.
     pub child_config_bytes: u64,
-    /// Job requests that are held at once; more are answered as if their time were over.
+    /// Maximum number of job requests that are held. Further ones are answered without a job. Defaults to 10,000.
     pub held_requests: usize,
-    /// Number of finished hierarchies of pipelines that are kept in memory, so that late calls and reads of them are quick.
+    /// Number of finished families of pipelines that are kept in memory, so that late calls are fast. Defaults to 8.
     pub finished_in_memory: usize,
-    /// How long past its timeout a job may run by the coordinator's clock.
+    /// Time that a job may run beyond its timeout before the coordinator ends it. Defaults to 15 minutes.
     pub timeout_grace: Duration,
-    /// How long a running or canceling job may be silent.
+    /// Maximum time without contact from the manager of a running or canceling job. Defaults to 1 hour.
     pub silence: Duration,
-    /// How long a job may wait while no runner fits.
+    /// Maximum time that a job waits while no runner matches. Defaults to 1 hour.
     pub pending_without_runner: Duration,
-    /// How long a job may wait although a runner fits.
+    /// Maximum time that a job waits although a runner matches. Defaults to 24 hours.
     pub pending_with_runner: Duration,
-    /// How long the bridges of an earlier process wait for [`crate::Coordinator::attach_sources`].
+    /// Time that the bridges of an earlier process wait for [`crate::Coordinator::attach_sources`]. Defaults to 60 seconds.
     pub sources_wait: Duration,
-    /// The least time between two trace uploads that runners are told while somebody reads the trace, in whole seconds.
+    /// Minimum time between two trace uploads while a user reads the trace, sent in whole seconds. Defaults to 3 seconds.
     pub trace_interval: Duration,
-    /// The same while nobody does: the runner is heard of that often, and a cancel may wait that long.
+    /// Minimum time between two trace uploads while no user reads the trace. Defaults to 60 seconds.
+    ///
+    /// A runner manager makes contact at this interval, so a cancellation may take as long to reach it.
     pub unwatched_trace_interval: Duration,
-    /// The same for Muster's own managers, which need not be sent whole seconds.
+    /// Minimum time between two trace uploads of Muster's own managers. Defaults to 100 ms.
     pub own_trace_interval: Duration,
 }
 

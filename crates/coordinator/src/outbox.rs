@@ -1,9 +1,8 @@
-//! The life of each job as events, for whatever follows it: analytics, notifications, dashboards.
+//! The life of each job as events, for analytics, notifications and dashboards.
 //!
-//! Events are written in the transaction of the change that they report, so neither exists without the other. They have
-//! one order, and so the events of one job have one. A reader asks for the events after the last sequence number that it
-//! has processed ([`crate::Coordinator::events_after`]) and acknowledges them
-//! ([`crate::Coordinator::acknowledge_events`]), which deletes them. A reader that fails in between gets them again.
+//! Events are written in the same transaction as the change that they report. They have one order, and so have the events of each job.
+//! A reader requests the events after the last sequence number that it has processed ([`crate::Coordinator::events_after`]), and
+//! acknowledges them ([`crate::Coordinator::acknowledge_events`]), which deletes them. A reader that fails in between gets them again.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, ProjectId, RunnerId};
 use serde::{Deserialize, Serialize};
@@ -14,71 +13,71 @@ use crate::facts::JobKind;
 /// One step in the life of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEvent {
-    /// The place in the order of all events, from 1. Numbers may be left out; none is given twice.
+    /// Position in the order of all events, from 1. Numbers can be skipped, and none is assigned twice.
     pub sequence: u64,
-    /// The time of the change.
+    /// Time of the change.
     #[serde(with = "time::serde::rfc3339")]
     pub at: Timestamp,
-    /// The pipeline of the job.
+    /// Pipeline of the job.
     pub pipeline: PipelineId,
-    /// The record of the job; a retry is another record.
+    /// ID of the job. A retry of a job has its own id.
     pub job: JobId,
     /// The change.
     pub change: JobChange,
 }
 
-/// What changed for a job.
+/// A change in the life of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobChange {
-    /// The record was created.
+    /// The job was created.
     Created {
-        /// The project of the pipeline.
+        /// Project of the pipeline.
         project: ProjectId,
-        /// The full name of the job.
+        /// Full name of the job.
         name: String,
-        /// The stage of the job.
+        /// Stage of the job.
         stage: String,
         /// Script or bridge.
         kind: JobKind,
-        /// The number of this record among those of the job, from 1.
+        /// Number of this attempt of the job, from 1.
         attempt: u32,
     },
-    /// The job waits for a runner: for the first time, or again after an assignment that no runner accepted.
+    /// The job waits for a runner, for the first time or after an assignment that no manager accepted.
     Queued,
     /// The job was assigned to a runner manager.
     Assigned {
         /// The runner.
         runner: RunnerId,
-        /// The manager of the runner.
+        /// System id of the runner manager.
         system_id: String,
-        /// The number of the assignment of this record, from 1.
+        /// Number of this assignment of the job, from 1.
         assignment: u32,
     },
-    /// The manager accepted the job. From here on no other manager gets it.
+    /// The runner manager accepted the job. From here on, no other manager gets it.
     Accepted,
-    /// The job ended. A bridge, and a job that was skipped, may come back to life.
+    /// The job ended. A bridge, or a job that was skipped, may become active again.
     Ended {
-        /// The final state.
+        /// Final status.
         status: JobStatus,
-        /// The reason of a failure.
+        /// Failure reason.
         reason: Option<FailureReason>,
-        /// The exit code of the script, if the runner reported one.
+        /// Exit code of the script, if the runner reported one.
         exit_code: Option<i64>,
     },
-    /// Another record took the place of this one: a retry.
+    /// A retry replaced this attempt of the job.
     Replaced {
-        /// The new record.
+        /// ID of the new attempt.
         by: JobId,
     },
-    /// The job changed its state in another way: it waits for a manual start, a time or a resource, or is being canceled.
+    /// The status changed in another way: the job waits for a manual start, a time or a resource group, or is being canceled.
     Moved {
-        /// The new state.
+        /// New status.
         to: JobStatus,
     },
 }
 
-/// An event that has no sequence number yet.
+/// An event without a sequence number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NewJobEvent {
     pub(crate) at: Timestamp,
@@ -88,7 +87,7 @@ pub(crate) struct NewJobEvent {
 }
 
 impl NewJobEvent {
-    /// The event with its place in the order.
+    /// Returns the event with its sequence number.
     pub(crate) fn numbered(&self, sequence: u64) -> JobEvent {
         let Self { at, pipeline, job, change } = self.clone();
         JobEvent { sequence, at, pipeline, job, change }

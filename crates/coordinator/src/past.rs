@@ -1,4 +1,4 @@
-//! Reads of pipelines that are not in memory: finished ones, and those of a run whose coordinator is gone.
+//! Reads pipelines that are not in memory: finished ones, and those of a run whose coordinator is no longer running.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::store::{JobRow, Member, Store};
 use crate::views::{self, JobView, PipelineSummary, PipelineView};
 use crate::world::World;
 
-/// What a store holds, to look at.
+/// Read access to the rows and blobs of a coordinator.
 #[derive(Debug, Clone)]
 pub(crate) struct Past {
     store: Arc<dyn Store>,
@@ -58,8 +58,7 @@ impl Past {
         self.blobs.open(name).await?.ok_or_else(missing)
     }
 
-    /// Returns what a job was given by the jobs before it, also by those of other families, whose rows are read into
-    /// `world`.
+    /// Returns what a job got from earlier jobs. Reads the families of these jobs into `world` if necessary.
     pub(crate) async fn inherited(&self, world: &mut World, row: &JobRow) -> Result<Inherited, CoordinatorError> {
         let now = row.started_at.unwrap_or(row.created_at);
         let mut absent = BTreeSet::new();
@@ -68,7 +67,7 @@ impl Past {
             let inheritance = Inheritance { world, blobs: &*self.blobs, now, is_read: Box::new(is_read) };
             let pipeline = match inheritance.of(row) {
                 Ok(inherited) => return Ok(inherited),
-                // A job that could not get all it needs was given nothing.
+                // A job that could not get all artifacts that it needs was not assigned, and got none.
                 Err(Obstacle::Unfit(_)) => return Ok(Inherited::default()),
                 Err(Obstacle::NotRead(pipeline)) => pipeline,
             };

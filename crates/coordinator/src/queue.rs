@@ -1,8 +1,8 @@
-//! Jobs that wait for a runner, and requests that wait for a job.
+//! The queue: jobs that wait for a runner, and requests that wait for a job.
 //!
-//! Jobs with the same requirement are one group in the order in which they are given out, so a request looks at the head
-//! of each group that it may have and takes the best. A request that finds nothing is held here; each new job is offered
-//! to the held requests in the order in which they came, so exactly one of those that may have it is woken.
+//! Jobs with the same requirement form one group, in the order of their assignment. A request therefore compares the first jobs of all
+//! groups that match its runner. A request that finds no job is held here. Each new job is offered to the held requests in the order of
+//! their arrival, so exactly one of those that match is answered.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -14,17 +14,17 @@ use muster_runner_api::wire::JobRequest;
 use crate::command::ServiceReply;
 use crate::facts::NewRunner;
 
-/// What a runner must be to get a job (runner-api 9.3, step 2).
+/// Requirement of a job for its runner (docs/spec/runner-api.md, section 9.3, step 2).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Requirement {
-    /// The job's tags.
+    /// Tags of the job.
     pub(crate) tags: BTreeSet<String>,
-    /// The job's ref is protected.
+    /// Whether the ref of the job is protected.
     pub(crate) protected: bool,
 }
 
 impl Requirement {
-    /// Why a runner may not have such jobs; `None`: it may.
+    /// Returns why a runner may not get jobs with this requirement. `None` if it may.
     pub(crate) fn misfit(&self, runner: &NewRunner) -> Option<String> {
         if runner.paused {
             return Some("the runner is paused".to_owned());
@@ -49,18 +49,18 @@ impl Requirement {
     }
 }
 
-/// The place of a job in its group: longest remaining path first, then the oldest.
+/// Position of a job in its group: longest remaining path first, then the oldest job.
 type Place = (Reverse<u64>, JobId);
 
-/// A request that is held.
+/// A held job request.
 pub(crate) struct Waiter {
-    /// Its number, for its timer.
+    /// Number of the request, for its timer.
     pub(crate) number: u64,
-    /// Whose request it is.
+    /// Runner that sent the request.
     pub(crate) runner: RunnerId,
     /// The request.
     pub(crate) request: Box<JobRequest>,
-    /// Where the answer goes.
+    /// Channel for the answer.
     pub(crate) reply: ServiceReply<JobRequestAnswer>,
 }
 
@@ -72,27 +72,27 @@ pub(crate) struct Queue {
     waiters: VecDeque<Waiter>,
     waiters_so_far: u64,
     version: u64,
-    /// Tells versions of this process from those of an earlier one.
+    /// Random number of this process, so that versions differ from those of earlier processes.
     process: u32,
 }
 
 impl Queue {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub(crate) fn new() -> Self {
         Self { process: rand::random(), ..Self::default() }
     }
 
-    /// The opaque version for `X-GitLab-Last-Update`: another one whenever a job is added or a runner changes.
+    /// Returns the opaque version for `X-GitLab-Last-Update`, which changes when a job is added or a runner changes.
     pub(crate) fn version(&self) -> String {
         format!("{:08x}-{}", self.process, self.version)
     }
 
-    /// A runner changed: requests that found nothing may find something now.
+    /// Changes the version after a runner changed: requests that found no job may find one now.
     pub(crate) fn touch(&mut self) {
         self.version += 1;
     }
 
-    /// Adds a pending job; one that is there already stays where it is.
+    /// Adds a pending job, unless it is already in the queue.
     pub(crate) fn add(&mut self, job: JobId, requirement: Requirement, priority: u64) {
         if self.places.contains_key(&job) {
             return;
@@ -103,7 +103,7 @@ impl Queue {
         self.places.insert(job, (requirement, place));
     }
 
-    /// Takes a job out, if it is there.
+    /// Removes a job, if it is in the queue.
     pub(crate) fn remove(&mut self, job: JobId) {
         let Some((requirement, place)) = self.places.remove(&job) else { return };
         if let Some(group) = self.groups.get_mut(&requirement) {
@@ -114,28 +114,28 @@ impl Queue {
         }
     }
 
-    /// The job that a runner would get now.
+    /// Returns the job that a runner would get now.
     pub(crate) fn best_for(&self, runner: &NewRunner) -> Option<JobId> {
         let fitting = self.groups.iter().filter(|(requirement, _)| requirement.misfit(runner).is_none());
         fitting.filter_map(|(_, group)| group.first()).min().map(|(_, job)| *job)
     }
 
-    /// How many jobs wait.
+    /// Returns the number of waiting jobs.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Jobs that wait, by id.
+    /// Returns the waiting jobs, ordered by id.
     pub(crate) fn jobs(&self) -> BTreeSet<JobId> {
         self.places.keys().copied().collect()
     }
 
-    /// What a waiting job requires.
+    /// Returns the requirement of a waiting job.
     pub(crate) fn requirement(&self, job: JobId) -> Option<&Requirement> {
         self.places.get(&job).map(|(requirement, _)| requirement)
     }
 
-    /// Holds a request. The answer is its number.
+    /// Holds a request, and returns its number.
     pub(crate) fn hold(
         &mut self,
         runner: RunnerId,
@@ -148,7 +148,7 @@ impl Queue {
         number
     }
 
-    /// Lets go of the held requests of which `which` is true.
+    /// Removes and returns the held requests that `which` selects.
     pub(crate) fn release(&mut self, mut which: impl FnMut(&Waiter) -> bool) -> Vec<Waiter> {
         let mut gone = Vec::new();
         for waiter in std::mem::take(&mut self.waiters) {
@@ -157,7 +157,7 @@ impl Queue {
         gone
     }
 
-    /// Lets go of the newest held requests, down to `most`. Those whose sender has gone do not count.
+    /// Removes and returns the newest held requests, so that at most `most` are left. Requests with a closed connection do not count.
     pub(crate) fn shed(&mut self, most: usize) -> VecDeque<Waiter> {
         if self.waiters.len() <= most {
             return VecDeque::new();
@@ -166,8 +166,7 @@ impl Queue {
         self.waiters.split_off(most.min(self.waiters.len()))
     }
 
-    /// The first held request whose runner may have a waiting job, by its index, with that job. Requests whose sender
-    /// has gone are forgotten.
+    /// Returns the index of the first held request that matches a waiting job, and the job. Drops requests with a closed connection.
     pub(crate) fn next_match<'a>(
         &mut self,
         settings: impl Fn(RunnerId) -> Option<&'a NewRunner>,
@@ -176,7 +175,7 @@ impl Queue {
         if self.places.is_empty() {
             return None;
         }
-        // Many requests of one runner are held: look once per runner.
+        // One runner can have many held requests, so the best job is looked up once per runner.
         let mut looked: HashMap<RunnerId, Option<JobId>> = HashMap::new();
         self.waiters.iter().enumerate().find_map(|(index, waiter)| {
             let found = *looked
@@ -186,12 +185,12 @@ impl Queue {
         })
     }
 
-    /// A held request.
+    /// Returns a held request.
     pub(crate) fn waiter(&self, index: usize) -> Option<&Waiter> {
         self.waiters.get(index)
     }
 
-    /// Takes a held request out.
+    /// Removes and returns a held request.
     pub(crate) fn take(&mut self, index: usize) -> Option<Waiter> {
         self.waiters.remove(index)
     }

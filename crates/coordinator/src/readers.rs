@@ -1,4 +1,4 @@
-//! Who reads which trace just now: such traces are sent more often (runner-api 3.2).
+//! The traces that users are reading. Runners send these more often (docs/spec/runner-api.md, section 3.2).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 
 use crate::clock::{Clock, Timestamp};
 
-/// How long a look at a trace counts, as on GitLab.
+/// Time for which a trace counts as being read after a read, as on GitLab.
 const READING: Duration = Duration::from_secs(10);
 
-/// The traces that were looked at a moment ago.
+/// The traces that were read a moment ago.
 #[derive(Debug)]
 pub(crate) struct Readers {
     clock: Arc<dyn Clock>,
-    /// Until when each of them counts as read.
+    /// End of the time for which each trace counts as being read.
     until: Mutex<HashMap<JobId, Timestamp>>,
 }
 
@@ -25,8 +25,7 @@ impl Readers {
         Self { clock, until: Mutex::default() }
     }
 
-    /// Somebody looks at the trace of a job. Looks that are over are forgotten: there are never more than those of the
-    /// last moment.
+    /// Records a read of a trace. Forgets reads that no longer count, which bounds the size of the map.
     pub(crate) fn note(&self, job: JobId) {
         let now = self.clock.now();
         let mut until = self.until.lock();
@@ -34,7 +33,7 @@ impl Readers {
         until.insert(job, now + READING);
     }
 
-    /// Whether somebody does.
+    /// Returns whether a user is reading the trace of a job.
     pub(crate) fn reads(&self, job: JobId) -> bool {
         let now = self.clock.now();
         self.until.lock().get(&job).is_some_and(|end| *end > now)

@@ -1,4 +1,4 @@
-//! Runners and their managers: creation, registration, contact, removal (runner-api 1).
+//! Runners and their managers: creation, registration, contact and removal (docs/spec/runner-api.md, section 1).
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ use crate::keys;
 use crate::store::{ManagerRow, RunnerRow};
 use crate::views::StuckJob;
 
-/// How old a stored contact may get before it is written anew (GitLab: 40 to 55 minutes).
+/// Maximum age of a stored contact before it is written again. GitLab writes it after 40 to 55 minutes.
 const CONTACT_AGE: Duration = Duration::from_secs(40 * 60);
-/// The system id of managers that have none.
+/// System id for managers that send none.
 const LEGACY_SYSTEM: &str = "<legacy>";
-/// Characters of a maintenance note (runner-api 1.4).
+/// Maximum length of a maintenance note in characters (docs/spec/runner-api.md, section 1.4).
 const NOTE_MAX: usize = 1024;
 
 impl Actor {
-    /// Creates a runner; the token is in the answer only.
+    /// Creates a runner. The token is only in the answer.
     pub(crate) fn create_runner(&mut self, settings: NewRunner, registered_itself: bool) -> RunnerCredentials {
         let id = self.world.new_runner_id();
         let token = keys::runner_token(registered_itself);
@@ -36,12 +36,12 @@ impl Actor {
         credentials(id, token, token_expires_at)
     }
 
-    /// When a token that is made now ends.
+    /// Returns when a token that is created now expires. `None` means never.
     fn token_end(&self) -> Option<Timestamp> {
         self.options.runner_token_lifetime.map(|lifetime| self.now() + lifetime)
     }
 
-    /// `POST /runners`.
+    /// Handles `POST /runners`.
     pub(crate) fn register(&mut self, request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
         let Some(known) = self.options.registration_token.as_deref() else {
             return Err(ServiceError::Gone("runners cannot register themselves here".to_owned()));
@@ -71,7 +71,7 @@ impl Actor {
         Ok(self.create_runner(settings, true))
     }
 
-    /// `POST /runners/verify`.
+    /// Handles `POST /runners/verify`.
     pub(crate) fn verify(&mut self, request: &TokenRequest) -> Result<RunnerCredentials, ServiceError> {
         let runner = self.known_runner(&request.token)?;
         self.contact(runner, &request.system_id, request.info.as_ref());
@@ -79,13 +79,13 @@ impl Actor {
         Ok(credentials(runner, request.token.clone(), expires))
     }
 
-    /// `POST /runners/reset_authentication_token`.
+    /// Handles `POST /runners/reset_authentication_token`.
     pub(crate) fn reset_token(&mut self, token: &str) -> Result<RunnerCredentials, ServiceError> {
         let runner = self.known_runner(token)?;
         self.renew_token(runner, !token.starts_with("glrt-"))
     }
 
-    /// `POST /runners/:id/reset_authentication_token`.
+    /// Handles `POST /runners/:id/reset_authentication_token`.
     pub(crate) fn reset_token_with_pat(
         &mut self,
         runner: RunnerId,
@@ -95,11 +95,11 @@ impl Actor {
         if known.is_none_or(|known| keys::hash(known) != keys::hash(pat)) {
             return Err(ServiceError::Forbidden { status: None });
         }
-        // Of the old token only the hash is known: the new one is of the kind that says less.
+        // Only the hash of the old token is known, not its kind. The new token gets the prefix of runners that were created on the server.
         self.renew_token(runner, false)
     }
 
-    /// Gives a runner another token; the one before it is refused from now on.
+    /// Replaces the token of a runner. The old token is rejected from now on.
     fn renew_token(&mut self, runner: RunnerId, registered_itself: bool) -> Result<RunnerCredentials, ServiceError> {
         let new = keys::runner_token(registered_itself);
         let expires = self.token_end();
@@ -114,7 +114,7 @@ impl Actor {
         Ok(credentials(runner, new, expires))
     }
 
-    /// `DELETE /runners`. Jobs that it has go on: their tokens are their own.
+    /// Handles `DELETE /runners`. Running jobs of the runner continue, because they have their own tokens.
     pub(crate) fn unregister(&mut self, token: &str) -> Result<(), ServiceError> {
         let runner = self.known_runner(token)?;
         if let Some(row) = self.world.runners.remove(&runner) {
@@ -129,7 +129,7 @@ impl Actor {
         Ok(())
     }
 
-    /// `DELETE /runners/managers`.
+    /// Handles `DELETE /runners/managers`.
     pub(crate) fn unregister_manager(&mut self, request: TokenRequest) -> Result<(), ServiceError> {
         let runner = self.known_runner(&request.token)?;
         if request.system_id.is_empty() {
@@ -144,7 +144,7 @@ impl Actor {
         Ok(())
     }
 
-    /// The runner of a token that has not ended.
+    /// Returns the runner of a token that has not expired.
     pub(crate) fn runner_of(&self, token: &str) -> Option<RunnerId> {
         let runner = *self.world.tokens.get(&keys::hash(token))?;
         let ended = self.world.runners.get(&runner)?.token_expires_at.is_some_and(|end| end <= self.now());
@@ -155,7 +155,7 @@ impl Actor {
         self.runner_of(token).ok_or(ServiceError::Forbidden { status: None })
     }
 
-    /// Notes that a manager was heard of; written when there is something new to say.
+    /// Records the contact of a manager. The row is only written if it is new, old or changed.
     pub(crate) fn contact(&mut self, runner: RunnerId, system_id: &str, info: Option<&VersionInfo>) {
         let system_id = if system_id.is_empty() { LEGACY_SYSTEM } else { system_id };
         let key = (runner, system_id.to_owned());
@@ -173,7 +173,7 @@ impl Actor {
         self.world.dirty.managers.insert(key);
     }
 
-    /// Why no runner may have a waiting job; `None`: one may.
+    /// Returns why no runner may get a waiting job. `None` if one may.
     pub(crate) fn misfit(&self, job: JobId) -> Option<String> {
         let requirement = self.queue.requirement(job)?;
         let mut first = None;
@@ -200,7 +200,7 @@ impl Actor {
         })
     }
 
-    /// Waiting jobs that no runner may have (C198).
+    /// Returns the waiting jobs that no runner may get (C198).
     pub(crate) fn stuck_jobs(&self) -> Vec<StuckJob> {
         let stuck = self.queue.jobs().into_iter().filter_map(|job| {
             let name = self.world.jobs.get(&job)?.name.clone();
@@ -211,7 +211,7 @@ impl Actor {
 }
 
 fn credentials(id: RunnerId, token: String, expires: Option<Timestamp>) -> RunnerCredentials {
-    // No instant of this calendar fails to be written.
+    // Every time of this calendar can be formatted.
     let token_expires_at = expires.and_then(|end| end.format(&Rfc3339).ok());
     RunnerCredentials { id: id.0, token, token_expires_at }
 }

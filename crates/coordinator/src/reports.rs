@@ -1,4 +1,4 @@
-//! What managers tell of jobs that they have: signs of life, ends, artifacts; and what happens if they tell nothing.
+//! Reports of runner managers about their jobs: contact, results and artifacts; and the timeouts if reports do not come.
 
 use muster_job::{FailureReason, JobId, JobStatus};
 use muster_pipeline::expand::{Unknown, expand_text};
@@ -19,7 +19,7 @@ use crate::timers::Timer;
 const EXPIRE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl Actor {
-    /// Whether a token fits a job and the job is in a state for `purpose` (runner-api 9.2).
+    /// Checks whether a token is valid for a job whose status allows `purpose` (docs/spec/runner-api.md, section 9.2).
     pub(crate) fn authorize(&mut self, job: JobId, token: &str, purpose: Purpose) -> Result<Grant, ServiceError> {
         let unknown = ServiceError::Forbidden { status: None };
         let Some(handout) = self.keys.handout(job, token) else { return Err(unknown) };
@@ -27,7 +27,7 @@ impl Actor {
         let status = row.status();
         let on_runner = status.is_on_runner();
         if handout != row.detail.handout || !(on_runner || status.is_complete()) {
-            // Another taker has it, or it waits for one: this one has to stop.
+            // The job is assigned to another manager, or back in the queue. This manager must stop.
             return Err(ServiceError::Forbidden { status: Some(JobStatus::Canceled) });
         }
         if !on_runner && purpose != Purpose::Report {
@@ -41,8 +41,8 @@ impl Actor {
                 return Err(ServiceError::Conflict("the job was accepted before".to_owned()));
             }
             self.world.heard.insert(job, self.now());
-            // Whatever else the call is: who makes it has the job. From here on nobody else gets it (J2). A runner that
-            // lost the answer to its acceptance goes on all the same, and so does one that knows of none.
+            // Any of these calls shows that the manager has the job. From here on, no other manager gets it (J2). A manager that lost the
+            // answer to its acceptance sends no second one, and some managers do not know acceptance at all.
             if !alive
                 && purpose != Purpose::Waiting
                 && let Some(row) = self.world.job_mut(job)
@@ -50,7 +50,7 @@ impl Actor {
                 row.detail.alive = true;
                 self.world.report(self.now(), job, JobChange::Accepted);
             }
-            // A manager that has left, or whose runner has, is not made known again by its last jobs.
+            // The last jobs of a manager that was unregistered, or whose runner was, do not register it again.
             if let Some(manager) = taker.filter(|_| purpose != Purpose::Transfer)
                 && self.world.managers.contains_key(&manager)
             {
@@ -68,14 +68,14 @@ impl Actor {
         }
     }
 
-    /// Takes a final report. Said again it is confirmed again (runner-api 11.23).
+    /// Processes a final report. A repeated report gets the same answer (docs/spec/runner-api.md, section 11, trap 23).
     pub(crate) fn finish(&mut self, job: JobId, token: &str, outcome: Outcome) -> Result<JobStatus, ServiceError> {
         let status = self.authorize(job, token, Purpose::Report)?.status;
         if status.is_complete() {
             let same = match status {
                 JobStatus::Success => outcome.success,
                 JobStatus::Failed => !outcome.success,
-                // Whatever the runner says of a canceled job, it is canceled.
+                // A canceled job is canceled, whatever the runner reports.
                 _ => true,
             };
             return if same { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
@@ -112,7 +112,7 @@ impl Actor {
         Ok(status)
     }
 
-    /// Keeps a file that lies in its place, or says that it has to go.
+    /// Adds the row of an uploaded file. Returns the file that must be deleted: the replaced one, or a rejected one.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Kept {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         let before = self.world.artifact(job, &kind).map(|row| row.filename.clone());
@@ -155,7 +155,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Notes that a report cannot be used.
+    /// Records that an uploaded report is invalid.
     pub(crate) fn report_refused(&mut self, job: JobId, token: &str, why: String) -> Result<(), ServiceError> {
         self.authorize(job, token, Purpose::Transfer)?;
         if let Some(row) = self.world.job_mut(job) {
@@ -164,17 +164,17 @@ impl Actor {
         Ok(())
     }
 
-    /// Goes on with the deletion of expired files. Their rows stay, and say that they existed (C187).
+    /// Continues the deletion of expired files. Their rows are kept, to show that they existed (C187).
     pub(crate) fn expiry_step(&mut self, step: Step) {
         let now = self.now();
         match step {
             Step::Found(Ok((expired, next))) => {
-                // What was uploaded again since the store was asked is in memory: only open jobs upload.
+                // Files that were uploaded again after the query are in memory: only open jobs upload.
                 let current = |row: &ArtifactRow| {
                     let known = self.world.artifact(row.job, &row.kind);
                     known.is_none_or(|known| known.expires_at.is_some_and(|at| at <= now) && !known.deleted)
                 };
-                // If nothing had expired, the next one may have by now: it is not delayed.
+                // If nothing had expired, the next artifact may have expired since. It is not delayed.
                 let delay = if expired.is_empty() { std::time::Duration::ZERO } else { EXPIRE_AGAIN };
                 let expired: Vec<_> = expired.into_iter().filter(current).collect();
                 if !expired.is_empty() {
@@ -199,8 +199,7 @@ impl Actor {
                     }
                     self.world.dirty.deleted_artifacts.insert((job, kind));
                 }
-                // There may be more than are deleted at a time. What could not be deleted waits for its timer, unless the
-                // timer has fired in the meantime.
+                // There may be more than one batch. Files that could not be deleted wait for their timer, unless it has already fired.
                 if self.expiry.take_overdue() || !deleted.is_empty() {
                     self.expiry.look(now);
                 }
@@ -208,7 +207,7 @@ impl Actor {
         }
     }
 
-    /// The archive of `producer`, for the token of a job of the same project that is on a runner.
+    /// Returns the archive of `producer`, for the token of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (asking, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
         self.authorize(asking, token, Purpose::Transfer)?;
@@ -223,7 +222,7 @@ impl Actor {
             .ok_or_else(|| ServiceError::NotFound(format!("job {producer} has no archive, or it has expired")))
     }
 
-    /// After a start: jobs on runners are watched as if they had just been heard of.
+    /// Starts the timers of all jobs on runners after a start, as if their managers had just made contact.
     pub(crate) fn watch_jobs_on_runners(&mut self) {
         let now = self.now();
         let on_runner: Vec<(JobId, u32, bool)> = self
@@ -242,14 +241,14 @@ impl Actor {
         }
     }
 
-    /// Sets the timer that ends a job which runs, or is silent, for too long.
+    /// Sets the timer that ends a job which runs for too long or whose manager is silent for too long.
     pub(crate) fn watch(&mut self, job: JobId) {
         if let Some(at) = self.ends_at(job) {
             self.timers.add(at.0.min(at.1), Timer::Runner(job));
         }
     }
 
-    /// When a job on a runner has run for too long, and when it has been silent for too long.
+    /// Returns when a job on a runner will have run for too long, and when its manager will have been silent for too long.
     fn ends_at(&self, job: JobId) -> Option<(crate::clock::Timestamp, crate::clock::Timestamp)> {
         let row = self.world.jobs.get(&job).filter(|row| row.status().is_on_runner())?;
         let limits = &self.options.limits;
@@ -259,7 +258,7 @@ impl Actor {
         Some((too_long, heard + limits.silence))
     }
 
-    /// A timer went off: looks whether it still means something.
+    /// Handles a timer, if it still applies.
     pub(crate) fn fire(&mut self, timer: Timer) {
         match timer {
             Timer::Delayed(job) => {
@@ -273,7 +272,7 @@ impl Actor {
             Timer::Expiry => self.expiry.look(self.now()),
             Timer::Sources(bridge) => self.sources_over(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
-            // The write that follows every batch is what this is for.
+            // The write that follows every batch is the purpose of this timer.
             Timer::Flush => {}
         }
     }
@@ -285,12 +284,12 @@ impl Actor {
         }
         let over = self.world.heard.get(&job).map(|heard| *heard + self.options.handout_lease);
         if let Some(over) = over.filter(|over| *over > self.now()) {
-            // It was given to the same taker once more since.
+            // The job was sent to the same manager again since.
             self.timers.add(over, Timer::Handout(job, handout));
             return;
         }
         if row.status() == JobStatus::Canceling {
-            // Nobody is there to wind it down.
+            // No manager can cancel the job gracefully.
             let target = schedule::Target::Job(row.job_ref());
             let pipeline = row.pipeline;
             if let Err(refusal) = self.event(pipeline, Event::ForceCancel { target }) {

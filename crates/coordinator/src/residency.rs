@@ -1,10 +1,10 @@
-//! Which families of pipelines are in memory: those that are open, those that the present batch asks for, and the few
-//! that finished or were asked for last.
+//! Decides which families of pipelines are in memory: open ones, those that the current batch needs, and the few that finished or
+//! were used last.
 //!
 //! ```text
-//! open --(finished, written)--> kept for a while --(others came since)--> in the store only
-//!   ^                                 |   ^                                     |
-//!   +--- something happens again -----+   +---- a command names it -------------+
+//! open --(finished, written)--> kept for a while --(other families came since)--> in the store only
+//!   ^                                 |   ^                                          |
+//!   +--- a command changes a job -----+   +------------- a command needs it ---------+
 //! ```
 
 use std::collections::{BTreeSet, VecDeque};
@@ -17,28 +17,28 @@ use crate::error::StoreError;
 use crate::store::{Member, Store};
 use crate::world::{Repeated, World};
 
-/// Decides what is read into memory, and what leaves it.
+/// Reads families into memory, and removes them.
 pub(crate) struct Residency {
     store: Arc<dyn Store>,
     places: Places,
-    /// Number of finished families that are kept in memory.
+    /// Maximum number of finished families in memory.
     kept_max: usize,
-    /// Roots of families that are not open, the one that was used last at the end.
+    /// Roots of families that are not open, least recently used first.
     kept: VecDeque<PipelineId>,
-    /// Roots of finished families that have an upload on its way: they stay open until it is over.
+    /// Roots of finished families with an upload in progress. They stay open until it ends.
     uploading: BTreeSet<PipelineId>,
-    /// Pipelines that the present batch asked for, and that do not exist.
+    /// Pipelines that the current batch needs and that do not exist.
     absent: BTreeSet<PipelineId>,
 }
 
 impl Residency {
-    /// Keeps at most `kept_max` finished families in memory.
+    /// Creates the state. At most `kept_max` finished families are kept in memory.
     pub(crate) fn new(store: Arc<dyn Store>, places: Places, kept_max: usize) -> Self {
         let (kept, uploading, absent) = Default::default();
         Self { store, places, kept_max, kept, uploading, absent }
     }
 
-    /// Reads a family into memory, unless it is there or does not exist.
+    /// Reads a family into memory, unless it is already there or does not exist.
     pub(crate) async fn admit(
         &mut self,
         world: &mut World,
@@ -66,19 +66,19 @@ impl Residency {
         world.admit(contents, now_ms)
     }
 
-    /// Whether a pipeline was asked for in this batch and does not exist.
+    /// Returns whether the current batch needs this pipeline and it does not exist.
     pub(crate) fn is_absent(&self, pipeline: PipelineId) -> bool {
         self.absent.contains(&pipeline)
     }
 
-    /// Handles the end of an upload: checks the families that waited for it.
+    /// Handles the end of an upload: checks the families that stayed open for it.
     pub(crate) fn upload_is_over(&mut self, world: &mut World) {
         for root in std::mem::take(&mut self.uploading) {
             self.look_at(world, root);
         }
     }
 
-    /// Before a write: notes in the rows of each family that changed whether it is open.
+    /// Updates in the rows of each changed family whether it is open. Called before a write.
     pub(crate) fn note_open(&mut self, world: &mut World) {
         for root in world.changed_families() {
             self.look_at(world, root);
@@ -88,7 +88,7 @@ impl Residency {
     fn look_at(&mut self, world: &mut World, root: PipelineId) {
         let mut finished = world.is_finished(root);
         if finished && !world.family(root).all(|row| world.jobs_of(row.id).all(|job| self.places.is_free(job.id))) {
-            // A process that is killed now leaves a file without a row, which only the start of open work looks for.
+            // If the process is killed during the upload, it leaves a file without a row. The next start looks for these in open work only.
             self.uploading.insert(root);
             finished = false;
         }
@@ -103,8 +103,9 @@ impl Residency {
         self.kept.push_back(root);
     }
 
-    /// After a batch: removes finished families from memory, the one that was used first of all. Those whose rows could
-    /// not be written stay. Returned are the roots, before their rows are gone.
+    /// Removes finished families from memory after a batch, least recently used first.
+    ///
+    /// Families with unwritten rows stay. `gone` is called with each root before the family is removed.
     pub(crate) fn evict(&mut self, world: &mut World, mut gone: impl FnMut(&World, PipelineId)) {
         self.absent.clear();
         if self.kept.len() <= self.kept_max {

@@ -1,4 +1,4 @@
-//! The runner API's port: calls of managers become commands, and bytes become files.
+//! Implements the service of the runner API: calls of runner managers become commands, and uploads become files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl RunnerService for Coordinator {
     async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError> {
         let last_update = request.last_update.clone();
         let answer = self.try_call(|reply| Command::RequestJob { request: Box::new(request), reply }).await;
-        // A coordinator that ends has no job for those who wait: that is no error, and the manager asks again later.
+        // During the shutdown, held requests are answered without a job. That is not an error: the manager polls again later.
         answer.unwrap_or(Ok(JobRequestAnswer { job: None, last_update }))
     }
 
@@ -83,7 +83,7 @@ impl RunnerService for Coordinator {
         let token = request.token;
         let status = self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
         if status.is_complete() {
-            // A report that came twice may have looked at the trace after the first had closed it.
+            // A repeated report may have opened the trace again after the first report closed it.
             self.blobs.close_trace(job);
         }
         Ok(self.updated(job, status))
@@ -108,7 +108,7 @@ impl RunnerService for Coordinator {
         match appended {
             Appended::Yes(size) => {
                 if grows {
-                    // Nobody may be watching.
+                    // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
                 }
                 Ok(TraceAnswer { accepted: true, size, status, update_interval })
@@ -148,7 +148,7 @@ impl RunnerService for Coordinator {
         let token = token.to_owned();
         let archive = self.call(|reply| Command::Download { producer: job, token, reply }).await?;
         let content = self.blobs.stream(&artifacts::name_of(&archive)).await?;
-        // Content that does not exist will not come back. What cannot be read just now may be asked for again.
+        // Content that does not exist is a permanent error. For content that cannot be read now, the manager may retry.
         let missing = || ServiceError::NotFound(format!("the archive of job {job} does not exist"));
         let (size, body) = content.ok_or_else(missing)?;
         Ok(ArtifactDownload { filename: archive.filename, size, body })
@@ -156,8 +156,9 @@ impl RunnerService for Coordinator {
 }
 
 impl Coordinator {
-    /// Puts a file in its place, has its row written, and deletes the file that has no row then. All of it is done also
-    /// where the manager's connection is lost meanwhile.
+    /// Keeps an uploaded file, adds its row, and deletes the file that has no row afterwards.
+    ///
+    /// Runs to the end even if the connection to the manager is lost.
     async fn keep(
         &self,
         job: JobId,
@@ -174,7 +175,7 @@ impl Coordinator {
             let (reply, answer) = oneshot::channel();
             let command = Command::ArtifactStored { job, token, artifact, reply };
             commands.send(command).await.map_err(|_| closed())?;
-            // Where the row could not be written, the one before it counts until it is, and both files stay.
+            // If the row could not be written, the old row counts until it is, and both files are kept.
             let kept = answer.await.map_err(|_| closed())??;
             if let Some(filename) = kept.leftover {
                 blobs.delete(&ArtifactName { filename, ..name }).await?;
@@ -183,26 +184,26 @@ impl Coordinator {
         };
         let keeping = tokio::spawn(async move {
             let result = keeping.await;
-            // Nobody is there to be told when the coordinator ends.
+            // During the shutdown, there is no receiver.
             let _ = over.send(Command::UploadOver).await;
             result
         });
         keeping.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Looks at the trace of a job that ends: compares its checksum, reads its coverage.
+    /// Checks the trace of a finished job against the reported checksum, and returns the coverage from it.
     async fn end_trace(&self, job: JobId, request: &UpdateRequest, grant: &Grant) -> Result<Option<f64>, ServiceError> {
         if request.output.checksum.is_some() || request.output.bytesize.is_some() {
             let (size, crc) = self.blobs.sum_of_trace(job).await?;
             let wrong_size = request.output.bytesize.is_some_and(|told| told != size);
             let wrong_sum = request.output.checksum.as_ref().is_some_and(|told| *told != checksum_text(crc));
             if wrong_size || wrong_sum {
-                // As on GitLab, a mismatch is noted and the job's end stands (runner-api 4.2).
+                // As on GitLab, a mismatch is logged, and the report is accepted (docs/spec/runner-api.md, section 4.2).
                 tracing::warn!(%job, size, checksum = checksum_text(crc), told = ?request.output, "the trace is not what its runner sent");
             }
         }
         let Some(expression) = grant.coverage.clone() else { return Ok(None) };
-        // Without a trace, or with one that cannot be read, the job's end stands.
+        // The report is also accepted if the trace is missing or cannot be read.
         let Ok(Some(trace)) = self.blobs.open_trace(job).await else { return Ok(None) };
         blocking(move || Ok(coverage::find_in(&expression, trace).unwrap_or_default())).await
     }
@@ -216,7 +217,7 @@ impl Coordinator {
         UpdateAnswer { status, update_interval: self.update_interval(job) }
     }
 
-    /// Short while somebody reads the job's trace (runner-api 3.2).
+    /// Returns the interval for updates of a job's trace, which is short while a user reads it (docs/spec/runner-api.md, section 3.2).
     fn update_interval(&self, job: JobId) -> Duration {
         let limits = &self.options.limits;
         if self.readers.reads(job) { limits.trace_interval } else { limits.unwatched_trace_interval }
@@ -226,7 +227,7 @@ impl Coordinator {
         self.try_call(command).await.unwrap_or_else(|| Err(closed()))
     }
 
-    /// The answer; `None` where the coordinator took the command and ended without one.
+    /// Sends a command and returns the answer. `None` if the coordinator stopped without one.
     async fn try_call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Option<Result<T, ServiceError>> {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(command(reply)).await.is_err() {
@@ -236,7 +237,7 @@ impl Coordinator {
     }
 }
 
-/// The text of `output.checksum` (docs/spec/runner-api.md, section 3.3).
+/// Returns the text of `output.checksum` (docs/spec/runner-api.md, section 3.3).
 fn checksum_text(crc: u32) -> String {
     format!("crc32:{crc:08x}")
 }

@@ -1,7 +1,7 @@
-//! Everything that has to happen at a time, in one heap: the actor sleeps until the first of them.
+//! All timers in one heap. The actor sleeps until the first one is due.
 //!
-//! Entries are not removed when they become needless; who fires them looks whether they still apply. Those of jobs that
-//! have left memory are removed from time to time.
+//! Stale entries are not removed. The handler checks whether a timer still applies when it fires. Entries of jobs that have left memory
+//! are removed from time to time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,48 +10,48 @@ use muster_job::JobId;
 
 use crate::clock::Timestamp;
 
-/// Timers per job that are no reason to look for needless ones.
+/// Number of timers per job in memory above which stale timers are removed.
 const PER_JOB: usize = 8;
 /// Minimum number of jobs that the size of the heap is compared with, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
-/// What to look at.
+/// A timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// The delay of a delayed job is over.
     Delayed(JobId),
-    /// The hand-out lease of the job's `n`th hand-out is over.
+    /// The time for accepting the n-th assignment of a job is over.
     Handout(JobId, u32),
-    /// A job on a runner may have run, or been silent, for too long.
+    /// A job on a runner may have run for too long, or its manager may have been silent for too long.
     Runner(JobId),
-    /// A pending job may have waited for too long.
+    /// A job may have been pending for too long.
     Pending(JobId),
-    /// Artifacts have expired.
+    /// Artifacts may have expired.
     Expiry,
     /// A bridge has waited for the files of its pipeline.
     Sources(JobId),
-    /// A held job request has to be answered.
+    /// A held job request must be answered.
     LongPoll(u64),
-    /// What could not be written is tried again.
+    /// A failed write must be repeated.
     Flush,
 }
 
-/// The heap.
+/// The timers, ordered by time.
 #[derive(Debug, Default)]
 pub(crate) struct Timers(BinaryHeap<Reverse<(Timestamp, Timer)>>);
 
 impl Timers {
-    /// Adds one.
+    /// Adds a timer.
     pub(crate) fn add(&mut self, at: Timestamp, timer: Timer) {
         self.0.push(Reverse((at, timer)));
     }
 
-    /// When the first is due.
+    /// Returns the time of the first timer.
     pub(crate) fn next(&self) -> Option<Timestamp> {
         self.0.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Removes those of jobs of which `known` is false, once they are many more than the jobs in memory.
+    /// Removes the timers of jobs that `known` rejects, if there are many more timers than jobs in memory.
     pub(crate) fn prune(&mut self, jobs: usize, known: impl Fn(JobId) -> bool) {
         if self.0.len() <= PER_JOB * (jobs + SLACK) {
             return;
@@ -67,7 +67,7 @@ impl Timers {
         self.0.shrink_to(2 * self.0.len());
     }
 
-    /// Takes the first out if it is due.
+    /// Removes and returns the first timer if it is due.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Timer> {
         if self.next()? > now {
             return None;

@@ -1,4 +1,4 @@
-//! What others see of pipelines and jobs: snapshots that hold no lock and stay as they were made.
+//! Snapshots of pipelines and jobs for callers. A snapshot holds no lock and does not change.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId};
 use muster_pipeline::model::Job;
@@ -12,175 +12,175 @@ use crate::store::{ArtifactRow, JobRow, PipelineRow, RunnerRow};
 /// A pipeline without its jobs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PipelineSummary {
-    /// Its id.
+    /// ID of the pipeline.
     pub id: PipelineId,
-    /// `workflow:name`.
+    /// Value of `workflow:name`.
     pub name: Option<String>,
-    /// The composite status of its jobs (pipeline-yaml 5.3).
+    /// Composite status of the jobs (docs/spec/pipeline-yaml.md, section 5.3).
     pub status: JobStatus,
-    /// It succeeded, but a job failed that may fail.
+    /// Whether a job failed that is allowed to fail.
     pub warnings: bool,
-    /// The bridge that made it.
+    /// Bridge that started the pipeline. `None` if it has no parent.
     pub parent: Option<Parent>,
-    /// The branch or tag.
+    /// Name of the branch or tag.
     pub ref_name: String,
-    /// The commit.
+    /// ID of the commit.
     pub sha: String,
-    /// `CI_PIPELINE_SOURCE`.
+    /// Value of `CI_PIPELINE_SOURCE`.
     pub source: String,
     /// All stages in order.
     pub stages: Vec<String>,
-    /// When it was created.
+    /// Time of the creation.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: Timestamp,
-    /// When its last job ended; none while something can still happen by itself.
+    /// Time when the last job ended. `None` while the pipeline can make progress without a command.
     #[serde(with = "time::serde::rfc3339::option")]
     pub finished_at: Option<Timestamp>,
-    /// What the coordinator itself has to say: no space left, a child that could not be made.
+    /// Messages of the coordinator, such as a full disk.
     pub problems: Vec<String>,
 }
 
-/// A pipeline with its jobs, also those that a retry has replaced.
+/// A pipeline with all its jobs, including those that a retry has replaced.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PipelineView {
-    /// The pipeline.
+    /// The pipeline without its jobs.
     pub summary: PipelineSummary,
-    /// Its jobs by id: creation order, retries last.
+    /// Jobs by id: in the order of their creation, with retries last.
     pub jobs: Vec<JobView>,
 }
 
 impl PipelineView {
-    /// The job of this name that counts: the newest one.
+    /// Returns the newest job with this name.
     #[must_use]
     pub fn job(&self, name: &str) -> Option<&JobView> {
         self.jobs.iter().rfind(|job| job.name == name)
     }
 }
 
-/// One job or bridge.
+/// A job or bridge.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JobView {
-    /// Its id.
+    /// ID of the job.
     pub id: JobId,
-    /// Its pipeline.
+    /// ID of its pipeline.
     pub pipeline: PipelineId,
-    /// Its full name.
+    /// Full name of the job.
     pub name: String,
-    /// Its stage.
+    /// Stage of the job.
     pub stage: String,
     /// Script or bridge.
     pub kind: JobKind,
-    /// Where it stands.
+    /// Status of the job.
     pub status: JobStatus,
-    /// Its failure does not count, as far as that is known now.
+    /// Whether a failure is a warning, as far as known.
     pub allow_failure: bool,
-    /// The how-manieth record of this name in the pipeline, from 1.
+    /// Number of this record among those with the same name in the pipeline, from 1.
     pub attempt: u32,
-    /// A newer record of the same name has replaced it.
+    /// Whether a newer record of the same name has replaced this one.
     pub retried: bool,
-    /// When it was created.
+    /// Time of the creation.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: Timestamp,
-    /// When it became pending.
+    /// Time when the job became pending.
     #[serde(with = "time::serde::rfc3339::option")]
     pub queued_at: Option<Timestamp>,
-    /// When a runner took it.
+    /// Time when the job was assigned.
     #[serde(with = "time::serde::rfc3339::option")]
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time when the job ended.
     #[serde(with = "time::serde::rfc3339::option")]
     pub finished_at: Option<Timestamp>,
-    /// When a delayed job becomes pending.
+    /// Time when a delayed job becomes pending.
     #[serde(with = "time::serde::rfc3339::option")]
     pub scheduled_at: Option<Timestamp>,
-    /// Who took it.
+    /// Runner that the job was assigned to.
     pub runner: Option<RunnerView>,
-    /// Why it failed.
+    /// Failure reason.
     pub failure_reason: Option<FailureReason>,
-    /// The reason in words, where the coordinator has more to say than the reason's name.
+    /// Message of the coordinator that explains the failure.
     pub message: Option<String>,
-    /// What its script ended with, where the runner says so.
+    /// Exit code of the script, if the runner reported one.
     pub exit_code: Option<i64>,
-    /// Per cent, from the trace.
+    /// Coverage in percent, from the trace.
     pub coverage: Option<f64>,
-    /// What it uploaded.
+    /// Files that the job uploaded.
     pub artifacts: Vec<ArtifactView>,
-    /// The runner's result tree.
+    /// Result tree that the runner reported.
     pub result_tree: Option<serde_json::Value>,
-    /// Its environment.
+    /// Environment of the job.
     pub environment: Option<EnvironmentView>,
-    /// The pipeline that the bridge made.
+    /// Pipeline that the bridge started.
     pub downstream: Option<PipelineId>,
 }
 
-/// Who took a job.
+/// The runner that a job was assigned to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RunnerView {
-    /// The runner.
+    /// ID of the runner.
     pub id: RunnerId,
-    /// Its description.
+    /// Description of the runner.
     pub description: String,
-    /// Which of its managers.
+    /// System id of the runner manager.
     pub system_id: String,
 }
 
 /// An uploaded file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ArtifactView {
-    /// `archive`, `junit`, `dotenv`, ...
+    /// Kind of the artifact: `archive`, `junit`, `dotenv`, ...
     pub kind: String,
-    /// `zip`, `gzip` or `raw`.
+    /// Format: `zip`, `gzip` or `raw`.
     pub format: String,
-    /// Its name.
+    /// Name of the file.
     pub filename: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it may be deleted.
+    /// Time from which the file may be deleted. `None` means never.
     #[serde(with = "time::serde::rfc3339::option")]
     pub expires_at: Option<Timestamp>,
 }
 
-/// A job's environment, with what is known of it.
+/// The environment of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EnvironmentView {
-    /// Its name.
+    /// Name of the environment.
     pub name: String,
-    /// Its URL, expanded with the job's variables and, after the job, its dotenv report.
+    /// URL, expanded with the variables of the job, and after its end with those of its dotenv report.
     pub url: Option<String>,
-    /// `start`, `prepare`, `stop`, `verify` or `access`.
+    /// Action: `start`, `prepare`, `stop`, `verify` or `access`.
     pub action: String,
 }
 
-/// A pending job that no runner can take (C198).
+/// A pending job that no runner can run (C198).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StuckJob {
-    /// The job.
+    /// ID of the job.
     pub job: JobId,
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// Why: ``no runner has the tag `gpu` ``.
+    /// Reason: ``no runner has the tag `gpu` ``.
     pub why: String,
 }
 
-/// What happened. A receiver that lags reads the pipelines anew.
+/// A change of a pipeline or job. A receiver that lags must read the pipelines again.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A job is new or changed.
+    /// A job was created or changed.
     JobChanged(std::sync::Arc<JobView>),
-    /// A pipeline is new or changed.
+    /// A pipeline was created or changed.
     PipelineChanged(std::sync::Arc<PipelineSummary>),
     /// A trace grew to `size` bytes.
     TraceGrew {
-        /// The job.
+        /// ID of the job.
         job: JobId,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// The coordinator cannot store what happens; jobs wait, nothing is lost. `None`: it can again.
+    /// The store cannot be written, with the reason; jobs wait and nothing is lost. `None` means that it can be written again.
     StorageProblem(Option<String>),
 }
 
-/// A pipeline's row as others see it; `problem` is what keeps the coordinator from storing.
+/// Returns the snapshot of a pipeline. `problem` is the reason why the store cannot be written.
 pub(crate) fn summary(row: &PipelineRow, problem: Option<&str>) -> PipelineSummary {
     let problem = problem.filter(|_| !row.status.is_complete());
     PipelineSummary {
@@ -199,7 +199,7 @@ pub(crate) fn summary(row: &PipelineRow, problem: Option<&str>) -> PipelineSumma
     }
 }
 
-/// A job's row, with what belongs to it, as others see it.
+/// Returns the snapshot of a job.
 pub(crate) fn job(
     row: &JobRow,
     compiled: Option<&Job>,

@@ -1,4 +1,4 @@
-//! The tests of the port: all blobs pass the same.
+//! The contract tests of the port, which all implementations pass.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use muster_job::JobId;
 
 use super::{Appended, ArtifactName, Blobs};
 
-/// Every test, for blobs that `open` makes: a guard that keeps what they need, and the blobs.
+/// Defines all tests for one implementation. `$open` returns a guard for its resources, and the blobs.
 macro_rules! blob_contract {
     ($name:ident, $open:expr) => {
         mod $name {

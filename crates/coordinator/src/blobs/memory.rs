@@ -1,4 +1,4 @@
-//! Blobs in this process. What has to be a file is an unnamed one.
+//! Blobs in the memory of this process. Content that is read as a file is copied to an unnamed temporary file.
 
 use std::collections::BTreeMap;
 use std::fs::File;

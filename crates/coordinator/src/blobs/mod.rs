@@ -1,10 +1,10 @@
-//! The port to what is too large for rows: traces, and the content of artifacts.
+//! The port for data that is too large for rows: traces, and the content of artifacts.
 //!
-//! A trace only grows, and only at its end (J3). Artifacts are written whole: content is received first, checked by the
-//! caller, and then kept under its name or dropped. Rows say which artifacts exist; content without a row is a leftover
-//! of a process that was killed, and is deleted at the next start.
+//! A trace only grows, and only at its end (J3). Artifacts are written whole: the content is received, checked by the caller, and then
+//! kept under its name or dropped. Rows say which artifacts exist. Content without a row was left by a process that was killed; it is
+//! deleted at the next start.
 //!
-//! [`directory`] keeps them in files, [`memory`] in this process. Both pass the same tests (`contract`).
+//! [`directory`] stores blobs in files, [`memory`] in this process. Both pass the same tests (`contract`).
 
 #[cfg(test)]
 mod contract;
@@ -25,18 +25,18 @@ use crate::error::BlobError;
 /// Maximum number of bytes that one read of a trace returns.
 pub(crate) const READ_MAX: u64 = 1024 * 1024;
 
-/// What became of an append.
+/// Result of an append to a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
-    /// The bytes are in the trace, which has this length now.
+    /// The bytes were appended. Holds the new length of the trace.
     Yes(u64),
-    /// The trace has this length, and the bytes belong elsewhere.
+    /// The bytes do not start at the end of the trace. Holds the length of the trace.
     WrongOffset(u64),
-    /// With these bytes the trace would be larger than allowed; nothing was written.
+    /// The trace would become larger than allowed. No bytes were written.
     TooLarge,
 }
 
-/// Names the content of an artifact: there is one per job and kind.
+/// Name of the content of an artifact. Each job has at most one artifact per kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ArtifactName {
     pub(crate) job: JobId,
@@ -44,58 +44,59 @@ pub(crate) struct ArtifactName {
     pub(crate) filename: String,
 }
 
-/// The port. Every call may be repeated.
+/// The port. All calls are idempotent.
 #[async_trait]
 pub(crate) trait Blobs: Send + Sync + fmt::Debug {
-    /// Appends bytes to a trace, if they belong at its end and it stays within `bytes_max`.
+    /// Appends bytes to a trace, if they start at its end and it stays within `bytes_max`.
     async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, bytes_max: u64) -> Result<Appended, BlobError>;
 
-    /// Returns length and CRC-32 of a trace.
+    /// Returns the length and the CRC-32 checksum of a trace.
     async fn sum_of_trace(&self, job: JobId) -> Result<(u64, u32), BlobError>;
 
-    /// Returns at most [`READ_MAX`] bytes of a trace from `offset` on. Empty at its end, and if the trace does not exist.
+    /// Returns at most [`READ_MAX`] bytes of a trace, starting at `offset`. Empty at the end, or if the trace does not exist.
     async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, BlobError>;
 
-    /// Opens a trace to look at all of it. `None` if it does not exist.
+    /// Opens a trace for reading. `None` if it does not exist.
     async fn open_trace(&self, job: JobId) -> Result<Option<File>, BlobError>;
 
-    /// Lets go of what is held to append to a trace: its job is over.
+    /// Releases the resources for appending to a trace, after its job has ended.
     fn close_trace(&self, job: JobId);
 
-    /// Begins to receive the content of an artifact. Dropped without [`Incoming::keep`] it leaves nothing.
+    /// Starts to receive the content of an artifact. Content that is dropped without [`Incoming::keep`] is deleted.
     async fn receive(&self) -> Result<Box<dyn Incoming>, BlobError>;
 
-    /// Opens the content of an artifact to look into it. `None` if it does not exist.
+    /// Opens the content of an artifact for reading. `None` if it does not exist.
     async fn open(&self, name: &ArtifactName) -> Result<Option<File>, BlobError>;
 
-    /// Opens the content of an artifact to send it; with its size in bytes. `None` if it does not exist.
+    /// Opens the content of an artifact to send it, together with its size in bytes. `None` if it does not exist.
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError>;
 
-    /// Whether the content is known to be missing, although its row says that it exists. Asks no other machine: `false` if
-    /// only that would tell.
+    /// Returns whether the content is known to be missing although its row says that it exists.
+    ///
+    /// Does not use the network: returns `false` if only another machine could tell.
     fn is_lost(&self, name: &ArtifactName) -> bool;
 
-    /// Deletes the content of an artifact, if it exists. A caller that has opened it can still read it.
+    /// Deletes the content of an artifact, if it exists. A caller that has already opened it can still read it.
     async fn delete(&self, name: &ArtifactName) -> Result<(), BlobError>;
 
-    /// Returns the names of what is kept for a job.
+    /// Returns the names of all content of a job.
     async fn list(&self, job: JobId) -> Result<Vec<ArtifactName>, BlobError>;
 }
 
-/// The content of an artifact on its way.
+/// The content of an artifact that is being received.
 #[async_trait]
 pub(crate) trait Incoming: Send {
-    /// Adds bytes.
+    /// Appends bytes.
     async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// Opens what was written, from its start.
+    /// Opens the bytes that were written, from the start.
     async fn open(&mut self) -> Result<File, BlobError>;
 
-    /// Keeps it under a name, in place of what had that name.
+    /// Keeps the content under a name, and replaces existing content of that name.
     async fn keep(self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError>;
 }
 
-/// Runs file work on a thread that may block.
+/// Runs file operations on a thread for blocking work.
 pub(crate) async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,

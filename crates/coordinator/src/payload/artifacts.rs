@@ -1,9 +1,9 @@
-//! What a job uploads: its archive and one file for each report.
+//! The artifacts of a payload: what the runner uploads after a job.
 
 use muster_pipeline::model::{Artifacts, ScriptWork};
 use muster_runner_api::payload::Artifact;
 
-/// The archive, if there is anything in it, then the reports in written order.
+/// Returns the archive, if the job configures one, and then the reports in the order of the configuration.
 pub(super) fn artifacts(work: &ScriptWork) -> Vec<Artifact> {
     let Some(artifacts) = &work.artifacts else { return Vec::new() };
     let archive = (artifacts.untracked || !artifacts.paths.is_empty()).then(|| archive(artifacts));
@@ -38,7 +38,7 @@ fn report(kind: &str, paths: &[String], artifacts: &Artifacts) -> Artifact {
     }
 }
 
-/// The format and default file name of a report.
+/// Returns the format and the default file name of a report.
 fn form_of(kind: &str) -> (&'static str, String) {
     let (format, name) = match kind {
         "junit" => ("gzip", "junit.xml"),
@@ -57,7 +57,7 @@ fn form_of(kind: &str) -> (&'static str, String) {
         "terraform" => ("raw", "tfplan.json"),
         "requirements" => ("raw", "requirements.json"),
         "coverage_fuzzing" => ("raw", "gl-coverage-fuzzing.json"),
-        // The other security scanners.
+        // All other reports are from security scanners.
         _ => return ("raw", format!("gl-{}-report.json", kind.replace('_', "-"))),
     };
     (format, name.to_owned())

@@ -1,11 +1,11 @@
-//! Caches with the keys that runners see.
+//! The caches of a payload, with the keys that runners see.
 
 use muster_pipeline::model::{self, ScriptWork};
 use muster_runner_api::payload::Cache;
 
 use crate::handout::Handout;
 
-/// The caches in written order; one that would hold nothing is left out (pipeline-yaml 1.2).
+/// Returns the caches in the order of the configuration, without those that have no paths.
 pub(super) fn caches(handout: &Handout<'_>, work: &ScriptWork) -> Vec<Cache> {
     work.cache
         .iter()
@@ -26,7 +26,7 @@ pub(super) fn caches(handout: &Handout<'_>, work: &ScriptWork) -> Vec<Cache> {
         .collect()
 }
 
-/// Keeps what jobs of unprotected refs wrote away from jobs of protected ones.
+/// Returns the suffix of cache keys. It keeps jobs of unprotected refs from writing caches that jobs of protected refs read.
 fn suffix(handout: &Handout<'_>, cache: &model::Cache) -> &'static str {
     match (handout.project.separate_caches, handout.context.ref_protected && !cache.unprotect) {
         (false, _) => "",

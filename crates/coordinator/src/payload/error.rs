@@ -1,35 +1,35 @@
-//! Why a job cannot be handed to a manager at all.
+//! Errors of building a payload.
 
 use crate::jwt::SignError;
 
-/// Why there is no payload. The text is for the job's page and its trace.
+/// Reason why a job has no payload. The message is shown on the job's page and in its trace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
-    /// A bridge has nothing for a runner.
+    /// The job is a bridge, which does not run on a runner.
     #[error("`{job}` starts another pipeline and is not for a runner")]
     Bridge {
-        /// The job.
+        /// Name of the job.
         job: String,
     },
-    /// A secret of the job has no value here.
+    /// A secret of the job has no value.
     #[error(
         "job `{job}` needs the secret `{secret}`, and no value is known for it: write `[[secrets]]`, `name = \"{secret}\"` \
          and `value = \"...\"` in the file muster/ci.toml of your configuration folder (~/.config by default)"
     )]
     MissingSecret {
-        /// The job.
+        /// Name of the job.
         job: String,
-        /// The secret.
+        /// Name of the secret.
         secret: String,
     },
-    /// An id token of the job cannot be signed.
+    /// An ID token of the job cannot be signed.
     #[error("the id token `{token}` of job `{job}` cannot be made: {source}")]
     IdToken {
-        /// The job.
+        /// Name of the job.
         job: String,
-        /// The token.
+        /// Name of the token.
         token: String,
-        /// Why.
+        /// Error of the signer.
         source: SignError,
     },
 }

@@ -1,4 +1,4 @@
-//! What to check out, and how much of it.
+//! The commit to check out, and the amount of history to fetch.
 
 use muster_job::Variable;
 use muster_pipeline::context::RefKind;
@@ -7,7 +7,7 @@ use muster_runner_api::payload::GitInfo;
 
 use crate::handout::Handout;
 
-/// The commit, and the refs that a clone has to fetch to have it (runner-api 2.5.2).
+/// Returns the commit, and the refs that a clone must fetch to get it (docs/spec/runner-api.md, section 2.5.2).
 pub(super) fn git_info(handout: &Handout<'_>, variables: &[Variable]) -> GitInfo {
     let depth = depth(handout, variables);
     let tag = handout.context.ref_kind == RefKind::Tag && !handout.is_merge_request();
@@ -24,7 +24,7 @@ pub(super) fn git_info(handout: &Handout<'_>, variables: &[Variable]) -> GitInfo
     }
 }
 
-/// `GIT_DEPTH`, where it is set, else the project's setting. 0, and what is no number, is the full history.
+/// Returns `GIT_DEPTH` if it is set, and otherwise the project's setting. 0 or an invalid number means the full history.
 fn depth(handout: &Handout<'_>, variables: &[Variable]) -> i64 {
     match layers::value(variables, "GIT_DEPTH") {
         Some(depth) => depth.trim().parse().unwrap_or(0).max(0),
@@ -32,7 +32,10 @@ fn depth(handout: &Handout<'_>, variables: &[Variable]) -> i64 {
     }
 }
 
-/// First the ref that keeps the pipeline's commit alive; then the branch or tag, or all of them for the full history.
+/// Returns the refspecs to fetch.
+///
+/// The first one is the ref that keeps the pipeline's commit from being deleted. Then follows the branch or tag, or all of them for
+/// the full history.
 fn refspecs(handout: &Handout<'_>, depth: i64, tag: bool) -> Vec<String> {
     let pipeline = handout.pipeline_id;
     let name = &handout.context.ref_name;

@@ -1,4 +1,4 @@
-//! Images and services.
+//! The images and services of a payload.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use muster_pipeline::model;
 use muster_runner_api::payload::Image;
 use serde_json::Value;
 
-/// An image or service. Options other than the known ones would make a runner fail the job, so an empty group is left out.
+/// Converts an image or service. Empty option groups are left out, because runners fail jobs with unknown options.
 pub(super) fn image(image: &model::Image) -> Image {
     let mut executor_opts = BTreeMap::new();
     let mut group = |name: &str, options: &[(&str, &Option<String>)]| {

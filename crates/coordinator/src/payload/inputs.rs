@@ -1,6 +1,6 @@
-//! Job `inputs`: `${{ job.inputs.name }}` in the parts of a payload that the runner would interpolate (runner-api 2.5.10).
+//! Job inputs: replaces `${{ job.inputs.name }}` where a runner would (docs/spec/runner-api.md, section 2.5.10).
 //!
-//! A job's inputs have only their defaults here, so the coordinator puts them in and every runner can run the job.
+//! Job inputs only have their default values here. The coordinator therefore inserts them, and every runner can run the job.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 static REFERENCE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\$\{\{\s*job\.inputs\.([A-Za-z0-9_-]+)\s*\}\}").expect("a fixed pattern"));
 
-/// Replaces the references to known inputs; a reference to an unknown one stays and fails at the runner.
+/// Replaces the references to known inputs. A reference to an unknown input is kept and fails on the runner.
 pub(super) fn interpolate(payload: &mut JobPayload, inputs: &[(String, Value)]) {
     if inputs.is_empty() {
         return;
@@ -41,12 +41,13 @@ pub(super) fn interpolate(payload: &mut JobPayload, inputs: &[(String, Value)]) 
     }
 }
 
+/// Returns the texts of an image in which references are replaced.
 fn image_texts(image: &mut Image) -> impl Iterator<Item = &mut String> {
     let lists = image.command.iter_mut().chain(&mut image.entrypoint).flatten();
     std::iter::once(&mut image.name).chain(lists).chain(&mut image.pull_policy)
 }
 
-/// The default of an input, as text.
+/// Returns the default value of an input as text.
 fn as_text(input: &Value) -> String {
     match input.get("default") {
         Some(Value::String(text)) => text.clone(),

@@ -1,9 +1,10 @@
-//! From a compiled job to the payload that a runner gets (pipeline-yaml 6, runner-api 2.5).
+//! Converts a compiled job to the payload that a runner gets.
 //!
-//! Pure: the caller brings ids, tokens, variables and the archives of other jobs.
+//! The formats are in docs/spec/pipeline-yaml.md, section 6, and docs/spec/runner-api.md, section 2.5. The code is pure: the caller
+//! provides ids, tokens, variables and the archives of other jobs.
 //!
-//! Invariants: what decoding at a stock runner trips over is never sent (runner-api 11, traps 1 to 8): `run` is text or
-//! absent, values of variables are text, `steps` has no script where `run` is used.
+//! Invariants: values that gitlab-runner fails to decode are never sent (docs/spec/runner-api.md, section 11, traps 1 to 8). `run` is
+//! text or absent, values of variables are text, and `steps` has no script if `run` is used.
 
 mod artifacts;
 mod cache;
@@ -30,57 +31,57 @@ pub use requirements::missing_feature;
 use crate::handout::Handout;
 use crate::jwt::Signer;
 
-/// What a payload is made from.
+/// Input for [`build`].
 #[derive(Debug, Clone, Copy)]
 pub struct PayloadInput<'a> {
-    /// The job and what surrounds it.
+    /// The job, its project and its pipeline.
     pub handout: Handout<'a>,
-    /// From [`crate::variables::job_variables`].
+    /// Variables from [`crate::variables::job_variables`].
     pub variables: &'a [Variable],
-    /// The archives that the job gets, in the order in which they are unpacked.
+    /// Archives for the job, in the order in which they are unpacked.
     pub dependencies: &'a [Archive],
-    /// How long the job may run: the least of job, project and runner.
+    /// Maximum run time of the job: the minimum of the limits of job, project and runner.
     pub timeout: Duration,
-    /// How it stood in the queue.
+    /// Time in the queue, and size of the queue.
     pub queue: QueueFacts,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: &'a BTreeMap<String, Secret>,
-    /// Signs the job's id tokens.
+    /// Signer for the job's ID tokens.
     pub signer: &'a Signer,
-    /// The least time between two trace uploads, for Muster's own managers.
+    /// Minimum time between two trace uploads of Muster's own managers.
     pub trace_interval: Duration,
-    /// The manager is on this machine and may clone from [`crate::GitFacts::repo_path`].
+    /// Whether the manager runs on this machine and may clone from [`crate::GitFacts::repo_path`].
     pub local_repository: bool,
 }
 
-/// The archive of a job, for a later one to download.
+/// The archive of a job, for a later job to download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Archive {
-    /// The job that made it.
+    /// ID of the job that uploaded the archive.
     pub job: JobId,
-    /// That job's name.
+    /// Name of that job.
     pub name: String,
-    /// The archive's file name.
+    /// File name of the archive.
     pub filename: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// How a job stood in the queue.
+/// Time of a job in the queue, and size of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueFacts {
-    /// How long it was pending.
+    /// Time for which the job was pending.
     pub waited: Duration,
-    /// How many jobs are pending.
+    /// Number of pending jobs.
     pub size: usize,
-    /// How many of them were before it.
+    /// Number of pending jobs before this one.
     pub depth: usize,
 }
 
-/// The payload of a job.
+/// Builds the payload of a job.
 ///
 /// # Errors
-/// [`PayloadError`] where a secret has no value, an id token cannot be signed, or the job is a bridge.
+/// [`PayloadError`] if a secret has no value, an ID token cannot be signed, or the job is a bridge.
 pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError> {
     let handout = &input.handout;
     let job = handout.job;
@@ -117,7 +118,7 @@ pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError>
     Ok(payload)
 }
 
-/// `run:` as a JSON text; absent where the job has a script.
+/// Returns the value of `run:` as JSON text. `None` if the job has a script.
 fn run(work: &ScriptWork) -> Option<String> {
     work.run.as_ref().map(ToString::to_string)
 }
@@ -135,14 +136,14 @@ fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
         namespace_id: project.namespace_id,
         root_namespace_id: project.namespace_id,
         time_in_queue_seconds: input.queue.waited.as_secs_f64(),
-        // Text, and this for every runner that is not an instance runner.
+        // GitLab sends this text for every runner that is not an instance runner.
         project_jobs_running_on_instance_runners_count: "+Inf".to_owned(),
         queue_size: count(input.queue.size),
         queue_depth: count(input.queue.depth),
     }
 }
 
-/// The job's own token opens the archives: the producer's is long expired.
+/// Returns the archives to download, with the job's own token: the token of the job that uploaded one has expired.
 fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
     input
         .dependencies
@@ -182,7 +183,7 @@ fn count(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Whole seconds, and at least one: zero would mean the runner's own default.
+/// Returns whole seconds, at least one: 0 would select the runner's default.
 fn seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX).max(1)
 }

@@ -1,27 +1,29 @@
-//! The `release` keyword as a script of its own: log in with the job's token, then one `glab` command line.
+//! The `release` keyword as a script: it logs in with the job's token and runs `glab`.
 //!
-//! Values stand in double quotes, so that the job's shell expands variables in them and nothing else.
+//! Values are in double quotes, so that the job's shell expands variables in them and nothing else.
 
 use serde_json::Value;
 
-/// Says what is missing where the image has no `glab`, instead of the shell's "command not found".
+/// Reports a missing `glab` in a readable way, instead of the shell's "command not found".
 const CHECK: &str = "command -v glab >/dev/null || { echo \"release: the program glab is not in this job's environment; \
                      install it there (https://gitlab.com/gitlab-org/cli)\" >&2; exit 1; }";
 
-/// Where `glab` finds the coordinator, and who it is there. `CI_SERVER_URL` may be that of the project's remote, whose login
-/// on this machine must not be replaced by a job's token.
+/// Logs in to the coordinator.
+///
+/// The address does not come from `CI_SERVER_URL`. That can be the server of the project's remote, and a job's token must not replace
+/// the user's login there.
 const LOGIN: [&str; 3] = [
     "export GITLAB_HOST=\"${CI_API_V4_URL%/api/v4}\"",
     "coordinator=\"${GITLAB_HOST#*://}\"",
     "glab auth login --job-token \"$CI_JOB_TOKEN\" --hostname \"$coordinator\" --api-protocol \"${GITLAB_HOST%%:*}\"",
 ];
 
-/// The lines of the step.
+/// Returns the lines of the `release` step.
 pub(super) fn script(release: &Value) -> Vec<String> {
     [CHECK].into_iter().chain(LOGIN).map(str::to_owned).chain([command(release)]).collect()
 }
 
-/// `glab release create ...`: an existing release makes it fail, and milestones stay open, as GitLab does it.
+/// Returns the command `glab release create ...`. As on GitLab, it fails for an existing release, and milestones stay open.
 fn command(release: &Value) -> String {
     let text = |key: &str| release.get(key).and_then(Value::as_str).filter(|value| !value.is_empty());
     let tag = text("tag_name").unwrap_or("$CI_COMMIT_TAG");
@@ -31,7 +33,7 @@ fn command(release: &Value) -> String {
     };
     option("ref", text("ref").unwrap_or("$CI_COMMIT_SHA"));
     if let Some(description) = text("description") {
-        // Text, or the path of a file that holds it.
+        // The value is text, or the path of a file with the text.
         option("experimental-notes-text-or-file", description);
     }
     for (key, name) in [("name", "name"), ("tag_message", "tag-message"), ("released_at", "released-at")] {
@@ -51,7 +53,7 @@ fn command(release: &Value) -> String {
     command + " --no-update --no-close-milestone"
 }
 
-/// A text or a list of texts.
+/// Returns the items of a value that is one text or a list of texts.
 fn list(value: Option<&Value>) -> Vec<&str> {
     match value {
         Some(Value::String(text)) => vec![text],
@@ -60,7 +62,7 @@ fn list(value: Option<&Value>) -> Vec<&str> {
     }
 }
 
-/// In double quotes: variables are expanded, commands and quotes are text.
+/// Returns a value in double quotes. Variables are expanded; commands and quotes are not.
 fn quoted(value: &str) -> String {
     let mut out = String::from("\"");
     let mut chars = value.chars().peekable();

@@ -1,10 +1,10 @@
-//! Which jobs a runner is able to run: the features that it has to declare (runner-api 2.2).
+//! The features that a runner must declare to run a job (docs/spec/runner-api.md, section 2.2).
 
 use muster_pipeline::context::PipelineSource;
 use muster_pipeline::model::{AllowFailure, Job, Work};
 use muster_runner_api::wire::VersionInfo;
 
-/// The first feature that `job` needs and the runner does not declare; the job then fails as `runner_unsupported`.
+/// Returns the first feature that `job` needs and the runner does not declare. Such a job fails as `runner_unsupported`.
 #[must_use]
 pub fn missing_feature(job: &Job, source: PipelineSource, info: &VersionInfo) -> Option<&'static str> {
     let Work::Script(work) = &job.work else { return None };
@@ -20,7 +20,7 @@ pub fn missing_feature(job: &Job, source: PipelineSource, info: &VersionInfo) ->
     needs.into_iter().find(|(feature, needed)| *needed && !info.has(feature)).map(|(feature, _)| feature)
 }
 
-/// Whether something depends on the number that the script ends with.
+/// Returns whether `allow_failure` or `retry` depends on the exit code.
 fn judged_by_exit_code(job: &Job) -> bool {
     matches!(job.allow_failure, AllowFailure::ExitCodes(_)) || !job.retry.exit_codes.is_empty()
 }

@@ -1,4 +1,4 @@
-//! `id_tokens` and `secrets`: masked variables of the job.
+//! The `id_tokens` and `secrets` keywords: masked variables of the job.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::{PayloadError, PayloadInput};
 use crate::jwt::Claims;
 
-/// How long an id token outlives the job's time limit.
+/// Time for which an ID token is valid beyond the timeout of its job.
 const TOKEN_SLACK: Duration = Duration::from_secs(5 * 60);
 
-/// A signed token for each entry of `id_tokens`; variables in its audience are expanded.
+/// Returns a signed token for each entry of `id_tokens`. Variables in the audience are expanded.
 pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     let lookup = |name: &str| layers::value(input.variables, name).map(str::to_owned);
     work.id_tokens
@@ -34,7 +34,7 @@ pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<V
         .collect()
 }
 
-/// The values of the job's `secrets`, from what the user wrote down. A secret is a file unless `file: false`.
+/// Returns the values of the job's `secrets` as configured by the user. A secret is a file unless it has `file: false`.
 pub(super) fn resolved(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     work.secrets
         .iter()
@@ -44,7 +44,7 @@ pub(super) fn resolved(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Ve
                 secret: name.clone(),
             })?;
             let file = entry.get("file").and_then(Value::as_bool).unwrap_or(true);
-            // Raw: a `$` in a password is a `$`.
+            // The value is raw: `$` in a password is not a variable.
             Ok(Variable { file, raw: true, ..Variable::secret(name, value.expose()) })
         })
         .collect()

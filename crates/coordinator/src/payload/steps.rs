@@ -1,4 +1,4 @@
-//! Scripts and hooks of a job.
+//! The scripts and hooks of a payload.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use muster_runner_api::payload::{Hook, Step};
 
 use super::{release, seconds};
 
-/// `before_script` and `script` as one step, then the release, then `after_script`. None of them with `run:`.
+/// Returns the steps of a job: `before_script` with `script`, then the release, then `after_script`. Empty if the job has `run:`.
 pub(super) fn steps(work: &ScriptWork, timeout: Duration) -> Vec<Step> {
     if work.run.is_some() {
         return Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn steps(work: &ScriptWork, timeout: Duration) -> Vec<Step> {
     steps
 }
 
-/// `hooks:pre_get_sources_script`
+/// Returns the hook for `hooks:pre_get_sources_script`.
 pub(super) fn hooks(work: &ScriptWork) -> Vec<Hook> {
     if work.pre_get_sources_script.is_empty() {
         return Vec::new();

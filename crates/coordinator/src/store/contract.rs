@@ -1,4 +1,4 @@
-//! The tests of the port: every store passes the same.
+//! The contract tests of the port, which all stores pass.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::facts::{GitFacts, JobKind, NewPipeline, NewRunner, Parent, ProjectFac
 use crate::outbox::{JobChange, NewJobEvent};
 use crate::schedule::JobState;
 
-/// Every test, for a store that `open!` makes: a guard that keeps what it needs, and the store.
+/// Defines all tests for one store. `$open` returns a guard for its resources, and the store.
 macro_rules! store_contract {
     ($name:ident, $open:expr) => {
         mod $name {
@@ -209,7 +209,7 @@ pub(super) async fn rows_come_back(store: &dyn Store) {
     (job.queued_at, job.started_at, job.coverage) = (Some(from_millis(5)), Some(from_millis(6)), Some(12.5));
     job.detail.dotenv = vec![("KEY".to_owned(), "value".to_owned())];
     for _ in 0..2 {
-        // Also said twice.
+        // Writing the same rows twice changes nothing.
         write(store, Changes { pipelines: vec![&row], jobs: vec![&job], ..Changes::default() }).await;
     }
     let found = store.family(Member::Job(JobId(1))).await.expect("readable");
@@ -309,7 +309,7 @@ pub(super) async fn expiry(store: &dyn Store) {
     assert_eq!(store.next_expiry().await.expect("readable"), Some(from_millis(20)));
     let rows = store.family(Member::Job(JobId(2))).await.expect("readable").artifacts;
     assert_eq!(rows.iter().filter(|row| row.deleted).count(), 1, "the row is kept");
-    // Another file of the same kind takes its place.
+    // A new file of the same kind replaces the deleted one.
     write(store, Changes { artifacts: vec![&artifact(2, None)], ..Changes::default() }).await;
     write(store, Changes { artifacts: vec![&artifact(1, None)], ..Changes::default() }).await;
     assert_eq!(store.next_expiry().await.expect("readable"), None);

@@ -1,4 +1,4 @@
-//! The store in this process: for tests, and for a coordinator that leaves nothing behind.
+//! A store in the memory of this process: for tests, and for a coordinator that leaves nothing behind.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ impl Tables {
         }
     }
 
-    /// What a database refuses by its constraints.
+    /// Rejects changes that violate a constraint of the database.
     fn check(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let refused = |what: &str| {
             StoreError::Failed(std::sync::Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(what)))
@@ -84,7 +84,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The rows of the pipelines of which `which` is true.
+    /// Returns the rows of the pipelines that `which` selects.
     fn select(&self, which: impl Fn(&PipelineRow) -> bool) -> Contents {
         let pipelines: Vec<_> = self.pipelines.values().filter(|row| which(row)).cloned().collect();
         let within = |id: &PipelineId| pipelines.binary_search_by_key(id, |row| row.id).is_ok();

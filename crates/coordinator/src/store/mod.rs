@@ -1,10 +1,10 @@
-//! The port to what must outlive the process: rows, ids, assignments with their leases, and the outbox of events.
+//! The port for data that must survive the process: rows, ids, assignments of jobs, and the outbox of events.
 //!
-//! A store decides nothing. One coordinator writes to it, one batch at a time; a batch is one transaction. Reads may run
-//! beside a write and see whole batches only. Work that is *open* is read at the start; finished pipelines are read when
-//! a caller asks for one, together with their parents and children (their *family*).
+//! A store makes no decisions. One coordinator writes to it, one batch at a time, and a batch is one transaction. Reads may run at the
+//! same time as a write and see whole batches only. Work that is *open* is read at the start. Finished pipelines are read when a caller
+//! asks for one, together with their parents and children (their *family*).
 //!
-//! [`sqlite`] keeps the rows in a file, [`memory`] in this process. Both pass the same tests (`contract`).
+//! [`sqlite`] stores the rows in a file, [`memory`] in this process. Both pass the same tests (`contract`).
 
 #[cfg(test)]
 mod contract;
@@ -25,7 +25,7 @@ pub(crate) use rows::{
     ArtifactRow, JobDetail, JobRow, ManagerRow, PipelineDetail, PipelineRow, PipelineSpec, RunnerRow,
 };
 
-/// What one batch of commands changed. Rows are written whole; writing one twice changes nothing.
+/// The changes of one batch of commands. Rows are written whole; writing a row twice changes nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'a> {
     /// Runners that were deleted; their managers are deleted with them.
@@ -46,7 +46,7 @@ pub(crate) struct Changes<'a> {
     pub(crate) artifacts: Vec<&'a ArtifactRow>,
     /// Artifacts, by job and kind, whose files were deleted. The rows are kept.
     pub(crate) deleted_artifacts: Vec<&'a (JobId, String)>,
-    /// What happened to the jobs, in this order.
+    /// Events in the life of the jobs, in order.
     pub(crate) events: &'a [NewJobEvent],
 }
 
@@ -65,13 +65,13 @@ impl Changes<'_> {
             + self.events.len()
     }
 
-    /// Nothing changed.
+    /// Returns whether nothing changed.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Rows that belong together, each list by id.
+/// Rows that belong together. Each list is ordered by id.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) runners: Vec<RunnerRow>,
@@ -81,7 +81,7 @@ pub(crate) struct Contents {
     pub(crate) artifacts: Vec<ArtifactRow>,
 }
 
-/// The highest ids that were ever given, also those of deleted rows. `None` if there was none.
+/// The highest ids ever assigned, including those of deleted rows. `None` if no id was assigned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LastIds {
     pub(crate) pipeline: Option<PipelineId>,
@@ -89,43 +89,43 @@ pub(crate) struct LastIds {
     pub(crate) runner: Option<RunnerId>,
 }
 
-/// Selects a family by one of its members.
+/// A member of a family, to select the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Member {
     Pipeline(PipelineId),
     Job(JobId),
 }
 
-/// The port. Every call may be repeated.
+/// The port. All calls are idempotent, except that a repeated write adds its events again.
 #[async_trait]
 pub(crate) trait Store: Send + Sync + fmt::Debug {
-    /// Writes all of `changes`, or nothing of them. The events get the next sequence numbers, in their order.
+    /// Writes all changes, or none of them. The events get the next sequence numbers, in order.
     async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError>;
 
-    /// Returns all runners and managers, and the pipelines that are open, with their jobs and artifacts.
+    /// Returns all runners and managers, and the open pipelines with their jobs and artifacts.
     async fn open_work(&self) -> Result<Contents, StoreError>;
 
-    /// Returns the highest ids.
+    /// Returns the highest ids ever assigned.
     async fn last_ids(&self) -> Result<LastIds, StoreError>;
 
-    /// Returns a family with its jobs and artifacts, and the runners that its jobs ran on. Empty if there is no such member.
+    /// Returns a family with its jobs and artifacts, and the runners of its jobs. Empty if the member does not exist.
     async fn family(&self, of: Member) -> Result<Contents, StoreError>;
 
     /// Returns at most `limit` pipelines with ids above `after`, in order.
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError>;
 
-    /// Returns at most `limit` artifacts that expired by `now` and are not deleted, the oldest first.
+    /// Returns at most `limit` artifacts that have expired by `now` and are not deleted, oldest first.
     async fn expired(&self, now: Timestamp, limit: usize) -> Result<Vec<ArtifactRow>, StoreError>;
 
-    /// Returns when the next artifact that is not deleted expires, which may be in the past. `None` if none does.
+    /// Returns when the next artifact that is not deleted expires, which may be in the past. `None` if no artifact expires.
     async fn next_expiry(&self) -> Result<Option<Timestamp>, StoreError>;
 
     /// Returns at most `limit` events with sequence numbers above `sequence`, in order.
     async fn events_after(&self, sequence: u64, limit: usize) -> Result<Vec<JobEvent>, StoreError>;
 
-    /// Deletes the events up to and including `sequence`. Their numbers are never given again.
+    /// Deletes the events up to and including `sequence`. Their numbers are not assigned again.
     async fn prune_events(&self, sequence: u64) -> Result<(), StoreError>;
 
-    /// Closes the store; a later call fails.
+    /// Closes the store. Later calls fail.
     async fn close(&self) -> Result<(), StoreError>;
 }

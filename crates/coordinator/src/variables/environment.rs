@@ -1,10 +1,12 @@
-//! `CI_ENVIRONMENT_*`, from a job's environment whose name is expanded already.
+//! The `CI_ENVIRONMENT_*` variables of a job.
 
 use muster_job::Variable;
 use muster_pipeline::model::Environment;
 use muster_pipeline::slug::environment_slug;
 
-/// The variables of an environment. The URL is as written: the job's variables in it are expanded with all others.
+/// Returns the variables of an environment whose name is already expanded.
+///
+/// The URL is returned as written. Variables in it are expanded together with all others.
 pub(super) fn predefined(environment: &Environment) -> Vec<Variable> {
     let action = if environment.action.is_empty() { "start" } else { &environment.action };
     let tier = environment.deployment_tier.as_deref().unwrap_or_else(|| guess_tier(&environment.name));
@@ -20,7 +22,7 @@ pub(super) fn predefined(environment: &Environment) -> Vec<Variable> {
     variables
 }
 
-/// The tier of an environment that names none, from words that its name holds; the first row that fits counts.
+/// Returns the tier of an environment without `deployment_tier`, from words in its name. The first matching row counts.
 pub(crate) fn guess_tier(name: &str) -> &'static str {
     const WORDS: [(&str, &[&str]); 4] = [
         ("development", &["dev", "review", "trunk"]),

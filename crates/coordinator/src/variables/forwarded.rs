@@ -1,4 +1,4 @@
-//! What a bridge hands to the pipeline that it starts (pipeline-yaml 5.9).
+//! The variables that a bridge forwards to the pipeline that it starts (docs/spec/pipeline-yaml.md, section 5.9).
 
 use muster_job::{PipelineId, Variable};
 use muster_pipeline::context::Context;
@@ -8,12 +8,13 @@ use muster_pipeline::model::{Bridge, Job};
 
 use super::{from_dotenv, rule_variables};
 
-/// The pipeline variables of the pipeline that `bridge` starts: the bridge's YAML variables and the pipeline variables
-/// of its own pipeline, as `trigger:forward` says.
+/// Returns the pipeline variables of the pipeline that `bridge` starts.
 ///
-/// References are resolved here, where their values are known; unknown ones become empty. A value may refer to the
-/// pipeline's id, but not to anything that only a job on a runner has. `dotenv` is what the bridge gets from its needs;
-/// it goes along with the pipeline variables.
+/// These are the bridge's YAML variables and the pipeline variables of its own pipeline, as `trigger:forward` says. `dotenv` holds the
+/// variables that the bridge gets from its needs; they are forwarded with the pipeline variables.
+///
+/// References are expanded here, where the values are known; unknown ones become empty. A value can refer to the pipeline's id, but
+/// not to variables that only a job on a runner has.
 #[must_use]
 pub fn forwarded(
     context: &Context,
@@ -26,7 +27,7 @@ pub fn forwarded(
     let own = vec![Variable::public("CI_PIPELINE_ID", pipeline.to_string())];
     let mut known = layers::merge([own, rule_variables(context, job), dotenv.clone()]);
     expand::expand_all(&mut known);
-    // The content of file and raw variables goes into no other; the started pipeline has them under the same name.
+    // The content of file and raw variables is not inserted into other variables. The new pipeline has them under the same name.
     let lookup = |name: &str| {
         let variable = known.iter().rfind(|variable| variable.key == name)?;
         Some(if variable.file || variable.raw { format!("${{{name}}}") } else { variable.value.clone() })

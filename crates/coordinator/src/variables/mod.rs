@@ -1,7 +1,9 @@
-//! The variables of a job's payload: layers in order of precedence, then the server's expansion (pipeline-yaml 4.1, 4.2).
+//! The variables of a job's payload: layers in order of precedence, expanded by the coordinator.
 //!
-//! Invariants: of equal names only the winner is in the result; nothing that the runner sets itself (phase R of
-//! pipeline-yaml 4.5) is in it unless a user wrote it.
+//! The rules are in docs/spec/pipeline-yaml.md, sections 4.1 and 4.2.
+//!
+//! Invariants: if several layers have a variable of the same name, the result has only the one that takes precedence. Variables that
+//! the runner sets itself (section 4.5, phase R) are only included if a user defined them.
 
 mod environment;
 mod forwarded;
@@ -16,31 +18,31 @@ pub use predefined::RUNNER_OWNED;
 
 use crate::handout::Handout;
 
-/// What the variables of a job are made from.
+/// Input for [`job_variables`].
 #[derive(Debug, Clone, Copy)]
 pub struct JobVariablesInput<'a> {
-    /// The job and what surrounds it.
+    /// The job, its project and its pipeline.
     pub handout: Handout<'a>,
-    /// Who takes it.
+    /// Runner that the job is assigned to.
     pub runner: RunnerFacts<'a>,
-    /// From the dotenv reports of the jobs whose artifacts it gets, in the order of those jobs.
+    /// Variables from the dotenv reports of the jobs whose artifacts the job gets, in the order of those jobs.
     pub dotenv: &'a [(String, String)],
-    /// Typed in by the person who started the manual job.
+    /// Variables that the user entered when they started the manual job.
     pub manual: &'a [Variable],
 }
 
-/// The runner that takes a job.
+/// The runner that a job is assigned to.
 #[derive(Debug, Clone, Copy)]
 pub struct RunnerFacts<'a> {
-    /// Its id.
+    /// ID of the runner.
     pub id: RunnerId,
-    /// Its description.
+    /// Description of the runner.
     pub description: &'a str,
-    /// Its tags.
+    /// Tags of the runner.
     pub tags: &'a [String],
 }
 
-/// The variables of a job, lowest precedence first.
+/// Returns the variables of a job, lowest precedence first.
 #[must_use]
 pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     let Handout { job, context, .. } = input.handout;
@@ -66,8 +68,10 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     variables
 }
 
-/// The variables that the server's own decisions about a job may use before the job has an id or a runner: expansion of
-/// `environment`, `resource_group`, `tags`, `trigger` and `needs` (pipeline-yaml 4.2), and the rules of a child pipeline.
+/// Returns the variables for decisions about a job that has no id and no runner yet.
+///
+/// They expand `environment`, `resource_group`, `tags`, `trigger` and `needs` (docs/spec/pipeline-yaml.md, section 4.2), and the rules
+/// of a child pipeline.
 #[must_use]
 pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> Vec<Variable> {
     let facts = layers::JobFacts { name: &job.name, group_name: &job.group_name, stage: &job.stage, node: job.node };
@@ -75,7 +79,7 @@ pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> V
     layers::rule_variables(context, Some(facts), &job.variables, environment)
 }
 
-/// A value from a job is not shown to services, and is no secret either.
+/// Returns a variable from a dotenv report. Services do not get it, and it is not masked.
 fn from_dotenv(key: &str, value: &str) -> Variable {
     Variable { public: false, ..Variable::public(key, value) }
 }

@@ -1,4 +1,6 @@
-//! Predefined variables that only the coordinator knows: ids, URLs, the token, the runner (phase J of pipeline-yaml 4.5).
+//! The predefined variables that only the coordinator knows: ids, URLs, the token and the runner.
+//!
+//! They are those of phase J in docs/spec/pipeline-yaml.md, section 4.5.
 
 use muster_job::Variable;
 use muster_pipeline::model::{Job, When};
@@ -7,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use super::RunnerFacts;
 use crate::handout::Handout;
 
-/// What the runner sets itself: never sent (C215), since a payload's value would replace the truth.
+/// Variables that the runner sets itself. They are never sent (C215), because a value in the payload would replace the runner's.
 pub const RUNNER_OWNED: &[&str] = &[
     "CI_SERVER",
     "CI_SERVER_TLS_CA_FILE",
@@ -28,12 +30,12 @@ pub const RUNNER_OWNED: &[&str] = &[
     "CI_DISPOSABLE_ENVIRONMENT",
 ];
 
-/// Predefined variables without those that are the runner's to set.
+/// Returns predefined variables without those in [`RUNNER_OWNED`].
 pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
     variables.into_iter().filter(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())).collect()
 }
 
-/// Ids, URLs and the token: the lowest layer.
+/// Returns ids, URLs and the token: the layer with the lowest precedence.
 pub(super) fn persisted(handout: &Handout<'_>) -> Vec<Variable> {
     let url = handout.server_url.trim_end_matches('/');
     let project_url = format!("{url}/{}", handout.project.path);
@@ -61,7 +63,7 @@ pub(super) fn persisted(handout: &Handout<'_>) -> Vec<Variable> {
     variables
 }
 
-/// The parts of the coordinator's address.
+/// Returns the variables with the parts of the coordinator's URL.
 fn server(url: &str) -> Vec<Variable> {
     let mut variables = vec![Variable::public("CI_SERVER_URL", url)];
     let Ok(parsed) = url::Url::parse(url) else { return variables };
@@ -77,12 +79,12 @@ fn server(url: &str) -> Vec<Variable> {
     variables
 }
 
-/// `CI_JOB_MANUAL`, for manual jobs only.
+/// Returns `CI_JOB_MANUAL`, only for manual jobs.
 pub(super) fn manual(job: &Job) -> Vec<Variable> {
     if job.when == When::Manual { vec![Variable::public("CI_JOB_MANUAL", "true")] } else { Vec::new() }
 }
 
-/// Who takes the job. Tags are written as a list, as current servers do.
+/// Returns the variables of the job's runner. Tags are written as a list, as current GitLab servers do.
 pub(super) fn runner(runner: &RunnerFacts<'_>) -> Vec<Variable> {
     let tags: Vec<String> = runner.tags.iter().map(|tag| format!("{tag:?}")).collect();
     vec![

@@ -1,4 +1,4 @@
-//! What the store lacks: rows that changed since the last write, and events that are not written.
+//! Changes that are not in the store yet: changed rows, and events.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::clock::Timestamp;
 use crate::outbox::{JobChange, NewJobEvent};
 use crate::store::{Changes, JobRow};
 
-/// Rows that are ahead of the store.
+/// Rows that changed since the last write, and new events.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     pub(crate) new_pipelines: BTreeSet<PipelineId>,
@@ -21,17 +21,17 @@ pub(crate) struct Dirty {
     pub(crate) removed_runners: BTreeSet<RunnerId>,
     pub(crate) removed_managers: BTreeSet<(RunnerId, String)>,
     pub(crate) deleted_artifacts: BTreeSet<(JobId, String)>,
-    /// What happened to jobs, in order.
+    /// Events in the life of the jobs, in order.
     pub(crate) events: Vec<NewJobEvent>,
 }
 
 impl Dirty {
-    /// Adds an event of a job.
+    /// Adds an event for a job.
     pub(super) fn report(&mut self, at: Timestamp, row: &JobRow, change: JobChange) {
         self.events.push(NewJobEvent { at, pipeline: row.pipeline, job: row.id, change });
     }
 
-    /// Adds what a runner reported to the event of the end of its job, which the engine has just caused.
+    /// Adds the exit code that a runner reported to the event for the end of its job, which the engine has just caused.
     pub(crate) fn complete_end(&mut self, job: JobId, code: Option<i64>) {
         let changes = self.events.iter_mut().rev().filter(|event| event.job == job).map(|event| &mut event.change);
         for change in changes {
@@ -44,7 +44,7 @@ impl Dirty {
 }
 
 impl World {
-    /// What the next write has to carry.
+    /// Returns the changes for the next write.
     pub(crate) fn changes(&self) -> Changes<'_> {
         let dirty = &self.dirty;
         let artifact = |(job, kind): &(JobId, String)| self.artifact(*job, kind);

@@ -1,8 +1,8 @@
-//! Families of pipelines: a pipeline with all that its bridges made. A family is in memory or not, as a whole.
+//! Families of pipelines: a pipeline with all its descendants. A family is in memory as a whole or not at all.
 //!
-//! It is *finished* when nothing happens in it by itself: each of its pipelines has ended, and each of its jobs has ended
-//! or waits for a manual start that nobody needs. A finished family is marked as not open, and its rows leave memory.
-//! They are read again before anything is done to it; if that makes something happen, it is open once more.
+//! A family is *finished* if it makes no progress without a command: each of its pipelines has ended, and each of its jobs has ended or
+//! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows are removed from memory. They
+//! are read again before a command changes the family. If the command starts a job, the family is open again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::schedule::{Graph, StoredPipeline, priority};
 use crate::store::{Contents, PipelineRow};
 
 impl World {
-    /// Takes in pipelines with all that belongs to them. Returned are the actions that may not have reached the outside.
+    /// Adds stored pipelines with all their rows. Returns the actions that may not have been carried out.
     pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<Repeated, StoreError> {
         let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
         let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();
@@ -41,7 +41,7 @@ impl World {
         Ok(actions)
     }
 
-    /// Adds rows as they are stored.
+    /// Adds stored rows without restoring their engines.
     pub(crate) fn take_rows(&mut self, contents: Contents) {
         for row in contents.artifacts {
             self.artifacts.entry(row.job).or_default().push(row);
@@ -65,17 +65,17 @@ impl World {
         self.pipelines.insert(row.id, row);
     }
 
-    /// The root of a pipeline that is in memory.
+    /// Returns the root of a pipeline that is in memory.
     pub(crate) fn root(&self, pipeline: PipelineId) -> Option<PipelineId> {
         self.pipelines.get(&pipeline).map(|row| row.root)
     }
 
-    /// The pipelines of a family.
+    /// Returns the pipelines of a family.
     pub(crate) fn family(&self, root: PipelineId) -> impl Iterator<Item = &PipelineRow> {
         self.families.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
     }
 
-    /// Roots of the families whose changed rows are not in the store yet.
+    /// Returns the roots of the families with unwritten rows.
     pub(crate) fn changed_families(&self) -> BTreeSet<PipelineId> {
         let dirty = &self.dirty;
         let of_jobs = dirty.jobs.iter().filter_map(|job| Some(self.jobs.get(job)?.pipeline));
@@ -83,14 +83,14 @@ impl World {
         pipelines.chain(of_jobs).filter_map(|id| self.root(id)).collect()
     }
 
-    /// Returns whether nothing can happen in a family without a command.
+    /// Returns whether a family makes no progress without a command.
     pub(crate) fn is_finished(&self, root: PipelineId) -> bool {
         let rests = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
         self.family(root).all(|row| row.status.is_complete())
             && self.family(root).all(|row| self.jobs_of(row.id).all(|job| rests(job.status())))
     }
 
-    /// Notes in the rows of a family whether it is open. True if they say something else now.
+    /// Updates in the rows of a family whether it is open. Returns whether that changed a row.
     pub(crate) fn set_open(&mut self, root: PipelineId, open: bool) -> bool {
         let ids = self.families.get(&root).cloned().unwrap_or_default();
         let mut changed = false;
@@ -109,7 +109,7 @@ impl World {
     pub(crate) fn evict(&mut self, root: PipelineId) {
         let ids = self.families.remove(&root).unwrap_or_default();
         self.all_in_memory = false;
-        // Children before their parents.
+        // Descendants are removed before their parents.
         for id in ids.into_iter().rev() {
             if let Some(row) = self.pipelines.remove(&id)
                 && let Some(engine) = self.engines.get_mut(&row.spec.project.id)

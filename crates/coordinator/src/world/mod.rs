@@ -1,10 +1,9 @@
-//! The coordinator's state in memory: the rows of what is open, the engines, and which rows are ahead of the store.
+//! The state of the coordinator in memory: the rows of open pipelines, the engines, and which rows the store does not have yet.
 //!
-//! A family of pipelines of which nothing is left to do is removed ([`families`]), and read again when somebody asks
-//! something of it.
+//! Finished families of pipelines are removed ([`families`]) and read again when a command needs them.
 //!
-//! A change is made here first and written with the batch. Where the write fails the rows stay marked, so the next
-//! write carries them; until then nobody is told.
+//! A change is made here first and written with the batch. If the write fails, the rows stay marked as changed, and the next write
+//! includes them. No answer reports the change before it is written.
 
 mod dirty;
 mod families;
@@ -25,60 +24,62 @@ use crate::views::{self, JobView, PipelineView};
 
 pub(crate) use dirty::Dirty;
 
-/// All state of one coordinator.
+/// The state of one coordinator.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) engines: BTreeMap<ProjectId, Engine>,
     pub(crate) pipelines: BTreeMap<PipelineId, PipelineRow>,
-    /// What each pipeline was compiled for.
+    /// Context that each pipeline was compiled for.
     pub(crate) contexts: HashMap<PipelineId, Arc<Context>>,
+    /// Files of the pipelines, to compile their child configurations.
     pub(crate) sources: HashMap<PipelineId, SharedSources>,
-    /// Per pipeline and place: how much is to be done after the job, for the queue.
+    /// Priorities in the queue, by pipeline and job index: the length of the remaining path after the job.
     pub(crate) priorities: HashMap<PipelineId, Vec<u64>>,
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
-    /// The ids of the engine's records.
+    /// IDs of the engine's records.
     pub(crate) ids: HashMap<JobRef, JobId>,
-    /// The store has no pipeline that is not here.
+    /// Whether the store has no other pipelines than those in memory.
     pub(crate) all_in_memory: bool,
-    /// The pipelines of each family, by the pipeline at the top, oldest first.
+    /// Pipelines of each family, oldest first, by the root of the family.
     families: HashMap<PipelineId, Vec<PipelineId>>,
-    /// The records of each pipeline.
+    /// Records of the jobs of each pipeline.
     records: HashMap<PipelineId, Records>,
     pub(crate) artifacts: BTreeMap<JobId, Vec<ArtifactRow>>,
     pub(crate) runners: BTreeMap<RunnerId, RunnerRow>,
-    /// Runners by the hash of their token.
+    /// Runners, by the hash of their token.
     pub(crate) tokens: HashMap<String, RunnerId>,
     pub(crate) managers: BTreeMap<(RunnerId, String), ManagerRow>,
-    /// When a job on a runner was last heard of; not stored, a restart counts as a word from all.
+    /// Time of the last contact for each job on a runner. Not stored: a restart counts as contact for all jobs.
     pub(crate) heard: HashMap<JobId, Timestamp>,
-    /// Jobs that were given out for an idempotency key.
+    /// Assigned jobs, by runner and idempotency key of the request.
     pub(crate) keys: HashMap<(RunnerId, String), JobId>,
-    /// What the database lacks.
+    /// Changes that the store does not have yet.
     pub(crate) dirty: Dirty,
     next_job: i64,
     next_pipeline: i64,
     next_runner: i64,
 }
 
-/// The records of one pipeline, found without looking at all of them.
+/// Indexes over the records of one pipeline.
 #[derive(Default)]
 struct Records {
-    /// All, oldest first.
+    /// All records, oldest first.
     all: Vec<JobId>,
-    /// The newest record at each place.
+    /// Newest record of each job, by job index.
     newest: Vec<JobId>,
-    /// Places by the job's full name.
+    /// Job indexes, by the full name of the job.
     places: HashMap<String, usize>,
-    /// Places of jobs that left an archive or a dotenv report.
+    /// Indexes of jobs that left an archive or a dotenv report.
     producers: BTreeSet<usize>,
 }
 
-/// Per project, the actions that may not have reached the outside before the last end.
+/// Actions, by project, that the last process may not have carried out.
 pub(crate) type Repeated = Vec<(ProjectId, Vec<Action>)>;
 
 impl World {
-    /// The state of a store's open work, and the actions that may not have reached the outside, per project. The first
-    /// ids count if the store has never given one.
+    /// Restores the state of a store's open work, with the actions that may not have been carried out.
+    ///
+    /// The first ids are used if the store has never assigned any.
     pub(crate) fn restore(
         contents: Contents,
         last: LastIds,
@@ -104,7 +105,7 @@ impl World {
         Ok((world, actions))
     }
 
-    /// The rows alone, to look at.
+    /// Returns the rows alone, for reading.
     pub(crate) fn read(mut contents: Contents) -> Self {
         let mut world = Self::default();
         for row in std::mem::take(&mut contents.runners) {
@@ -114,26 +115,26 @@ impl World {
         world
     }
 
-    /// The newest record of each job of a pipeline, in the order of their places.
+    /// Returns the newest record of each job of a pipeline, by job index.
     pub(crate) fn newest_records(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let newest = self.records.get(&pipeline).into_iter().flat_map(|records| &records.newest);
         newest.filter_map(|id| self.jobs.get(id))
     }
 
-    /// The newest record of the job of this name.
+    /// Returns the newest record of the job with this name.
     pub(crate) fn newest_named(&self, pipeline: PipelineId, name: &str) -> Option<&JobRow> {
         let records = self.records.get(&pipeline)?;
         self.jobs.get(records.newest.get(*records.places.get(name)?)?)
     }
 
-    /// The newest records of the jobs that left an archive or a dotenv report, in the order of their places.
+    /// Returns the newest records of the jobs that left an archive or a dotenv report, by job index.
     pub(crate) fn producers(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let records = self.records.get(&pipeline);
         let places = records.into_iter().flat_map(|records| &records.producers);
         places.filter_map(move |place| self.jobs.get(records?.newest.get(*place)?))
     }
 
-    /// A job left something for later ones.
+    /// Records that a job left something for later jobs.
     pub(crate) fn note_producer(&mut self, job: JobId) {
         let Some(row) = self.jobs.get(&job) else { return };
         if let Some(records) = self.records.get_mut(&row.pipeline) {
@@ -141,45 +142,45 @@ impl World {
         }
     }
 
-    /// All records of a pipeline, oldest first.
+    /// Returns all records of a pipeline, oldest first.
     pub(crate) fn jobs_of(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let all = self.records.get(&pipeline).into_iter().flat_map(|records| &records.all);
         all.filter_map(|id| self.jobs.get(id))
     }
 
-    /// Gives a pipeline, and those of its family that have none, its files back.
+    /// Attaches files to a pipeline, and to the pipelines of its family that have none.
     pub(crate) fn attach(&mut self, pipeline: PipelineId, sources: &SharedSources) {
         self.sources.insert(pipeline, Arc::clone(sources));
         for row in self.pipelines.values() {
-            // Parents are older than their children, so one pass reaches all.
+            // Parents are older than their children, so one pass is enough.
             if row.parent.is_some_and(|parent| self.sources.contains_key(&parent.pipeline)) {
                 self.sources.entry(row.id).or_insert_with(|| Arc::clone(sources));
             }
         }
     }
 
-    /// The id for a new pipeline.
+    /// Assigns the id for a new pipeline.
     pub(crate) fn new_pipeline_id(&mut self) -> PipelineId {
         let id = PipelineId(self.next_pipeline);
         self.next_pipeline += 1;
         id
     }
 
-    /// The id for a new job.
+    /// Assigns the id for a new job.
     pub(crate) fn new_job_id(&mut self) -> JobId {
         let id = JobId(self.next_job);
         self.next_job += 1;
         id
     }
 
-    /// The id for a new runner.
+    /// Assigns the id for a new runner.
     pub(crate) fn new_runner_id(&mut self) -> RunnerId {
         let id = RunnerId(self.next_runner);
         self.next_runner += 1;
         id
     }
 
-    /// Adds a new record, marks it, and reports it.
+    /// Adds a new record, marks it as changed, and adds its event to the outbox.
     pub(crate) fn add_new(&mut self, row: JobRow) {
         if let Some(pipeline) = self.pipelines.get(&row.pipeline) {
             let created = JobChange::Created {
@@ -195,12 +196,12 @@ impl World {
         self.add(row);
     }
 
-    /// Adds a record.
+    /// Adds a record to the indexes.
     fn add(&mut self, row: JobRow) {
         self.ids.insert(row.job_ref(), row.id);
         let records = self.records.entry(row.pipeline).or_default();
         records.all.push(row.id);
-        // Places come in order, and the records of one place oldest first.
+        // Job indexes come in ascending order, and the records of one job oldest first.
         match records.newest.get_mut(row.place) {
             Some(newest) => *newest = row.id,
             None => records.newest.push(row.id),
@@ -214,33 +215,33 @@ impl World {
         self.jobs.insert(row.id, row);
     }
 
-    /// Reports a change of a job to the outbox; it is written with the rows.
+    /// Adds an event about a job to the outbox. It is written together with the rows.
     pub(crate) fn report(&mut self, at: Timestamp, job: JobId, change: JobChange) {
         if let Some(row) = self.jobs.get(&job) {
             self.dirty.report(at, row, change);
         }
     }
 
-    /// A job to change, marked.
+    /// Returns a job for a change, and marks it as changed.
     pub(crate) fn job_mut(&mut self, job: JobId) -> Option<&mut JobRow> {
         let row = self.jobs.get_mut(&job)?;
         self.dirty.jobs.insert(job);
         Some(row)
     }
 
-    /// A pipeline to change, marked.
+    /// Returns a pipeline for a change, and marks it as changed.
     pub(crate) fn pipeline_mut(&mut self, pipeline: PipelineId) -> Option<&mut PipelineRow> {
         let row = self.pipelines.get_mut(&pipeline)?;
         self.dirty.pipelines.insert(pipeline);
         Some(row)
     }
 
-    /// The artifact of a kind.
+    /// Returns the artifact of a kind.
     pub(crate) fn artifact(&self, job: JobId, kind: &str) -> Option<&ArtifactRow> {
         self.artifacts.get(&job)?.iter().find(|artifact| artifact.kind == kind)
     }
 
-    /// A job as others see it.
+    /// Returns a snapshot of a job.
     pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {
         let row = self.jobs.get(&job)?;
         let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.place);
@@ -249,7 +250,7 @@ impl World {
         Some(views::job(row, compiled, artifacts, runner))
     }
 
-    /// A pipeline with its jobs as others see it.
+    /// Returns a snapshot of a pipeline with its jobs.
     pub(crate) fn pipeline_view(
         &self,
         pipeline: PipelineId,

@@ -46,7 +46,7 @@ struct Received {
 }
 
 impl DirectoryBlobs {
-    /// Opens a state directory for writing, and deletes what was being received when its last process ended.
+    /// Opens a state directory for writing, and deletes partly received content of the last process.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(dir.join(TRACES))?;
         let incoming = dir.join(ARTIFACTS).join(INCOMING);
@@ -59,7 +59,7 @@ impl DirectoryBlobs {
         Ok(Self::of_past(dir))
     }
 
-    /// The blobs of a directory that another process may have written, to look at.
+    /// Opens a directory for reading only. Another process may have written it, or may still write it.
     pub(crate) fn of_past(dir: &Path) -> Self {
         Self { traces: Traces::new(dir.join(TRACES)), artifacts: dir.join(ARTIFACTS) }
     }
@@ -129,7 +129,7 @@ impl Blobs for DirectoryBlobs {
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError> {
         let path = path(&self.artifacts, name);
         let Some(file) = existing(&path)? else { return Ok(None) };
-        // The size of the file itself: it may have been replaced since its row was written.
+        // The size of the file counts: the file may have been replaced since its row was written.
         let size = file.metadata().map_err(failed(&path))?.len();
         Ok(Some((size, ReaderStream::new(tokio::fs::File::from_std(file)).boxed())))
     }
@@ -145,7 +145,7 @@ impl Blobs for DirectoryBlobs {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&file)(error)),
                 _ => {}
             }
-            // The directories of the kind and of the job, if they are empty now.
+            // Deletes the directories of the kind and of the job if they are empty now.
             for folder in file.ancestors().skip(1).take(2) {
                 if std::fs::remove_dir(folder).is_err() {
                     break;
@@ -164,7 +164,7 @@ impl Blobs for DirectoryBlobs {
             for kind in entries(&folder) {
                 for file in entries(&kind.path()) {
                     let (kind, filename) = (kind.file_name().into_string(), file.file_name().into_string());
-                    // All names are those of artifacts, which are text.
+                    // Names of artifacts are always valid UTF-8. Other files are not artifacts.
                     if let (Ok(kind), Ok(filename)) = (kind, filename) {
                         names.push(ArtifactName { job, kind, filename });
                     }

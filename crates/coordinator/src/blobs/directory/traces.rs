@@ -1,8 +1,8 @@
 //! Traces in files: one per job, which only grows, and only at its end (J3).
 //!
-//! The file's length is the acknowledged length. Bytes at any other offset are not taken; the caller is told the length
-//! and goes on from there (runner-api 11.11). A write that fails half-way is cut off again, so that the same bytes can be
-//! sent once more.
+//! The length of the file is the acknowledged length. Bytes that start at any other offset are rejected with the length, from which
+//! the sender continues (docs/spec/runner-api.md, section 11, trap 11). If a write fails halfway, the file is truncated to its previous
+//! length, so that the same bytes can be sent again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,10 +18,10 @@ use super::super::{Appended, BlobError, blocking};
 
 /// Bytes per read while a checksum is computed.
 const CHUNK: usize = 64 * 1024;
-/// So much is written at once, by the caller's own thread: handing it to another one costs more than the system's copy.
+/// Maximum number of bytes that the caller's own thread writes: for so few, another thread costs more than the write itself.
 const AT_ONCE: usize = 64 * 1024;
 
-/// All traces of a state folder.
+/// All traces of a state directory.
 #[derive(Debug)]
 pub(super) struct Traces {
     dir: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct Traces {
 #[derive(Debug)]
 struct Trace {
     path: PathBuf,
-    /// None: it is opened, and its length read, by the next append.
+    /// `None` means that the next append opens the file and reads its length.
     writer: Option<Writer>,
 }
 
@@ -45,17 +45,17 @@ struct Writer {
 }
 
 impl Traces {
-    /// The traces in a folder.
+    /// Returns the traces in a directory.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir, open: Mutex::default() }
     }
 
-    /// Where a trace lies.
+    /// Returns the path of a trace.
     pub(super) fn path(&self, job: JobId) -> PathBuf {
         self.dir.join(format!("{job}.log"))
     }
 
-    /// Appends bytes, if they belong at the end.
+    /// Appends bytes, if they start at the end of the trace.
     pub(super) async fn append(
         &self,
         job: JobId,
@@ -69,7 +69,7 @@ impl Traces {
         self.with(job, few, append).await
     }
 
-    /// Length and CRC-32 of what was written.
+    /// Returns the length and the CRC-32 checksum of a trace.
     pub(super) async fn checksum(&self, job: JobId) -> Result<(u64, u32), BlobError> {
         let sum = |trace: &mut Trace| {
             let path = trace.path.clone();
@@ -79,8 +79,10 @@ impl Traces {
         self.with(job, true, sum).await
     }
 
-    /// Does something with a trace: at once where it is `quick` for one that needs not be read first and that nobody uses,
-    /// else on a thread that may block.
+    /// Runs `work` with a trace.
+    ///
+    /// Runs it at once if it is `quick`, no other call uses the trace, and the trace does not need to be read first. Otherwise, runs it on
+    /// a thread for blocking work.
     async fn with<T: Send + 'static>(
         &self,
         job: JobId,
@@ -97,7 +99,7 @@ impl Traces {
         blocking(move || work(&mut trace.lock())).await
     }
 
-    /// The job is over: its file is closed.
+    /// Closes the file of a job that has ended.
     pub(super) fn close(&self, job: JobId) {
         self.open.lock().remove(&job);
     }
@@ -109,7 +111,7 @@ impl Traces {
 }
 
 impl Trace {
-    /// Whether it is open, or new: one with content is read from its start when it is opened.
+    /// Returns whether the file is open or does not exist yet. An existing file is read from its start when it is opened.
     fn is_at_hand(&self) -> bool {
         self.writer.is_some()
             || std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
@@ -125,7 +127,7 @@ impl Trace {
             return Ok(Appended::TooLarge);
         }
         if let Err(error) = writer.file.write_all(bytes) {
-            // Cut off what came through. Should that fail, too, the next append opens the file anew and goes by its length.
+            // Truncate what was written. If that fails too, the next append opens the file again and uses its length.
             let _ = writer.file.set_len(writer.size);
             self.writer = None;
             return Err(error);
@@ -164,7 +166,7 @@ impl Writer {
     }
 }
 
-/// The error of an access to a file.
+/// Returns the error for a failed access to a file.
 fn failed(path: &Path, error: io::Error) -> BlobError {
     BlobError::new(format_args!("`{}`", path.display()), error)
 }

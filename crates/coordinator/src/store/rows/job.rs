@@ -1,4 +1,4 @@
-//! Rows of jobs and of the artifacts that they leave.
+//! Rows of jobs and of their artifacts.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,12 @@ use crate::schedule::{JobRef, JobState};
 pub(crate) struct JobRow {
     pub(crate) id: JobId,
     pub(crate) pipeline: PipelineId,
-    /// Place of the job in the compiled configuration.
+    /// Index of the job in the compiled configuration.
     pub(crate) place: usize,
     pub(crate) name: String,
     pub(crate) stage: String,
     pub(crate) kind: JobKind,
-    /// The how-manieth record of this job, from 1.
+    /// Number of this record among those of the job, from 1.
     pub(crate) attempt: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) queued_at: Option<Timestamp>,
@@ -32,7 +32,7 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
-    /// The first record of the job at this place, of this name and stage: nothing has happened to it yet.
+    /// Returns the first record of a job, in its initial state.
     pub(crate) fn new(
         id: JobId,
         (pipeline, place): (PipelineId, usize),
@@ -63,47 +63,48 @@ impl JobRow {
     }
 }
 
-/// What no query asks for.
+/// Columns that no query selects by, stored together as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobDetail {
-    /// What the engine knows of it, also its status.
+    /// State of the job in the engine, including its status.
     pub(crate) state: JobState,
-    /// A newer record has replaced it.
+    /// Whether a newer record has replaced this one.
     #[serde(default)]
     pub(crate) retried: bool,
-    /// How often it was given to a taker; part of the job's token.
+    /// Number of assignments of the job so far. Part of the job's token.
     #[serde(default)]
     pub(crate) handout: u32,
-    /// The present taker has shown a sign of life.
+    /// Whether the current assignee has accepted the job or sent anything for it.
     #[serde(default)]
     pub(crate) alive: bool,
-    /// The key of the request that was answered with this job.
+    /// Idempotency key of the request that was answered with this job.
     #[serde(default)]
     pub(crate) idempotency_key: Option<String>,
-    /// Its time limit on this runner, in seconds.
+    /// Timeout of the job on its runner, in seconds.
     #[serde(default)]
     pub(crate) timeout_s: u64,
-    /// What the coordinator says of its end.
+    /// Message of the coordinator about the end of the job.
     #[serde(default)]
     pub(crate) message: Option<String>,
+    /// Result tree that the runner reported.
     #[serde(default)]
     pub(crate) result_tree: Option<serde_json::Value>,
-    /// Its dotenv report.
+    /// Variables from the job's dotenv report.
     #[serde(default)]
     pub(crate) dotenv: Vec<(String, String)>,
-    /// Why a report that it uploaded cannot be used: it fails with that.
+    /// Reason why an uploaded report is invalid. The job fails with it.
     #[serde(default)]
     pub(crate) refused_report: Option<String>,
-    /// What a person typed when they played it.
+    /// Variables that the user entered when they started the job.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
-    /// The environment's URL, expanded.
+    /// URL of the environment, with variables expanded.
     #[serde(default)]
     pub(crate) environment_url: Option<String>,
 }
 
 impl JobDetail {
-    /// Of a new record.
+    /// Returns the details of a new record.
     pub(crate) fn new(state: JobState) -> Self {
         Self {
             state,
@@ -123,12 +124,12 @@ impl JobDetail {
 }
 
 impl JobRow {
-    /// The engine's name for it.
+    /// Returns the engine's reference to this record.
     pub(crate) fn job_ref(&self) -> JobRef {
         JobRef { pipeline: self.pipeline, place: self.place, retry: self.attempt.saturating_sub(1) }
     }
 
-    /// Where it stands.
+    /// Returns the status of the job.
     pub(crate) fn status(&self) -> JobStatus {
         self.detail.state.status
     }

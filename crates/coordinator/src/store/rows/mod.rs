@@ -1,4 +1,4 @@
-//! The rows: what a store keeps, and nothing about how.
+//! The rows of a store, independent of how they are stored.
 
 mod job;
 mod pipeline;

@@ -1,4 +1,4 @@
-//! Rows of pipelines: what was asked for, what it was compiled to, where it stands.
+//! Rows of pipelines: the request, the compiled configuration and the status.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::facts::{GitFacts, NewPipeline, Parent, ProjectFacts};
 #[derive(Debug, Clone)]
 pub(crate) struct PipelineRow {
     pub(crate) id: PipelineId,
-    /// The pipeline at the top of its hierarchy: its own id if it has no parent.
+    /// Pipeline at the top of the hierarchy. The pipeline itself if it has no parent.
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
-    /// Whether the family can still make progress without a command. Such families are loaded at the start.
+    /// Whether the family can make progress without a command. Such families are read at the start.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,
@@ -28,18 +28,19 @@ pub(crate) struct PipelineRow {
     pub(crate) compiled: Arc<Pipeline>,
 }
 
-/// What changes with the status.
+/// Columns that change with the status, stored together as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct PipelineDetail {
-    /// A job failed that may fail.
+    /// Whether a job failed that is allowed to fail.
     pub(crate) warnings: bool,
-    /// What the coordinator has to say.
+    /// Messages of the coordinator about the pipeline.
     pub(crate) problems: Vec<String>,
 }
 
-/// What was asked for, as far as jobs and children need it later. The trees of paths are not kept: they are read from
-/// the sources again.
+/// The request for a pipeline, as far as its jobs and children need it later.
+///
+/// Lists of paths are not stored: they are read from the sources again.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct PipelineSpec {
     pub(crate) project: ProjectFacts,
@@ -58,7 +59,7 @@ pub(crate) struct PipelineSpec {
     changed_paths: Option<Vec<String>>,
 }
 
-/// A variable with its scope.
+/// A project variable with its scope.
 #[derive(Clone, Serialize, Deserialize)]
 struct StoredScoped {
     variable: Variable,
@@ -73,7 +74,7 @@ impl std::fmt::Debug for PipelineSpec {
 }
 
 impl PipelineSpec {
-    /// Keeps what is needed later.
+    /// Returns the part of a request that is needed later.
     pub(crate) fn new(new: &NewPipeline) -> Self {
         let context = &new.context;
         let scoped = |variable: &ScopedVariable| StoredScoped {
@@ -99,27 +100,27 @@ impl PipelineSpec {
         }
     }
 
-    /// The value of `CI_PIPELINE_SOURCE`.
+    /// Returns the value of `CI_PIPELINE_SOURCE`.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }
 
-    /// The branch or tag.
+    /// Returns the name of the branch or tag.
     pub(crate) fn ref_name(&self) -> &str {
         &self.ref_name
     }
 
-    /// The ref is protected.
+    /// Returns whether the ref is protected.
     pub(crate) fn ref_protected(&self) -> bool {
         self.ref_protected
     }
 
-    /// Both are for the same branch, or the same tag.
+    /// Returns whether both pipelines are for the same branch or the same tag.
     pub(crate) fn same_ref(&self, other: &Self) -> bool {
         (self.tag, &self.ref_name) == (other.tag, &other.ref_name)
     }
 
-    /// The context that the pipeline was compiled for, without inputs and trees.
+    /// Returns the context that the pipeline was compiled for, without inputs and lists of paths.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredScoped| ScopedVariable {
             variable: stored.variable.clone(),

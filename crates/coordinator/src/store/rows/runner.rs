@@ -6,11 +6,11 @@ use muster_runner_api::wire::VersionInfo;
 use crate::clock::Timestamp;
 use crate::facts::NewRunner;
 
-/// A runner: one authentication token.
+/// A runner: one authentication token, shared by any number of managers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RunnerRow {
     pub(crate) id: RunnerId,
-    /// SHA-256 of its token, hexadecimal.
+    /// SHA-256 of the token, hexadecimal.
     pub(crate) token_hash: String,
     /// Time from which the token is rejected. `None` means never.
     pub(crate) token_expires_at: Option<Timestamp>,
@@ -18,7 +18,7 @@ pub(crate) struct RunnerRow {
     pub(crate) settings: NewRunner,
 }
 
-/// One process that uses a runner's token.
+/// A runner manager: one process that uses a runner's token.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ManagerRow {
     pub(crate) runner: RunnerId,

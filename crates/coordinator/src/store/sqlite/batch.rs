@@ -1,27 +1,27 @@
-//! Statements with their values, to be run as one: the database's thread is asked once for all of them.
+//! Statements with their values, run as one query.
 //!
-//! Asking it costs more than most statements: two switches of threads, each time.
+//! Each query of the database's thread costs two thread switches, which is more than most statements cost.
 
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
 use sqlx::{Arguments, AssertSqlSafe, Encode, Type};
 
 use crate::error::StoreError;
 
-/// Up to this many statements the prepared form is kept for the next batch of the same shape.
+/// Maximum number of statements in a batch whose prepared form is cached for the next batch of the same shape.
 const KEPT_MAX: usize = 8;
 
-/// Statements that change rows, in their order.
+/// Statements that change rows, in order.
 #[derive(Default)]
 pub(super) struct Batch {
     sql: String,
     values: SqliteArguments,
     statements: usize,
-    /// A value that cannot be bound: nothing is run then.
+    /// Error for a value that cannot be bound. The batch is not run then.
     failed: Option<sqlx::Error>,
 }
 
 impl Batch {
-    /// Adds a statement. Its `?` stand for the values that are bound next.
+    /// Adds a statement. Its `?` are the values that are bound next.
     pub(super) fn statement(&mut self, sql: &'static str) -> &mut Self {
         self.sql.push_str(sql);
         self.sql.push_str(";\n");
@@ -29,7 +29,7 @@ impl Batch {
         self
     }
 
-    /// The value of the next `?`.
+    /// Binds the value of the next `?`.
     pub(super) fn bind<'v, T: Encode<'v, Sqlite> + Type<Sqlite>>(&mut self, value: T) -> &mut Self {
         if let Err(error) = self.values.add(value) {
             self.failed.get_or_insert(sqlx::Error::Encode(error));
@@ -37,14 +37,14 @@ impl Batch {
         self
     }
 
-    /// Runs all statements. Several are one transaction, which stays open where one of them fails.
+    /// Runs all statements, in one transaction if there are several. The transaction stays open if one of them fails.
     pub(super) async fn run(self, connection: &mut SqliteConnection) -> Result<(), StoreError> {
         if let Some(error) = self.failed {
             return Err(error.into());
         }
-        // One statement is a transaction by itself.
+        // SQLite runs a single statement as a transaction.
         let sql = if self.statements == 1 { self.sql } else { format!("BEGIN IMMEDIATE;\n{}COMMIT", self.sql) };
-        // The text is made of the fixed texts above; what comes from outside is bound.
+        // The text consists of the constants above; values from outside are bound.
         let query = sqlx::query_with(AssertSqlSafe(sql), self.values).persistent(self.statements <= KEPT_MAX);
         query.execute(connection).await?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Statements on the outbox.
+//! Statements for the outbox.
 
 use muster_job::{JobId, PipelineId};
 use sqlx::Row;
@@ -16,7 +16,7 @@ pub(super) fn add(batch: &mut Batch, events: &[NewJobEvent]) -> Result<(), Store
         return Ok(());
     }
     let rows = events.iter().map(|event| {
-        // The change is text in the column, so it is text here.
+        // The column stores the change as JSON text, so it must be a JSON string here.
         let change = to_json("an event", &event.change)?;
         Ok((to_millis(event.at), event.pipeline.0, event.job.0, change))
     });

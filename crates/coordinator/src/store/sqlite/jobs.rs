@@ -1,4 +1,4 @@
-//! Statements on jobs and their artifacts.
+//! Statements for jobs and their artifacts.
 
 use muster_job::{FailureReason, JobId, PipelineId, RunnerId};
 use sqlx::Row;
@@ -68,13 +68,13 @@ pub(super) fn artifact_deleted(batch: &mut Batch, job: JobId, kind: &str) {
     batch.statement("UPDATE artifacts SET deleted = 1 WHERE job_id = ? AND kind = ?").bind(job.0).bind(kind);
 }
 
-/// The jobs of the pipelines that are open.
+/// Returns the jobs of all open pipelines.
 pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<JobRow>, StoreError> {
     let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE open = 1) ORDER BY id";
     sqlx::query(text).fetch_all(connection).await?.iter().map(job).collect()
 }
 
-/// The jobs of a family.
+/// Returns the jobs of a family.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<JobRow>, StoreError> {
     let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?) ORDER BY id";
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(job).collect()
@@ -103,14 +103,14 @@ fn job(row: &SqliteRow) -> Result<JobRow, StoreError> {
     })
 }
 
-/// The artifacts of the pipelines that are open.
+/// Returns the artifacts of all open pipelines.
 pub(super) async fn open_artifacts(connection: &mut SqliteConnection) -> Result<Vec<ArtifactRow>, StoreError> {
     let text = "SELECT * FROM artifacts WHERE job_id IN
          (SELECT id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE open = 1))";
     sqlx::query(text).fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// The artifacts of a family.
+/// Returns the artifacts of a family.
 pub(super) async fn artifacts_of_root(
     connection: &mut SqliteConnection,
     root: i64,
@@ -120,7 +120,7 @@ pub(super) async fn artifacts_of_root(
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// Artifacts that expired by an instant, and are not deleted.
+/// Returns artifacts that have expired by `now_ms` and are not deleted, oldest first.
 pub(super) async fn expired(
     connection: &mut SqliteConnection,
     now_ms: i64,
@@ -132,7 +132,7 @@ pub(super) async fn expired(
     query.fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// When the next artifact expires.
+/// Returns when the next artifact that is not deleted expires, in milliseconds.
 pub(super) async fn next_expiry(connection: &mut SqliteConnection) -> Result<Option<i64>, StoreError> {
     let text = "SELECT min(expires_at) FROM artifacts WHERE deleted = 0 AND expires_at IS NOT NULL";
     Ok(sqlx::query(text).fetch_one(connection).await?.try_get(0)?)

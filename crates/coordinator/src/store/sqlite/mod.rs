@@ -1,8 +1,8 @@
-//! The store in a SQLite file.
+//! A store in a SQLite file.
 //!
-//! One connection writes, in one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`: a
-//! killed process loses nothing that was acknowledged; a loss of power may lose the last second. A second connection,
-//! opened when it is first needed, reads beside the writer.
+//! One connection writes, with one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`: a killed process
+//! loses nothing that was acknowledged; a power failure may lose the last second. A second connection, opened when it is first needed,
+//! reads in parallel to the writer.
 
 mod batch;
 mod events;
@@ -31,35 +31,36 @@ use batch::Batch;
 #[derive(Debug)]
 pub(crate) struct SqliteStore {
     path: PathBuf,
-    /// `None` if the database is only read, or closed.
+    /// `None` if the database was opened for reading only, or is closed.
     writer: Mutex<Option<SqliteConnection>>,
     reader: Mutex<Reader>,
 }
 
 #[derive(Debug)]
 enum Reader {
-    /// No read has needed it yet.
+    /// No read has needed the connection yet.
     Unopened,
     Open(SqliteConnection),
     Closed,
 }
 
 impl SqliteStore {
-    /// Opens the database of a folder for writing, and brings it up to date.
+    /// Opens the database of a state directory for writing, and migrates it to the current version.
     pub(crate) async fn open(dir: &Path) -> Result<Self, OpenError> {
         let writer = open::for_writing(dir).await?;
         let (path, reader) = (open::path_in(dir), Mutex::new(Reader::Unopened));
         Ok(Self { path, writer: Mutex::new(Some(writer)), reader })
     }
 
-    /// Opens the database of a folder for reading only.
+    /// Opens the database of a state directory for reading only.
     pub(crate) async fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
         let reader = Mutex::new(Reader::Open(open::of_past(dir).await?));
         Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
     }
 
-    /// Runs `work` on the connection that writes, if there is one: for what is needed at the start, before the other one is
-    /// worth its cost, and for what an index answers at once.
+    /// Runs a short read on the writing connection, if there is one.
+    ///
+    /// For reads at the start, before the second connection is worth its cost, and for queries that an index answers at once.
     async fn briefly<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -70,7 +71,7 @@ impl SqliteStore {
         }
     }
 
-    /// Runs `work` on the connection that reads, in a transaction: all of it sees the same rows.
+    /// Runs `work` on the reading connection, in one transaction: all of its queries see the same rows.
     async fn reading<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -89,8 +90,8 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
-    // The transaction is spelled out: after a commit that finds the disk full SQLite leaves it open, and a guard that
-    // counts transactions by itself would make the next one part of it, never to be committed.
+    // The transaction is written out in SQL. After a commit that fails on a full disk, SQLite leaves the transaction open. A guard that
+    // counts transactions would nest the next one in it, and it would never be committed.
     async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
         let connection = writer.as_mut().ok_or(StoreError::Closed)?;
@@ -98,7 +99,7 @@ impl Store for SqliteStore {
         if result.is_err()
             && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
         {
-            // After some errors SQLite has rolled back already. If not, the next BEGIN fails.
+            // After some errors SQLite has already rolled back. If it has not, the next BEGIN fails.
             tracing::debug!(%error, "there was nothing to roll back");
         }
         result
@@ -138,7 +139,7 @@ impl Store for SqliteStore {
         events::prune(writer.as_mut().ok_or(StoreError::Closed)?, sequence).await
     }
 
-    // The writer closes last: it merges the write-ahead log into the file, which a reader would prevent.
+    // The writer closes last: it merges the write-ahead log into the file, which an open reader would prevent.
     async fn close(&self) -> Result<(), StoreError> {
         let reader = std::mem::replace(&mut *self.reader.lock().await, Reader::Closed);
         if let Reader::Open(connection) = reader {
@@ -151,7 +152,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// One statement for each changed row, and one for all events.
+/// Returns one statement for each changed row, and one for all events.
 fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
     let mut batch = Batch::default();
     for id in &changes.removed_runners {
@@ -226,17 +227,17 @@ pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
     OpenError::Database { path: open::path_in(dir), source }
 }
 
-/// The JSON text of a value for a column.
+/// Returns the JSON text of a value for a column.
 fn to_json<T: serde::Serialize>(what: &str, value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|error| damaged(what, &error))
 }
 
-/// The value of a column's JSON text.
+/// Parses the JSON text of a column.
 fn from_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, StoreError> {
     serde_json::from_str(text).map_err(|error| damaged(what, &error))
 }
 
-/// The value of a column that holds a name from a fixed list.
+/// Parses a column that holds a name from a fixed list.
 fn from_name<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T, StoreError> {
     from_json(what, &to_json(what, &name)?)
 }

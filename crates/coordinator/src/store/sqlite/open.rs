@@ -1,4 +1,4 @@
-//! How the file is opened, and what its errors mean to a user.
+//! Opens the database file, and translates errors for users.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ use crate::error::{OpenError, StoreError, is_full, unwritable};
 
 static MIGRATIONS: Migrator = sqlx::migrate!();
 
-/// The database's name in the state folder.
+/// File name of the database in the state directory.
 const FILE: &str = "coordinator.db";
 
-/// How long a statement waits while a reader's checkpoint holds the database.
+/// Time that a statement waits while the checkpoint of a reader locks the database.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The path of the database in a state folder.
+/// Returns the path of the database in a state directory.
 pub(super) fn path_in(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Opens the database of a folder for writing, and brings it up to date.
+/// Opens the database of a state directory for writing, and migrates it to the current version.
 pub(super) async fn for_writing(dir: &Path) -> Result<SqliteConnection, OpenError> {
     let path = path_in(dir);
     prepare_file(&path).map_err(|source| unwritable(dir, source))?;
@@ -39,13 +39,13 @@ pub(super) async fn for_writing(dir: &Path) -> Result<SqliteConnection, OpenErro
     Ok(connection)
 }
 
-/// Opens a database for reading, whoever writes to it.
+/// Opens a database for reading. Another connection or process may write to it.
 pub(super) async fn for_reading(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(BUSY_TIMEOUT);
     SqliteConnection::connect_with(&options).await
 }
 
-/// Opens the database of a folder that another process may have written.
+/// Opens the database of a state directory that another process may have written, for reading only.
 pub(super) async fn of_past(dir: &Path) -> Result<SqliteConnection, OpenError> {
     let path = path_in(dir);
     if !path.is_file() {
@@ -63,7 +63,7 @@ pub(super) async fn of_past(dir: &Path) -> Result<SqliteConnection, OpenError> {
     Ok(connection)
 }
 
-/// Creates the file for this user alone: variables of jobs may be secret (invariant J6).
+/// Creates the file with access for this user only, because variables of jobs may be secret (invariant J6).
 fn prepare_file(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path).map(drop)
@@ -92,7 +92,7 @@ fn migration_failed(path: &Path, error: MigrateError) -> OpenError {
 
 /// SQLite's primary result code for a full disk (`SQLITE_FULL`).
 const SQLITE_FULL: &str = "13";
-/// `SQLITE_IOERR_WRITE`: with a full disk, what some file systems answer instead.
+/// SQLite's code for a failed write (`SQLITE_IOERR_WRITE`), which some file systems cause when the disk is full.
 const SQLITE_IOERR_WRITE: &str = "778";
 
 impl From<sqlx::Error> for StoreError {

@@ -1,4 +1,4 @@
-//! Statements on pipelines.
+//! Statements for pipelines.
 
 use std::sync::Arc;
 
@@ -45,32 +45,32 @@ pub(super) fn update(batch: &mut Batch, row: &PipelineRow) -> Result<(), StoreEr
     Ok(())
 }
 
-/// The pipelines that are open.
+/// Returns all open pipelines.
 pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<PipelineRow>, StoreError> {
     let rows = sqlx::query("SELECT * FROM pipelines WHERE open = 1 ORDER BY id").fetch_all(connection).await?;
     rows.iter().map(pipeline).collect()
 }
 
-/// The pipelines of a family.
+/// Returns the pipelines of a family.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<PipelineRow>, StoreError> {
     let query = sqlx::query("SELECT * FROM pipelines WHERE root = ? ORDER BY id").bind(root);
     query.fetch_all(connection).await?.iter().map(pipeline).collect()
 }
 
-/// The root of the family of a pipeline.
+/// Returns the root of a pipeline's family.
 pub(super) async fn root(connection: &mut SqliteConnection, id: PipelineId) -> Result<Option<i64>, StoreError> {
     let query = sqlx::query("SELECT root FROM pipelines WHERE id = ?").bind(id.0);
     Ok(query.fetch_optional(connection).await?.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// The root of the family of a job.
+/// Returns the root of the family of a job's pipeline.
 pub(super) async fn root_of_job(connection: &mut SqliteConnection, id: JobId) -> Result<Option<i64>, StoreError> {
     let text = "SELECT root FROM pipelines WHERE id = (SELECT pipeline_id FROM jobs WHERE id = ?)";
     let query = sqlx::query(text).bind(id.0);
     Ok(query.fetch_optional(connection).await?.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// A page of all pipelines.
+/// Returns a page of all pipelines.
 pub(super) async fn after(
     connection: &mut SqliteConnection,
     after: PipelineId,
