@@ -1,5 +1,7 @@
-//! The gRPC contract between manager and agent: GitLab's step-runner service ([`step_runner`]), Muster's extension
-//! ([`agent`]), the inputs of the built-in steps ([`builtin`]) that a job is lowered to, and the one [`client`] of an agent.
+//! The gRPC contract between manager and agent.
+//!
+//! It consists of GitLab's step-runner service ([`step_runner`]), Muster's extension ([`agent`]), the inputs of the built-in steps
+//! ([`builtin`]) to which a job is lowered, and the one [`client`] of an agent.
 //!
 //! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with the policy under
 //! which it runs.

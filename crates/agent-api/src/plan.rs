@@ -6,7 +6,7 @@
 //!                                                      --> more steps
 //! ```
 //!
-//! Unknown fields are ignored and missing ones have defaults, so that manager and agent may be of neighbouring versions.
+//! Unknown fields are ignored and missing ones have defaults, so that manager and agent can have adjacent versions.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -14,10 +14,10 @@ use serde_json::Value;
 
 use crate::builtin::{Inputs, Share, Tls, UnpackLimits};
 
-/// The reference of the step that a job is.
+/// Reference of the built-in step that executes a job.
 pub const JOB: &str = "builtin://job";
 
-/// What `RunRequest.steps` starts with: an empty specification, then the definition (steps 6.4).
+/// Prefix of `RunRequest.steps`: an empty specification, then the definition (`docs/spec/steps.md`, section 6.4).
 const PREAMBLE: &str = "{}\n---\n";
 
 #[derive(Serialize, Deserialize)]
@@ -37,22 +37,23 @@ struct JobInputs<P> {
     plan: P,
 }
 
-/// The text for `RunRequest.steps` that has the agent execute `plan`.
+/// Returns the text for `RunRequest.steps` with which the agent executes `plan`.
 ///
-/// The plan is opaque to the step language: an expression in it, say in a script, is left as it is.
+/// The plan is opaque to the step language: an expression in it, for example in a script, is not expanded.
 ///
 /// # Errors
-/// Never in practice: a plan is always JSON.
+/// Never in practice: a plan can always be serialized to JSON.
 pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
     let item = Item { name: "job".to_owned(), step: JOB.to_owned(), inputs: JobInputs { plan } };
     Ok(format!("{PREAMBLE}{}", serde_json::to_string(&Definition { run: [item] })?))
 }
 
-/// Returns the plan in `RunRequest.steps`. A text that was not made by [`job_steps`] is the plan of one step: the step file that it
-/// is, which runs in `work_dir`.
+/// Returns the plan in `RunRequest.steps`.
+///
+/// Any text that was not created by [`job_steps`] is a step file: the plan then has one step, which runs that file in `work_dir`.
 ///
 /// # Errors
-/// What is wrong with the plan. The text of a step file is not read here.
+/// The plan is not valid. The text of a step file is not checked here.
 pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Error> {
     let definition = steps.strip_prefix(PREAMBLE).unwrap_or_default();
     let unreadable = match serde_json::from_str::<Definition<JobPlan>>(definition) {
@@ -77,81 +78,81 @@ pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Erro
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobPlan {
-    /// Lines to print before anything else, each without its line end: who runs the job, and where.
+    /// Lines at the start of the log, without line breaks: who runs the job, and where.
     pub header: Vec<String>,
-    /// Further lines behind the header, as good news are shown.
+    /// Further lines after the header, shown as good news.
     pub notices: Vec<String>,
-    /// What is wrong with the job's settings; each is a warning behind the header.
+    /// Problems of the job's settings, shown as warnings after the header.
     pub warnings: Vec<String>,
-    /// The job's checkout; its `.tmp` neighbour holds temporary files.
+    /// Project directory of the job. Temporary files are in the directory of the same name with the suffix `.tmp`.
     pub project_dir: String,
-    /// The directory above it that an operator chose. A job can change all that is below.
+    /// Directory above it that an operator chose. A job can change everything below it.
     pub builds_dir: String,
-    /// Limit for all steps together, milliseconds; 0 means none.
+    /// Timeout for all steps together, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
-    /// Print `section_start` and `section_end` markers.
+    /// Whether the log has `section_start` and `section_end` markers.
     pub trace_sections: bool,
-    /// Prefix each line with time and stream (FF_TIMESTAMPS).
+    /// Whether each line of the log begins with time and stream (FF_TIMESTAMPS).
     pub timestamps: bool,
-    /// Bytes of log after which output is dropped with a notice; 0 means 4 MiB.
+    /// Maximum size of the log in bytes. Further output is dropped with a notice. 0 means 4 MiB.
     pub output_limit: u64,
-    /// Token prefixes to mask beside the built-in ones.
+    /// Token prefixes to mask in addition to the built-in ones.
     pub mask_prefixes: Vec<String>,
-    /// Of the built-in token prefixes mask `glpat-` only (FF_MASK_ALL_DEFAULT_TOKENS off).
+    /// Whether `glpat-` is the only built-in token prefix that is masked (FF_MASK_ALL_DEFAULT_TOKENS off).
     pub mask_few_prefixes: bool,
-    /// From TERM to KILL when the job is ended, milliseconds; 0 means 10 s.
+    /// Time from SIGTERM to SIGKILL when the job is stopped, in milliseconds. 0 means 10 s.
     pub grace_ms: u64,
-    /// The wait before a step is tried again, at first, and the most that it doubles to, milliseconds; 0 means 5 s and
-    /// 5 min.
+    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. 0 means 5 s and 5 min.
     pub retry_wait_ms: (u64, u64),
-    /// Before anything of the user's runs, the job waits until its manager has said that it may: until then another place can
-    /// have it instead.
+    /// Whether the job waits before its first user command until the manager approves the start.
+    ///
+    /// Before the approval the manager can still reschedule the job to another environment.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ask_first: bool,
-    /// The steps, in order.
+    /// Steps of the job, in order.
     pub steps: Vec<Step>,
-    /// The log is what the steps print and nothing else: without the lines around them that GitLab's jobs have.
+    /// Whether the log has only the output of the steps, without the lines that GitLab's jobs have around it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
-    /// Where to send artifacts, and get them from.
+    /// Endpoint for uploading and downloading artifacts.
     pub coordinator: Coordinator,
-    /// Limits of unpacking an artifact or a cache.
+    /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
     pub unpack: UnpackLimits,
-    /// The job's part of a machine that it shares with others; none where it has it alone.
+    /// The job's share of a machine that it shares with other jobs. `None` means that it has the machine alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
 }
 
-/// The door for artifacts.
+/// Endpoint for artifacts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Coordinator {
     /// Base URL, without `/api/v4`.
     pub url: String,
-    /// The job.
+    /// ID of the job.
     pub job_id: i64,
-    /// The job's token. The spool file that holds it is 0600.
+    /// Token of the job. The spool file that contains it has mode 0600.
     pub token: String,
-    /// How to know it, and be known to it.
+    /// Certificates for the connection.
     pub tls: Tls,
-    /// Limit for one upload, milliseconds; 0 means one hour.
+    /// Timeout for one upload, in milliseconds. 0 means one hour.
     pub upload_timeout_ms: u64,
-    /// Limit for the answer once an upload is sent, milliseconds; 0 means ten minutes.
+    /// Timeout for the response after an upload was sent, in milliseconds. 0 means ten minutes.
     pub response_timeout_ms: u64,
-    /// Downloads ask for the object storage first (FF_USE_DIRECT_DOWNLOAD).
+    /// Whether downloads try the object storage first (FF_USE_DIRECT_DOWNLOAD).
     pub direct_download: bool,
 }
 
 /// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Name in the result: of GitLab's stages `get_sources`, `step_script`, ... Also the name of its log section.
+    /// Name in the result, for example that of a GitLab stage (`get_sources`, `step_script`). Also the name of its log section.
     pub name: String,
-    /// How the engine runs it.
+    /// Conditions and limits under which the engine runs the step.
     #[serde(default)]
     pub policy: Policy,
-    /// What it does.
+    /// Action of the step.
     pub call: Call,
 }
 
@@ -163,19 +164,19 @@ impl Step {
     }
 }
 
-/// How the engine runs a step.
+/// Conditions and limits under which the engine runs a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policy {
     /// First line of the step's log section. Empty means that the step has no section.
     pub title: String,
-    /// When it runs.
+    /// Condition for running the step.
     pub when: When,
-    /// Maximum number of tries, at least 1.
+    /// Maximum number of attempts, at least 1.
     pub attempts: u32,
-    /// Limit of all tries together, in milliseconds. 0 means the limit of the job.
+    /// Timeout for all attempts together, in milliseconds. 0 means the timeout of the job.
     pub timeout_ms: u64,
-    /// A failure is a warning and has no other effect.
+    /// Whether a failure is only a warning.
     pub allow_failure: bool,
 }
 
@@ -185,22 +186,22 @@ impl Default for Policy {
     }
 }
 
-/// When a step runs, given how the steps before it in the same list have ended.
+/// Condition for a step, given how the earlier steps in the same list have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// Nothing failed yet, and the job was not canceled.
+    /// No earlier step failed, and the job was not canceled.
     #[default]
     OnSuccess,
-    /// Something failed.
+    /// An earlier step failed.
     OnFailure,
-    /// After success and failure, but not after the job's timeout.
+    /// Runs after success and failure, but not after the job's timeout.
     Always,
-    /// In any case, also after a timeout or a cancel: cleaning up.
+    /// Always runs, even after a timeout or a cancellation. For cleaning up.
     Finally,
 }
 
-/// What a step does.
+/// Action of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {
@@ -208,20 +209,20 @@ pub enum Call {
     Builtin {
         /// Name without `builtin://`.
         name: String,
-        /// Its [`Inputs`] as JSON.
+        /// [`Inputs`] of the step as JSON.
         inputs: Value,
     },
     /// Runs an author's `run:` list: steps in GitLab's step format.
     Run(Value),
     /// Runs an author's step: the two documents of a step file.
     StepFile(String),
-    /// Runs steps at another agent: in a place that a built-in step makes. Their log, result and cancellation are those of this step.
+    /// Runs steps at another agent in an environment that a built-in step creates. Log, result and cancellation are those of this step.
     Delegate {
-        /// Name of the built-in step that makes the place, without `builtin://`.
+        /// Name of the built-in step that creates the environment, without `builtin://`.
         name: String,
-        /// Its [`Inputs`] as JSON.
+        /// [`Inputs`] of that step as JSON.
         inputs: Value,
-        /// Plan of the agent there.
+        /// Steps that the other agent runs.
         steps: Vec<Step>,
     },
     /// Runs steps, one after the other. Their conditions refer to each other and not to steps outside this list.
@@ -231,7 +232,7 @@ pub enum Call {
 impl Call {
     /// Returns the call of the built-in step with these inputs.
     pub fn builtin<I: Inputs>(inputs: &I) -> Self {
-        // Inputs are plain data. If one should not become JSON, the agent refuses the null and names the step.
+        // Inputs are plain data. If serialization failed nevertheless, the agent would reject the null and name the step.
         Self::Builtin { name: I::BUILTIN.to_owned(), inputs: serde_json::to_value(inputs).unwrap_or_default() }
     }
 

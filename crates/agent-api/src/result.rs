@@ -1,33 +1,33 @@
-//! What a job ended with: the durable result in the agent's spool, and the tree that `muster ci show` prints.
+//! Result of a job: the record in the agent's spool, and the tree that `muster ci show` prints.
 
 use muster_job::{FailureReason, TerminationCause};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a job used, in its tree for people.
+/// Key of the job's resource usage in the human-readable tree.
 const USED: &str = "used";
 
-/// The result of one job.
+/// Result of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobResult {
-    /// The outcome.
+    /// How the job ended.
     pub outcome: Outcome,
-    /// One short sentence, as in the last line of the trace: `exit status 1`.
+    /// Short message, as in the last line of the trace: `exit status 1`.
     #[serde(default)]
     pub message: String,
-    /// The log's length in bytes, when the job had ended.
+    /// Length of the log in bytes when the job ended.
     pub log_bytes: u64,
-    /// The log's CRC-32 (IEEE).
+    /// CRC-32 (IEEE) of the log.
     pub log_crc32: u32,
-    /// Every step, in the order in which they started.
+    /// Result tree of the steps, in the order in which they started.
     pub tree: StepNode,
-    /// What the job used; `None` if no process of it ran.
+    /// Resources that the job used. `None` means that none of its processes ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
 }
 
 impl JobResult {
-    /// The tree for people to look at, with what the job used at its root.
+    /// Returns the human-readable tree, with the resource usage of the job at its root.
     #[must_use]
     pub fn to_tree(&self) -> Option<Value> {
         let mut tree = serde_json::to_value(&self.tree).ok()?;
@@ -38,31 +38,32 @@ impl JobResult {
     }
 }
 
-/// What a job used of its machine.
+/// Resources that a job used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Used {
-    /// From its start to its end, in milliseconds.
+    /// Time from start to end, in milliseconds.
     pub wall_ms: u64,
-    /// CPU time, in milliseconds; none: it was not counted.
+    /// CPU time, in milliseconds. `None` means that it was not measured.
     pub cpu_ms: Option<u64>,
-    /// The most memory at once, in bytes; none: it was not counted.
+    /// Maximum memory in use at once, in bytes. `None` means that it was not measured.
     pub memory_bytes: Option<u64>,
-    /// No cgroup counted: the CPU time is that of the processes that were waited for or had to be ended, the memory that of the
-    /// largest of them.
+    /// Whether the numbers come from single processes, because the job had no cgroup.
+    ///
+    /// The CPU time is then that of all processes that were waited for or had to be killed, and the memory that of the largest one.
     pub by_processes: bool,
-    /// How long something in its cgroup, or without one on the machine, waited for a CPU, in milliseconds.
+    /// Time for which some process of its cgroup, or of the machine without one, waited for a CPU, in milliseconds.
     pub cpu_stalled_ms: Option<u64>,
-    /// The same for memory.
+    /// Time spent waiting for memory, in milliseconds.
     pub memory_stalled_ms: Option<u64>,
-    /// The same for I/O.
+    /// Time spent waiting for I/O, in milliseconds.
     pub io_stalled_ms: Option<u64>,
-    /// Why it ran without its share of the machine; empty: it had it, or none was wanted.
+    /// Reason why the job had no share of the machine. Empty if it had one, or none was requested.
     pub no_share: String,
 }
 
 impl Used {
-    /// What a tree of [`JobResult::to_tree`] says at its root.
+    /// Returns the resource usage at the root of a tree of [`JobResult::to_tree`].
     #[must_use]
     pub fn of_tree(tree: &Value) -> Option<Self> {
         serde_json::from_value(tree.get(USED)?.clone()).ok()
@@ -73,42 +74,42 @@ impl Used {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum Outcome {
-    /// Everything that had to pass did.
+    /// All required steps passed.
     Success,
-    /// Something failed.
+    /// A step failed, or the job was ended early.
     Failed {
-        /// GitLab's reason.
+        /// GitLab's failure reason.
         reason: FailureReason,
-        /// The exit status of the user's script, where that is what failed.
+        /// Exit status of the user's script, if the script failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
-        /// What ended the job early, if something did.
+        /// Reason why the job was ended early.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<TerminationCause>,
     },
 }
 
-/// One step of the result tree.
+/// A step in the result tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepNode {
-    /// The step's name: `get_sources`, `step_script`, or the author's.
+    /// Name of the step: `get_sources`, `step_script`, or the author's.
     pub name: String,
-    /// How it ended.
+    /// How the step ended.
     pub status: StepStatus,
-    /// Milliseconds since the Unix epoch.
+    /// Start time in milliseconds since the Unix epoch.
     pub started_ms: u64,
-    /// Milliseconds.
+    /// Duration in milliseconds.
     pub duration_ms: u64,
-    /// The exit status of the process, for a step that is one.
+    /// Exit status of the process, if the step is a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// Why it failed or was skipped.
+    /// Reason why the step failed or was skipped.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// What ended it before its time, if something did.
+    /// Reason why the step was ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<TerminationCause>,
-    /// Steps inside it.
+    /// Steps inside this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,
 }

@@ -1,4 +1,4 @@
-//! The agent's jobs: those that run, and those whose result waits in the spool.
+//! The agent's jobs: those that run, and finished ones whose results are in the spool.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,10 +16,10 @@ use crate::job::{AgentContext, Job};
 use crate::running;
 use crate::spool::Spool;
 
-/// How long `Close` waits for a job that it ended.
+/// Maximum time that `Close` waits for the end of a job that it stopped.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Why a call about a job is refused.
+/// Reason why a call about a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("`{0}` cannot be the id of a job: use up to 128 letters, digits, `-`, `_` and `.`")]
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
     Stuck,
 }
 
-/// What all calls share.
+/// State that all calls share.
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub(crate) context: Arc<AgentContext>,
@@ -56,15 +56,15 @@ impl Agent {
         Self { context, state: Mutex::default() }
     }
 
-    /// Puts a job in whose result is known already.
+    /// Adds a job whose result is known already.
     pub(crate) fn adopt(&self, job: Job) {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
-    /// Starts a job, or does nothing if there is one with this id (R3).
+    /// Starts a job. Does nothing if there is a job with this ID already (R3 in `docs/spec/life-of-a-job.md`).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), Refusal> {
         let entry = self.context.spool.entry(&request.id).ok_or_else(|| Refusal::BadId(request.id.clone()))?;
-        // Held while the request is written, so that the same id cannot start twice.
+        // Locked while the request is written, so that the same ID cannot start twice.
         let mut state = self.state.lock();
         while state.tasks.try_join_next().is_some() {}
         if state.jobs.contains_key(&entry.id) {
@@ -86,17 +86,17 @@ impl Agent {
         self.state.lock().jobs.get(id).cloned().ok_or_else(|| Refusal::Unknown(id.to_owned()))
     }
 
-    /// Every job, by id.
+    /// Returns all jobs, ordered by ID.
     pub(crate) fn jobs(&self) -> Vec<Arc<Job>> {
         let mut jobs: Vec<_> = self.state.lock().jobs.values().cloned().collect();
         jobs.sort_by(|a, b| a.id.cmp(&b.id));
         jobs
     }
 
-    /// Ends a job if it runs, and forgets it. It is no error if there is none.
+    /// Closes a job: ends it if it runs, and deletes its entry. Succeeds if there is no such job.
     pub(crate) async fn close(&self, id: &str) -> Result<(), Refusal> {
         let Ok(job) = self.job(id) else {
-            // What an attempt that started nothing left behind.
+            // An attempt that started nothing may have left files.
             return match self.context.spool.entry(id) {
                 Some(entry) => entry.remove_apart().await.map_err(Refusal::Spool),
                 None => Ok(()),
@@ -114,7 +114,7 @@ impl Agent {
         let removed = tokio::task::spawn_blocking(move || removing.remove()).await;
         removed.unwrap_or_else(|error| Err(error.into())).map_err(Refusal::Spool)?;
         let mut state = self.state.lock();
-        // Another `Close` may have been faster, and the id may be in use again.
+        // Another `Close` may have been faster, and the ID may be in use again.
         if state.jobs.get(&job.id).is_some_and(|known| Arc::ptr_eq(known, job)) {
             state.jobs.remove(&job.id);
         }
@@ -123,7 +123,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Forgets jobs that ended longer ago than `retention` and whose manager never closed them (R6).
+    /// Deletes jobs that ended longer ago than `retention` and were never closed (R6 in `docs/spec/life-of-a-job.md`).
     pub(crate) async fn prune(&self, retention: Duration) {
         for job in self.jobs().into_iter().filter(|job| job.finished().is_some() && job.entry.age() > retention) {
             tracing::info!(job = job.id, "no manager closed the job within the retention time: it is forgotten");
@@ -139,15 +139,16 @@ impl Agent {
         }
     }
 
-    /// Whether nothing is kept that somebody needs: a job that runs, or, where the agent can be reached, one that nobody has
-    /// closed yet.
+    /// Returns whether the agent has nothing left to do.
+    ///
+    /// A running job keeps the agent alive. If the agent is `reachable`, a finished job that has not been closed does, too.
     pub(crate) fn is_idle(&self, reachable: bool) -> bool {
         let state = self.state.lock();
         let runs = state.jobs.values().any(|job| job.finished().is_none());
         !runs && (!reachable || state.jobs.is_empty() && self.context.spool.is_empty())
     }
 
-    /// Takes no new jobs, ends those that run, and waits for them.
+    /// Accepts no new jobs, stops those that run, and waits until they have ended.
     pub(crate) async fn drain(&self, cause: TerminationCause) {
         let mut tasks = {
             let mut state = self.state.lock();

@@ -1,12 +1,14 @@
-//! Who is connected, and the end of an agent that nobody needs.
+//! Tracks connections, and ends an agent that has nothing left to do.
 //!
 //! ```text
-//! open --nobody inside for the limit, nothing left to be fetched--> shut: whoever comes now is sent away, and starts a new agent
+//! open --no connection for the time limit, and nothing to fetch--> closed
 //! ```
 //!
-//! Nobody tells an agent that its manager is gone for good, so its connections do: while one is open, the agent stays. What
-//! it still holds for a manager keeps it too: a job that runs, and one that ended and was not closed. Where its socket was
-//! removed, nobody can ever fetch what it holds, and only running jobs count.
+//! A closed agent refuses connections, and their manager starts a new agent.
+//!
+//! An agent cannot know that its manager will never come back, so it decides by its connections and jobs. It keeps running while a
+//! connection is open, a job is running, or a finished job has not been closed. If its socket file was deleted, no manager can fetch
+//! results anymore, and only running jobs keep it alive.
 
 use std::fs;
 use std::io;
@@ -24,14 +26,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
-/// A system that cannot give a connection now, mostly for want of file descriptors, is asked again after this.
+/// Delay before connections are accepted again after an error, which is mostly a lack of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Counts who is inside.
+/// Counts the open connections.
 #[derive(Debug)]
 pub(crate) struct Door {
     inside: Mutex<Inside>,
-    /// Changes when somebody comes or goes; whether nobody is inside.
+    /// Whether no connection is open. Changes whenever a connection is opened or closed.
     is_empty: watch::Sender<bool>,
 }
 
@@ -48,7 +50,7 @@ impl Default for Door {
 }
 
 impl Door {
-    /// Lets a connection in, unless the door is shut.
+    /// Admits a connection. `None` means that the agent is closed for connections.
     fn enter(self: &Arc<Self>, stream: UnixStream) -> Option<Visit> {
         let mut inside = self.inside.lock();
         if inside.is_shut {
@@ -65,20 +67,21 @@ impl Door {
         self.is_empty.send_replace(inside.visits == 0);
     }
 
-    /// Shuts the door if nobody is inside and `may` says so; nobody comes in meanwhile.
+    /// Closes the agent for connections if none is open and `may` agrees. No connection is admitted meanwhile.
     fn shut_if(&self, may: impl FnOnce() -> bool) -> bool {
         let mut inside = self.inside.lock();
         inside.is_shut = inside.visits == 0 && may();
         inside.is_shut
     }
 
-    /// Waits until nobody was inside for `limit` and `may` says yes, and shuts the door then. What `may` refuses is asked
-    /// again after another `limit`.
+    /// Waits until no connection was open for `limit` and `may` agrees, and then closes the agent for connections.
+    ///
+    /// If `may` disagrees, it is called again after another `limit`.
     pub(crate) async fn shut_when_idle(&self, limit: Duration, may: impl Fn() -> bool) {
         let mut is_empty = self.is_empty.subscribe();
         loop {
             if is_empty.wait_for(|empty| *empty).await.is_err() {
-                // The sender is in `self`.
+                // The sender is a field of `self`.
                 return;
             }
             tokio::select! {
@@ -88,7 +91,7 @@ impl Door {
         }
     }
 
-    /// The connections that come in, for ever.
+    /// Accepts connections indefinitely.
     pub(crate) fn visits(self: Arc<Self>, listener: UnixListener) -> impl Stream<Item = io::Result<Visit>> {
         futures::stream::unfold((self, listener), |(door, listener)| async move {
             loop {
@@ -109,7 +112,7 @@ impl Door {
     }
 }
 
-/// A connection that counts.
+/// An open connection that is counted until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Visit {
     stream: UnixStream,
@@ -162,7 +165,7 @@ impl AsyncWrite for Visit {
     }
 }
 
-/// A file by its identity: another agent may have made one of the same name since.
+/// A file, identified by device and inode: another agent may have created one with the same name meanwhile.
 #[derive(Debug)]
 pub(crate) struct Owned {
     path: PathBuf,
@@ -170,13 +173,13 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// The file that is at `path` now.
+    /// Returns the file that is at `path` now.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let found = fs::symlink_metadata(path)?;
         Ok(Self { path: path.to_owned(), id: (found.dev(), found.ino()) })
     }
 
-    /// Whether it is still there.
+    /// Returns whether the file still exists.
     pub(crate) fn is_there(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
     }

@@ -1,19 +1,21 @@
-//! What stands before a job's first user command, where the manager wants to be asked (`JobPlan.ask_first`): a manager that has
-//! not opened it knows that nothing of the user's has run, also when the machine is lost (invariant J2).
+//! Blocks a job before its first user command until the manager approves the start (`JobPlan.ask_first`).
+//!
+//! If the machine is lost before the approval, the manager knows that no user code has run and can reschedule the job (J2 in
+//! `docs/spec/life-of-a-job.md`).
 
 use tokio::sync::watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The job is not there yet, or never asks.
+    /// The job has not reached the gate, or does not need an approval.
     Before,
-    /// The job waits.
+    /// The job waits at the gate.
     Asking,
-    /// It may go on.
+    /// The start was approved.
     Open,
 }
 
-/// The gate of one job. Clones are the same gate.
+/// The gate of one job. Clones share their state.
 #[derive(Debug, Clone)]
 pub(crate) struct Gate(watch::Sender<Stage>);
 
@@ -24,7 +26,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits until it is open. Cancel-safe. The job's own limits bound it.
+    /// Waits until the gate is open. Cancel-safe. The timeout of the job bounds the time.
     pub(crate) async fn pass(&self) {
         self.0.send_if_modified(|stage| {
             let comes = *stage == Stage::Before;
@@ -33,11 +35,11 @@ impl Gate {
             }
             comes
         });
-        // The sender lives in `self`.
+        // The sender is a field of `self`.
         let _ = self.0.subscribe().wait_for(|stage| *stage == Stage::Open).await;
     }
 
-    /// Waits until the job stands before it, or has passed: whether it waits. Cancel-safe.
+    /// Waits until the job has reached the gate. Returns whether it waits there. Cancel-safe.
     pub(crate) async fn reached(&self) -> bool {
         let mut stage = self.0.subscribe();
         stage.wait_for(|stage| *stage != Stage::Before).await.is_ok_and(|stage| *stage == Stage::Asking)

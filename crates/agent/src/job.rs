@@ -1,4 +1,4 @@
-//! A job of the agent, and what all jobs share.
+//! A job of the agent, and the state that all jobs share.
 
 use std::io;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use tokio::sync::watch;
 use crate::gate::Gate;
 use crate::spool::{Entry, Journal, LogFile, Spool};
 
-/// The part of an agent that its jobs use.
+/// State of the agent that all its jobs share.
 #[derive(Debug)]
 pub(crate) struct AgentContext {
     pub(crate) spool: Spool,
-    /// ID of this start of the system.
+    /// Boot ID of the system.
     pub(crate) boot_id: String,
     pub(crate) host: Arc<Host>,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// One job, from `Run` to `Close`.
+/// A job, from `Run` to `Close`.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: String,
@@ -34,13 +34,13 @@ pub(crate) struct Job {
     pub(crate) brakes: Brakes,
     pub(crate) gate: Gate,
     pub(crate) started: SystemTime,
-    /// The result, once it is in the spool.
+    /// Result of the job, as soon as it is in the spool.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
-    /// Whether its entry is removed: what comes after may belong to another attempt with this id.
+    /// Whether the entry was deleted. A later entry may belong to another attempt with the same ID.
     removed: Mutex<bool>,
 }
 
-/// How a job ended, and when.
+/// Result of a job, and the time when it ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) result: JobResult,
@@ -63,7 +63,7 @@ impl Job {
         }
     }
 
-    /// Removes its entry, once. This blocks.
+    /// Deletes the entry of the job, once. Blocks.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let mut removed = self.removed.lock();
         if !*removed {
@@ -77,7 +77,7 @@ impl Job {
         self.result.borrow().clone()
     }
 
-    /// Waits for the result.
+    /// Waits until the job has a result.
     pub(crate) async fn wait(&self) -> Option<Arc<Finished>> {
         let mut result = self.result.subscribe();
         result.wait_for(Option::is_some).await.ok().and_then(|finished| finished.clone())

@@ -1,4 +1,4 @@
-//! The agent: executes steps, and outlives its connection and its manager (design, decision 2).
+//! The agent: executes steps, and outlives its connection and its manager.
 //!
 //! ```text
 //! manager --gRPC over a unix socket--> service --> agent --> running job --> builtins / steps
@@ -6,9 +6,12 @@
 //!                                     log, result <--+-- spool <--+
 //! ```
 //!
-//! Invariants: a request is in the spool before anything is started for it; a result is in the spool before anyone is
-//! told (R4); the user's code starts at most once per run id (J2); when a job has a result, none of its processes is
-//! left (J5); the agent never ends by itself while a job runs, or one that ended can still be fetched.
+//! Invariants:
+//! - A request is in the spool before anything is started for it.
+//! - A result is in the spool before it is reported (R4 in `docs/spec/life-of-a-job.md`).
+//! - The user's code starts at most once per run ID (J2).
+//! - A job with a result has no process left (J5).
+//! - The agent does not end on its own while a job runs, or while the result of a finished job can still be fetched.
 
 mod agent;
 mod door;

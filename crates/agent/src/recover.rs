@@ -1,4 +1,4 @@
-//! The start of an agent on a spool that another one left: the only recovery there is.
+//! Recovers the jobs in a spool that another agent left. There is no other form of recovery.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,14 +15,16 @@ use crate::job::{Finished, Job};
 use crate::running::{parse, settle, system_failure};
 use crate::spool::Entry;
 
-/// From TERM to KILL for what a dead agent left.
+/// Time from SIGTERM to SIGKILL for processes that a dead agent left.
 const GRACE: Duration = Duration::from_secs(2);
 const LOST: &str = "the agent was ended while the job ran, so its script was ended too; the log up to here is whole";
 const REBOOTED: &str =
     "the machine was restarted while the job ran, so its script was ended too; the log may lack its last second";
 
-/// Brings every job of the spool to where it belongs: finished ones are served as they are, lost ones are ended and
-/// failed, and one whose first command never started waits for its `Run` to be said again.
+/// Recovers each job in the spool.
+///
+/// Finished jobs are served as they are. Jobs whose user code may have run are ended and fail. Jobs that never started their first command
+/// wait until their `Run` is repeated.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<()> {
     for entry in agent.context.spool.entries()? {
         if let Err(error) = recover_one(agent, &entry).await {
@@ -42,11 +44,11 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
         return Ok(());
     }
     let Some(request) = past.request else {
-        // `Run` was never answered, so nobody knows of it.
+        // `Run` was never answered, so no manager relies on the job.
         return entry.remove_apart().await;
     };
     let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
-    // Of an earlier start of the system nothing is left, and its process ids are others' by now.
+    // No process survived a restart of the system, and its process IDs belong to other processes now.
     if !rebooted {
         end_leftovers(&past.trail, GRACE).await;
     }
@@ -65,7 +67,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     let line = style::error(&format!("Job failed (system failure): {lost}"));
     job.log.append(format!("{gap}{line}").as_bytes())?;
     let end = system_failure(Began::now(), lost, Some(TerminationCause::EnvironmentLost));
-    // Nothing of it is the job's.
+    // The message contains no text of the job, so nothing is masked.
     settle(&agent.context, &job, end, &Secrets::default());
     agent.adopt(job);
     Ok(())

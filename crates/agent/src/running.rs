@@ -1,4 +1,4 @@
-//! One job while it runs: from the request in the spool to the result in the spool.
+//! Runs one job: from the request in the spool to the result in the spool.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -23,19 +23,19 @@ use rand::Rng;
 use crate::job::{AgentContext, Finished, Job};
 use crate::spool::LogSink;
 
-/// What a request asks for.
+/// A parsed request.
 pub(crate) struct Work {
     /// The plan without its steps.
     pub(crate) plan: JobPlan,
     steps: Vec<Step<Context>>,
-    /// Lowest layer of the environment of all processes, above the agent's own.
+    /// Environment variables of all processes. They override the agent's own.
     env: HashMap<String, String>,
 }
 
-/// Reads a request.
+/// Parses a request.
 ///
 /// # Errors
-/// Why it cannot be understood.
+/// Reason why the request is not valid, as a message.
 pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
     let build_dir = request.job.as_ref().map(|job| job.build_dir.as_str()).filter(|dir| !dir.is_empty());
     let work_dir = build_dir.unwrap_or(&request.work_dir);
@@ -44,7 +44,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
         return Err(format!("the directory of the job must be an absolute path, and is {:?}", plan.project_dir));
     }
     if plan.bare {
-        // Its temporary files are beside it.
+        // Temporary files are stored beside the project directory.
         let above = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = above.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
@@ -52,7 +52,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
     Ok(Work { plan, steps, env: request.env.clone() })
 }
 
-/// Executes a job, and writes its result before it tells anyone.
+/// Executes a job, and writes its result to the spool before it is reported.
 pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, work: Work) {
     let began = Began::now();
     let variables = Variables::new(variables(request));
@@ -66,7 +66,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     settle(&agent, &job, end, &secrets);
 }
 
-/// What must not be seen in the log and in the result.
+/// Returns the values that must not appear in the log or in the result.
 fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     let prefixes = plan.mask_prefixes.iter().map(String::as_str);
     if plan.mask_few_prefixes {
@@ -76,7 +76,9 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     }
 }
 
-/// Makes a job's result durable, then known. Every text of it is masked here: names and errors of steps quote values.
+/// Writes the result of a job to the spool, then publishes it.
+///
+/// All texts in the result are masked, because names and errors of steps can quote values.
 pub(crate) fn settle(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Secrets) {
     let mut tree = end.tree;
     mask(&mut tree, secrets);
@@ -91,7 +93,7 @@ pub(crate) fn settle(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Sec
     if let Err(error) = job.journal.result(&result) {
         agent.spool.release_reserve();
         if let Err(again) = job.journal.result(&result) {
-            // It is told all the same: the manager can still make it durable at the coordinator.
+            // Publish it anyway: the manager can still report it to the coordinator.
             tracing::error!(job = job.id, %error, %again, "the result cannot be written to the spool");
         }
     }
@@ -99,7 +101,7 @@ pub(crate) fn settle(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Sec
     job.log.close();
 }
 
-/// Masks a step and those inside it. They nest as deep as the engine lets steps call each other.
+/// Masks a step and the steps inside it. The engine limits their depth.
 fn mask(node: &mut StepNode, secrets: &Secrets) {
     node.name = secrets.mask(&node.name);
     node.message = secrets.mask(&node.message);
@@ -127,7 +129,7 @@ async fn run(
         full_agent.spool.release_reserve();
         full_job.brakes.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
-            // Of the last words, which always fit: whose limit it is.
+            // The final message always fits, and names the limit.
             let line = style::warning(&format!("The log ends here: {error}"));
             let _ = full_job.log.append(format!("\n{line}").as_bytes());
         }
@@ -165,7 +167,7 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
     variables.collect()
 }
 
-/// The end of a job that could not go its way; says so in the log.
+/// Returns the end of a job that could not be executed, and logs the reason.
 fn broken(job: &Job, began: Began, message: &str) -> JobEnd {
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let gap = if job.log.ends_a_line() { "" } else { "\n" };
@@ -175,7 +177,7 @@ fn broken(job: &Job, began: Began, message: &str) -> JobEnd {
     system_failure(began, message, None)
 }
 
-/// Returns the result of a job that its machine let down.
+/// Returns the result of a job that failed because of its machine or its agent.
 pub(crate) fn system_failure(began: Began, message: &str, cause: Option<TerminationCause>) -> JobEnd {
     let failure = Failure::System(message.to_owned());
     let mut tree = began.node("job", Some(&failure).into(), Vec::new());

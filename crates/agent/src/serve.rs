@@ -1,4 +1,4 @@
-//! The agent's process: takes its spool, recovers it, listens, and ends in order.
+//! The agent's process: opens its spool, recovers its jobs, listens, and shuts down in order.
 
 use std::fs;
 use std::io::{self, Write};
@@ -23,93 +23,96 @@ use crate::door::{Door, Owned};
 use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
 
-/// The largest request: a plan with its variables, file variables included.
+/// Maximum size of a request: a plan with its variables, including file variables.
 const MAX_REQUEST: usize = 64 * 1024 * 1024;
-/// How often old jobs are looked for. A net, not a clock: closing a job is what normally removes it.
+/// Interval at which old jobs are deleted. Only a fallback: a job is normally deleted by `Close`.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// How long callers may take to fetch the results of jobs that a shutdown ended.
+/// Time for managers to fetch the results of jobs that a shutdown ended.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// How long the removal of old workspaces may hold up the end.
+/// Maximum time for which deleting old workspaces may delay the end of the agent.
 const TRASH_LIMIT: Duration = Duration::from_secs(3);
-/// How long the end of an earlier agent of the same spool is waited for, and between two looks: longer than its last acts
-/// take.
+/// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than its last steps take.
 const ENDING_LIMIT: Duration = Duration::from_secs(10);
-/// How long a copy of the lock may outlive an agent that was killed.
+/// Maximum time for which a copy of the lock may outlive an agent that was killed.
 const COPY_LIMIT: Duration = Duration::from_secs(1);
+/// Interval at which the lock is tried again.
 const ENDING_LOOK: Duration = Duration::from_millis(20);
-/// The kernel's limit for the path of a socket.
+/// Maximum length of a socket's path in bytes, set by the kernel.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// How an agent is to run.
+/// Options of an agent.
 #[derive(Debug)]
 pub struct Options {
-    /// The socket to listen on. Its directory is made private where it has to be made.
+    /// Socket to listen on. If its directory does not exist, it is created for this user only.
     pub socket: PathBuf,
-    /// Where jobs are kept.
+    /// Directory of the jobs' files.
     pub spool: PathBuf,
-    /// The agent ends, with all its jobs, when this process has ended.
+    /// Process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
     pub until_pid: Option<i32>,
-    /// Told once the socket takes calls.
+    /// Notified as soon as the socket accepts calls.
     pub ready: Option<oneshot::Sender<()>>,
-    /// How long a finished job that nobody closes is kept.
+    /// Time for which a finished job is kept if it is never closed.
     pub retention: Duration,
-    /// The bytes that the requests and logs of all jobs may have together.
+    /// Maximum size of the requests and logs of all jobs together, in bytes.
     pub spool_limit: u64,
-    /// Which start of the system this is: jobs of an earlier one died with it.
+    /// Boot ID of the system. Jobs with another one ended with the system.
     pub boot_id: String,
-    /// How the processes of a job are kept together.
+    /// How the processes of a job are tracked.
     pub containment: Containment,
-    /// Files that each process of a job may have open; none means as many as this process.
+    /// Maximum number of open files for each process of a job. `None` means the limit of this process.
     pub job_open_files: Option<u64>,
-    /// The agent ends when nobody was connected for so long and nothing is left that somebody could fetch; none means that
-    /// it stays.
+    /// Time without a connection after which the agent ends if no result is left to fetch. `None` means that it keeps running.
     pub idle_limit: Option<Duration>,
-    /// Ends the agent, as SIGTERM does.
+    /// Stops the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
 }
 
-/// The system's own name for its present start; empty where it has none, and then all starts are one.
+/// Returns the boot ID of the system.
+///
+/// It is empty if the system has none. All jobs then count as started since the last boot.
 #[must_use]
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Why an agent could not serve.
+/// Reason why an agent could not start or serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Its spool.
+    /// The spool cannot be used.
     #[error(transparent)]
     Spool(#[from] SpoolError),
     /// Another process listens on the socket.
     #[error("process {pid} listens on `{}` already: stop it first, or give this agent a socket of its own", path.display())]
     SocketTaken {
-        /// The other process.
+        /// ID of the other process.
         pid: i32,
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// The path does not fit into a socket's address.
+    /// The path of the socket is too long.
     #[error("the socket's path is longer than {MAX_SOCKET_PATH} bytes, more than the system allows: `{}`", .0.display())]
     SocketPath(PathBuf),
-    /// The system.
+    /// A file, a directory or a signal handler cannot be used.
     #[error("cannot {doing} `{}`", path.display())]
     Io {
-        /// What was being done.
+        /// Operation that failed, as a verb phrase that precedes the path.
         doing: &'static str,
-        /// To what.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// Cause.
         #[source]
         source: io::Error,
     },
-    /// The gRPC server.
+    /// The gRPC server failed.
     #[error("cannot serve calls")]
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Runs an agent until it is told to end, by SIGTERM, SIGINT, [`Options::shutdown`] or the end of
-/// [`Options::until_pid`]. Then it takes no new jobs, ends those that run, and returns when all have their result. One that
-/// nobody needs for [`Options::idle_limit`] returns by itself.
+/// Runs an agent until it is stopped or idle.
+///
+/// SIGTERM, SIGINT, [`Options::shutdown`] and the end of the process [`Options::until_pid`] stop it: it accepts no new jobs, ends those
+/// that run, and returns when all of them have a result. It also returns after [`Options::idle_limit`] without connections and without
+/// results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     let spool = open_spool(&options.spool, options.spool_limit).await?;
     let failed = |doing, path: &Path| {
@@ -153,7 +156,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         result = server => result,
         () = end => Ok(()),
     };
-    // The next agent waits for the end of this one from here on. What is not there any more may be another one's by now.
+    // From here on the next agent waits for the end of this one. Files that were deleted meanwhile may belong to another agent.
     agent.context.spool.say_ending();
     if socket.is_there() {
         let _ = fs::remove_file(&options.socket);
@@ -168,8 +171,10 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     Ok(result?)
 }
 
-/// Takes the spool. One whose agent is about to end is waited for; so is, for a moment, any other: a process that a killed
-/// agent was just starting has a copy of the lock.
+/// Opens the spool.
+///
+/// Waits if the agent that has it is shutting down. Also waits briefly for any other owner, because a process that a killed agent was
+/// starting has a copy of the lock.
 async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     let started = Instant::now();
     loop {
@@ -177,7 +182,7 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
             Err(SpoolError::Taken { is_ending, .. })
                 if started.elapsed() < if is_ending { ENDING_LIMIT } else { COPY_LIMIT } =>
             {
-                // Neither end is an event for this process.
+                // There is no event for either.
                 tokio::time::sleep(ENDING_LOOK).await;
             }
             opened => return opened,
@@ -185,13 +190,13 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     }
 }
 
-/// Waits until nobody needs the agent; from then on nobody reaches it. For ever where there is no limit.
+/// Waits until the agent is idle. From then on it accepts no connections. Never returns without a limit.
 async fn unneeded(door: &Door, agent: &Agent, socket: &Owned, limit: Option<Duration>) {
     let Some(limit) = limit else { return std::future::pending().await };
     let is_idle = || {
         let is_idle = agent.is_idle(socket.is_there());
         if is_idle {
-            // Before the first one is sent away, who then starts the next agent.
+            // This happens before the first connection is refused, whose manager then starts the next agent.
             agent.context.spool.say_ending();
         }
         is_idle
@@ -200,7 +205,7 @@ async fn unneeded(door: &Door, agent: &Agent, socket: &Owned, limit: Option<Dura
     tracing::info!("nobody was connected for {} s, and no job is left: the agent ends", limit.as_secs());
 }
 
-/// Binds the socket so that only this user reaches it. A socket that nobody listens on is replaced.
+/// Binds the socket so that only this user can connect. A socket on which no process listens is replaced.
 fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     if path.as_os_str().len() > MAX_SOCKET_PATH {
         return Err(ServeError::SocketPath(path.to_owned()));
@@ -221,7 +226,7 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     muster_files::listen(path).and_then(UnixListener::from_std).map_err(failed("listen on the socket"))
 }
 
-/// The line by which a host finds the socket (steps 6.11).
+/// Prints the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11).
 fn announce(socket: &Path) {
     let _ = writeln!(io::stderr(), "step-runner is listening on socket {}", socket.display());
 }

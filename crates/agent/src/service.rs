@@ -1,4 +1,4 @@
-//! The calls, as gRPC hands them in: GitLab's step-runner service, and Muster's extension.
+//! The gRPC services of the agent: GitLab's step-runner service, and Muster's extension.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use crate::agent::{Agent, Refusal};
 use crate::job::Job;
 
-/// Serves one agent.
+/// Service of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Service(pub(crate) Arc<Agent>);
 
@@ -77,7 +77,7 @@ impl proto::step_runner_server::StepRunner for Service {
     }
 }
 
-/// The state of a job in the words of the step-runner service (steps 6.5).
+/// Returns the state of a job as the step-runner service defines it (`docs/spec/steps.md`, section 6.5).
 fn status(job: &Job) -> proto::Status {
     use proto::step_result::Status as S;
     let finished = job.finished();

@@ -1,4 +1,4 @@
-//! What each built-in step takes.
+//! Inputs of each built-in step.
 
 use std::collections::BTreeMap;
 
@@ -6,61 +6,61 @@ use serde::{Deserialize, Serialize};
 
 use super::Inputs;
 
-/// Brings the project directory to a commit (job-execution 2).
+/// Checks a commit out into the project directory (`docs/spec/job-execution.md`, section 2).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Checkout {
-    /// `fetch`, `clone`, `none` or `empty`.
+    /// Strategy: `fetch`, `clone`, `none` or `empty`.
     pub strategy: String,
-    /// The remote, with credentials where it needs them.
+    /// URL of the remote, with credentials if it needs them.
     pub repo_url: String,
-    /// A bare repository on this machine that has the commit; then no transport is used.
+    /// A bare repository on this machine that has the commit. If it is set, no network is used.
     pub local_repository: Option<String>,
-    /// `sha1` or `sha256`.
+    /// Hash of the repository: `sha1` or `sha256`.
     pub object_format: String,
-    /// The branch or tag, for the notice.
+    /// Branch or tag, for the notice in the log.
     pub ref_name: String,
-    /// The commit.
+    /// Commit to check out.
     pub sha: String,
-    /// What to fetch.
+    /// Refspecs to fetch.
     pub refspecs: Vec<String>,
-    /// 0 means all.
+    /// Number of commits to fetch. 0 means all.
     pub depth: i64,
-    /// GIT_CHECKOUT.
+    /// Whether to check the commit out (GIT_CHECKOUT).
     pub checkout: bool,
-    /// GIT_CLEAN_FLAGS; none means no clean.
+    /// GIT_CLEAN_FLAGS. `None` means that the directory is not cleaned.
     pub clean_flags: Option<Vec<String>>,
     /// GIT_FETCH_EXTRA_FLAGS.
     pub fetch_flags: Vec<String>,
-    /// `none`, `normal` or `recursive`.
+    /// Submodules: `none`, `normal` or `recursive`.
     pub submodules: String,
     /// GIT_SUBMODULE_PATHS.
     pub submodule_paths: Vec<String>,
-    /// GIT_SUBMODULE_DEPTH; 0 means all.
+    /// GIT_SUBMODULE_DEPTH. 0 means all commits.
     pub submodule_depth: i64,
     /// GIT_SUBMODULE_UPDATE_FLAGS.
     pub submodule_flags: Vec<String>,
-    /// Files of git LFS are the job's own affair (GIT_LFS_SKIP_SMUDGE).
+    /// Whether files of Git LFS are not fetched (GIT_LFS_SKIP_SMUDGE).
     pub skip_lfs: bool,
-    /// Tell git that the directory may belong to someone else.
+    /// Whether git is told that the directory is safe, even if another user owns it.
     pub safe_directory: bool,
-    /// Remove the repository's configuration and hooks before it is used.
+    /// Whether configuration and hooks of the repository are removed before it is used.
     pub clean_config: bool,
-    /// Further addresses to replace, beside that of the remote.
+    /// Further URLs to replace, in addition to that of the remote.
     pub rewrites: Vec<Rewrite>,
-    /// Git asks for the job's token where it needs it, and no address has one (FF_GIT_URLS_WITHOUT_TOKENS).
+    /// Whether git gets the job's token from a credential helper, so that no URL contains it (FF_GIT_URLS_WITHOUT_TOKENS).
     pub credential_helper: bool,
-    /// Send credentials without being asked for them (FF_USE_GIT_PROACTIVE_AUTH).
+    /// Whether git sends credentials before the server requests them (FF_USE_GIT_PROACTIVE_AUTH).
     pub proactive_auth: bool,
     /// FF_USE_GIT_BUNDLE_URIS.
     pub bundle_uris: bool,
-    /// How to know the server, and be known to it.
+    /// Certificates for the connection to the server.
     pub tls: Tls,
-    /// The shell of the hooks; the fields of [`Script`].
+    /// Shell of the hooks. Only its settings are used, not its commands.
     pub shell: Script,
-    /// The hook before.
+    /// Commands to run before the checkout.
     pub pre_script: Vec<String>,
-    /// The hook after.
+    /// Commands to run after the checkout.
     pub post_script: Vec<String>,
 }
 
@@ -68,40 +68,40 @@ impl Inputs for Checkout {
     const BUILTIN: &'static str = "checkout";
 }
 
-/// An address that git replaces by another (`url.<to>.insteadOf = <from>`).
+/// A URL that git replaces by another one (`url.<to>.insteadOf = <from>`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
-    /// What stands in a repository, without credentials.
+    /// URL in a repository, without credentials.
     pub from: String,
-    /// What git uses.
+    /// URL that git uses instead.
     pub to: String,
 }
 
-/// Names of the job's file variables that hold certificates for the coordinator.
+/// Names of the job's file variables with certificates for the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tls {
-    /// The certificates to trust.
+    /// Certificates to trust.
     pub ca: Option<String>,
-    /// The client's certificate.
+    /// Client certificate.
     pub certificate: Option<String>,
-    /// The key of the client's certificate.
+    /// Key of the client certificate.
     pub key: Option<String>,
 }
 
-/// Starts a second agent, a process on this host, for the steps inside.
+/// Starts a second agent as a process on this host, for the steps inside.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentProcess {
     /// Program and arguments. The process serves as an agent on `socket` until it is ended.
     pub command: Vec<String>,
-    /// Where it starts.
+    /// Working directory of the process.
     pub work_dir: String,
-    /// Environment above that of the job's processes.
+    /// Environment variables that override those of the job's processes.
     pub env: BTreeMap<String, String>,
-    /// Path of the socket that it is reached by.
+    /// Path of the socket on which the process listens.
     pub socket: String,
-    /// Directory of the job there.
+    /// Project directory of the job at the second agent.
     pub project_dir: String,
 }
 
@@ -109,13 +109,13 @@ impl Inputs for AgentProcess {
     const BUILTIN: &'static str = "agent/process";
 }
 
-/// Says who executes the job, and where.
+/// Prints who executes the job, and where.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prepare {
     /// Lines of the executor.
     pub lines: Vec<String>,
-    /// Lines as a shell would echo them.
+    /// Lines in the format in which a shell echoes commands.
     pub echoed: Vec<String>,
 }
 
@@ -123,17 +123,17 @@ impl Inputs for Prepare {
     const BUILTIN: &'static str = "prepare";
 }
 
-/// The end of a job (job-execution 2.8).
+/// Cleans up after a job (`docs/spec/job-execution.md`, section 2.8).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cleanup {
-    /// Also leave the checkout clean, by this strategy (FF_ENABLE_JOB_CLEANUP); empty means that it stays as it is.
+    /// Strategy by which the checkout is cleaned, too (FF_ENABLE_JOB_CLEANUP). Empty means that it is not changed.
     pub checkout: String,
-    /// GIT_CLEAN_FLAGS; none means no clean.
+    /// GIT_CLEAN_FLAGS. `None` means that the checkout is not cleaned.
     pub clean_flags: Option<Vec<String>>,
-    /// `none`, `normal` or `recursive`.
+    /// Submodules: `none`, `normal` or `recursive`.
     pub submodules: String,
-    /// Remove the repository's configuration and hooks.
+    /// Whether configuration and hooks of the repository are removed.
     pub clean_config: bool,
 }
 
@@ -141,29 +141,29 @@ impl Inputs for Cleanup {
     const BUILTIN: &'static str = "cleanup";
 }
 
-/// Runs commands as GitLab frames them (job-execution 4).
+/// Runs commands in the same way as GitLab's shell scripts (`docs/spec/job-execution.md`, section 4).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Script {
-    /// `bash` (falls back to `sh`), `sh`, `pwsh` or `powershell`.
+    /// Shell: `bash` (falls back to `sh`), `sh`, `pwsh` or `powershell`.
     pub shell: String,
-    /// Start it as a login shell.
+    /// Whether the shell is a login shell.
     pub login: bool,
-    /// From the runner's configuration, in the same shell, before the commands.
+    /// Commands from the runner's configuration that run in the same shell before the job's commands.
     pub before: Vec<String>,
-    /// The commands, each one echoed before it runs.
+    /// The job's commands. Each one is echoed before it runs.
     pub commands: Vec<String>,
-    /// From the runner's configuration, in the same shell, after the commands.
+    /// Commands from the runner's configuration that run in the same shell after the job's commands.
     pub after: Vec<String>,
-    /// This is `after_script`: says so, and sees CI_JOB_STATUS as it stands.
+    /// Whether this is `after_script`, which is announced in the log and sees the current `CI_JOB_STATUS`.
     pub after_script: bool,
-    /// Have the shell print what it does (CI_DEBUG_TRACE).
+    /// Whether the shell prints each command that it executes (CI_DEBUG_TRACE).
     pub debug: bool,
-    /// Commands of several lines are shown whole, each in a section of its own (FF_SCRIPT_SECTIONS).
+    /// Whether commands of several lines are printed completely, each in a separate section (FF_SCRIPT_SECTIONS).
     pub sections: bool,
-    /// Look at the status after each command (FF_ENABLE_BASH_EXIT_CODE_CHECK).
+    /// Whether the exit status is checked after each command (FF_ENABLE_BASH_EXIT_CODE_CHECK).
     pub check_exit_codes: bool,
-    /// Hand the script over as a file: only for `powershell` (FF_DISABLE_POWERSHELL_STDIN).
+    /// Whether the script is passed as a file. Only for `powershell` (FF_DISABLE_POWERSHELL_STDIN).
     pub as_file: bool,
 }
 
@@ -175,7 +175,7 @@ impl Inputs for Script {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheRestore {
-    /// In the order of the payload.
+    /// Caches, in the order of the payload.
     pub caches: Vec<CacheEntry>,
 }
 
@@ -187,7 +187,7 @@ impl Inputs for CacheRestore {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheSave {
-    /// In the order of the payload.
+    /// Caches, in the order of the payload.
     pub caches: Vec<CacheEntry>,
 }
 
@@ -195,35 +195,35 @@ impl Inputs for CacheSave {
     const BUILTIN: &'static str = "cache/save";
 }
 
-/// One cache (job-execution 10).
+/// A cache (`docs/spec/job-execution.md`, section 10).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheEntry {
-    /// The key, expanded and sanitised.
+    /// Key, expanded and sanitized.
     pub key: String,
-    /// Keys to try after it; only when restoring.
+    /// Keys to try if there is no cache for `key`. Only for restoring.
     pub fallback_keys: Vec<String>,
-    /// The directory that holds `<key>/cache.zip`.
+    /// Directory that contains `<key>/cache.zip`.
     pub cache_dir: String,
     /// Patterns, relative to the project directory.
     pub paths: Vec<String>,
-    /// Also what git does not track.
+    /// Whether files that git does not track are included.
     pub untracked: bool,
-    /// `pull-push`, `pull` or `push`.
+    /// Policy: `pull-push`, `pull` or `push`.
     pub policy: String,
-    /// The keys as people know them, `key` first, then those of `fallback_keys`; empty means the keys themselves.
+    /// Readable forms of the keys: `key` first, then `fallback_keys`. Empty means the keys themselves.
     pub names: Vec<String>,
-    /// The other form of the key (hashed or plain), under which an earlier job may have kept the cache.
+    /// Other form of the key (hashed or plain), under which an earlier job may have saved the cache.
     pub alternate: String,
-    /// Remove what a failed extraction left (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
+    /// Whether to delete the files of a failed extraction (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
     pub clean_up_failed: bool,
 }
 
-/// Downloads and unpacks the archives of other jobs (job-execution 9.6).
+/// Downloads and unpacks the archives of other jobs (`docs/spec/job-execution.md`, section 9.6).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsDownload {
-    /// The producers, in order; later ones overwrite earlier ones.
+    /// Jobs that produced the archives, in order. Later ones overwrite files of earlier ones.
     pub from: Vec<ArtifactSource>,
 }
 
@@ -231,23 +231,23 @@ impl Inputs for ArtifactsDownload {
     const BUILTIN: &'static str = "artifacts/download";
 }
 
-/// One producer.
+/// A job that produced an archive.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactSource {
-    /// Its id.
+    /// ID of the job.
     pub job_id: i64,
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// The token to ask with.
+    /// Token for the download.
     pub token: String,
 }
 
-/// Uploads artifacts, one after the other; the first that fails ends it.
+/// Uploads artifacts one after the other, until one fails.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsUploads {
-    /// In the order of the payload.
+    /// Artifacts, in the order of the payload.
     pub artifacts: Vec<ArtifactsUpload>,
 }
 
@@ -255,47 +255,47 @@ impl Inputs for ArtifactsUploads {
     const BUILTIN: &'static str = "artifacts/upload";
 }
 
-/// Packs and uploads files (job-execution 9).
+/// Packs and uploads files (`docs/spec/job-execution.md`, section 9).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsUpload {
-    /// Base name of the file, before expansion.
+    /// Base name of the file, before variables are expanded.
     pub name: String,
-    /// Patterns.
+    /// Patterns of files to upload.
     pub paths: Vec<String>,
-    /// Patterns to leave out.
+    /// Patterns of files to leave out.
     pub exclude: Vec<String>,
-    /// Also what git does not track.
+    /// Whether files that git does not track are included.
     pub untracked: bool,
-    /// `archive`, `junit`, `dotenv`, ...
+    /// Type: `archive`, `junit`, `dotenv`, ...
     pub artifact_type: String,
-    /// `zip`, `gzip` or `raw`.
+    /// Format: `zip`, `gzip` or `raw`.
     pub artifact_format: String,
-    /// As the author wrote it.
+    /// Time to keep the artifact, as the author wrote it.
     pub expire_in: String,
-    /// A statement of where the files come from is packed with them.
+    /// Provenance statement to pack with the files. `None` means that there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provenance: Option<Origin>,
 }
 
-/// What a statement of provenance says of the job (job-execution 9.8).
+/// Facts about the job for a provenance statement (`docs/spec/job-execution.md`, section 9.8).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Origin {
-    /// The runner's id at the server.
+    /// ID of the runner at the server.
     pub runner_id: i64,
-    /// The repository, without credentials and `.git`.
+    /// URL of the repository, without credentials and `.git`.
     pub repo_url: String,
-    /// The commit.
+    /// Commit of the job.
     pub repo_digest: String,
-    /// The job's name.
+    /// Name of the job.
     pub job_name: String,
-    /// The executor.
+    /// Name of the executor.
     pub executor_name: String,
-    /// The runner's name.
+    /// Name of the runner.
     pub runner_name: String,
     /// Names of the job's variables.
     pub parameters: Vec<String>,
-    /// Which program makes the statement: its version or revision.
+    /// Version or revision of the program that creates the statement.
     pub version: String,
 }

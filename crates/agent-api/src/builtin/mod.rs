@@ -1,4 +1,4 @@
-//! The inputs of the built-in steps.
+//! Inputs of the built-in steps.
 
 mod inputs;
 mod share;
@@ -14,7 +14,7 @@ pub use inputs::{
 pub use share::{Share, StickyContext};
 pub use unpack::UnpackLimits;
 
-/// In the job's temporary directory: git's global configuration, for a job whose git asks for credentials
+/// File in the job's temporary directory with git's global configuration, for jobs with a credential helper
 /// ([`Checkout::credential_helper`]).
 pub const GLOBAL_GIT_CONFIG: &str = ".glr.gconf";
 

@@ -1,34 +1,35 @@
-//! A job's part of a machine that it shares with other jobs.
+//! A job's share of a machine that it uses together with other jobs.
 
 use serde::{Deserialize, Serialize};
 
-/// What the job gets there.
+/// A job's share of its machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Share {
-    /// The cgroup of its slot, below the root of each hierarchy; empty: none.
+    /// Cgroup of the job's slot, relative to the root of each hierarchy. Empty means that there is none.
     pub cgroup: String,
-    /// How many slots it has: its weight among the others.
+    /// Number of slots that the job has, which is its weight among other jobs.
     pub slots: u32,
-    /// Memory that is taken from it last, in bytes; 0: no such promise.
+    /// Memory that is protected from reclaim, in bytes. 0 means that none is protected.
     pub memory_bytes: u64,
-    /// Say how long it waited for the machine, beside what it used.
+    /// Whether to measure how long the job waited for resources, in addition to what it used.
     pub measure: bool,
-    /// What jobs of its project leave for each other.
+    /// Directory that is shared with other jobs of the project.
     pub context: Option<StickyContext>,
 }
 
-/// A directory that jobs of one project and protection level find again on the same machine.
+/// A directory that jobs of one project and protection level share on a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StickyContext {
-    /// Where all contexts of the machine are kept.
+    /// Directory of all contexts on the machine.
     pub root: String,
-    /// Its own name there: one path segment.
+    /// Name of this context in it. One path segment.
     pub name: String,
-    /// All contexts together are brought below this after the job, those first that were used longest ago, in bytes;
-    /// 0: no limit.
+    /// Maximum size of all contexts together, in bytes. 0 means no limit.
+    ///
+    /// After the job, the least recently used contexts are deleted until the limit holds.
     pub size_max_bytes: u64,
-    /// One that was not used for so long is removed, in seconds; 0: no limit.
+    /// Time without use after which a context is deleted, in seconds. 0 means no limit.
     pub age_max_s: u64,
 }

@@ -1,20 +1,20 @@
-//! Limits of unpacking.
+//! Limits for unpacking archives.
 
 use serde::{Deserialize, Serialize};
 
-/// Most that an artifact or a cache may unpack to. 0 stands for the agent's default.
+/// Maximum size of the contents of an artifact or a cache. In all fields, 0 means the agent's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UnpackLimits {
-    /// Bytes of all files together.
+    /// Maximum size of all files together, in bytes.
     pub max_bytes: u64,
-    /// Number of entries.
+    /// Maximum number of entries.
     pub max_entries: u64,
-    /// Unpacked bytes for each byte of the archive. Counts only for large archives.
+    /// Maximum number of unpacked bytes per byte of the archive. Applies only to large archives.
     pub max_ratio: u64,
-    /// Bytes of headers: of all entries of a zip, of one entry of a tar.
+    /// Maximum size of headers in bytes: of all entries in a zip, of one entry in a tar.
     pub max_header_bytes: u64,
-    /// The limits are set in `ci.toml`, which errors then name instead of `config.toml`.
+    /// Whether the limits are set in `ci.toml`. Errors name this file then, instead of `config.toml`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub set_in_ci_toml: bool,
 }

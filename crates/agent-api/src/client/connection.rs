@@ -17,24 +17,26 @@ use crate::step_runner::step_runner_client::StepRunnerClient;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// An agent on this machine that does not answer a ping for so long is frozen; its connection is given up.
+/// Keep-alive for agents on this machine. An agent that does not answer in time is frozen, and its connection is closed.
 const NEAR: Pings = Pings { every: Duration::from_secs(30), limit: Duration::from_secs(60) };
-/// A machine that does not answer for so long may be gone; whoever knows is asked then. The agent answers by itself, whatever
-/// its jobs do.
+/// Keep-alive for agents on other machines.
+///
+/// If no answer arrives in time, the machine may be lost, and its executor is asked. The agent answers even if its jobs use the whole
+/// machine.
 pub const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
-/// A result tree can be large.
+/// Maximum size of a message. A result tree can be large.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
 
-/// How the silence of an agent is told from its death.
+/// HTTP/2 keep-alive, which tells a silent agent from a dead one.
 #[derive(Debug, Clone, Copy)]
 pub struct Pings {
     /// Time between two pings.
     pub every: Duration,
-    /// Time after which a ping without an answer ends the connection.
+    /// Time without an answer to a ping after which the connection is closed.
     pub limit: Duration,
 }
 
-/// Error of a connection to an agent that could not be opened or does not serve any more. It may be opened again later.
+/// A connection to an agent could not be opened or broke. Opening it again may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("no agent answers on {place}: {message}")]
 pub struct Unreachable {
@@ -44,14 +46,14 @@ pub struct Unreachable {
     pub message: String,
 }
 
-/// Who answers.
+/// Identity of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The agent's version.
+    /// Version of the agent.
     pub version: String,
-    /// Its process id.
+    /// Process ID of the agent.
     pub pid: i64,
-    /// Its jobs ask before their first user command, where they are to (`JobPlan::ask_first`).
+    /// Whether the agent supports start approval (`JobPlan::ask_first`).
     pub asks: bool,
 }
 
@@ -61,16 +63,17 @@ pub struct AgentConnection {
     channel: Channel,
     place: String,
     identity: Identity,
-    /// A call failed since the connection was checked last.
+    /// Whether a call has failed since the last check of the connection.
     in_doubt: Arc<AtomicBool>,
 }
 
 impl AgentConnection {
-    /// Speaks to an agent of this machine at `place`, and asks who is there. `dial` opens each connection to it, and decides
-    /// whether the process on the other end may be spoken to.
+    /// Connects to an agent on this machine, and queries its identity.
+    ///
+    /// `dial` opens each connection to `place`, and decides whether the process at the other end can be trusted.
     ///
     /// # Errors
-    /// [`Unreachable`].
+    /// [`Unreachable`] if no agent answers.
     pub async fn open<D, F>(place: String, mut dial: D) -> Result<Self, Unreachable>
     where
         D: FnMut() -> F + Send + 'static,
@@ -83,11 +86,12 @@ impl AgentConnection {
         Self::with(place, connector, NEAR).await
     }
 
-    /// Speaks over a stream that leads to an agent at `place`, and asks who is there. When the stream breaks, so does the
-    /// connection.
+    /// Connects over a stream that leads to an agent at `place`, and queries its identity.
+    ///
+    /// The connection ends with the stream.
     ///
     /// # Errors
-    /// [`Unreachable`].
+    /// [`Unreachable`] if no agent answers.
     pub async fn over<S>(place: String, stream: S) -> Result<Self, Unreachable>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -106,7 +110,7 @@ impl AgentConnection {
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
         C::Future: Send,
     {
-        // The address is not used: the connector knows the way.
+        // The address is not used, because the connector has its own.
         let opened = Endpoint::from_static("http://agent.invalid")
             .connect_timeout(CONNECT_LIMIT)
             .http2_keep_alive_interval(pings.every)
@@ -123,27 +127,27 @@ impl AgentConnection {
         }
     }
 
-    /// Who answered when the connection was opened.
+    /// Returns the identity of the agent when the connection was opened.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// A call over this connection failed: it is checked before it is handed out again.
+    /// Marks the connection as suspect after a failed call: it is checked before it is used again.
     pub fn doubt(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a call failed, and nobody has checked since.
+    /// Returns whether a call has failed since the last check.
     #[must_use]
     pub fn is_in_doubt(&self) -> bool {
         self.in_doubt.load(Ordering::Relaxed)
     }
 
-    /// Asks whether the same agent still answers; if so, the connection is beyond doubt again.
+    /// Checks whether the same agent still answers. If so, the connection is no longer suspect.
     ///
     /// # Errors
-    /// [`Unreachable`], also where another agent answers by now.
+    /// [`Unreachable`], also if another agent answers by now.
     pub async fn check(&self) -> Result<(), Unreachable> {
         let message = match hello(&self.channel).await {
             Ok(identity) if identity == self.identity => {
@@ -156,13 +160,13 @@ impl AgentConnection {
         Err(Unreachable { place: self.place.clone(), message })
     }
 
-    /// GitLab's step-runner service.
+    /// Returns a client of GitLab's step-runner service.
     #[must_use]
     pub fn step_runner(&self) -> StepRunnerClient<Channel> {
         StepRunnerClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
     }
 
-    /// Muster's extension.
+    /// Returns a client of Muster's extension.
     #[must_use]
     pub fn agent(&self) -> AgentClient<Channel> {
         AgentClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
@@ -181,7 +185,7 @@ async fn hello(channel: &Channel) -> Result<Identity, String> {
     }
 }
 
-/// The error with its causes, which tonic keeps out of its own text.
+/// Returns the error with its causes, which tonic's own text lacks.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,15 +1,16 @@
-//! Following a job to its end, over as many connections as it takes.
+//! Follows a job to its end, over several connections if necessary.
 
 use std::time::Duration;
 
 use super::{AgentError, Reach, Silence};
 use crate::result::JobResult;
 
-/// Passes a job's log to `log`, each byte once, and returns the job's result. A connection that breaks is opened again for as long
-/// as the agent has been silent for less than `patience`.
+/// Passes each byte of a job's log to `log` once, and returns the job's result.
+///
+/// A broken connection is opened again until the agent has been silent for `patience`.
 ///
 /// # Errors
-/// [`AgentError::Unknown`] and [`AgentError::Refused`] at once, any other once the agent was silent for too long.
+/// [`AgentError::Unknown`] and [`AgentError::Refused`] immediately, any other error after the agent was silent for too long.
 pub async fn follow_to_end(
     agent: &(impl Reach + ?Sized),
     id: &str,

@@ -1,8 +1,7 @@
-//! The client of an agent: run a job, follow its log, wait for its result, cancel and close it, and go on after the
-//! connection was lost.
+//! Client of an agent: runs a job, follows its log, waits for its result, cancels it and closes it.
 //!
-//! A manager uses it, and so will an agent that delegates steps to another one. Every call is idempotent by the ID of the job, so
-//! that a caller that heard no answer repeats it over a new connection.
+//! The manager uses this client, and so does an agent that delegates steps to another one. All calls are idempotent by the ID of the job,
+//! so a caller that got no answer repeats the call over a new connection.
 
 mod connection;
 mod follow;
@@ -23,22 +22,22 @@ pub use connection::{AgentConnection, FAR, Identity, Pings, Unreachable};
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
-/// First and longest pause between two calls that no agent answered.
+/// Initial and maximum pause between two calls without an answer.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Why a call to the agent did not work.
+/// Reason why a call to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// There is no agent to talk to. It may come back.
+    /// No agent could be reached. A retry may succeed.
     #[error(transparent)]
     NotReached(Box<dyn std::error::Error + Send + Sync>),
-    /// The connection broke, or the agent is stopping. It may come back.
+    /// The connection broke, or the agent is shutting down. A retry may succeed.
     #[error("the connection to the agent broke: {0}")]
     Broken(String),
-    /// The agent has never heard of the job, or has forgotten it.
+    /// The agent never had the job, or has deleted it.
     #[error("the agent does not know the job")]
     Unknown,
-    /// The agent does not accept the request.
+    /// The agent rejects the request.
     #[error("the agent refuses: {0}")]
     Refused(String),
 }
@@ -51,7 +50,7 @@ impl From<Status> for AgentError {
             Code::InvalidArgument
             | Code::FailedPrecondition
             | Code::ResourceExhausted
-            // The plan is larger than the agent takes.
+            // The plan exceeds the agent's limit.
             | Code::OutOfRange
             | Code::Unimplemented
             | Code::PermissionDenied => Self::Refused(message),
@@ -60,13 +59,13 @@ impl From<Status> for AgentError {
     }
 }
 
-/// A way to one agent. It can be used again after a connection was lost.
+/// Opens connections to one agent. Can be used again after a connection was lost.
 #[async_trait]
 pub trait Reach: Send + Sync {
     /// Returns a connection to the agent.
     ///
     /// # Errors
-    /// [`AgentError::NotReached`].
+    /// [`AgentError::NotReached`] if no agent can be reached.
     async fn reach(&self) -> Result<AgentConnection, AgentError>;
 }
 
@@ -75,30 +74,30 @@ pub trait Reach: Send + Sync {
 pub enum Run {
     /// The agent has the job.
     Taken {
-        /// The job waits before the user's first command until [`AgentConnection::open_gate`].
+        /// Whether the job waits before the user's first command until [`AgentConnection::open_gate`].
         asks: bool,
     },
-    /// Nothing was sent: the agent would not ask before the user's first command, as [`RunOptions::only_if_asks`] wants.
+    /// Nothing was sent: the agent does not support start approval, which [`RunOptions::only_if_asks`] requires.
     AsksNot,
 }
 
-/// How [`run_until_taken`] sends `Run`.
+/// Options of [`run_until_taken`].
 #[derive(Debug, Clone, Copy)]
 pub struct RunOptions<'a> {
-    /// The agent is on another machine: a connection that was lost while it was idle is noticed before `Run` is sent.
+    /// Whether the agent is on another machine: the connection is checked before `Run` is sent, because it may have broken unnoticed.
     pub far: bool,
-    /// The job is to wait before the user's first command (`JobPlan::ask_first`).
+    /// Whether the job requires start approval (`JobPlan::ask_first`).
     pub ask_first: bool,
-    /// Send `Run` only to an agent whose jobs wait before the user's first command.
+    /// Whether `Run` is sent only to agents that support start approval.
     pub only_if_asks: bool,
     /// Set before `Run` is sent for the first time.
     pub sent: &'a AtomicBool,
 }
 
-/// Sends `Run` until an agent accepts or refuses it. The caller bounds the time.
+/// Sends `Run` until an agent accepts or rejects it. The caller limits the time.
 ///
 /// # Errors
-/// [`AgentError::Refused`] and [`AgentError::Unknown`].
+/// [`AgentError::Refused`] or [`AgentError::Unknown`].
 pub async fn run_until_taken(
     agent: &(impl Reach + ?Sized),
     request: impl Fn() -> Result<RunRequest, AgentError> + Send + Sync,
@@ -131,8 +130,10 @@ pub async fn run_until_taken(
     }
 }
 
-/// Ends a job if it runs, and has the spool forget it. Idempotent (life-of-a-job R6). An agent that is away is tried until
-/// `patience` is over: one that was killed just now is there again in a moment, and no other caller would close its job (J5).
+/// Ends a job if it runs, and deletes it from the spool. Idempotent (R6 in `docs/spec/life-of-a-job.md`).
+///
+/// Retries for `patience` if the agent cannot be reached: an agent that was just killed is restarted soon, and no other caller would close
+/// its job (J5).
 ///
 /// # Errors
 /// [`AgentError`], but never [`AgentError::Unknown`].
@@ -154,10 +155,10 @@ pub async fn close(agent: &(impl Reach + ?Sized), id: &str, patience: Duration) 
     }
 }
 
-/// The calls about one job, by its ID. Each fails with an [`AgentError`].
+/// Calls about one job, by its ID. Each of them can fail with an [`AgentError`].
 #[expect(clippy::missing_errors_doc, reason = "said once for all of them")]
 impl AgentConnection {
-    /// Marks the connection to be checked before it is used again if `answer` says that it broke.
+    /// Marks the connection as suspect if `answer` says that it broke.
     pub fn doubt_if_broken<T>(&self, answer: &Result<T, AgentError>) {
         if matches!(answer, Err(AgentError::Broken(_))) {
             self.doubt();
@@ -170,42 +171,42 @@ impl AgentConnection {
         answer
     }
 
-    /// Starts a job. Idempotent (life-of-a-job R3).
+    /// Starts a job. Idempotent (R3 in `docs/spec/life-of-a-job.md`).
     pub async fn run(&self, request: RunRequest) -> Result<(), AgentError> {
         self.answered(self.step_runner().run(request).await).map(drop)
     }
 
-    /// Returns the job's log from `offset` bytes on. The stream ends when the job has ended.
+    /// Returns the job's log from `offset` in bytes. The stream ends with the job.
     pub async fn follow(&self, id: &str, offset: u64) -> Result<Streaming<FollowLogsResponse>, AgentError> {
         let offset = i64::try_from(offset).unwrap_or(i64::MAX);
         self.answered(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
     }
 
-    /// Returns the job's result once it has one.
+    /// Waits for the job's result and returns it.
     pub async fn wait(&self, id: &str) -> Result<JobResult, AgentError> {
         let answer = self.agent().wait(WaitRequest { id: id.to_owned() }).await?.into_inner();
         serde_json::from_str(&answer.result)
             .map_err(|error| AgentError::Refused(format!("its result is not readable: {error}")))
     }
 
-    /// Waits until the job stands before the user's first command or is past it. Returns whether it waits there.
+    /// Waits until the job has reached the gate before its first user command. Returns whether it waits there.
     pub async fn gate(&self, id: &str) -> Result<bool, AgentError> {
         Ok(self.agent().gate(GateRequest { id: id.to_owned() }).await?.into_inner().waits)
     }
 
-    /// Lets the job begin the user's first command. Idempotent.
+    /// Approves the start of the job's first user command. Idempotent.
     pub async fn open_gate(&self, id: &str) -> Result<(), AgentError> {
         self.agent().open(OpenRequest { id: id.to_owned() }).await?;
         Ok(())
     }
 
-    /// Winds the job down. Its result then says that it was canceled.
+    /// Cancels the job, and lets it clean up. Its result then says that it was canceled.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
         Ok(())
     }
 
-    /// Ends the job at once, for this cause. Of its steps only those that clean up run. Idempotent.
+    /// Stops the job immediately, for the given cause. Only its cleanup steps run. Idempotent.
     pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
         let cause = serde_json::to_value(cause).ok().and_then(|cause| cause.as_str().map(str::to_owned));
         let request = StopRequest { id: id.to_owned(), cause: cause.unwrap_or_default() };
@@ -213,7 +214,7 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Ends the job if it runs, and has the spool forget it. Idempotent.
+    /// Ends the job if it runs, and deletes it from the spool. Idempotent.
     pub async fn close(&self, id: &str) -> Result<(), AgentError> {
         match self.answered(self.step_runner().close(CloseRequest { id: id.to_owned() }).await) {
             Ok(_) | Err(AgentError::Unknown) => Ok(()),

@@ -1,25 +1,25 @@
-//! How long an agent has been silent, in time that this process was awake for.
+//! Measures how long an agent has been silent, counting only the time in which this process was awake.
 //!
-//! A manager that was stopped for a minute, or a machine that slept, has heard nothing in that time because it did not listen:
-//! such a gap counts for nothing, and the agent is asked first.
+//! A manager that was stopped for a minute, or whose machine was suspended, heard nothing because it did not listen. Such a gap does not
+//! count, and the agent is queried first.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Time is counted in pieces of this.
+/// Length of the intervals in which time is counted.
 const PIECE: Duration = Duration::from_millis(250);
-/// A piece that took longer than this was no time of listening.
+/// Maximum measured length of an interval. A longer one means that this process was not awake.
 const PIECE_MAX: Duration = Duration::from_secs(1);
 
-/// The first pause between two tries to reach an agent, and the longest.
+/// Initial and maximum pause between two attempts to reach an agent.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// However short a silence may last, the agent is tried about this often in it.
+/// Approximate minimum number of attempts, however short the permitted silence is.
 const TRIES: u32 = 12;
-/// The first try to reach an agent may take so long, each further one twice as long.
+/// Timeout of the first attempt. It doubles with each further one.
 const TRY: Duration = Duration::from_secs(2);
 
-/// The silence of one agent, from now on.
+/// Silence of one agent, measured from the creation of this value.
 #[derive(Debug)]
 pub struct Silence {
     left: Duration,
@@ -30,18 +30,18 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Returns a silence that is too long once it has lasted for `limit`.
+    /// Returns a silence that is too long after `limit`.
     pub fn new(limit: Duration) -> Self {
         let longest = PAUSE.1.min(limit / TRIES);
         Self { left: limit, counted: Instant::now(), pause: PAUSE.0.min(longest), longest, try_limit: TRY }
     }
 
-    /// Waits until it has lasted too long. Dropped and called again, it goes on.
+    /// Waits until the silence is too long. Cancel-safe: the next call continues to count.
     pub async fn is_too_long(&mut self) {
         self.goes_on(true).await;
     }
 
-    /// Counts on; where it `may_end` until it has lasted too long, else for ever.
+    /// Counts the silence. Returns when it is too long if it `may_end`, and never otherwise.
     pub async fn goes_on(&mut self, may_end: bool) {
         loop {
             let now = Instant::now();
@@ -57,13 +57,13 @@ impl Silence {
         }
     }
 
-    /// How long the next try may take.
+    /// Returns the timeout for the next attempt.
     pub fn try_limit(&mut self) -> Duration {
         let longer = self.try_limit * 2;
         std::mem::replace(&mut self.try_limit, longer)
     }
 
-    /// How long to wait before the next try; each such wait is twice the one before.
+    /// Returns the pause before the next attempt. Each pause is twice as long as the one before.
     pub fn pause(&mut self) -> Duration {
         let longer = (self.pause * 2).min(self.longest);
         std::mem::replace(&mut self.pause, longer)

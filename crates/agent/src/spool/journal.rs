@@ -1,14 +1,14 @@
-//! One job's journal: what was asked, what was started for it, and how it ended, in that order.
+//! Journal of a job: its request, what was started for it, and its result, in this order.
 //!
 //! ```text
 //! muster job 1 <length>            the request's length in bytes
-//! <request>                        the `Run`, as it came
-//! {"boot":".."}                    a JSON object per line: the system's start that the lines after it belong to
+//! <request>                        the `Run` request as it was received
+//! {"boot":".."}                    one JSON object per line; this is the boot ID that the following lines belong to
 //! {"started":{..}}
 //! "user_code"
 //! {"result":{..}}
 //! ```
-//! What was not written whole counts as not written, but for the lines: whatever a torn one wanted to say may be true.
+//! An incomplete request counts as not written. An incomplete line counts as the start of user code, because it may have said so.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,15 +24,15 @@ use serde::{Deserialize, Serialize};
 
 use super::JOURNAL;
 
-/// What stands before the length; with the version of the format.
+/// Prefix of the first line, with the version of the format. The length of the request follows.
 const HEAD: &str = "muster job 1 ";
-/// More than the largest request with everything that is noted after it.
+/// Maximum size of a journal. Larger than the largest request with everything that is recorded after it.
 const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// The system's start that the lines after this belong to.
+    /// Boot ID that the following lines belong to.
     Boot(String),
     Started(Trail),
     /// From here on the user's own commands may have run.
@@ -40,12 +40,12 @@ enum Line {
     Result(Box<JobResult>),
 }
 
-/// The journal of a job, to be added to.
+/// Journal of a job, open for appending.
 #[derive(Debug)]
 pub(crate) struct Journal(File);
 
 impl Journal {
-    /// Makes the journal of a request, where none is, or an empty one.
+    /// Creates the journal of a request, or fills an empty one.
     pub(super) fn create(path: &Path, request: &RunRequest) -> io::Result<Self> {
         let journal = Self::open(path)?;
         let body = request.encode_to_vec();
@@ -73,9 +73,9 @@ impl Journal {
         self.add(&Line::UserCode)
     }
 
-    /// The result. May be tried again where the disk was full.
+    /// Records the result. Can be repeated after an error, such as a full disk.
     pub(crate) fn result(&self, result: &JobResult) -> io::Result<()> {
-        // What was torn before ends here.
+        // Ends an incomplete line of an earlier attempt.
         (&self.0).write_all(b"\n")?;
         self.add(&Line::Result(Box::new(result.clone())))
     }
@@ -87,23 +87,23 @@ impl Journal {
     }
 }
 
-/// What a journal says.
+/// Contents of a journal.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Past {
-    /// The `Run`; none if it was not written whole, so that it was never answered.
+    /// The `Run` request. `None` means that it is incomplete, so it was never answered.
     pub(crate) request: Option<RunRequest>,
-    /// The system's start that the trail is of; none where the journal does not tell.
+    /// Boot ID that the trail belongs to. `None` means that nothing was started.
     pub(crate) boot: Option<String>,
-    /// The processes that were started since then.
+    /// Processes that were started since that boot.
     pub(crate) trail: Vec<Trail>,
-    /// The user's own commands may have run.
+    /// Whether the user's own commands may have run.
     pub(crate) user_code: bool,
-    /// How the job ended.
+    /// Result of the job.
     pub(crate) result: Option<JobResult>,
 }
 
 impl Past {
-    /// Reads what the directory of a job says.
+    /// Reads the journal in the directory of a job. A missing journal has no contents.
     pub(super) fn read(dir: &Path) -> io::Result<Self> {
         read_if_there(&dir.join(JOURNAL))?.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal))
     }

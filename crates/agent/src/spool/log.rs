@@ -1,4 +1,4 @@
-//! A job's log: one writer, any number of readers that are woken by it.
+//! Log of a job, with one writer and any number of readers, which it wakes.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,35 +14,35 @@ use tokio::sync::watch;
 
 use super::quota::Share;
 
-/// Bytes given to a reader at once.
+/// Maximum number of bytes of a chunk for a reader.
 const CHUNK: usize = 256 * 1024;
 
-/// How far a log has come.
+/// State of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Progress {
     bytes: u64,
-    /// Nothing follows.
+    /// Whether the log is complete.
     closed: bool,
 }
 
-/// A log in the spool.
+/// Log in the spool.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     file: File,
     progress: watch::Sender<Progress>,
     crc: Mutex<crc32fast::Hasher>,
-    /// What it may take of the spool.
+    /// Part of the spool's quota that the job uses.
     share: Share,
 }
 
 impl LogFile {
-    /// Opens a log for reading and appending, making it where there is none.
+    /// Opens a log for reading and appending. Creates it if it does not exist.
     pub(super) fn open(path: &Path, share: Share) -> io::Result<Self> {
         let mut options = File::options();
         let mut file = muster_files::open_with(options.read(true).append(true).create(true).mode(0o600), path)?;
         let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
-        // A new one is empty: nothing to make room for.
+        // A new log is empty and needs only a small buffer.
         let mut buffer = vec![0; if file.metadata()?.len() == 0 { 1 } else { CHUNK }];
         loop {
             let length = file.read(&mut buffer)?;
@@ -56,17 +56,17 @@ impl LogFile {
         Ok(Self { file, progress, crc: Mutex::new(crc), share })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.progress.borrow().bytes
     }
 
-    /// CRC-32 (IEEE) of all bytes.
+    /// Returns the CRC-32 (IEEE) of all bytes.
     pub(crate) fn crc32(&self) -> u32 {
         self.crc.lock().clone().finalize()
     }
 
-    /// Whether the last byte, if there is one, ends a line.
+    /// Returns whether the log is empty or ends with a line break.
     pub(crate) fn ends_a_line(&self) -> bool {
         let mut last = [b'\n'];
         match self.bytes() {
@@ -75,12 +75,12 @@ impl LogFile {
         }
     }
 
-    /// Nothing follows: readers come to an end.
+    /// Marks the log as complete, which ends its readers.
     pub(crate) fn close(&self) {
         self.progress.send_modify(|progress| progress.closed = true);
     }
 
-    /// Appends, and wakes the readers. On an error, what could be written counts.
+    /// Appends bytes and wakes the readers. If only a part could be written, that part counts.
     pub(crate) fn append(&self, bytes: &[u8]) -> io::Result<()> {
         self.share.take(bytes.len() as u64)?;
         let mut rest = bytes;
@@ -105,7 +105,7 @@ impl LogFile {
         result
     }
 
-    /// The bytes from `offset` on, to the end of the log, which may lie in the future.
+    /// Returns the bytes from `offset` to the end of the log. Waits for bytes that have not been written yet.
     pub(crate) fn follow(self: Arc<Self>, offset: u64) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
         let progress = self.progress.subscribe();
         stream::try_unfold((self, progress, offset), |(log, mut progress, offset)| async move {
@@ -126,7 +126,7 @@ impl LogFile {
     }
 }
 
-/// The writing end for a job's trace.
+/// Sink of a job's trace, which appends to its log.
 pub(crate) struct LogSink(pub(crate) Arc<LogFile>);
 
 impl Sink for LogSink {

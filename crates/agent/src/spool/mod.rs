@@ -1,16 +1,16 @@
-//! What an agent keeps on disk about its jobs, so that neither a lost connection nor its own death loses one.
+//! The agent's files about its jobs, so that neither a lost connection nor the agent's death loses a job.
 //!
 //! ```text
 //! spool/
-//!   agent.lock          held by the agent that owns the spool; its process id, and whether it is about to end
-//!   reserve             space that is given back when the disk is full, for last words and results
-//!   <job>/journal       the `Run`, written before anything starts (0600: it holds the job's secrets); what was
-//!                       started; how it ended, written before anyone is told
-//!   <job>/log           the trace, byte for byte
-//!   .free/              directories of jobs that are over, emptied
+//! agent.lock          locked by the agent that owns the spool; contains its process ID, and whether it is shutting down
+//! reserve             space that is freed when the disk is full, for final messages and results
+//! <job>/journal       the `Run` request, written before anything starts (mode 0600, because it contains the job's secrets);
+//! then what was started, and the result, written before it is reported
+//! <job>/log           the trace, byte for byte
+//! .free/              emptied directories of finished jobs
 //! ```
-//! The journal starts with the version of its format. Nothing is synced: after a loss of power the last second may be
-//! missing, and what cannot be read counts as not written.
+//! The journal begins with the version of its format. Nothing is synced to disk: after a power failure the last second may be missing, and
+//! anything unreadable counts as not written.
 
 mod journal;
 mod log;
@@ -34,55 +34,55 @@ use quota::{Quota, Share};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
-/// What is read of it: a process id and a word.
+/// Maximum length of the lock file that is read: a process ID and a word.
 const LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
-/// What an entry holds.
+/// Files in the entry of a job.
 const FILES: [&str; 2] = [JOURNAL, LOG];
-/// Space held back for the results of jobs that run when the disk becomes full.
+/// Size of the space that is held back for results of running jobs when the disk becomes full.
 const RESERVE: usize = 128 * 1024;
-/// The line of an agent's lock, after its process id, that says that it is about to end.
+/// Second line of an agent's lock file if the agent is shutting down.
 const ENDING: &str = "ending";
-/// The longest id of a job.
+/// Maximum length of a job's ID in bytes.
 const MAX_ID: usize = 128;
 
-/// Why a spool cannot be used.
+/// Reason why a spool cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
-    /// Another agent owns it.
+    /// Another agent owns the spool.
     #[error("another agent (process {pid}) uses the spool `{}`: stop it first, or give this one a spool of its own", path.display())]
     Taken {
-        /// The other agent.
+        /// Process ID of the other agent.
         pid: String,
-        /// The spool.
+        /// Path of the spool.
         path: PathBuf,
-        /// It is about to end, and takes no calls any more.
+        /// Whether the other agent is shutting down and accepts no more calls.
         is_ending: bool,
     },
-    /// The disk.
+    /// A file or directory of the spool cannot be used.
     #[error("cannot use the spool `{}`", path.display())]
     Io {
-        /// The spool.
+        /// Path of the spool.
         path: PathBuf,
-        /// What the system says.
+        /// Cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// The spool of an agent.
+/// Spool of an agent.
 #[derive(Debug)]
 pub(crate) struct Spool {
     root: PathBuf,
     recycler: Arc<Recycler>,
     quota: Arc<Quota>,
-    /// Held as long as the agent lives.
+    /// Lock file, locked as long as the agent runs.
     lock: File,
 }
 
 impl Spool {
-    /// Takes a spool, making it where there is none. All jobs together may keep `limit` bytes in it.
+    /// Opens a spool, and creates it if it does not exist. All jobs together may use `limit` bytes.
     pub(crate) fn open(root: &Path, limit: u64) -> Result<Self, SpoolError> {
         let failed = |source| SpoolError::Io { path: root.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
@@ -106,21 +106,21 @@ impl Spool {
         Ok(spool)
     }
 
-    /// Says to the next agent of this spool that it need not wait long.
+    /// Marks the agent as shutting down, so that the next agent of this spool waits for its end.
     pub(crate) fn say_ending(&self) {
         if let Err(error) = writeln!(&self.lock, "{ENDING}") {
             tracing::debug!(%error, "the next agent is not told that this one ends");
         }
     }
 
-    /// Whether the directory is still the one that was taken: it may have been removed, and made again by another agent.
+    /// Returns whether the directory still exists. Another agent may have replaced it.
     pub(crate) fn is_there(&self) -> bool {
         let id = |metadata: io::Result<fs::Metadata>| metadata.ok().map(|file| (file.dev(), file.ino()));
         let own = id(self.lock.metadata());
         own.is_some() && own == id(fs::metadata(self.root.join(LOCK)))
     }
 
-    /// Whether it has no job, of whatever state. One that was removed has none.
+    /// Returns whether the spool has no jobs in any state. A deleted spool has none.
     pub(crate) fn is_empty(&self) -> bool {
         match self.entries() {
             Ok(entries) => entries.is_empty(),
@@ -128,12 +128,12 @@ impl Spool {
         }
     }
 
-    /// Where the templates of checkouts are.
+    /// Returns the directory of the checkouts' templates.
     pub(crate) fn templates(&self) -> PathBuf {
         self.root.join(".templates")
     }
 
-    /// The entry of a job, whether it exists or not. None if the id cannot be a directory's name.
+    /// Returns the entry of a job, even if it does not exist yet. `None` means that the ID is not valid as a directory name.
     pub(crate) fn entry(&self, id: &str) -> Option<Entry> {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let good = !id.is_empty()
@@ -150,7 +150,7 @@ impl Spool {
         })
     }
 
-    /// Every entry, in the order of their names.
+    /// Returns all entries, ordered by name.
     pub(crate) fn entries(&self) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.root)? {
@@ -165,12 +165,12 @@ impl Spool {
         Ok(entries)
     }
 
-    /// Gives back the reserve: the disk is full, and results have to be written.
+    /// Frees the reserved space: the disk is full, and results must be written.
     pub(crate) fn release_reserve(&self) {
         let _ = fs::remove_file(self.root.join("reserve"));
     }
 
-    /// Takes the reserve again, if there is room.
+    /// Reserves the space again if the disk has enough.
     pub(crate) fn make_reserve(&self) {
         let path = self.root.join("reserve");
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == RESERVE as u64) {
@@ -186,7 +186,7 @@ impl Spool {
     }
 }
 
-/// What the spool holds of one job.
+/// Entry of a job in the spool.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) id: String,
@@ -197,7 +197,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Writes the request, whole or not at all. What an earlier attempt that started nothing has logged stays.
+    /// Writes the request, completely or not at all. Keeps the log of an earlier attempt that started nothing.
     pub(crate) fn create(&self, request: &RunRequest) -> io::Result<Journal> {
         if !self.recycler.take(&self.dir) {
             match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
@@ -212,18 +212,18 @@ impl Entry {
             .take(request.encoded_len() as u64)
             .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request));
         if made.is_err() {
-            // `Run` is refused, so nobody will close the job.
+            // `Run` is refused, so no manager will close the job.
             let _ = self.remove();
         }
         made
     }
 
-    /// The journal, to go on with.
+    /// Opens the journal for appending.
     pub(crate) fn journal(&self) -> io::Result<Journal> {
         Journal::open(&self.dir.join(JOURNAL))
     }
 
-    /// What the journal says.
+    /// Reads the journal.
     pub(crate) fn past(&self) -> io::Result<Past> {
         Past::read(&self.dir)
     }
@@ -232,7 +232,7 @@ impl Entry {
         LogFile::open(&self.dir.join(LOG), self.share.clone())
     }
 
-    /// How long ago the job ended, or the entry was touched last.
+    /// Returns the time since the end of the job, or since the last change of the entry.
     pub(crate) fn age(&self) -> Duration {
         let paths = [self.dir.join(JOURNAL), self.dir.clone()];
         let touched = paths.iter().find_map(|path| fs::metadata(path).ok());
@@ -240,20 +240,20 @@ impl Entry {
         SystemTime::now().duration_since(touched).unwrap_or_default()
     }
 
-    /// Removes the entry on a thread for blocking calls, because it may hold many files. Succeeds if there is no entry.
+    /// Deletes the entry on a thread for blocking calls, because it may contain many files. Succeeds if there is no entry.
     pub(crate) async fn remove_apart(&self) -> io::Result<()> {
         let entry = self.clone();
         tokio::task::spawn_blocking(move || entry.remove()).await?
     }
 
-    /// Removes the entry; it is no error if there is none.
+    /// Deletes the entry. Succeeds if there is none.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.recycler.give(&self.dir)?;
         self.quota.give_back(&self.id);
         Ok(())
     }
 
-    /// The bytes of what counts.
+    /// Returns the size of the files that count against the quota.
     fn bytes(&self) -> u64 {
         let files = FILES.map(|name| fs::metadata(self.dir.join(name)));
         files.into_iter().flatten().map(|metadata| metadata.len()).sum()

@@ -1,5 +1,6 @@
-//! How much all jobs together may keep in the spool: their requests and their logs. Results are not counted, so that a
-//! job that finds no room can still be ended.
+//! Quota of the spool: the maximum size of the requests and logs of all jobs.
+//!
+//! Results do not count, so that a job can be ended even if the quota is used up.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// What a job may write beyond the limit once it was refused: why it ended.
+/// Bytes a job may write after it exceeds the quota, so that its log can say why it failed.
 const LAST_WORDS: u64 = 4096;
 
-/// The bytes of all jobs.
+/// Bytes of all jobs.
 #[derive(Debug)]
 pub(super) struct Quota {
     limit: u64,
@@ -19,15 +20,15 @@ pub(super) struct Quota {
     shares: Mutex<HashMap<String, Arc<Held>>>,
 }
 
-/// The bytes of one job.
+/// Bytes of one job.
 #[derive(Debug, Default)]
 struct Held {
     bytes: AtomicU64,
-    /// What is left of [`LAST_WORDS`]; none as long as nothing was refused.
+    /// Remaining bytes of [`LAST_WORDS`]. `None` means that the job has not exceeded the quota.
     last_words: Mutex<Option<u64>>,
 }
 
-/// What one job has of them.
+/// Part of the quota that one job uses.
 #[derive(Debug, Clone)]
 pub(super) struct Share {
     quota: Arc<Quota>,
@@ -39,13 +40,13 @@ impl Quota {
         Arc::new(Self { limit, used: AtomicU64::new(0), shares: Mutex::default() })
     }
 
-    /// The share of a job, which is the same one until it is given back.
+    /// Returns the part of a job. It is the same one until the job is deleted.
     pub(super) fn share(self: &Arc<Self>, id: &str) -> Share {
         let held = self.shares.lock().get(id).cloned().unwrap_or_default();
         Share { quota: Arc::clone(self), held }
     }
 
-    /// Nothing of a job is left.
+    /// Releases all bytes of a deleted job.
     pub(super) fn give_back(&self, id: &str) {
         if let Some(held) = self.shares.lock().remove(id) {
             self.used.fetch_sub(held.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
@@ -54,7 +55,7 @@ impl Quota {
 }
 
 impl Share {
-    /// Counts what is there already, whatever the limit; from now on it is the share of `id`.
+    /// Counts the existing files of a job, even beyond the limit, and registers this part for its ID.
     pub(super) fn found(&self, id: &str, bytes: u64) {
         self.quota.shares.lock().insert(id.to_owned(), Arc::clone(&self.held));
         let before = self.held.bytes.swap(bytes, Ordering::Relaxed);
@@ -62,10 +63,10 @@ impl Share {
         self.quota.used.fetch_sub(before, Ordering::Relaxed);
     }
 
-    /// Asks for room.
+    /// Reserves bytes.
     ///
     /// # Errors
-    /// That there is none.
+    /// `QuotaExceeded` if the quota is used up.
     pub(super) fn take(&self, bytes: u64) -> io::Result<()> {
         let used = self.quota.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if used > self.quota.limit && !self.are_last_words(bytes) {

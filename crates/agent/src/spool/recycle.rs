@@ -1,7 +1,7 @@
-//! Directories of jobs that are over, emptied, for jobs that come.
+//! Emptied directories of finished jobs, which later jobs reuse.
 //!
-//! Making and removing files is most of what keeping a small job costs, and the more of it is done, the more each one
-//! costs: ext4 looks past every number of a file that was removed in the last minutes before it makes a new one.
+//! Creating and deleting files is most of the cost of a small job, and it becomes more expensive the more often it happens: before ext4
+//! creates a file, it skips the inode of every file that was deleted in the last minutes.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::FILES;
 
-/// How many are kept.
+/// Maximum number of directories that are kept.
 const KEPT: usize = 64;
 
-/// The directories, below one of their own.
+/// Directories for reuse, in a separate directory.
 #[derive(Debug)]
 pub(super) struct Recycler {
     root: PathBuf,
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Recycler {
-    /// Starts with none: those of an agent before this one may not be empty.
+    /// Opens the recycler without directories. Those of an earlier agent may not be empty and are deleted.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
         match muster_files::remove_tree(&root) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -39,7 +39,7 @@ impl Recycler {
         Ok(Self { root, state: Mutex::default() })
     }
 
-    /// Puts a directory with empty files at `dir`, if there is one and nothing is there.
+    /// Moves a directory with empty files to `dir`. Returns whether there was one, and `dir` did not exist.
     pub(super) fn take(&self, dir: &Path) -> bool {
         let Some(free) = self.state.lock().free.pop() else { return false };
         if fs::rename(&free, dir).is_ok() {
@@ -49,7 +49,7 @@ impl Recycler {
         false
     }
 
-    /// Takes the directory away, at once. It is no error if there is none.
+    /// Takes a directory away from its job immediately. Succeeds if it does not exist.
     pub(super) fn give(&self, dir: &Path) -> io::Result<()> {
         let place = {
             let mut state = self.state.lock();
@@ -60,7 +60,7 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Its secrets do not wait for the next job. Whatever the job put there instead is removed with the directory.
+        // Secrets are deleted now, and not when the next job comes. If the job replaced a file by anything else, the directory is deleted.
         let is_directory = fs::symlink_metadata(&place)?.is_dir();
         let has_room = self.state.lock().free.len() < KEPT;
         if is_directory && has_room && FILES.iter().all(|name| empty(&place.join(name)).is_ok()) {
@@ -71,8 +71,9 @@ impl Recycler {
     }
 }
 
-/// Empties a regular file that has no other name. The job may have put anything else there: it is left as it is, and not
-/// waited for.
+/// Empties a regular file without other hard links.
+///
+/// The job may have put anything else in its place, which is not changed, and never blocks this process.
 fn empty(path: &Path) -> io::Result<()> {
     let file = muster_files::open_with(File::options().write(true), path)?;
     if file.metadata()?.nlink() != 1 {

@@ -1,4 +1,4 @@
-//! What is written is read again.
+//! Tests of the spool: everything that was written is read again.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ fn a_job_that_replaces_files_of_its_place_stops_nobody_and_nothing_else_is_empti
     }
 }
 
-/// Every path below `dir`.
+/// Returns all paths below `dir`.
 fn walkdir(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -153,7 +153,7 @@ fn a_spool_has_one_owner() {
     Spool::open(dir.path(), u64::MAX).unwrap();
 }
 
-/// A journal as version 2 writes it.
+/// A journal in version 2 of the format.
 const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
     {\"started\":{\"job\":{\"mark\":\"7-1/ab\",\"cgroup\":null}}}\n\
     {\"started\":{\"leader\":{\"pid\":12,\"start_ticks\":34}}}\n\"user_code\"\n\n\
@@ -202,7 +202,7 @@ fn a_journal_that_was_cut_off_anywhere_is_no_request_or_no_result_and_may_have_r
         let past = sample(&SAMPLE[..length]).unwrap();
         let head = "muster job 1 5\n".len() + 5;
         assert_eq!(past.request.is_some(), length > head, "{length}");
-        // The last byte of a line is its end, which may be missing.
+        // The last byte of a line is the line break, which may be missing.
         let whole = lines.contains(&length) || lines.contains(&(length + 1));
         assert!(whole || length <= head || past.user_code, "{length}: a torn line may have said anything: {past:?}");
         assert_eq!(past.result.is_some(), length == SAMPLE.len() - 1, "{length}");
@@ -245,7 +245,7 @@ fn all_jobs_together_have_a_limit_which_last_words_may_pass_and_a_closed_job_giv
     one.remove().unwrap();
     three.create(&request("3-1")).unwrap();
     drop(spool);
-    // A new start counts what it finds.
+    // A new start counts the files that it finds.
     let spool = Spool::open(dir.path(), 4_000).unwrap();
     assert!(spool.entry("4-1").unwrap().create(&request("4-1")).is_err());
     spool.entry("2-1").unwrap().remove().unwrap();
