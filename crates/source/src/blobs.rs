@@ -1,14 +1,14 @@
-//! File contents out of a repository, through one `git cat-file --batch`.
+//! Reads files from a repository through a running `git cat-file --batch`.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::git::Git;
 
-/// Maximum number of bytes of a file that are returned: a little more than GitLab accepts, so that a caller sees that a file is too large.
+/// Maximum number of bytes that are returned of a file: slightly more than GitLab accepts, so that a caller detects larger files.
 pub const FILE_LIMIT: u64 = 11 << 20;
 
-/// A conversation with `git cat-file --batch`.
+/// A running `git cat-file --batch`.
 #[derive(Debug)]
 pub struct BlobReader {
     child: Child,
@@ -20,7 +20,7 @@ impl BlobReader {
     /// Starts git.
     ///
     /// # Errors
-    /// If the program cannot be started.
+    /// Error of the system if git cannot be started.
     pub fn start(git: &Git) -> io::Result<Self> {
         let mut command = git.command(&["cat-file", "--batch"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
@@ -30,10 +30,10 @@ impl BlobReader {
         }
     }
 
-    /// The bytes of a file by its name in git's terms; `None` if the name does not exist or is not a file.
+    /// Returns the content of a file by its git object name. `None` if the name does not exist or is not a file.
     ///
     /// # Errors
-    /// If the conversation broke off. The next file needs another reader.
+    /// Error of the pipe to git. The next file needs another reader.
     pub fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
         writeln!(self.questions, "{name}")?;
         let mut head = String::new();
@@ -53,7 +53,7 @@ impl BlobReader {
 
 impl Drop for BlobReader {
     fn drop(&mut self) {
-        // It ends by itself when its input closes; this makes sure, and leaves no zombie.
+        // The process ends when its input is closed. Killing it makes sure, and waiting leaves no zombie.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

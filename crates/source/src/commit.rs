@@ -1,4 +1,4 @@
-//! The commit that the user stands on, and the one that is created on top of it for a changed working tree.
+//! The commit that the user has checked out, and the commit that is created on top of it for a changed working tree.
 
 use crate::SnapshotError;
 use crate::git::{Git, line};
@@ -6,21 +6,21 @@ use crate::git::{Git, line};
 /// A commit of the user's repository.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Commit {
-    /// Its full id.
+    /// Full id of the commit.
     pub sha: String,
-    /// Its parents, first parent first.
+    /// IDs of its parents, first parent first.
     pub parents: Vec<String>,
-    /// `Name <email>` of the author.
+    /// Author as `Name <email>`.
     pub author: String,
-    /// When it was committed, ISO 8601 with offset.
+    /// Commit date, ISO 8601 with offset.
     pub committed_at: String,
-    /// The whole message.
+    /// Whole commit message.
     pub message: String,
-    /// The tags that point at it, annotated or not, in git's order.
+    /// Tags of the commit, annotated or not, in git's order.
     pub tags: Vec<String>,
 }
 
-/// What `git log` says of `HEAD`.
+/// Reads the commit of `HEAD`.
 pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
     let output = git.run(&[
         "log",
@@ -46,7 +46,7 @@ pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
     Ok(Commit { sha, parents, author, committed_at, message, tags })
 }
 
-/// Writes the commit of a changed tree. Names and dates are those of `HEAD`, so that equal content has an equal id.
+/// Creates the commit of a changed working tree. Its dates are those of `HEAD`, so that equal content has an equal id.
 pub(super) fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
     let git = git
         .clone()

@@ -1,30 +1,30 @@
-//! Errors of taking a snapshot of a directory.
+//! Errors of taking a snapshot.
 
 use std::path::PathBuf;
 
-/// Why there is no snapshot.
+/// Reason why a snapshot could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The program `git` could not be started.
     #[error("cannot run `git`, which muster reads the repository with; install git, or put it on the PATH")]
     NoGit(#[source] std::io::Error),
-    /// The folder does not exist or cannot be entered.
+    /// The directory does not exist or cannot be entered.
     #[error("cannot enter the directory `{}`", path.display())]
     NoDirectory {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
         /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// The folder is in no git repository.
+    /// The directory is not in a git repository.
     #[error(
         "`{}` is not in a git repository; a pipeline runs on a commit: run `git init`, `git add .` and `git commit`, \
          or name another directory with `--directory`",
         path.display()
     )]
     NotARepository {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
     },
     /// The repository has no working tree.
@@ -33,19 +33,19 @@ pub enum SnapshotError {
         path.display()
     )]
     Bare {
-        /// The folder.
+        /// The repository.
         path: PathBuf,
     },
-    /// The branch has no commit yet.
+    /// The branch has no commits yet.
     #[error(
         "the repository `{}` has no commits yet; a pipeline runs on a commit: run `git commit` first",
         path.display()
     )]
     NoCommits {
-        /// The folder.
+        /// The working tree.
         path: PathBuf,
     },
-    /// git refuses to read a repository of another user.
+    /// git refuses to read a repository that another user owns.
     #[error(
         "git does not trust the repository `{}` because another user owns it; if you do, run: \
          git config --global --add safe.directory '{}'",
@@ -62,26 +62,26 @@ pub enum SnapshotError {
          fix the permissions, or ignore the files in `.gitignore`:\n{details}"
     )]
     Unreadable {
-        /// What git says of them.
+        /// Messages of git about these files.
         details: String,
     },
     /// The snapshot could not be written.
     #[error("cannot write the snapshot to `{}`", path.display())]
     Store {
-        /// The file or folder.
+        /// File or directory that could not be written.
         path: PathBuf,
-        /// Why: no permission, no space.
+        /// Error of the system, such as a missing permission or a full disk.
         #[source]
         source: std::io::Error,
     },
-    /// Any other failure of git.
+    /// Another failure of git.
     #[error("`git {command}` failed in `{}`:\n{details}", path.display())]
     Git {
-        /// The command.
+        /// Command that failed.
         command: String,
         /// Directory in which git ran.
         path: PathBuf,
-        /// What git says.
+        /// Error message of git.
         details: String,
     },
 }

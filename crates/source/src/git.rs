@@ -1,4 +1,4 @@
-//! Calls of the `git` program, in an environment of our own making.
+//! Runs `git` in a controlled environment.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -7,38 +7,40 @@ use std::process::{Command, Output, Stdio};
 
 use crate::SnapshotError;
 
-/// A repository as seen through the `git` program.
+/// A repository that is accessed through the `git` program.
 #[derive(Debug, Clone)]
 pub struct Git {
-    /// Where the program runs.
+    /// Directory in which git runs.
     pub(crate) directory: PathBuf,
-    /// The repository; `None` lets git look for it from [`Git::directory`] upwards.
+    /// The repository. `None` means that git searches for it from [`Git::directory`] upwards.
     pub(crate) git_dir: Option<PathBuf>,
-    /// Further environment variables.
+    /// Additional environment variables.
     pub(crate) environment: Vec<(&'static str, OsString)>,
 }
 
 impl Git {
-    /// The repository around `directory`.
+    /// Returns the repository around `directory`.
     #[must_use]
     pub fn discover(directory: &Path) -> Self {
         Self { directory: directory.to_owned(), git_dir: None, environment: Vec::new() }
     }
 
-    /// The bare repository `store`.
+    /// Returns the bare repository `store`.
     #[must_use]
     pub fn bare(store: &Path) -> Self {
         Self { directory: store.to_owned(), git_dir: Some(store.to_owned()), environment: Vec::new() }
     }
 
-    /// With one more environment variable.
+    /// Adds an environment variable.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
         self.environment.push((name, value.into()));
         self
     }
 
-    /// The command, not yet started: no terminal prompts, no optional locks, English messages, and none of the
-    /// `GIT_*` variables that a hook or an alias of the user's git would hand down.
+    /// Returns the command without starting it.
+    ///
+    /// It has no terminal prompts, no optional locks and English messages, and ignores `GIT_*` variables that a hook or an alias of the
+    /// user's git has set.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
@@ -60,15 +62,16 @@ impl Git {
         command
     }
 
-    /// As [`Git::command`], for talking to servers: with what the user's environment says about that (SSH, questions for
-    /// passwords, proxies). `login` is `user:password` for the addresses that begin with a text; it is in no argument list.
+    /// Returns a command that connects to servers, with the user's settings for SSH, password prompts and proxies.
+    ///
+    /// `login` is a URL prefix and the `user:password` for it. It does not appear in the arguments of a process.
     pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
         let mut command = self.command(arguments);
         command.env_remove("GIT_TERMINAL_PROMPT");
         for (name, value) in std::env::vars_os().filter(|(name, _)| reaches(name)) {
             command.env(name, value);
         }
-        // Who sends nothing for so long is not waited for.
+        // Abort if the server sends nothing for this long.
         command.env("GIT_HTTP_LOW_SPEED_LIMIT", "1").env("GIT_HTTP_LOW_SPEED_TIME", "30");
         if let Some((start, login)) = login {
             let count = std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
@@ -97,7 +100,7 @@ impl Git {
         if output.status.success() { Ok(output.stdout) } else { Err(self.failure(arguments, &output)) }
     }
 
-    /// Runs it with `input` as its standard input.
+    /// Runs git with `input` as its standard input, and returns its standard output.
     pub(crate) fn run_with_input<S: AsRef<OsStr>>(
         &self,
         arguments: &[S],
@@ -114,7 +117,7 @@ impl Git {
         }
     }
 
-    /// The error of a command that failed.
+    /// Returns the error of a failed command.
     #[must_use]
     pub fn failure<S: AsRef<OsStr>>(&self, arguments: &[S], output: &Output) -> SnapshotError {
         let details = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
@@ -137,7 +140,7 @@ impl Git {
     }
 }
 
-/// Variables that say how git works, not on what.
+/// Returns whether a `GIT_*` variable is kept: it configures how git works, not which repository it uses.
 fn keeps(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"
@@ -145,7 +148,7 @@ fn keeps(name: &OsStr) -> bool {
         || matches!(&*name, "GIT_EXEC_PATH" | "GIT_TEMPLATE_DIR" | "GIT_CEILING_DIRECTORIES" | "GIT_SSL_CAINFO")
 }
 
-/// Variables that say how servers are reached, and who the user is there.
+/// Returns whether a variable configures connections to servers, or the user's identity there.
 fn reaches(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_SSH")
@@ -153,25 +156,25 @@ fn reaches(name: &OsStr) -> bool {
         || name.starts_with("GIT_HTTP_")
 }
 
-/// Bytes of git's output as a path.
+/// Converts output of git to a path.
 #[cfg(unix)]
 pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt as _;
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Bytes of git's output as a path.
+/// Converts output of git to a path.
 #[cfg(not(unix))]
 pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// The parts of output that ends each part with a NUL.
+/// Splits output that ends each item with a NUL.
 pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
     output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
 }
 
-/// Output as one line of text.
+/// Converts output to one line of text.
 #[must_use]
 pub fn line(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()

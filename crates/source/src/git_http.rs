@@ -1,6 +1,6 @@
-//! git's smart HTTP protocol, fetch only, so that a stock gitlab-runner can clone the snapshot.
+//! git's smart HTTP protocol for fetches, so that gitlab-runner can clone the snapshot.
 //!
-//! The work is done by `git upload-pack`; here are only its two routes, the check of the job's token, and the streams.
+//! `git upload-pack` does the work. This module has its two routes, the check of the job's token, and the streams.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -21,45 +21,45 @@ use tokio_util::io::ReaderStream;
 
 use crate::git::Git;
 
-/// The name that a job gives beside its token.
+/// User name that a job sends with its token.
 const USER: &str = "gitlab-ci-token";
-/// The largest list of wants and haves that is read; git sends some kilobytes.
+/// Maximum size of a request in bytes. git sends a few kilobytes.
 const REQUEST_LIMIT: usize = 64 << 20;
 
-/// What the routes serve.
+/// The repository to serve.
 #[derive(Clone)]
 pub struct GitServer {
-    /// The bare repository.
+    /// Path of the bare repository.
     pub repository: PathBuf,
-    /// The path of the project, `group/app`; served with and without `.git`.
+    /// Path of the project, `group/app`. Served with and without `.git`.
     pub project_path: String,
-    /// Checks a job's token.
+    /// Checks the token of a job.
     pub check_token: CheckToken,
 }
 
-/// Checks a job's token.
+/// Checks the token of a job.
 pub type CheckToken = Arc<dyn Fn(String) -> BoxFuture<'static, TokenCheck> + Send + Sync>;
 
-/// What the token of a clone is.
+/// Result of checking a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCheck {
-    /// The token of a job that is assigned to the manager which got the token.
+    /// The job is assigned with this token.
     Current,
-    /// The token of a job that has ended, or was assigned again.
+    /// The job has ended, or was assigned again with another token.
     Over,
-    /// Not a token of this coordinator.
+    /// The token is not from this coordinator.
     Unknown,
-    /// The coordinator cannot tell now.
+    /// The coordinator cannot check tokens at the moment.
     Unavailable,
 }
 
-/// The routes `/<project>.git/info/refs` and `/<project>.git/git-upload-pack`.
+/// Returns the routes `/<project>.git/info/refs` and `/<project>.git/git-upload-pack`.
 pub fn git_routes(server: GitServer) -> Router {
-    // A project's path has slashes, which a route's parameter cannot hold: so the rest of the path is taken apart here.
+    // A project's path has slashes, which a route parameter cannot contain. The handlers therefore split the path.
     Router::new().route("/{*path}", get(advertise)).route("/{*path}", post(upload_pack)).with_state(server)
 }
 
-/// `?service=`
+/// Query parameters of `info/refs`.
 #[derive(serde::Deserialize)]
 struct Service {
     service: Option<String>,
@@ -117,7 +117,7 @@ async fn upload_pack(
         Err(error) => return failed(&error),
     };
     let Some(mut stdin) = child.stdin.take() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    // git reads its whole request before it writes, so the order cannot block. It may hang up early (not an error).
+    // git reads the whole request before it writes, so this cannot deadlock. git may close its input early, which is not an error.
     if let Err(error) = stdin.write_all(&request).await {
         tracing::debug!(%error, "git upload-pack closed its input");
     }
@@ -126,13 +126,13 @@ async fn upload_pack(
 }
 
 impl GitServer {
-    /// Whether `path` is `end` of the served project.
+    /// Returns whether `path` is the served project followed by `end`.
     fn serves(&self, path: &str, end: &str) -> bool {
         let Some(project) = path.strip_suffix(end) else { return false };
         project.strip_suffix(".git").unwrap_or(project) == self.project_path
     }
 
-    /// Checks the job's token that the caller gave by basic authentication; the error is the answer to the caller.
+    /// Checks the job's token from the basic authentication. The error is the response.
     async fn may_read(&self, headers: &HeaderMap) -> Result<(), Response<Body>> {
         let token = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, text) = value.to_str().ok()?.split_once(' ')?;
@@ -153,7 +153,7 @@ impl GitServer {
         }
     }
 
-    /// Starts `git upload-pack`, which ends when its handle is dropped.
+    /// Starts `git upload-pack`, which is killed when its handle is dropped.
     fn start(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
         let mut arguments = vec!["upload-pack", "--stateless-rpc", "--strict"];
         if advertise {
@@ -172,8 +172,9 @@ impl GitServer {
     }
 }
 
-/// The output as a stream, which owns the process and ends with its exit status: a client must not take half an answer
-/// for a whole one.
+/// Returns the output as a stream that owns the process.
+///
+/// The stream fails if the process does, so that a client does not accept a truncated response.
 fn output(
     child: Child,
     stdout: impl AsyncRead + Send + 'static,
@@ -208,7 +209,7 @@ fn failed(error: &std::io::Error) -> Response<Body> {
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
-/// Unpacks a request, up to the limit.
+/// Decompresses a request, up to the maximum size.
 fn gunzip(packed: &[u8]) -> std::io::Result<Vec<u8>> {
     use std::io::Read as _;
     let mut plain = Vec::new();

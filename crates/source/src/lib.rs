@@ -1,12 +1,12 @@
-//! A commit or working tree in, a snapshot that jobs can fetch out.
+//! Takes snapshots of a working tree, which jobs can fetch.
 //!
 //! ```text
-//! working tree --Snapshot::take--> bare repository of the run --git_http--> jobs of stock runners
-//!                                        |            \--------(path)-----> jobs of our own agent
+//! working tree --Snapshot::take--> bare repository of the run --git_http--> jobs of gitlab-runner
+//!                                        |            \--------(path)-----> jobs of Muster's own agent
 //!                                        +--Git, BlobReader--> files by commit and path
 //! ```
 //!
-//! Invariant: the user's repository is only ever read. Not its index, not a ref, not an object is written.
+//! Invariant: the user's repository is only read. No index, ref or object is written to it.
 
 mod blobs;
 mod commit;

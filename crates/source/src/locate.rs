@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::SnapshotError;
 use crate::git::{Git, path_from_bytes};
 
-/// Lines that `git rev-parse` prints for [`locate`], in their order.
+/// Arguments of `git rev-parse`. Each one after the first prints one line.
 const LOCATE: [&str; 11] = [
     "rev-parse",
     "--is-bare-repository",
@@ -20,7 +20,7 @@ const LOCATE: [&str; 11] = [
     "HEAD",
 ];
 
-/// What `git rev-parse` says of a folder.
+/// The repository around a directory.
 pub(super) struct Located {
     pub(super) git_dir: PathBuf,
     pub(super) common_dir: PathBuf,
@@ -31,8 +31,9 @@ pub(super) struct Located {
     pub(super) branch: Option<String>,
 }
 
-/// Finds the repository around `directory`. `git rev-parse` answers word by word and stops at the first that fails, so how
-/// far it came says what is missing.
+/// Finds the repository around `directory`.
+///
+/// `git rev-parse` prints one line per argument and stops at the first that fails, so the number of lines shows what is missing.
 pub(super) fn locate(directory: &Path) -> Result<Located, SnapshotError> {
     let git = Git::discover(directory);
     let output = git.output(&LOCATE)?;
@@ -51,7 +52,7 @@ pub(super) fn locate(directory: &Path) -> Result<Located, SnapshotError> {
         }),
         [bare, ..] if bare == b"true" => Err(SnapshotError::Bare { path }),
         [_, _, _, _, worktree, ..] => Err(SnapshotError::NoCommits { path: path_from_bytes(worktree) }),
-        // The folder `.git` itself.
+        // The directory is `.git` itself.
         [_, _, _, _] => Err(SnapshotError::NotARepository { path }),
         _ if String::from_utf8_lossy(&output.stderr).contains("not a git repository") => {
             Err(SnapshotError::NotARepository { path })

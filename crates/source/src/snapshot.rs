@@ -1,8 +1,8 @@
-//! The commit that jobs check out: `HEAD` when the tree is clean, else a commit on top of it with what lies there.
+//! The commit that jobs check out: `HEAD` if the working tree is clean, and otherwise a commit on top of it with the current files.
 //!
-//! A bare repository of our own borrows the user's objects (`objects/info/alternates`) and takes the new ones. The index
-//! is a private copy, so that only changed files are hashed. So nothing in the user's repository is written, and a
-//! `git commit` or `git rebase` of the user may go on meanwhile.
+//! A bare repository uses the objects of the user's repository (`objects/info/alternates`) and stores the new ones. The index is a
+//! private copy, so that only changed files are hashed. Nothing is written to the user's repository, and the user may run `git commit`
+//! or `git rebase` at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,10 +16,10 @@ use crate::git::{Git, line, nul_separated};
 use crate::locate::locate;
 use crate::store::{copy_index, in_store, prepare_store, write_whole};
 
-/// One entry of the snapshot's tree.
+/// An entry of the snapshot's tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// `100644`, `100755`, `120000` (symbolic link) or `160000` (submodule).
+    /// Mode: `100644`, `100755`, `120000` (symbolic link) or `160000` (submodule).
     pub mode: String,
     /// ID of the object.
     pub object: String,
@@ -28,18 +28,18 @@ pub struct Entry {
 /// The paths in which a snapshot differs from another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The paths.
+    /// Changed paths.
     pub paths: Vec<String>,
-    /// The commit that the snapshot is compared with.
+    /// Commit that the snapshot is compared with.
     pub since: Parting,
 }
 
-/// Where the snapshot left another history.
+/// The last commit that the snapshot has in common with another history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parting {
-    /// The last commit that both have.
+    /// ID of the commit.
     pub commit: String,
-    /// The ref of the other history: `main`, `origin/main`, a tag, a commit.
+    /// Ref of the other history: `main`, `origin/main`, a tag or a commit.
     pub name: String,
 }
 
@@ -53,40 +53,39 @@ impl std::fmt::Display for Parting {
     }
 }
 
-/// A working tree, fixed at one moment.
+/// The state of a working tree at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The bare repository that has [`Snapshot::sha`].
+    /// Bare repository that contains [`Snapshot::sha`].
     pub repository: PathBuf,
-    /// The top folder of the working tree.
+    /// Root directory of the working tree.
     pub worktree: PathBuf,
-    /// The commit to check out.
+    /// Commit to check out.
     pub sha: String,
-    /// Whether the working tree differs from [`Snapshot::head`], so that `sha` is a commit that only the store has.
+    /// Whether the working tree differs from [`Snapshot::head`]. The commit `sha` then only exists in the store.
     pub dirty: bool,
-    /// The commit that the user stands on: what `CI_COMMIT_*` tell of.
+    /// Commit that the user has checked out, which the `CI_COMMIT_*` variables describe.
     pub head: Commit,
-    /// The branch; none with a detached `HEAD`.
+    /// Current branch. `None` for a detached `HEAD`.
     pub branch: Option<String>,
-    /// `sha1` or `sha256`.
+    /// Object format: `sha1` or `sha256`.
     pub object_format: String,
-    /// Every path of the snapshot, with `/` between its parts.
+    /// All paths of the snapshot, with `/` as separator.
     pub tracked_paths: Arc<BTreeSet<String>>,
-    /// The same with what stands there.
+    /// Entries of the snapshot, by path.
     entries: Arc<BTreeMap<String, Entry>>,
-    /// The user's repository, read through the store's objects too.
+    /// The user's repository, with the objects of the store.
     git: Git,
 }
 
 impl Snapshot {
-    /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is made if it is
-    /// not there.
+    /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is created if necessary.
     ///
-    /// It holds tracked files as they lie there, and untracked files that are not ignored. Submodules stay links.
-    /// The same content on the same commit gives the same id.
+    /// It contains the current content of tracked files, and untracked files that are not ignored. Submodules stay links. The same
+    /// content on the same commit has the same id.
     ///
     /// # Errors
-    /// [`SnapshotError`]; nothing is left behind but perhaps objects in `store`.
+    /// [`SnapshotError`]. Nothing but objects in `store` is left behind.
     pub fn take(directory: &Path, store: &Path) -> Result<Self, SnapshotError> {
         let place = locate(directory)?;
         let store = &std::path::absolute(store).map_err(in_store(store))?;
@@ -99,7 +98,7 @@ impl Snapshot {
             .with("GIT_OBJECT_DIRECTORY", store.join("objects"));
         let writer = reader.clone().with("GIT_INDEX_FILE", index.as_os_str());
 
-        // Each call is a process of its own; the ones that do not need each other run side by side.
+        // Each call is a process. Independent ones run in parallel.
         let (head, entries, tree) = std::thread::scope(|scope| {
             let head = scope.spawn(|| read_commit(&reader));
             add_all(&writer)?;
@@ -125,7 +124,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Writes `refs/pipelines/<pipeline>`, and the branch or tag that the pipeline is for, so that jobs can fetch them.
+    /// Writes `refs/pipelines/<pipeline>`, and the branch or tag of the pipeline, so that jobs can fetch them.
     ///
     /// # Errors
     /// [`SnapshotError::Store`] if the store cannot be written.
@@ -142,19 +141,19 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The user's repository, read through the store's objects too.
+    /// Returns the user's repository, with the objects of the store.
     #[must_use]
     pub fn git(&self) -> &Git {
         &self.git
     }
 
-    /// The entry at a path of the snapshot; `None` if the path does not exist.
+    /// Returns the entry at a path. `None` if the path does not exist.
     #[must_use]
     pub fn entry(&self, path: &str) -> Option<&Entry> {
         self.entries.get(path)
     }
 
-    /// The last commit of the snapshot's history that changed a path; `None` if no commit did.
+    /// Returns the last commit that changed a path. `None` if no commit did.
     #[must_use]
     pub fn last_commit_of(&self, path: &str) -> Option<String> {
         let literal = format!(":(literal){path}");
@@ -162,7 +161,7 @@ impl Snapshot {
         Some(line(&output)).filter(|commit| !commit.is_empty())
     }
 
-    /// The commit that a name of the user's repository stands for: branch, remote branch, tag, commit, full ref.
+    /// Returns the commit of a branch, remote branch, tag, commit or full ref in the user's repository.
     #[must_use]
     pub fn resolve(&self, name: &str) -> Option<String> {
         if name.starts_with('-') || name.is_empty() {
@@ -177,8 +176,9 @@ impl Snapshot {
         asked.iter().find_map(|asked| self.commit(asked))
     }
 
-    /// What differs between the snapshot and the place where it left `base`'s history; `None` if there is no such commit. A
-    /// renamed file counts with both names.
+    /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file counts with both names.
+    ///
+    /// `None` if there is no such commit.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let since = match self.parting(base) {
@@ -189,7 +189,7 @@ impl Snapshot {
         Some(Difference { paths, since })
     }
 
-    /// The commit where the history of `name` and that of the snapshot part; `None` if there is no such commit.
+    /// Returns the commit where the snapshot diverged from the history of `name`. `None` if there is no such commit.
     #[must_use]
     pub fn parting(&self, name: &str) -> Option<Parting> {
         let (tip, name) = self.tip(name)?;
@@ -197,8 +197,9 @@ impl Snapshot {
         output.status.success().then(|| Parting { commit: line(&output.stdout), name })
     }
 
-    /// The commit of a name as the server knows it, and the ref that it was read from: of a branch its upstream, unless
-    /// the local branch has all of that, else [`Snapshot::resolve`].
+    /// Returns the commit of a name as the server knows it, and the ref that it was read from.
+    ///
+    /// For a branch, this is its upstream, unless the local branch contains it. Other names are resolved by [`Snapshot::resolve`].
     fn tip(&self, name: &str) -> Option<(String, String)> {
         let local = self.commit(&format!("refs/heads/{name}"));
         let (upstream, shown) = match &local {
@@ -233,21 +234,22 @@ impl Snapshot {
         answer.is_ok_and(|output| output.status.success())
     }
 
-    /// The paths in which two commits differ.
+    /// Returns the paths in which two commits differ.
     #[must_use]
     pub fn changed_between(&self, from: &str, to: &str) -> Option<Vec<String>> {
         let output = self.git.run(&["diff-tree", "-r", "-z", "--no-renames", "--name-only", from, to]).ok()?;
         Some(nul_separated(&output).map(|path| String::from_utf8_lossy(path).into_owned()).collect())
     }
 
-    /// The commit of the branch's upstream, as of the last fetch or push.
+    /// Returns the commit of the branch's upstream at the last fetch or push.
     #[must_use]
     pub fn upstream(&self) -> Option<String> {
         self.commit("@{upstream}")
     }
 
-    /// Values of the repository's and the user's git configuration whose names match `pattern` (a regular expression on
-    /// the lower-case name), later ones last.
+    /// Returns the values of the git configuration whose lower-case names match the regular expression `pattern`.
+    ///
+    /// Later values of the same name take precedence.
     #[must_use]
     pub fn config(&self, pattern: &str) -> Vec<(String, String)> {
         let Ok(output) = self.git.run(&["config", "--null", "--get-regexp", pattern]) else { return Vec::new() };
@@ -260,14 +262,14 @@ impl Snapshot {
             .collect()
     }
 
-    /// The branch that `origin/HEAD` names.
+    /// Returns the default branch of the remote, from `origin/HEAD`.
     #[must_use]
     pub fn remote_default_branch(&self) -> Option<String> {
         let output = self.git.output(&["symbolic-ref", "--quiet", "refs/remotes/origin/HEAD"]).ok()?;
         line(&output.stdout).strip_prefix("refs/remotes/origin/").map(str::to_owned)
     }
 
-    /// The message of an annotated tag; none for a plain tag, or if there is no such tag.
+    /// Returns the message of an annotated tag. `None` for other tags, or if the tag does not exist.
     #[must_use]
     pub fn tag_message(&self, tag: &str) -> Option<String> {
         let format = "--format=%(objecttype)%00%(contents)";
@@ -278,7 +280,7 @@ impl Snapshot {
     }
 }
 
-/// Brings the private index to what lies in the working tree.
+/// Updates the private index to the current files of the working tree.
 fn add_all(git: &Git) -> Result<(), SnapshotError> {
     let arguments = ["add", "--all"];
     let output = git.output(&arguments)?;
@@ -307,13 +309,13 @@ fn add_all(git: &Git) -> Result<(), SnapshotError> {
     }
 }
 
-/// The entries of the private index.
+/// Returns the entries of the private index.
 fn list_index(git: &Git) -> Result<BTreeMap<String, Entry>, SnapshotError> {
     let output = git.run(&["ls-files", "--stage", "-z"])?;
     Ok(nul_separated(&output).filter_map(parse_entry).collect())
 }
 
-/// `<mode> <object> <stage>\t<path>`.
+/// Parses `<mode> <object> <stage>\t<path>`.
 fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
     let tab = line.iter().position(|byte| *byte == b'\t')?;
     let (facts, path) = (line.get(..tab)?, line.get(tab + 1..)?);
@@ -323,7 +325,7 @@ fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
     Some((String::from_utf8_lossy(path).into_owned(), Entry { mode, object }))
 }
 
-/// The result of a scoped thread; a panic goes on in the caller.
+/// Returns the result of a scoped thread. A panic continues in the caller.
 fn joined<T>(handle: std::thread::ScopedJoinHandle<'_, T>) -> T {
     handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,4 +1,4 @@
-//! The bare repository of a run: it borrows the user's objects and takes the new ones.
+//! The bare repository of a run: it uses the objects of the user's repository, and stores the new ones.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::SnapshotError;
 use crate::locate::Located;
 
-/// Makes the store a bare repository that borrows the user's objects. Safe to repeat.
+/// Creates a bare repository that uses the objects of the user's repository. Idempotent.
 pub(super) fn prepare_store(store: &Path, place: &Located) -> Result<(), SnapshotError> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(store.join("objects/info"))?;
@@ -33,7 +33,7 @@ pub(super) fn prepare_store(store: &Path, place: &Located) -> Result<(), Snapsho
     write().map_err(in_store(store))
 }
 
-/// The line of `objects/info/alternates` for a folder; quoted as git reads it, where it has to be.
+/// Returns the line of `objects/info/alternates` for a directory, quoted for git if necessary.
 fn alternates(objects: &Path) -> Vec<u8> {
     let bytes = objects.as_os_str().as_encoded_bytes();
     let mut line = Vec::with_capacity(bytes.len() + 3);
@@ -54,7 +54,9 @@ fn alternates(objects: &Path) -> Vec<u8> {
     line
 }
 
-/// Copies the index with its time: git takes a file that is as young as the index for possibly changed, and looks again.
+/// Copies the index with its modification time.
+///
+/// git checks files again that are not older than the index, because they may have changed since.
 pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     let copy = || -> io::Result<()> {
         let modified = match fs::metadata(from) {
@@ -68,7 +70,7 @@ pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     copy().map_err(in_store(to))
 }
 
-/// Writes a small file so that a reader sees all of it or none.
+/// Writes a small file atomically.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
@@ -76,6 +78,7 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 
+/// Returns the error for a file or directory that could not be written.
 pub(super) fn in_store(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
     let path = path.to_owned();
     move |source| SnapshotError::Store { path, source }

@@ -1,4 +1,4 @@
-//! Where includes that are not files of the project come from: the user's `ci.toml` and the project's pins say it.
+//! Configuration of includes from outside the project, from the user's `ci.toml` and the project's pins.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,28 +7,28 @@ use std::time::Duration;
 use super::pins::Pins;
 use super::remote::{TOTAL_LIMIT, Waits};
 
-/// What stands in for other projects, components, templates and URLs.
+/// Sources for files of other projects, components, templates and URLs.
 #[derive(Clone)]
 pub struct IncludeConfig {
-    /// Local folders by project path, `group/app`.
+    /// Local directories, by project path `group/app`.
     pub projects: BTreeMap<String, PathBuf>,
-    /// Local folders by component address without the name, `host/group/app`.
+    /// Local directories, by component address without the name, `host/group/app`.
     pub components: BTreeMap<String, PathBuf>,
-    /// The folder that `include:template` names are looked up in.
+    /// Directory of the files for `include:template`.
     pub templates: Option<PathBuf>,
-    /// Local files by URL, and local folders by the start of URLs, which ends with `/`.
+    /// Local files by URL, and local directories by URL prefix. A prefix ends with `/`.
     pub remotes: BTreeMap<String, PathBuf>,
     /// Whether URLs are fetched.
     pub remote: RemotePolicy,
-    /// How long all URLs of a pipeline may take together. Defaults to 30 seconds.
+    /// Maximum time for fetching all URLs of a pipeline. Defaults to 30 seconds.
     pub remote_limit: Duration,
-    /// Is called where URLs are waited for.
+    /// Called if fetching URLs takes long.
     pub waits: Option<Waits>,
-    /// Where fetched files are kept, for times without a network.
+    /// Directory of fetched files, for use without a network. `None` caches no files.
     pub cache: Option<PathBuf>,
-    /// What `muster ci vendor` pinned.
+    /// Pins that `muster ci vendor` created.
     pub pins: Pins,
-    /// The name of the file that the user can write all this to, for messages.
+    /// Path of the configuration file, for messages.
     pub config_file: PathBuf,
 }
 
@@ -50,7 +50,7 @@ impl Default for IncludeConfig {
 }
 
 impl IncludeConfig {
-    /// The folder of a project, which may be named as that of its components.
+    /// Returns the local directory of a project, which may be configured as that of its components.
     pub(super) fn folder_of(&self, project: &str) -> Option<&PathBuf> {
         let of_components = || {
             let mut all = self.components.iter();
@@ -60,7 +60,7 @@ impl IncludeConfig {
         self.projects.get(project).or_else(of_components)
     }
 
-    /// The local file that stands in for a URL.
+    /// Returns the local file that replaces a URL.
     pub(super) fn mapped(&self, url: &str) -> Option<PathBuf> {
         if let Some(file) = self.remotes.get(url) {
             return Some(file.clone());
@@ -75,12 +75,12 @@ impl IncludeConfig {
     }
 }
 
-/// What happens to `include:remote`.
+/// How files of `include:remote` are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RemotePolicy {
-    /// Fetched; if that fails, the kept file is used.
+    /// Files are fetched. If that fails, a cached copy is used.
     #[default]
     Allowed,
-    /// Only kept files are used.
+    /// Only cached copies are used.
     Offline,
 }

@@ -1,6 +1,6 @@
-//! The pipeline crate's port to files: the snapshot, and whatever a pipeline's includes name.
+//! Access of the pipeline compiler to files: those of the snapshot, and those that includes refer to.
 //!
-//! What is not of the project comes from the user's folders, from pins, or from the network, in this order.
+//! Files outside the project come from local directories of the user, from pins, or from the network, in this order.
 
 mod config;
 mod pins;

@@ -1,4 +1,4 @@
-//! Pins: which content each include that is not of the project had when `muster ci vendor` fetched it.
+//! Pins: the content that each include from outside the project had when `muster ci vendor` fetched it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,19 +8,19 @@ use muster_pipeline::context::{IncludeTarget, Origin};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// One file, pinned.
+/// A pinned file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pin {
-    /// What an include asks for: `project group/lib@main:ci/a.yml`, `component host/group/kit/lint@1`, `remote https://...`,
-    /// `template Jobs/Build.gitlab-ci.yml`; or `tree group/lib@main`, the list of that project's paths.
+    /// The include, such as `project group/lib@main:ci/a.yml`, `component host/group/kit/lint@1`, `remote https://...` or
+    /// `template Jobs/Build.gitlab-ci.yml`. `tree group/lib@main` is the list of paths in that project.
     pub include: String,
-    /// The address that it was fetched from.
+    /// URL from which the file was fetched.
     pub from: String,
-    /// The commit of that repository, if it is one.
+    /// Commit of the repository. `None` if the file is not from a repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// The tag that a component's version stood for.
+    /// Tag that the version of a component refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// SHA-256 of the content, hexadecimal.
@@ -28,7 +28,7 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// `group/lib@main:ci/a.yml is 1a2b3c4d`, for people.
+    /// Returns a human-readable summary: `group/lib@main:ci/a.yml is 1a2b3c4d`.
     #[must_use]
     pub fn summary(&self) -> String {
         let what = self.include.split_once(' ').map_or(self.include.as_str(), |(_, what)| what);
@@ -37,14 +37,14 @@ impl Pin {
     }
 }
 
-/// All pins of a project, and the folder of their contents, where each is named by its digest.
+/// All pins of a project, and the directory with their contents, in which the name of each file is its digest.
 #[derive(Debug, Clone, Default)]
 pub struct Pins {
     folder: PathBuf,
     pins: BTreeMap<String, Pin>,
 }
 
-/// Why the content of a pin cannot be used.
+/// Reason why the content of a pin cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PinError {
     #[error("`{0}` is pinned, but its content is not on this machine; `muster ci vendor` fetches it")]
@@ -56,18 +56,18 @@ pub(super) enum PinError {
 }
 
 impl Pins {
-    /// Pins with the folder of their contents.
+    /// Returns pins with the directory of their contents.
     #[must_use]
     pub fn new(folder: PathBuf, pins: impl IntoIterator<Item = Pin>) -> Self {
         Self { folder, pins: pins.into_iter().map(|pin| (pin.include.clone(), pin)).collect() }
     }
 
-    /// The pin of what is asked for.
+    /// Returns the pin of an include.
     pub(super) fn get(&self, include: &str) -> Option<&Pin> {
         self.pins.get(include)
     }
 
-    /// The content of a pin, which has its digest.
+    /// Returns the content of a pin after checking its digest.
     pub(super) fn content(&self, pin: &Pin) -> Result<Vec<u8>, PinError> {
         let (include, path) = (pin.include.clone(), self.path_of(pin));
         match super::tree::read_file(&path) {
@@ -78,19 +78,19 @@ impl Pins {
         }
     }
 
-    /// Where the content of a pin lies. A digest that is none names no other file.
+    /// Returns the path of a pin's content. The path of an invalid digest does not exist.
     fn path_of(&self, pin: &Pin) -> PathBuf {
         let is_digest = pin.sha256.len() == 64 && pin.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
         self.folder.join(if is_digest { pin.sha256.as_str() } else { "not-a-digest" })
     }
 }
 
-/// SHA-256 as it stands in a pin.
+/// Returns the SHA-256 of a content as in a pin.
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// The name under which a target is pinned; `None` for files of the project itself.
+/// Returns the name under which an include is pinned. `None` for files of the project itself.
 pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
     Some(match target {
         IncludeTarget::Local { origin: Origin::Project { project, git_ref }, path }
@@ -102,7 +102,7 @@ pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
     })
 }
 
-/// The name under which the list of a project's paths is pinned.
+/// Returns the name under which the list of paths in a project is pinned.
 pub(super) fn name_of_tree(project: &str, git_ref: &Option<String>) -> String {
     format!("tree {}", at(project, git_ref))
 }
@@ -114,7 +114,7 @@ fn at(project: &str, git_ref: &Option<String>) -> String {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file atomically.
 pub(super) fn keep(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! Files at URLs: fetched side by side, within one limit of time, and kept for times without a network.
+//! Files from URLs: fetched in parallel, within a common timeout, and cached for use without a network.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 use super::config::{IncludeConfig, RemotePolicy};
 use super::pins::keep;
 
-/// The largest file that is read from the network, in bytes: what GitLab takes for one file.
+/// Maximum size of a remote file in bytes, the same as GitLab's.
 const REMOTE_LIMIT: usize = 2 << 20;
-/// How long all files of a pipeline may take together: GitLab's own limit.
+/// Maximum time for fetching all files of a pipeline, the same as GitLab's.
 pub(super) const TOTAL_LIMIT: Duration = Duration::from_secs(30);
-/// Part of the limit after which it is told what is being waited for.
+/// Fraction of the timeout after which [`Waits`] is called: one fifteenth.
 const SILENCE: u32 = 15;
 
-/// Why a URL could not be had.
+/// Reason why a file could not be fetched.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum RemoteError {
     #[error("the network is switched off by `--offline` or `[remote] offline`, and there is no kept copy")]
@@ -35,19 +35,19 @@ pub(super) enum RemoteError {
     Http(String),
 }
 
-/// The content behind a URL, or why there is none.
+/// Content of a URL, or the reason why it could not be fetched.
 pub(super) type Fetched = Result<Vec<u8>, RemoteError>;
 
 /// The URLs of one pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Remotes {
-    /// When the first of them was asked for.
+    /// Start of the first fetch.
     started: Mutex<Option<Instant>>,
     fetched: Mutex<HashMap<String, Fetched>>,
 }
 
 impl Remotes {
-    /// Gets the bytes behind URLs, side by side.
+    /// Fetches URLs in parallel.
     pub(super) async fn fetch(&self, urls: Vec<String>, config: &IncludeConfig) {
         let urls: Vec<String> = urls.into_iter().filter(|url| !self.fetched.lock().contains_key(url)).collect();
         if urls.is_empty() {
@@ -73,7 +73,7 @@ impl Remotes {
                         waiting.retain(|other| *other != url);
                         self.fetched.lock().insert(url, fetched);
                     }
-                    // A panic of one of them: asked for again, the URL is an error.
+                    // A task panicked. A later read of its URL returns an error.
                     Some(Err(_)) => {}
                     None => return,
                 },
@@ -87,17 +87,17 @@ impl Remotes {
         }
     }
 
-    /// What was fetched.
+    /// Returns the content of a fetched URL.
     pub(super) fn get(&self, url: &str) -> Fetched {
         let known = self.fetched.lock().get(url).cloned();
         known.unwrap_or_else(|| Err(RemoteError::Http("it was not fetched".to_owned())))
     }
 }
 
-/// Called with what is being waited for and how long it may still take.
+/// Called with the URLs that are still being fetched, and the time until the timeout.
 pub type Waits = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
 
-/// Gets the bytes behind a URL, and keeps them.
+/// Fetches a URL and caches its content, or returns the cached copy if the network fails.
 async fn fetch_or_kept(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
     let kept = config.cache.as_ref().map(|folder| folder.join(hex::encode(Sha256::digest(url))));
     if config.remote == RemotePolicy::Offline {
@@ -113,7 +113,7 @@ async fn fetch_or_kept(url: &str, config: &IncludeConfig, deadline: Instant) -> 
             }
             Ok(bytes)
         }
-        // A server that says no is believed; a network that is down is not.
+        // The cached copy replaces the file if the network fails, but not if the server answers with an error.
         Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_kept(&kept) {
             Some(bytes) => {
                 tracing::warn!(url, %error, "cannot fetch the include; the copy of an earlier run is used");
@@ -146,7 +146,7 @@ async fn fetch(url: &str) -> Fetched {
     Ok(bytes)
 }
 
-/// An error with its causes: reqwest's own text leaves out the one that matters.
+/// Returns the message of an error with its causes, because reqwest's own message leaves out the most important one.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

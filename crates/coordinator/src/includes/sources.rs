@@ -1,4 +1,4 @@
-//! The files of a pipeline that runs on a snapshot, found in this order: the snapshot, the user's local folders, pins, and the network.
+//! The files of a pipeline on a snapshot. They come from the snapshot, local directories of the user, pins, or the network, in this order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use super::tree::{Tree, is_repository, read_file, read_in, resolve, unread};
 use super::vendor::{Vendor, VendorOptions};
 use super::versions;
 
-/// The files of a pipeline that runs on a snapshot.
+/// The files of a pipeline on a snapshot.
 pub struct SnapshotSources {
     snapshot: Arc<Snapshot>,
     config: IncludeConfig,
-    /// `group/app` of the pipeline's own project.
+    /// Path of the pipeline's project, `group/app`.
     project_path: String,
-    /// `CI_SERVER_FQDN`
+    /// Value of `CI_SERVER_FQDN`.
     server: String,
     runtime: tokio::runtime::Handle,
     reader: Mutex<Option<BlobReader>>,
     remotes: Remotes,
-    /// Only while everything is fetched and pinned anew.
+    /// Fetches and pins files. `None` if existing pins are used.
     vendor: Option<Vendor>,
-    /// The pins that were used, by their names.
+    /// Pins that were used, by their names.
     used: Mutex<BTreeMap<String, Pin>>,
 }
 
 impl SnapshotSources {
-    /// The files of `snapshot`; `project_path` and `server` say which components are the project's own.
+    /// Returns the files of `snapshot`. `project_path` and `server` identify the components of the project itself.
     ///
-    /// The calls of [`Sources`] block, so they must come from a thread that is not one of `runtime`'s workers.
+    /// The calls of [`Sources`] block, so they must come from a thread that is not a worker of `runtime`.
     #[must_use]
     pub fn new(
         snapshot: Arc<Snapshot>,
@@ -56,26 +56,26 @@ impl SnapshotSources {
         }
     }
 
-    /// Fetches and pins what has no local folder, instead of using pins.
+    /// Fetches and pins files that have no local directory, instead of using existing pins.
     #[must_use]
     pub fn vendoring(mut self, options: VendorOptions) -> Self {
         self.vendor = Some(Vendor::new(options, self.runtime.clone()));
         self
     }
 
-    /// What was fetched and pinned so far.
+    /// Returns the files that were fetched and pinned so far.
     #[must_use]
     pub fn pinned(&self) -> Vec<Pin> {
         self.vendor.as_ref().map(Vendor::pins).unwrap_or_default()
     }
 
-    /// The pins that were used so far.
+    /// Returns the pins that were used so far.
     #[must_use]
     pub fn used_pins(&self) -> Vec<Pin> {
         self.used.lock().values().cloned().collect()
     }
 
-    /// A file of the snapshot by its path from the root; `None` if it does not exist or is no plain file.
+    /// Returns a file of the snapshot, by its path from the root. `None` if it does not exist or is not a regular file.
     ///
     /// # Errors
     /// [`SourceError`] if git cannot read it.
@@ -95,7 +95,7 @@ impl SnapshotSources {
         bytes
     }
 
-    /// The local tree of a project at a ref; `None` if the project is not on this machine.
+    /// Returns the local files of a project at a ref. `None` if the project is not on this machine.
     fn local(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
         let git = if project == self.project_path {
             self.snapshot.git().clone()
@@ -140,7 +140,7 @@ impl SnapshotSources {
         ))
     }
 
-    /// The content that is pinned under a name, unless everything is pinned anew.
+    /// Returns the pin with this name and its content. `None` if files are being pinned again.
     fn pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
         let pin = name.and_then(|name| self.config.pins.get(&name));
         let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
@@ -149,7 +149,7 @@ impl SnapshotSources {
         Ok(Some((pin.clone(), bytes)))
     }
 
-    /// The local tree and version of a component; `None` if its project is not on this machine.
+    /// Returns the local files and the version of a component. `None` if its project is not on this machine.
     fn local_component(&self, address: &str, version: &str) -> Result<Option<(Tree, Option<String>)>, SourceError> {
         let (base, _) = address.rsplit_once('/').unwrap_or((address, ""));
         let project = base.split_once('/').map_or(base, |(_, project)| project);
@@ -280,7 +280,7 @@ impl SnapshotSources {
         self.remotes.get(url)
     }
 
-    /// The URL that has to be asked for a target, if it is not on this machine.
+    /// Returns the URL to fetch for an include. `None` if its content is on this machine.
     fn url_of(&self, target: &IncludeTarget) -> Option<String> {
         let IncludeTarget::Remote { url } = target else { return None };
         let is_here = self.config.mapped(url).is_some()

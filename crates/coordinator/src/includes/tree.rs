@@ -1,4 +1,4 @@
-//! The files of another project: a commit of a repository, or a plain folder.
+//! The files of another project: a commit of a repository, or a plain directory.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _};
@@ -7,28 +7,28 @@ use std::path::{Component, Path, PathBuf};
 use muster_pipeline::context::SourceError;
 use muster_source::{BlobReader, FILE_LIMIT, Git, SnapshotError, line, nul_separated};
 
-/// Most files of a plain folder that are looked at.
+/// Maximum number of files in a plain directory.
 const FOLDER_FILES: usize = 100_000;
 
-/// Where a mapped project's files are.
+/// The files of a project on this machine.
 #[derive(Debug, Clone)]
 pub(super) enum Tree {
-    /// A commit.
+    /// A commit in a repository.
     Commit {
-        /// Its repository.
+        /// The repository.
         git: Git,
-        /// Its id.
+        /// ID of the commit.
         commit: String,
     },
-    /// A folder without a repository: it is as it lies there, whatever ref is asked for.
+    /// A directory without a repository. Its current files are used for every ref.
     Folder(PathBuf),
 }
 
 impl Tree {
-    /// A plain file; `None` if it does not exist.
+    /// Returns a regular file. `None` if it does not exist.
     pub(super) fn read(&self, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
         match self {
-            // The protocol is one line per question, so a path with a line break cannot be asked for, and no file has one here.
+            // `git cat-file` reads one line per request, so it cannot read a path with a line break.
             Self::Commit { .. } if path.contains('\n') => Ok(None),
             Self::Commit { git, commit } => {
                 let mut reader = BlobReader::start(git).map_err(|error| unread(&error))?;
@@ -40,7 +40,7 @@ impl Tree {
         }
     }
 
-    /// Every path.
+    /// Returns the paths of all files.
     pub(super) fn paths(&self) -> Result<BTreeSet<String>, SourceError> {
         match self {
             Self::Commit { git, commit } => {
@@ -60,12 +60,12 @@ impl Tree {
     }
 }
 
-/// Whether a folder is a repository itself, with a working tree or bare; one below another repository is not.
+/// Returns whether a directory is the root of a repository, with a working tree or bare.
 pub(super) fn is_repository(folder: &Path) -> bool {
     folder.join(".git").exists() || folder.join("HEAD").is_file() && folder.join("objects").is_dir()
 }
 
-/// The commit of a ref in a checkout, that of `origin` where there is no local branch; `HEAD` without a ref.
+/// Returns the commit of a ref, or of `HEAD` without one. A branch may exist locally or on the remote `origin`.
 pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>, SourceError> {
     let name = git_ref.unwrap_or("HEAD");
     if name.starts_with('-') {
@@ -77,7 +77,7 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
         if output.status.success() {
             return Ok(Some(line(&output.stdout)));
         }
-        // `--quiet` is silent for a missing ref, so words mean something worse.
+        // With `--quiet`, a missing ref prints no message. Any message is another error.
         if !output.stderr.is_empty() {
             return Err(unreachable(&git.failure(&["rev-parse"], &output)));
         }
@@ -85,7 +85,7 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
     Ok(None)
 }
 
-/// A plain file below a folder, by a path that stays in it.
+/// Returns a regular file below a directory. `None` for a path that leads out of the directory.
 pub(super) fn read_in(folder: &Path, path: &str) -> io::Result<Option<Vec<u8>>> {
     if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         return Ok(None);
@@ -93,9 +93,9 @@ pub(super) fn read_in(folder: &Path, path: &str) -> io::Result<Option<Vec<u8>>> 
     read_file(&folder.join(path))
 }
 
-/// The bytes of a plain file, a little more than the largest that is taken; `None` if it does not exist.
+/// Returns the content of a regular file, truncated slightly above the maximum size. `None` if it does not exist.
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // A named pipe would hold up whoever opens it, and a device has no end.
+    // Opening a named pipe would block, and reading a device would never end.
     if !path.is_file() {
         return Ok(None);
     }
@@ -112,7 +112,7 @@ fn list(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result
         if found.len() >= FOLDER_FILES {
             return Err(io::Error::other(format!("it has more than {FOLDER_FILES} files")));
         }
-        // A symbolic link may lead out of the folder, or in a circle.
+        // Symbolic links are skipped: they may lead out of the directory, or form a circle.
         if kind.is_dir() {
             list(&entry.path(), &format!("{path}/"), found)?;
         } else if kind.is_file() {
@@ -122,12 +122,12 @@ fn list(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result
     Ok(())
 }
 
-/// Git failed: the project cannot be reached.
+/// Returns the error for a failed git command: the project cannot be reached.
 pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
     SourceError::Unreachable(error.to_string())
 }
 
-/// The conversation with git broke off.
+/// Returns the error for an interrupted `git cat-file`.
 pub(super) fn unread(error: &io::Error) -> SourceError {
     SourceError::Unreachable(format!("cannot read files through `git cat-file`: {error}"))
 }

@@ -1,4 +1,4 @@
-//! Fetches what includes name, for `muster ci vendor`: over git with the user's own credentials, and over HTTP.
+//! Fetches included files for `muster ci vendor`: over git with the user's own credentials, and over HTTP.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -13,33 +13,34 @@ use super::pins::{Pin, digest, keep, name_of, name_of_tree};
 use super::tree::{Tree, unreachable};
 use super::versions;
 
-/// How long one call of git may take.
+/// Maximum time of one git command.
 const GIT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Where `muster ci vendor` fetches from.
+/// Locations from which `muster ci vendor` fetches.
 #[derive(Debug, Clone)]
 pub struct VendorOptions {
-    /// What stands before a project's path in the address of its repository: `git@host:`, `https://host/`. `None`: the
-    /// project has no remote with a host.
+    /// Text before the path of a project in the URL of its repository: `git@host:` or `https://host/`.
+    ///
+    /// `None` means that the repository has no remote with a host.
     pub projects: Option<String>,
-    /// User and password of the remote's address, where it is one of HTTP that holds them.
+    /// User and password, if the URL of the remote is an HTTP URL that contains them.
     pub login: Option<Secret>,
-    /// `CI_SERVER_FQDN`: components of this host are fetched as projects are.
+    /// Value of `CI_SERVER_FQDN`. Components of this host are fetched like projects.
     pub server: String,
-    /// The URL before a template's name, with a `/` at its end.
+    /// URL before the name of a template, ending with `/`.
     pub templates: String,
-    /// The folder of the contents.
+    /// Directory for the contents of pins.
     pub folder: PathBuf,
-    /// The folder of fetched repositories.
+    /// Directory for fetched repositories.
     pub repositories: PathBuf,
 }
 
-/// Fetches and pins.
+/// Fetches files and pins them.
 pub(super) struct Vendor {
     options: VendorOptions,
     runtime: tokio::runtime::Handle,
     pins: Mutex<BTreeMap<String, Pin>>,
-    /// Repositories by project path and ref, with the commit: a project is the same one through a whole run.
+    /// Fetched commits, by project path and ref, so that one run always sees the same commit.
     trees: Mutex<HashMap<(String, Option<String>), Source>>,
 }
 
@@ -63,12 +64,12 @@ impl Vendor {
         Self { options, runtime, pins: Mutex::default(), trees: Mutex::default() }
     }
 
-    /// Everything that was pinned.
+    /// Returns all pins.
     pub(super) fn pins(&self) -> Vec<Pin> {
         self.pins.lock().values().cloned().collect()
     }
 
-    /// A file of another project.
+    /// Returns a file of another project, and pins it.
     pub(super) fn project(
         &self,
         project: &str,
@@ -87,7 +88,7 @@ impl Vendor {
         Ok(IncludedFile { name: format!("{project}:{path}"), bytes, origin, component: None })
     }
 
-    /// The paths of another project.
+    /// Returns the paths of another project, and pins the list.
     pub(super) fn paths(&self, project: &str, git_ref: &Option<String>) -> Result<Vec<String>, SourceError> {
         let source = self.source(project, git_ref)?;
         let paths: Vec<String> = source.tree().paths()?.into_iter().collect();
@@ -95,7 +96,7 @@ impl Vendor {
         Ok(paths)
     }
 
-    /// A component.
+    /// Returns the file of a component, and pins it.
     pub(super) fn component(&self, address: &str, version: &str) -> Result<IncludedFile, SourceError> {
         let (base, name) = address.rsplit_once('/').unwrap_or(("", address));
         let (host, project) = base.split_once('/').unwrap_or(("", base));
@@ -122,12 +123,12 @@ impl Vendor {
         )))
     }
 
-    /// The address of a template.
+    /// Returns the URL of a template.
     pub(super) fn template_url(&self, name: &str) -> String {
         format!("{}{name}", self.options.templates)
     }
 
-    /// Pins what was fetched over HTTP.
+    /// Pins a file that was fetched over HTTP.
     pub(super) fn pin_remote(&self, target: &IncludeTarget, url: &str, bytes: &[u8]) -> Result<(), SourceError> {
         let include = name_of(target).unwrap_or_default();
         self.keep(Pin { include, from: url.to_owned(), commit: None, version: None, sha256: digest(bytes) }, bytes)
@@ -147,7 +148,7 @@ impl Vendor {
         Ok(())
     }
 
-    /// The repository of a project, with the commit of a ref.
+    /// Fetches the commit of a ref of a project.
     fn source(&self, project: &str, git_ref: &Option<String>) -> Result<Source, SourceError> {
         let key = (project.to_owned(), git_ref.clone());
         if let Some(known) = self.trees.lock().get(&key) {
@@ -163,7 +164,7 @@ impl Vendor {
         Ok(source)
     }
 
-    /// The repository of a component, with the commit of a version: a branch, tag or commit, else the newest tag that fits.
+    /// Fetches the commit of a component's version: a branch, tag or commit, or otherwise the newest matching tag.
     fn versioned(&self, url: &str, address: &str, version: &str) -> Result<Source, SourceError> {
         let git = self.repository(url)?;
         let output = self.git(&git, &["ls-remote", "--", url])?;
@@ -188,7 +189,7 @@ impl Vendor {
         Ok(Source { version: Some(tag.to_owned()), ..self.fetch(url, tag)? })
     }
 
-    /// Fetches one commit.
+    /// Fetches one commit of a repository.
     fn fetch(&self, url: &str, git_ref: &str) -> Result<Source, SourceError> {
         let git = self.repository(url)?;
         if git_ref.starts_with('-') || git_ref.contains([':', '*', '^', '~', ' ', '\n']) {
@@ -199,7 +200,7 @@ impl Vendor {
         let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &one]);
         let name = match fetched {
             Ok(_) => kept,
-            // Not every server hands out a commit by its id, and none by the start of it.
+            // Some servers do not send a commit by its id, and none by an abbreviated id.
             Err(_) if is_commit(git_ref) => {
                 let all = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
                 let mut arguments = vec!["fetch", "--quiet"];
@@ -221,7 +222,7 @@ impl Vendor {
         Ok(Source { url: url.to_owned(), git, commit, version: None })
     }
 
-    /// The folder of a repository's fetched commits.
+    /// Returns the local repository for fetched commits of a URL, and creates it if necessary.
     fn repository(&self, url: &str) -> Result<Git, SourceError> {
         let folder = self.options.repositories.join(digest(url.as_bytes()));
         if !folder.join("HEAD").is_file() {
@@ -233,7 +234,7 @@ impl Vendor {
         Ok(Git::bare(&folder))
     }
 
-    /// Runs git with the user's own way to reach servers.
+    /// Runs a git command with the user's settings for connections.
     fn git(&self, git: &Git, arguments: &[&str]) -> Result<Vec<u8>, SourceError> {
         let login = self.options.projects.as_deref().zip(self.options.login.as_ref().map(Secret::expose));
         let mut command = tokio::process::Command::from(git.network_command(arguments, login));
@@ -252,12 +253,12 @@ impl Vendor {
     }
 }
 
-/// The address of a project's repository.
+/// Returns the URL of a project's repository.
 fn repository(start: &str, project: &str) -> String {
     format!("{start}{project}.git")
 }
 
-/// Whether a name may be the id of a commit, or the start of one.
+/// Returns whether a name may be a commit id, or the start of one.
 fn is_commit(name: &str) -> bool {
     name.len() >= 7 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

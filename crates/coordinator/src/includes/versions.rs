@@ -1,6 +1,6 @@
-//! Which tag a component's version means.
+//! Resolves the version of a component to a tag.
 
-/// `1.2.3` or `v1.2.3` as numbers; `None` for pre-releases and other tags.
+/// Parses `1.2.3` or `v1.2.3`. `None` for pre-releases and other tags.
 pub(super) fn parse(text: &str) -> Option<(u64, u64, u64)> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let text = text.split_once('+').map_or(text, |(text, _)| text);
@@ -9,7 +9,7 @@ pub(super) fn parse(text: &str) -> Option<(u64, u64, u64)> {
     parts.next().is_none().then_some(version)
 }
 
-/// The newest of `tags` that `wanted` (`~latest`, `1`, `1.2`) admits.
+/// Returns the newest of `tags` that matches `wanted` (`~latest`, `1`, `1.2`).
 pub(super) fn newest<'a>(tags: impl Iterator<Item = &'a str>, wanted: &str) -> Option<&'a str> {
     let parts: Option<Vec<u64>> = match wanted {
         "~latest" => Some(Vec::new()),

@@ -1,4 +1,4 @@
-//! Includes from real repositories.
+//! Tests of includes from real repositories.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,7 +23,7 @@ impl Fixture {
         self.home.path().join(name)
     }
 
-    /// A repository with one commit that holds `files`.
+    /// Creates a repository with one commit that contains `files`.
     fn repository(&self, name: &str, files: &[(&str, &str)]) {
         std::fs::create_dir(self.path(name)).unwrap();
         self.git(name, &["init", "-q", "-b", "main"]);
@@ -175,7 +175,7 @@ fn templates_and_remote_files_say_what_to_configure() {
     assert!(error.contains("switched off"), "{error}");
 }
 
-/// Serves routes on a free port of this machine, until it is dropped.
+/// Serves routes on a free port of this machine, until `runtime` is dropped.
 fn serve(runtime: &tokio::runtime::Runtime, routes: axum::Router) -> String {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -197,7 +197,7 @@ fn remote_files_are_fetched_bounded_and_kept() {
     assert_eq!(text(read("ok.yml").unwrap()), "remote");
     assert!(read("large.yml").unwrap_err().to_string().contains("larger than 2 MiB"));
     assert!(read("missing.yml").unwrap_err().to_string().contains("404"));
-    // The server is gone: the kept copy serves, and what was never fetched is an error.
+    // The server is down: the cached copy is used, and a file that was never fetched is an error.
     drop(served);
     assert_eq!(text(read("ok.yml").unwrap()), "remote");
     assert!(read("never.yml").is_err());
