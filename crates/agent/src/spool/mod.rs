@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! spool/
-//! agent.lock          locked by the agent that owns the spool; contains its process ID, and whether it is shutting down
-//! reserve             space that is freed when the disk is full, for final messages and results
-//! <job>/journal       the `Run` request, written before anything starts (mode 0600, because it contains the job's secrets);
-//! then what was started, and the result, written before it is reported
-//! <job>/log           the trace, byte for byte
-//! .free/              emptied directories of finished jobs
+//!   agent.lock          locked by the agent that owns the spool; contains its process ID, and whether it is shutting down
+//!   reserve             space that is freed when the disk is full, for final messages and results
+//!   <job>/journal       the `Run` request, written before anything starts (mode 0600, because it contains the job's secrets);
+//!                       then what was started, and the result, written before it is reported
+//!   <job>/log           the trace, byte for byte
+//!   .free/              emptied directories of finished jobs
 //! ```
 //! The journal begins with the version of its format. Nothing is synced to disk: after a power failure the last second may be missing, and
 //! anything unreadable counts as not written.

@@ -1,4 +1,4 @@
-//! Artifacts: up to a coordinator, and down again into another job.
+//! Artifacts that a job uploads to a coordinator and another job downloads.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
-/// The archive would hold another name, or one of two files.
+/// The archive would contain an entry with another name, or one entry for two files.
 #[tokio::test]
 async fn a_name_that_no_zip_can_hold_fails_the_upload_and_says_what_to_do() {
     let (coordinator, served) = coordinator().await;
@@ -181,7 +181,7 @@ async fn untracked_files_are_those_that_git_lists_whatever_it_says_on_the_side()
     assert!(log.contains("trace: built-in: git ls-files -o -z"), "{log}");
 }
 
-/// Everyday links: one to a directory of the project, and one that leads out of it. Neither is followed.
+/// Common links: one to a directory of the project, and one that leads out of it. Neither is followed.
 #[tokio::test]
 async fn a_link_that_is_named_comes_back_as_a_link_and_nothing_from_outside_goes_along() {
     let (coordinator, served) = coordinator().await;

@@ -1,4 +1,4 @@
-//! Caches between jobs, in a directory of this machine.
+//! Caches of jobs, in a directory on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn save(entry: CacheEntry) -> Step {
     step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: vec![entry] }))
 }
 
-/// Has a job save a cache with `content` under `key`.
+/// Runs a job that saves a cache with `content` under `key`.
 async fn kept(agent: &mut Agent, key: &str, content: &str) {
     let make = format!("mkdir -p vendor; echo {content} > vendor/lib");
     let plan = agent.plan(vec![script(&[&make]), save(entry(agent, key))]);

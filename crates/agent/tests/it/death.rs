@@ -1,4 +1,4 @@
-//! Agents that are killed, and what the next one finds in the spool.
+//! Agents that are killed, and how the next agent recovers their spool.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -13,11 +13,11 @@ use muster_steps::process::Containment;
 
 use crate::harness::*;
 
-/// Set for an agent whose jobs have no cgroups.
+/// Environment variable for an agent whose jobs have no cgroups.
 const NO_CGROUPS: &str = "AGENT_PROCESS_NO_CGROUPS";
-/// The directory of the agent that a process is to be; see [`spawn_agent`].
+/// Environment variable with the directory of the agent that the process should run; see [`spawn_agent`].
 pub(crate) const PROCESS: &str = "AGENT_PROCESS_DIR";
-/// The test that is an agent instead where [`PROCESS`] is set.
+/// Name of the test that runs an agent if [`PROCESS`] is set.
 pub(crate) const AGENT_TEST: &str = "death::a_finished_job_is_served_by_the_next_agent_as_it_was";
 
 /// Starts this test program again, as an agent in `dir`.
@@ -63,7 +63,7 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
 
 #[tokio::test]
 async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone() {
-    // Agents of other tests in this process would adopt the process that is left, and end it.
+    // In this process, agents of other tests would adopt the remaining process and end it.
     if !alone("death::a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone") {
         return;
     }
@@ -77,7 +77,7 @@ async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start
     process.kill().unwrap();
     process.wait().unwrap();
 
-    // What the journal names is another's process now, as far as the next start of the system can know.
+    // The journal names a process that belongs to someone else by now, as far as the next start of the system can know.
     let rebooted = muster_agent::Options { boot_id: "second".to_owned(), ..options(agent.dir.path()) };
     let mut agent = Agent::start_with(rebooted, agent.dir).await;
     agent.run("1-1", &plan, &[]).await;
@@ -124,7 +124,7 @@ async fn a_copy_of_the_lock_that_a_killed_agents_child_still_has_is_waited_for()
     let (ready, is_ready) = tokio::sync::oneshot::channel();
     options.ready = Some(ready);
     let shutdown = options.shutdown.clone();
-    // The agent is polled first, and so finds the lock held.
+    // The agent is polled first, so it finds the lock held.
     let (served, ()) = tokio::join!(muster_agent::serve(options), async {
         drop(copy);
         let _ = is_ready.await;
@@ -139,7 +139,7 @@ async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
     let (upstream, sha) = crate::checkout::repository(dir.path());
     let mut process = spawn_agent(dir.path());
     let mut agent = Agent::attach(dir).await;
-    // A git that waits: the job is held in its checkout.
+    // This git waits, which holds the job in its checkout.
     let bin = agent.dir.path().join("bin");
     let gate = agent.dir.path().join("gate");
     std::fs::create_dir(&bin).unwrap();

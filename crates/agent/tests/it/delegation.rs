@@ -1,4 +1,4 @@
-//! Steps that run at a second agent, and what becomes of them when something on the way there breaks.
+//! Steps that run at a second agent, and what happens if the connection or one of the agents fails.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::death::{AGENT_TEST, PROCESS, spawn_agent_with};
 use crate::harness::*;
 
-/// Where the second agent of a test is.
+/// Directory and socket of a test's second agent.
 struct Inner {
     dir: PathBuf,
     socket: PathBuf,
@@ -27,7 +27,7 @@ impl Inner {
         Self { socket: dir.join("s/agent.sock"), dir }
     }
 
-    /// A step whose steps run at that agent: this test program, started again.
+    /// Returns a step whose steps run at the second agent, which is this test program, started again.
     fn step(&self, steps: Vec<Step>) -> Step {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let program = text(&std::env::current_exe().unwrap());
@@ -48,7 +48,7 @@ fn system_failure(result: &JobResult) -> &str {
     &result.message
 }
 
-/// Reads the log until the script has told its own process id and its agent's.
+/// Reads the log until the script has printed the process IDs of itself and of its agent.
 async fn pids(agent: &mut Agent) -> (i32, i32) {
     let log = agent.log_until("1-1", "ready\n").await;
     let line = log.lines().find(|line| line.starts_with("pids ")).unwrap();
@@ -132,7 +132,7 @@ async fn a_timeout_and_a_close_end_the_steps_at_the_second_agent() {
 
 #[tokio::test]
 async fn a_second_agent_that_is_killed_fails_its_step_by_name_and_nothing_of_it_is_left() {
-    // The first agent runs in a separate process: it ends leftovers of the second one only while no other job runs.
+    // The first agent runs in a separate process, because it ends leftovers of the second one only while no other job runs.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;

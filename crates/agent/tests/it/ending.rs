@@ -1,4 +1,4 @@
-//! Jobs that are ended before their time, and what must not be left of them.
+//! Jobs that are ended early, and the processes that must not be left.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::StepStatus;
@@ -148,7 +148,7 @@ async fn an_agent_ends_with_the_process_that_it_serves() {
     agent.ended().await;
 }
 
-/// An agent in a process of its own, where no other test's jobs run, with a job that waits for its gate.
+/// An agent in a separate process without jobs of other tests, with jobs that wait until they are released.
 struct Alone {
     process: std::process::Child,
     agent: Agent,
@@ -176,8 +176,8 @@ impl Alone {
         self.agent.wait(id).await;
     }
 
-    /// Runs a job that leaves a process in a session of its own, orphaned, and with a mark that it made up. Its id, and the
-    /// cgroups of the job.
+    /// Runs a job that leaves an orphaned process in a separate session, with a false mark. Returns the ID of that process, and the log of
+    /// the job with its cgroups.
     async fn hide(&mut self, id: &str) -> (String, String) {
         let pid = self.agent.dir.path().join("hidden");
         let hide = format!(
@@ -197,7 +197,7 @@ impl Alone {
     }
 }
 
-/// The system counts the start of processes in hundredths of a second.
+/// Resolution of the start times of processes in `/proc`.
 const TICK: std::time::Duration = std::time::Duration::from_millis(10);
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn without_cgroups_a_process_that_hides_ends_with_the_jobs_that_ran_when_i
     let mut alone = Alone::start(Containment::Descent).await;
     alone.wait_in("before-1").await;
     let (hidden, _) = alone.hide("2-1").await;
-    // A job that begins in the same tick as the process counts as having run: what is waited for is the next tick.
+    // A job that starts in the same tick as the process counts as running at that time, so wait for the next tick.
     tokio::time::sleep(2 * TICK).await;
     alone.wait_in("after-1").await;
     alone.let_go("before-1").await;

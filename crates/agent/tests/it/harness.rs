@@ -1,4 +1,4 @@
-//! An agent with its own directory, and short words for what tests do with it.
+//! Runs an agent with a separate directory, and calls it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,10 +19,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
-/// Longer than anything here takes on a busy machine.
+/// Timeout that is longer than anything here takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running agent and a client of it.
+/// A running agent, and a client of it.
 pub(crate) struct Agent {
     pub(crate) dir: TempDir,
     shutdown: CancellationToken,
@@ -75,7 +75,7 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// An agent on a thread and a runtime of its own: what blocks it does not block the test.
+    /// Starts an agent on a separate thread and runtime, so that blocking it does not block the test.
     pub(crate) async fn start_apart(dir: TempDir) -> Self {
         let (ready, is_ready) = oneshot::channel();
         let options = Options { ready: Some(ready), ..options(dir.path()) };
@@ -92,18 +92,18 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Waits until the agent has ended by itself.
+    /// Waits until the agent has ended on its own.
     pub(crate) async fn ended(self) {
         tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
     }
 
-    /// A client of the agent that another process runs in `dir`, once it takes calls.
+    /// Connects to the agent that another process runs in `dir`, as soon as it accepts calls.
     pub(crate) async fn attach(dir: TempDir) -> Self {
         let options = options(dir.path());
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while std::os::unix::net::UnixStream::connect(&options.socket).is_err() {
             assert!(tokio::time::Instant::now() < deadline, "the agent's process serves");
-            // The process tells nobody that it serves: there is no event.
+            // The process does not report that it serves, so there is no event to wait for.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let channel = connect(options.socket).await;
@@ -112,12 +112,12 @@ impl Agent {
         Self { dir, shutdown: CancellationToken::new(), task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Lets the agent alone: its only client is gone. What is given waits for its end, of whatever kind.
+    /// Drops the agent's only client. Returns a task that ends with the agent.
     pub(crate) fn leave(self) -> (JoinHandle<Result<(), ServeError>>, TempDir) {
         (self.task, self.dir)
     }
 
-    /// Ends the agent in order, and gives its directory back.
+    /// Shuts the agent down, and returns its directory.
     pub(crate) async fn stop(self) -> TempDir {
         self.shutdown.cancel();
         drop((self.steps, self.extension));
@@ -125,7 +125,7 @@ impl Agent {
         self.dir
     }
 
-    /// What is left in the job's directory for temporary files, which stays for the next one.
+    /// Returns the names of the job's temporary files, whose directory is kept for the next job.
     pub(crate) fn temporary_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path().join("builds/p.tmp")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -139,7 +139,7 @@ impl Agent {
         self.steps.run(request(id, plan, variables)).await.unwrap();
     }
 
-    /// The log from `offset` to its end.
+    /// Returns the log from `offset` to its end.
     pub(crate) async fn log_from(&mut self, id: &str, offset: i64) -> Vec<u8> {
         let mut log = Vec::new();
         tokio::time::timeout(PATIENCE, async {
@@ -158,7 +158,7 @@ impl Agent {
         String::from_utf8(self.log_from(id, 0).await).unwrap()
     }
 
-    /// Reads the log until it has `text`.
+    /// Reads the log until it contains `text`.
     pub(crate) async fn log_until(&mut self, id: &str, text: &str) -> String {
         let request = FollowLogsRequest { id: id.to_owned(), offset: 0 };
         let mut stream = self.steps.follow_logs(request).await.unwrap().into_inner();
@@ -192,7 +192,7 @@ impl Agent {
         self.extension.list(ListRequest {}).await.unwrap().into_inner().jobs.into_iter().map(|job| job.id).collect()
     }
 
-    /// Runs a plan to its end, and gives its log and result.
+    /// Runs a plan to its end, and returns its log and result.
     pub(crate) async fn complete(&mut self, plan: &JobPlan) -> (String, JobResult) {
         self.run("1-1", plan, &[]).await;
         let log = self.log("1-1").await;
@@ -202,7 +202,7 @@ impl Agent {
         (log, result)
     }
 
-    /// A plan of steps.
+    /// Returns a plan with these steps.
     pub(crate) fn plan(&self, steps: Vec<Step>) -> JobPlan {
         JobPlan {
             project_dir: self.project().to_string_lossy().into_owned(),
@@ -252,7 +252,7 @@ pub(crate) fn variable(key: &str, value: &str) -> Variable {
     Variable { key: key.to_owned(), value: value.to_owned(), file: false, masked: false }
 }
 
-/// The steps of a result with their states.
+/// Returns the steps of a result with their states.
 pub(crate) fn states(result: &JobResult) -> Vec<(&str, StepStatus)> {
     result.tree.steps.iter().map(|step| (step.name.as_str(), step.status)).collect()
 }
@@ -264,7 +264,7 @@ pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
     }
 }
 
-/// Runs a test again in a process of its own, and fails if it fails there. True in that process.
+/// Runs a test again in a separate process, and fails if it fails there. Returns true in that process.
 pub(crate) fn alone(test: &str) -> bool {
     const ALONE: &str = "TEST_ALONE";
     if std::env::var_os(ALONE).is_some_and(|own| own == test) {

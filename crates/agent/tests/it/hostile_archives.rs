@@ -1,4 +1,4 @@
-//! Archives and links that a hostile job prepared: an artifact, a cache and a checkout never change a file outside of the project.
+//! Archives and links that a hostile job prepared: no artifact, cache or checkout changes a file outside the project.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -21,7 +21,7 @@ use crate::harness::*;
 const JOB: JobId = JobId(7);
 const SECRET: &str = "ssh-ed25519 the owner's key\n";
 
-/// A directory beside the project with the file `keys`.
+/// Creates a directory beside the project with the file `keys`.
 fn elsewhere(agent: &Agent) -> PathBuf {
     let elsewhere = agent.dir.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -29,7 +29,7 @@ fn elsewhere(agent: &Agent) -> PathBuf {
     elsewhere
 }
 
-/// The directory is as [`elsewhere`] created it.
+/// Asserts that the directory is as [`elsewhere`] created it.
 fn assert_untouched(elsewhere: &Path, log: &str) {
     let keys = elsewhere.join("keys");
     assert!(!keys.is_symlink(), "`keys` was replaced by a link to {:?}; {log}", fs::read_link(&keys));
@@ -38,7 +38,7 @@ fn assert_untouched(elsewhere: &Path, log: &str) {
     assert_eq!(names, ["keys"], "{log}");
 }
 
-/// Links that lead to `elsewhere`, directly and by a chain, each with entries below, and one honest file.
+/// Writes an archive with links that lead to `elsewhere`, directly and by a chain, each with entries below it, and one harmless file.
 fn hostile_zip(file: &Path, elsewhere: &Path) {
     let mut zip = ZipWriter::new(File::create(file).unwrap());
     let options = SimpleFileOptions::default();
@@ -106,7 +106,7 @@ async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_bef
     };
     fs::create_dir_all(cache_dir.join("main")).unwrap();
     hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
-    // The job before left links to where the archive's directories would be.
+    // The previous job created links at the paths of the archive's directories.
     fs::create_dir_all(agent.project()).unwrap();
     symlink(&elsewhere, agent.project().join("a")).unwrap();
     symlink("..", agent.project().join("b")).unwrap();
@@ -117,7 +117,7 @@ async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_bef
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nhonest\n"), "{log}");
 
-    // The project's directory itself is a link that the job before made.
+    // The previous job replaced the project's directory by a link.
     fs::remove_dir_all(agent.project()).unwrap();
     symlink(&elsewhere, agent.project()).unwrap();
     let (log, _) = agent.complete(&agent.plan(vec![restore])).await;
@@ -139,7 +139,7 @@ async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_else
     hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
     let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
     let plan = agent.plan(vec![step("restore_cache", When::OnSuccess, restore)]);
-    // The project is in a group, whose directory a job of the same group made a link.
+    // The project is in a group whose directory a job of the same group replaced by a link.
     let group = agent.dir.path().join("group");
     symlink(&elsewhere, &group).unwrap();
     let plan = JobPlan { project_dir: group.join("app").to_string_lossy().into_owned(), ..plan };
@@ -149,7 +149,7 @@ async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_else
     assert!(log.contains("is a symbolic link or a file, which a job may have put there"), "{log}");
 }
 
-/// What a job finds where an earlier one made a link: above its project, and in the place of the project itself.
+/// Regression test for links of an earlier job: above the project, and in place of the project's directory.
 #[tokio::test]
 async fn no_checkout_follows_a_link_that_a_job_before_made() {
     let mut agent = Agent::start().await;
@@ -160,7 +160,7 @@ async fn no_checkout_follows_a_link_that_a_job_before_made() {
     for strategy in ["none", "empty", "clone", "fetch"] {
         for local in [None, Some(agent.dir.path().join("repository"))] {
             for (project, is_above) in [(group.join("app"), true), (link.clone(), false)] {
-                // The checkout before may have replaced it by a directory.
+                // The previous checkout may have replaced the link by a directory.
                 let _ = fs::remove_file(&link).or_else(|_| fs::remove_dir_all(&link));
                 symlink(&elsewhere, &link).unwrap();
                 let checkout = Checkout {
@@ -176,7 +176,7 @@ async fn no_checkout_follows_a_link_that_a_job_before_made() {
                 let plan = JobPlan { project_dir, steps, ..agent.plan(vec![]) };
                 let (log, result) = agent.complete(&plan).await;
                 assert_untouched(&elsewhere, &log);
-                // A checkout that begins with an empty directory removes the link itself.
+                // A checkout that starts with an empty directory removes the link itself.
                 let is_refused = is_above || matches!((strategy, &local), ("none", _) | ("fetch", None));
                 if is_refused {
                     assert_ne!(result.outcome, Outcome::Success, "{log}");

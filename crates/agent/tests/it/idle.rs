@@ -1,4 +1,4 @@
-//! The end of an agent that nobody needs, and what keeps it.
+//! The end of an idle agent, and what keeps it running.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,20 +15,20 @@ use tonic::transport::Endpoint;
 
 use crate::harness::{Agent, PATIENCE, options, script};
 
-/// Less than [`PATIENCE`], which is the first timer of a paused clock else.
+/// Less than [`PATIENCE`], which would otherwise be the first timer to fire on a paused clock.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// An agent that ends when it was idle for [`LIMIT`].
+/// Starts an agent that ends after it was idle for [`LIMIT`].
 async fn agent() -> Agent {
     let dir = tempfile::tempdir().unwrap();
     let options = Options { idle_limit: Some(LIMIT), ..options(dir.path()) };
     Agent::start_with(options, dir).await
 }
 
-/// Time passes for the agent, and what it then does is done.
+/// Advances the time, and lets the agent react.
 async fn pass(time: Duration) {
     tokio::time::pause();
-    // In steps, so that each look of the agent has its turn.
+    // Advance in steps, so that each timer of the agent fires.
     for _ in 0..10 {
         tokio::time::advance(time / 10).await;
         for _ in 0..10 {
@@ -51,7 +51,7 @@ async fn an_agent_that_nobody_needs_ends_by_itself_and_the_next_one_starts_in_it
     pass(3 * LIMIT).await;
     assert!(agent.ids().await.is_empty(), "who is connected keeps it");
     let (task, dir) = agent.leave();
-    // From now on time runs by itself, as fast as nothing else is to be done.
+    // From now on the clock advances automatically whenever all tasks wait.
     tokio::time::pause();
     ended(task).await;
     tokio::time::resume();
@@ -91,7 +91,7 @@ async fn an_agent_whose_directory_is_gone_ends_also_with_what_nobody_can_fetch()
     let (socket, path) = (options(agent.dir.path()).socket, agent.dir.path().to_owned());
     let (task, dir) = agent.leave();
     std::fs::remove_dir_all(&path).unwrap();
-    // The next manager made it again, and its agent has the same socket: that one is not touched.
+    // The next manager created the directory again, and its agent has the same socket, which must not be touched.
     std::fs::create_dir_all(&path).unwrap();
     let next = Agent::start_in(dir).await;
     tokio::time::pause();
@@ -101,7 +101,7 @@ async fn an_agent_whose_directory_is_gone_ends_also_with_what_nobody_can_fetch()
     next.stop().await;
 }
 
-/// Whether an agent answers.
+/// Returns whether an agent answers.
 async fn is_served(socket: &Path) -> bool {
     let socket = socket.to_owned();
     let connector = tower::service_fn(move |_| {
@@ -121,7 +121,7 @@ async fn all_end(agents: &mut JoinSet<Result<(), ServeError>>) {
     }
 }
 
-/// Whoever comes at the moment of the end is served, or finds out at once, and the agent that it then starts serves.
+/// A client that connects while the agent ends is either served or refused immediately, and the agent that it then starts serves.
 #[tokio::test]
 async fn who_comes_at_the_moment_of_the_end_is_served_or_starts_the_next_agent() {
     let seed = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
@@ -142,7 +142,7 @@ async fn who_comes_at_the_moment_of_the_end_is_served_or_starts_the_next_agent()
         tokio::time::sleep(Duration::from_micros(random.random_range(0..5000))).await;
         if is_served(&socket).await {
             served += 1;
-            // It has left again: that agent ends too.
+            // The client has disconnected, so that agent ends, too.
             all_end(&mut ends).await;
         }
     }

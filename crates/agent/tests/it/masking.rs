@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-/// With characters that are escaped where a value is quoted.
+/// Contains characters that are escaped if a value is quoted.
 const SECRET: &str = "s3cret \"of\" the\\job";
 const PLAIN: &str = "s3cret-without-them";
 

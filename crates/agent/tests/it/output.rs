@@ -1,4 +1,4 @@
-//! What jobs print: much of it, bytes that are no text, secrets in pieces.
+//! Output of jobs: large amounts, invalid UTF-8, and secrets in pieces.
 
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::Variable;
@@ -38,7 +38,7 @@ async fn bytes_that_are_no_text_become_replacement_characters() {
 #[tokio::test]
 async fn a_secret_in_pieces_is_masked() {
     let mut agent = Agent::start().await;
-    // Apart, so that the pieces are read one by one; the echo of the command does not hold the value as one piece.
+    // The pauses make the pieces arrive one by one. The echo of the command does not contain the value in one piece.
     let plan = agent.plan(vec![script(&["printf hunt; sleep 0.05; printf er >&2; sleep 0.05; echo 22"])]);
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22") };
     agent.run("1-1", &plan, &[secret]).await;
@@ -103,7 +103,7 @@ async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
     assert!(at(&["01O after"]) < at(&["section_end:", ":after_script\r"]), "{log}");
 }
 
-/// A job on a file system that becomes full: this test runs itself again, in a process with a small tmpfs of its own.
+/// A job on a full file system. The test runs itself again in a process with a separate small tmpfs.
 #[tokio::test]
 async fn a_full_disk_fails_the_job_and_loses_nothing() {
     if let Some(disk) = std::env::var_os("SMALL_DISK") {
@@ -151,7 +151,7 @@ async fn on_a_small_disk(disk: &std::path::Path) {
     assert!(log.ends_with(last), "{}", &log[log.len() - 200..]);
 }
 
-/// The clients, the agent and the reader of the flood share one thread here.
+/// Clients, agent and the reader of the flood share one thread in this test.
 #[tokio::test]
 async fn a_job_that_prints_without_end_holds_up_no_other_job() {
     let mut agent = Agent::start().await;

@@ -1,4 +1,4 @@
-//! Requests that are step files, as a step-runner gets them (steps 6.4), and not jobs of a manager.
+//! Requests that are step files, as a step-runner receives them (`docs/spec/steps.md`, section 6.4), instead of jobs of a manager.
 
 use muster_agent_api::step_runner::step_result::Status;
 use muster_agent_api::step_runner::{Job, RunRequest, StatusRequest, Variable};
@@ -7,7 +7,7 @@ use muster_job::TerminationCause;
 use crate::harness::*;
 
 impl Agent {
-    /// Runs a text in a directory that does not exist yet. Returns its log, state and message.
+    /// Runs a step file in a directory that does not exist yet. Returns its log, state and message.
     async fn run_text(&mut self, id: &str, steps: &str, variables: &[Variable]) -> (String, Status, String) {
         let work_dir = self.dir.path().join("work").join(id).to_string_lossy().into_owned();
         let request = RunRequest {

@@ -1,4 +1,4 @@
-//! The shells of a job: profiles of login shells, tracing, and what the log must not show.
+//! Shells of jobs: profiles of login shells, tracing, and values that the log must not show.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ fn login() -> Script {
     Script { shell: "bash".to_owned(), login: true, ..Script::default() }
 }
 
-/// A home with this profile.
+/// Creates a home directory with this profile.
 fn home(agent: &Agent, profile: &str) -> String {
     let home = agent.dir.path().join("home");
     fs::create_dir_all(&home).unwrap();
@@ -116,7 +116,7 @@ async fn hooks_stand_around_the_checkout_and_the_operators_text_around_the_scrip
     assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
 }
 
-/// A line that cleans up around the project, or a cleaner of the machine: what comes after has its files all the same.
+/// A script may remove more than its project, as a cleanup job of the machine does. Later steps must still find their files.
 #[tokio::test]
 async fn a_script_that_removes_the_jobs_temporary_directory_fails_nothing() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {

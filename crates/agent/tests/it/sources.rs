@@ -1,4 +1,4 @@
-//! Getting sources with git: what is kept out of the repository, what is put in, and what is tried again.
+//! Fetching sources with git: what the repository must not contain, which submodules are fetched, and what is retried.
 
 use std::fs;
 use std::path::Path;
@@ -84,7 +84,7 @@ async fn submodules_are_found_by_rewritten_addresses_and_only_those_that_are_wan
     };
     let look = script(&["cat lib/one/run.sh; ls -A lib/two | wc -l; git -C lib/one config include.path"]);
     let plan = with_sources(agent.plan(vec![look]), checkout);
-    // Git itself forbids this transport for submodules; a job's own settings reach it.
+    // Git itself forbids this transport for submodules. The job's own settings allow it.
     let allow = [
         variable("GIT_CONFIG_COUNT", "1"),
         variable("GIT_CONFIG_KEY_0", "protocol.file.allow"),

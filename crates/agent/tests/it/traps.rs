@@ -1,5 +1,5 @@
-//! What a job may put at a path that the agent reads. Such a job fails alone, with a message that names the path, while
-//! another job of the same agent goes on.
+//! Anything that a job can put at a path that the agent reads. Such a job fails with a message that names the path, while another job of
+//! the same agent continues.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::checkout::{git, repository, with_sources};
 use crate::harness::*;
 
-/// Commands that make something at `$AT` that is not a file of a reasonable size, and a part of the message for it.
+/// Commands that create something at `$AT` that is not a small regular file, and a part of the expected message.
 const TRAPS: [(&str, &str); 4] = [
     ("mkfifo \"$AT\"", "it is a FIFO"),
     ("ln -s /dev/zero \"$AT\"", "it is a symbolic link"),
@@ -20,7 +20,7 @@ const TRAPS: [(&str, &str); 4] = [
     ("truncate -s 1T \"$AT\"", "it is larger than"),
 ];
 
-/// An agent on a thread of its own, and a job that waits there until the test lets it go on.
+/// An agent on a separate thread, with a job that waits until the test releases it.
 struct Scene {
     agent: Agent,
     jobs: u32,
@@ -38,7 +38,7 @@ impl Scene {
         Self { agent, jobs: 0 }
     }
 
-    /// Runs a job in a directory of its own.
+    /// Runs a job in a separate directory.
     async fn job(&mut self, mut plan: JobPlan, variables: &[Variable]) -> (String, JobResult) {
         self.jobs += 1;
         let id = format!("{}-1", self.jobs);
@@ -54,7 +54,7 @@ impl Scene {
         self.agent.dir.path().join(format!("builds/{job}")).to_string_lossy().into_owned()
     }
 
-    /// The bystander's second script runs, and the job passes.
+    /// Checks that the second script of the waiting job runs, and that the job succeeds.
     async fn others_went_on(mut self) {
         std::fs::write(self.agent.dir.path().join("gate"), "").unwrap();
         assert_eq!(self.agent.wait("bystander").await.outcome, Outcome::Success);
@@ -193,14 +193,14 @@ async fn the_attributes_of_a_repository() {
         ..Checkout::default()
     };
     let plan = with_sources(scene.agent.plan(vec![script(&["echo checked out"])]), checkout);
-    // Without git-lfs: only then the agent looks at the attributes.
+    // Without git-lfs, the agent reads the attributes itself.
     let path = programs(scene.agent.dir.path(), &["git", "sh", "bash"]);
     let (log, result) = scene.job(plan, &[variable("PATH", &path)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     scene.others_went_on().await;
 }
 
-/// A directory with links to these programs and nothing else.
+/// Creates a directory with links to these programs and nothing else.
 fn programs(dir: &Path, names: &[&str]) -> String {
     let bin = dir.join("bin");
     std::fs::create_dir(&bin).unwrap();

@@ -3,7 +3,7 @@
 //! ```text
 //! run:     start the plugins and the scaler (with retries) --> reserve a slot for each job request that may be in flight
 //! acquire: reservation --> slot of an instance with an agent --> the plugin's preparation for the job (else another slot)
-//! --> with vm_isolation: a virtual machine with an agent on the instance (else another slot)
+//!          --> with vm_isolation: a virtual machine with an agent on the instance (else another slot)
 //! ```
 //!
 //! A job request is sent only if a slot is reserved for it, so no job is received for which no instance is expected. An instance is ready
