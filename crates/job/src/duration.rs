@@ -83,7 +83,7 @@ pub fn go_duration(duration: Duration) -> String {
     }
 }
 
-/// A duration in whole milliseconds. What is too long for the type is its largest value.
+/// Returns a duration in whole milliseconds, or `u64::MAX` if it is too long.
 #[must_use]
 pub fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)

@@ -204,7 +204,7 @@ impl InvariantMonitor {
         Ok(())
     }
 
-    /// Forgets a record that nobody changes for now. What comes later of it is compared with nothing.
+    /// Drops the last snapshot of a job, so that its next one is not compared.
     pub fn forget(&mut self, job: JobId) {
         self.last.remove(&job);
     }

@@ -1,13 +1,13 @@
-//! Names of metrics and spans, exporters, log format.
+//! Observability: metrics, traces, logs, and the HTTP server that exposes them.
 //!
 //! ```text
-//! manager --facts--> metrics --scrape--> http (listen_address)
-//!         --job's result tree--> spans --OTLP--> collector
-//! every room --tracing--> logs --runner, text or json--> standard error, the system's log
+//! manager ----- calls -------------> metrics -- scrape --> http (listen_address)
+//!         ----- result tree of job -> spans --- OTLP ----> collector
+//! all crates -- tracing -----------> logs --- lines -----> standard error, syslog
 //! ```
 //!
-//! Nothing here runs unless it is configured: no listener without an address, no exporter without an endpoint. What is
-//! observed never waits for an observer. Invariant J6: no value of a secret is in a log, a metric or a span.
+//! Nothing runs unless it is configured: there is no listener without an address and no exporter without an endpoint. A slow or
+//! failed exporter never delays jobs. Invariant J6: no log, metric or span contains the value of a secret.
 
 pub mod http;
 pub mod logs;
@@ -20,35 +20,35 @@ use std::sync::Arc;
 
 pub use state::{Life, ProcessState};
 
-/// Which program this is.
+/// Name and version of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Build {
-    /// The program's name.
+    /// Name of the program.
     pub name: &'static str,
-    /// Its version.
+    /// Version of the program.
     pub version: &'static str,
-    /// The commit that it was built from, or `unknown`.
+    /// Commit from which it was built, or `unknown`.
     pub revision: &'static str,
-    /// The branch that it was built from, or `unknown`.
+    /// Branch from which it was built, or `unknown`.
     pub branch: &'static str,
-    /// When it was built, or `unknown`.
+    /// Time of the build, or `unknown`.
     pub built_at: &'static str,
 }
 
-/// What a manager tells about itself.
+/// Metrics, process state and traces of a process.
 pub struct Telemetry {
-    /// Its numbers.
+    /// Metrics.
     pub metrics: metrics::Metrics,
-    /// Where it stands.
+    /// State of the process.
     pub life: Life,
-    /// The traces of its jobs.
+    /// Traces of jobs.
     pub tracer: spans::Tracer,
-    /// What other rooms answer on its address.
+    /// Endpoints that other crates add to the HTTP server.
     pub pages: http::Pages,
 }
 
 impl Telemetry {
-    /// The telemetry of a process that is this build, logs to `log`, and sends spans as `spans` says.
+    /// Creates the telemetry of a process. `log` is the state of its log, and `spans` configures the export of traces.
     #[must_use]
     pub fn new(build: &Build, log: &Arc<logs::LogState>, spans: spans::SpanSettings) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {

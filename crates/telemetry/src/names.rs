@@ -1,35 +1,35 @@
-//! Every metric of this program: name, type, labels, buckets, and what it says. `docs/reference/metrics.md` explains the
-//! same list to people, and a test compares the two.
+//! Definitions of all metrics: name, type, labels, buckets and help text.
 //!
-//! The names that start with `gitlab_runner_` are GitLab Runner's, with its labels and buckets (runner-config 3.2), so
-//! that dashboards and alerts go on to work. Muster's own start with `muster_`.
+//! `docs/reference/metrics.md` documents the same list, and a test compares the two. Names that start with `gitlab_runner_` are
+//! gitlab-runner's, with its labels and buckets (docs/spec/runner-config.md, section 3.2), so that dashboards and alerts for it
+//! continue to work. Muster's own names start with `muster_`.
 
-/// What kind of number a metric is.
+/// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Only grows while the process lives.
+    /// A number that only increases while the process runs.
     Counter,
-    /// Goes up and down.
+    /// A number that can increase and decrease.
     Gauge,
-    /// A distribution over these upper bounds.
+    /// A distribution, with these upper bounds of the buckets.
     Histogram(&'static [f64]),
 }
 
-/// What a metric is told for; gives the labels that all its series have.
+/// Scope of a metric, which determines the labels that all its series have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// The process.
+    /// The process. No labels.
     Process,
-    /// One `[[runners]]` entry: `runner`, `runner_name`, `system_id`.
+    /// A `[[runners]]` entry. Labels: `runner`, `runner_name`, `system_id`.
     Entry,
-    /// One `[[runners]]` entry, without `system_id`: GitLab Runner leaves it out in one place.
+    /// A `[[runners]]` entry without `system_id`, for a metric in which gitlab-runner omits it. Labels: `runner`, `runner_name`.
     EntryName,
-    /// One runner token: `runner`, `system_id`.
+    /// A runner token. Labels: `runner`, `system_id`.
     Token,
 }
 
 impl Scope {
-    /// The labels that every series of this scope has.
+    /// Returns the labels that every series of this scope has.
     #[must_use]
     pub fn labels(self) -> &'static [&'static str] {
         match self {
@@ -41,30 +41,31 @@ impl Scope {
     }
 }
 
-/// One metric.
+/// Definition of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Definition {
-    /// The name, as it is exposed.
+    /// Name.
     pub name: &'static str,
-    /// Its type.
+    /// Type.
     pub kind: Kind,
-    /// Whom it is told for.
+    /// Scope, which has further labels.
     pub scope: Scope,
-    /// Labels beside those of the scope.
+    /// Labels in addition to those of the scope.
     pub labels: &'static [&'static str],
-    /// One line of meaning.
+    /// Help text, one line.
     pub help: &'static str,
 }
 
 const JOB_SECONDS: &[f64] = &[30., 60., 300., 600., 1800., 3600., 7200., 10800., 18000., 36000.];
 const QUEUE_SECONDS: &[f64] = &[1., 3., 10., 30., 60., 120., 300., 900., 1800., 3600.];
 const CALL_SECONDS: &[f64] = &[0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60.];
-/// Muster's own waits are milliseconds where all is well.
+/// Upper bounds for steps inside Muster, which normally take milliseconds.
 const FINE_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300.];
 
-/// What a job used: from a moment of one processor to days of many; from 4 MiB to 256 GiB.
+/// Upper bounds for the CPU time of a job: from 10 ms to a day.
 const CPU_SECONDS: &[f64] = &[0.01, 0.1, 1., 10., 60., 300., 900., 3600., 14400., 86400.];
+/// Upper bounds for the memory of a job: from 4 MiB to 256 GiB.
 const MEMORY_BYTES: &[f64] = &[
     4_194_304.,
     16_777_216.,
@@ -77,7 +78,7 @@ const MEMORY_BYTES: &[f64] = &[
     274_877_906_944.,
 ];
 
-/// Exponential, as GitLab Runner's: from 30 s, each 1.25 times the one before.
+/// Upper bounds for the creation of a machine, which are gitlab-runner's: from 30 s on, each 1.25 times the one before.
 const CREATION_SECONDS: &[f64] = &[
     30.,
     37.5,
@@ -92,7 +93,7 @@ const CREATION_SECONDS: &[f64] = &[
 ];
 const OPERATION_SECONDS: &[f64] = &[1., 5., 10., 15., 30., 45., 60., 90., 120., 180.];
 const LIFE_SECONDS: &[f64] = &[60., 300., 600., 900., 1800., 3600., 21600., 43200., 86400.];
-/// Jobs or slots.
+/// Upper bounds for numbers of jobs or slots.
 const SHARED_COUNTS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
 const PRESSURE_RATIOS: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
 const SLOW_DOWN_RATIOS: &[f64] = &[0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
@@ -103,8 +104,10 @@ const fn fleet(name: &'static str, kind: Kind, labels: &'static [&'static str], 
     Definition { name, kind, scope: Scope::Entry, labels, help }
 }
 
-/// Metrics of runners whose instances are scaled. They are counted there, and taken by [`super::Source`]; the names are
-/// fleeting's and taskscaler's, with their labels and buckets (runner-config 3.5), and Muster's own.
+/// Metrics of autoscaled runners, which other crates count and a [`crate::metrics::Source`] exposes.
+///
+/// The names are those of fleeting and taskscaler, with their labels and buckets (docs/spec/runner-config.md, section 3.5), and
+/// Muster's own.
 pub const FLEET: &[Definition] = &[
     fleet("fleeting_provisioner_max_instances", Kind::Gauge, &[], "The most instances; 0: no limit."),
     fleet("fleeting_provisioner_instances", Kind::Gauge, &["state"], "Instances by state."),
@@ -286,7 +289,7 @@ macro_rules! metrics {
         $(#[doc = $help]
         pub const $id: Definition =
             Definition { name: $name, kind: $kind, scope: Scope::$scope, labels: &[$($label),*], help: $help };)*
-        /// All of them.
+        /// All metrics that this crate counts.
         pub const ALL: &[Definition] = &[$($id),*];
     };
 }

@@ -1,24 +1,24 @@
-//! In which state of its life the process is, for `/debug/process/state` and `/health/ready`.
+//! State of the process, for `/debug/process/state` and `/health/ready`.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-/// The states (runner-config 3.1).
+/// State of the process, with gitlab-runner's names (docs/spec/runner-config.md, section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessState {
-    /// Before the first request for jobs.
+    /// The manager has not requested jobs yet.
     Starting,
-    /// Takes jobs.
+    /// The manager requests and runs jobs.
     Running,
-    /// Takes no more jobs and lets those that run end.
+    /// The manager requests no more jobs and waits for running ones.
     GracefulShutdown,
-    /// Winds its jobs down.
+    /// The manager stops its jobs.
     ForcefulShutdown,
 }
 
 impl ProcessState {
     const ALL: [Self; 4] = [Self::Starting, Self::Running, Self::GracefulShutdown, Self::ForcefulShutdown];
 
-    /// The state's name.
+    /// Returns the name of the state.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -30,7 +30,7 @@ impl ProcessState {
     }
 }
 
-/// The state of this process, which only moves forward.
+/// Current state of the process, which only advances.
 #[derive(Debug)]
 pub struct Life {
     state: AtomicU8,
@@ -44,25 +44,25 @@ impl Default for Life {
 }
 
 impl Life {
-    /// The state now.
+    /// Returns the current state.
     #[must_use]
     pub fn state(&self) -> ProcessState {
         let index = usize::from(self.state.load(Ordering::Relaxed));
         ProcessState::ALL.get(index).copied().unwrap_or(ProcessState::ForcefulShutdown)
     }
 
-    /// Moves on; a state that is behind the present one changes nothing.
+    /// Advances to a state. Does nothing if the process has passed it already.
     pub fn reach(&self, state: ProcessState) {
         self.state.fetch_max(state as u8, Ordering::Relaxed);
     }
 
-    /// Whether the process is fit to be counted on.
+    /// Returns true if `/health/ready` reports the process as ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// A verification at the start is under way, or done.
+    /// Sets whether the process is ready. It is not ready while it verifies its runners at the start.
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
-//! Taking the address of the server.
+//! Binding of the server's address.
 
 use tokio::net::TcpListener;
 
-/// The address cannot be taken.
+/// Error that prevents the server from listening.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for metrics; if another process has the port, set another listen_address")]
 pub struct ListenError {
@@ -10,10 +10,10 @@ pub struct ListenError {
     source: std::io::Error,
 }
 
-/// Listens on the port of `host`; an empty host is every address of the machine.
+/// Listens on a port of `host`. An empty `host` means all addresses of the machine.
 pub(super) async fn listen(host: &str, port: u16) -> Result<TcpListener, ListenError> {
     let bound = if host.is_empty() {
-        // Both families where the system has both.
+        // Both IPv6 and IPv4, or IPv4 alone if the system has no IPv6.
         match TcpListener::bind(("::", port)).await {
             Ok(listener) => Ok(listener),
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),

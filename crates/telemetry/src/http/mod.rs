@@ -1,7 +1,7 @@
-//! The HTTP server on `listen_address`: metrics, health, and what helps to debug (runner-config 3.1).
+//! HTTP server on `listen_address`: metrics, health and debug endpoints (docs/spec/runner-config.md, section 3.1).
 //!
-//! No authentication, as GitLab Runner's: it belongs on a loopback address or a private network. It shows names and
-//! numbers, never a secret. What a client can take is bounded: connections, the size of a request's head, and its time.
+//! The server has no authentication, like gitlab-runner's, so it should listen on a loopback address or a private network. It
+//! shows names and numbers but no secrets. Connections, the size of a request's head and its time are limited.
 
 mod listen;
 mod page;
@@ -27,28 +27,28 @@ use crate::Telemetry;
 pub use listen::ListenError;
 pub use page::{JsonAnswer, Page, Pages};
 
-/// Connections at the same time; more wait in the system's queue.
+/// Maximum number of concurrent connections. Further ones wait in the system's queue.
 const CONNECTIONS_MAX: usize = 64;
-/// The head of a request has to arrive within this, and a connection may be idle for as long.
+/// Timeout for the head of a request, and for an idle connection.
 const HEAD_LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of a request's head.
+/// Maximum size of a request's head in bytes.
 const HEAD_MAX_BYTES: usize = 16 * 1024;
-/// Answers that are under way at the end have so long.
+/// Time that open connections have to complete when the server stops.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// A system that is out of file descriptors is asked again after this.
+/// Delay after a failed accept, for example because the process has no file descriptors left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// A server that listens, and does not answer yet.
+/// A server that is listening and has not started to serve.
 pub struct Server {
     listener: TcpListener,
     telemetry: Arc<Telemetry>,
 }
 
 impl Server {
-    /// Listens on the port of `host`; an empty host is every address of the machine.
+    /// Listens on a port of `host`. An empty `host` means all addresses of the machine.
     ///
     /// # Errors
-    /// [`ListenError`]: a manager that was told to be observable does not start without being it.
+    /// Returns [`ListenError`]. The manager should not start then, because its configuration requires the server.
     pub async fn bind(host: &str, port: u16, telemetry: Arc<Telemetry>) -> Result<Self, ListenError> {
         let listener = listen::listen(host, port).await?;
         match listener.local_addr() {
@@ -58,15 +58,15 @@ impl Server {
         Ok(Self { listener, telemetry })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the server listens.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the error of the operating system.
     pub fn address(&self) -> std::io::Result<std::net::SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Answers until `stop`, and then ends what is under way.
+    /// Serves requests until `stop` is canceled, and then waits a few seconds for open connections.
     pub async fn serve(self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = JoinSet::new();
@@ -81,12 +81,12 @@ impl Server {
             }
         }
         let ended = async { while connections.join_next().await.is_some() {} };
-        // What is left is dropped with the set, which ends it.
+        // Dropping the set ends the remaining connections.
         let _ = tokio::time::timeout(STOP_LIMIT, ended).await;
     }
 }
 
-/// The next connection, when there is room for one. Cancel-safe: a permit that is not used is given back.
+/// Waits for a free permit and the next connection. Cancel-safe: dropping the future releases the permit.
 async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
     let permit = Arc::clone(permits).acquire_owned().await.ok()?;
     match listener.accept().await {

@@ -1,4 +1,4 @@
-//! Pages that other rooms have on the server.
+//! JSON endpoints that other crates add to the server.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -6,32 +6,32 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-/// Answers a path with JSON.
+/// Handler of a path that responds with JSON.
 #[async_trait]
 pub trait Page: Send + Sync {
-    /// The answer to a request with this query (the text after `?`). The server cuts it off after a while.
+    /// Handles a request with this query (the text after `?`). The server enforces a timeout.
     async fn answer(&self, query: &str) -> JsonAnswer;
 }
 
-/// An answer of a page.
+/// Response of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JsonAnswer {
-    /// What was asked for.
+    /// Status 200 with this body.
     Found(Vec<u8>),
-    /// There is nothing of what was asked for; the body says so.
+    /// Status 404 with this body.
     Missing(Vec<u8>),
-    /// The question is none; why.
+    /// Status 400 with this message about the query.
     Wrong(String),
-    /// It cannot be answered; why.
+    /// Status 500 with this message.
     Failed(String),
 }
 
-/// The pages, by path. A page is there as long as who answers for it.
+/// Endpoints by path. An endpoint exists until its handler is dropped.
 #[derive(Default)]
 pub struct Pages(Mutex<BTreeMap<&'static str, Weak<dyn Page>>>);
 
 impl Pages {
-    /// Answers `path` from now on by `page`.
+    /// Adds the handler of `path`, in place of an earlier one.
     pub fn add(&self, path: &'static str, page: Weak<dyn Page>) {
         self.0.lock().insert(path, page);
     }

@@ -1,4 +1,4 @@
-//! What each path answers.
+//! Responses of the server's paths.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::metrics;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-/// A page of another room has so long.
+/// Timeout of an endpoint that another crate handles.
 const PAGE_LIMIT: Duration = Duration::from_secs(10);
 const LIST_VERSION: HeaderName = HeaderName::from_static("x-list-version");
 
@@ -23,7 +23,7 @@ const PROFILES: &str = "There are no profiles of the Go runtime here: this progr
 
 type Answer = Response<Full<Bytes>>;
 
-/// The answer to a request. The body, if there is one, is not read.
+/// Returns the response to a request. A body of the request is not read.
 pub(super) async fn answer(method: &Method, uri: &Uri, telemetry: &Telemetry) -> Answer {
     let page = telemetry.pages.at(uri.path());
     let answer = match uri.path() {

@@ -24,7 +24,7 @@ async fn start() -> Running {
 }
 
 impl Running {
-    /// The whole answer, head and body.
+    /// Sends a request and returns the whole response, head and body.
     async fn ask(&self, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -136,7 +136,7 @@ async fn more_clients_than_there_is_room_for_wait_and_are_served() {
     }
     let waiting = running.ask("GET", "/health/ready");
     let mut waiting = std::pin::pin!(waiting);
-    // One leaves: the one that waits has its turn.
+    // Closing one connection lets the waiting one proceed.
     drop(silent.pop());
     assert!(waiting.as_mut().await.ends_with("ready"));
 }
@@ -148,7 +148,7 @@ async fn a_head_that_is_too_long_is_refused() {
     let head = format!("GET /{} HTTP/1.1\r\n", "a".repeat(HEAD_MAX_BYTES));
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
-    // Whether the refusal arrives or only the end of the connection depends on what the kernel still holds.
+    // Whether the response arrives or only the end of the connection depends on what the kernel has buffered.
     let _ = stream.read_to_string(&mut answer).await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
 }

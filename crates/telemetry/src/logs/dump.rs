@@ -1,8 +1,8 @@
-//! What the threads of this process do, for SIGUSR1 at level debug.
+//! Logs the state of all threads, for SIGUSR1 at level debug.
 
 use std::path::Path;
 
-/// Logs one line for each thread: its name, its state, and where in the kernel it waits.
+/// Logs one line for each thread: its name, its state, and the kernel function in which it waits.
 pub fn dump_threads() {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     for thread in threads {

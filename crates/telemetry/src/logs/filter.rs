@@ -1,4 +1,4 @@
-//! Which records are written.
+//! Filters that select the records to write.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{ParseError, Targets};
 
-/// GitLab Runner's levels, from the gravest on.
+/// Log level, with gitlab-runner's names, the most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Level {
@@ -19,24 +19,24 @@ pub enum Level {
     Trace,
 }
 
-/// A level or directives that cannot be read.
+/// Error for text that is not a log level or a filter.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// Not a level.
+    /// The text is not a log level.
     #[error("`{0}` is not a log level; it is one of: panic, fatal, error, warn, info, debug, trace")]
     Level(String),
-    /// Not directives.
+    /// The text is not a filter.
     #[error("`{text}` is not a filter of the log; it is like `info` or `info,muster_manager=debug`")]
     Directives {
-        /// What stands there.
+        /// The text.
         text: String,
-        /// What is wrong with it.
+        /// Cause of the error.
         source: ParseError,
     },
 }
 
 impl Level {
-    /// The level's name in records.
+    /// Returns the name of the level in records.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -88,16 +88,16 @@ impl FromStr for Level {
     }
 }
 
-/// What is wanted.
+/// Selects the records that are written.
 #[derive(Debug)]
 pub(super) struct Filter {
     targets: Targets,
-    /// Nothing that is less grave is written, whatever the targets say.
+    /// Maximum level of any target. Less severe records are never written.
     pub(super) level: Level,
 }
 
 impl Filter {
-    /// Muster's own records of the level. Of the libraries below only what is wrong, unless everything is wanted.
+    /// Creates the filter for a level. For libraries, the level is at most warning, or debug if `level` is trace.
     pub(super) fn of(level: Level) -> Self {
         let foreign = match level {
             Level::Trace => LevelFilter::DEBUG,
@@ -115,7 +115,7 @@ impl Filter {
     }
 }
 
-/// Levels of single parts of the program, as `info,muster_manager=debug`.
+/// Filter with levels for parts of the program, such as `info,muster_manager=debug`.
 #[derive(Debug)]
 pub struct Directives(pub(super) Filter);
 
@@ -123,7 +123,7 @@ impl FromStr for Directives {
     type Err = FilterError;
 
     fn from_str(text: &str) -> Result<Self, FilterError> {
-        // A bare level is a level.
+        // A level without a target means the same as the option for the log level.
         if let Ok(level) = text.parse() {
             return Ok(Self(Filter::of(level)));
         }

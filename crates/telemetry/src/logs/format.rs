@@ -1,4 +1,4 @@
-//! The three formats of a line (runner-config 1.11), which are GitLab Runner's.
+//! The log formats, which are gitlab-runner's (docs/spec/runner-config.md, section 1.11).
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -12,22 +12,22 @@ use super::filter::Level;
 use super::record::{Record, Value};
 use super::sink::Sink;
 
-/// Columns of the message in the format `runner`.
+/// Minimum width of the message in the format `runner`.
 const MESSAGE_COLUMNS: usize = 50;
 
-/// The form of a line.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
-    /// For people: the message, padded, then the fields.
+    /// Human-readable: the padded message, then the fields.
     #[default]
     Runner,
-    /// `key=value`, as logfmt.
+    /// `key=value` pairs in logfmt.
     Text,
-    /// One JSON object.
+    /// A JSON object per line.
     Json,
 }
 
-/// Not the name of a format.
+/// Error for text that is not the name of a format.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not a log format; it is one of: runner, text, json")]
 pub struct FormatError(String);
@@ -45,12 +45,12 @@ impl FromStr for Format {
     }
 }
 
-/// Whether lines of the format `runner` are colored.
+/// When lines of the format `runner` are colored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Color {
-    /// Always, as GitLab Runner does.
+    /// Always, like gitlab-runner.
     Always,
-    /// On a terminal, unless `NO_COLOR` is set.
+    /// If standard error is a terminal and `NO_COLOR` is not set.
     Auto,
     /// Never.
     Never,
@@ -70,7 +70,7 @@ impl Color {
 }
 
 impl Format {
-    /// The record as one line, with its end.
+    /// Formats a record as a line, including its end.
     pub(super) fn line(self, record: &Record, color: bool) -> String {
         match self {
             Self::Runner => runner(record, color),
@@ -131,12 +131,12 @@ fn json(record: &Record) -> String {
     line
 }
 
-/// RFC 3339 with what there is below a second.
+/// Formats the time as RFC 3339 with fractions of a second.
 fn time(record: &Record) -> String {
     record.time.format(&Rfc3339).unwrap_or_default()
 }
 
-/// A field cannot take the place of the record's own.
+/// Returns the name of a field, prefixed if it would replace one of the record's own fields.
 fn free(name: &str) -> Cow<'_, str> {
     match name {
         "time" | "level" | "msg" => Cow::Owned(format!("fields.{name}")),
@@ -144,13 +144,13 @@ fn free(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// A value of logfmt: in quotes where it has more than the plainest characters.
+/// Formats a logfmt value, in quotes if it contains special characters.
 fn quoted(text: &str) -> Cow<'_, str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._/@^+".contains(c);
     if text.chars().all(plain) { Cow::Borrowed(text) } else { Cow::Owned(Json::from(text).to_string()) }
 }
 
-/// Nobody's text can begin a line of its own, or color what follows.
+/// Escapes control characters, so that text from elsewhere cannot start a new line or change colors.
 fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);

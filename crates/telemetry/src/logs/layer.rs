@@ -1,4 +1,4 @@
-//! The layer: collects the fields of spans and events, and hands each record to the format and the sink.
+//! The `tracing` layer: collects the fields of spans and events into records, formats them and writes them to the sink.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::format::{Color, Format};
 use super::record::{Fields, Record, Value};
 use super::sink::Sink;
 
-/// Writes records. Clones are the same log.
+/// Layer that writes log records. Clones share the same log.
 #[derive(Clone)]
 pub struct LogLayer(Arc<Inner>);
 
@@ -47,7 +47,7 @@ impl LogLayer {
 
     pub(super) fn set_filter(&self, filter: Filter) {
         *self.0.filter.write() = filter;
-        // What callers of `tracing` remember about who listens is asked anew.
+        // `tracing` caches for each call site whether it is enabled.
         tracing::callsite::rebuild_interest_cache();
     }
 
@@ -56,7 +56,7 @@ impl LogLayer {
     }
 
     fn wants(&self, metadata: &Metadata<'_>) -> bool {
-        // Spans carry the fields of the records in them: ours are there at every level.
+        // Fields of our spans are part of every record inside them, so these spans are enabled at all levels.
         (metadata.is_span() && metadata.target().starts_with("muster")) || self.0.filter.read().wants(metadata)
     }
 }

@@ -1,14 +1,15 @@
-//! The log: one layer for `tracing` that knows GitLab Runner's three formats, and whose level and format can be changed
-//! while the process runs (runner-config 1.2, 1.11).
+//! The log: a `tracing` layer with gitlab-runner's formats (docs/spec/runner-config.md, section 1.11).
+//!
+//! Level and format can change while the process runs (section 1.2).
 //!
 //! ```text
-//! event + fields of its spans + builds, max_builds --> record --> format --> standard error, and the system's log
+//! event + fields of its spans + builds, max_builds --> record --> format --> standard error, and syslog
 //!                                                        |
 //!                                                        +--> gitlab_runner_errors_total
 //! ```
 //!
-//! No value of a secret may be in a record: that is for the callers to keep, with the type `Secret`. What looks like a
-//! token or a password in a URL is masked here all the same.
+//! Records must not contain secrets. Callers ensure that with the type `Secret`. As a second line of defense, anything that
+//! looks like a token, or like credentials in a URL, is masked here.
 
 mod dump;
 mod filter;
@@ -36,17 +37,17 @@ pub use format::{Color, Format, FormatError};
 pub use layer::LogLayer;
 pub use scrub::scrub;
 
-/// Target of the few lines that exist to show a credential, as those of `gitlab-runner list` do: nothing is masked there.
+/// Target of records in which nothing is masked: the few that must show a token, such as those of `gitlab-runner list`.
 pub const AS_IT_IS: &str = "muster::as_it_is";
 pub use sink::{Sink, SyslogError};
 
 use filter::Filter;
 
-/// What the log knows of the process, and the other way round.
+/// State that the log shares with the metrics: the number of jobs, and counts of errors.
 pub struct LogState {
     errors: IntCounterVec,
     builds: AtomicI64,
-    /// Negative: this process takes no jobs, and says nothing about them.
+    /// Maximum number of concurrent jobs. Negative if this process runs no jobs.
     max_builds: AtomicI64,
 }
 
@@ -63,7 +64,7 @@ impl Default for LogState {
 }
 
 impl LogState {
-    /// Jobs under way, and how many there may be; none in a process that takes no jobs.
+    /// Returns the current and the maximum number of jobs. `None` means that this process runs no jobs.
     #[must_use]
     pub fn builds(&self) -> Option<(i64, i64)> {
         let max = self.max_builds.load(Ordering::Relaxed);
@@ -87,20 +88,20 @@ impl LogState {
     }
 }
 
-/// How a process logs when it starts.
+/// Initial options of a log.
 #[derive(Debug)]
 pub struct LogOptions {
-    /// The level of the command line or the environment; none leaves it to the configuration.
+    /// Level of the command line or the environment. `None` uses that of the configuration.
     pub level: Option<Level>,
-    /// The level until a configuration says otherwise.
+    /// Level if neither the command line nor the configuration has one.
     pub default_level: Level,
-    /// For single parts of the program; they stand before every level.
+    /// Levels for parts of the program, which override all other levels. `None` means no overrides.
     pub directives: Option<Directives>,
-    /// The format of the command line or the environment; none leaves it to the configuration.
+    /// Format of the command line or the environment. `None` uses that of the configuration.
     pub format: Option<Format>,
-    /// Whether `runner` lines are colored.
+    /// When lines of the format `runner` are colored.
     pub color: Color,
-    /// Records also go to the system's log.
+    /// Whether records are also sent to syslog.
     pub syslog: bool,
 }
 
@@ -117,22 +118,22 @@ impl Default for LogOptions {
     }
 }
 
-/// The running log: what configuration can change, and what metrics read.
+/// Handle of a running log, to reconfigure it and to read its state.
 #[derive(Clone)]
 pub struct LogHandle {
     layer: LogLayer,
     pinned: (bool, bool),
     defaults: (Level, Format),
-    /// What the configuration said last, to change nothing where nothing changes.
+    /// The last level and format of the configuration, to detect changes.
     configured: Arc<Mutex<(Option<Level>, Option<Format>)>>,
 }
 
 impl LogHandle {
-    /// Starts the log of this process. Only the first call in a process takes effect on where records go.
+    /// Starts the log of this process. Only the first call in a process has an effect.
     #[must_use]
     pub fn install(options: LogOptions) -> Self {
         let (handle, syslog) = Self::new(options, Sink::stderr());
-        // Only a second call in one process fails, and then the first one's settings stand.
+        // Fails only if the process has a log already, which is kept.
         let _ = tracing_subscriber::registry().with(handle.layer.clone()).try_init();
         if let Some(error) = syslog {
             tracing::warn!(%error, "the system's log cannot be reached; records go to standard error only");
@@ -140,7 +141,7 @@ impl LogHandle {
         handle
     }
 
-    /// The log of a process, whose records go to `sink`; and why the system's log cannot be reached, if it cannot.
+    /// Creates a log that writes to `sink`. Also returns an error if syslog is requested but not available.
     #[must_use]
     pub fn new(options: LogOptions, sink: Sink) -> (Self, Option<SyslogError>) {
         let level = options.level.unwrap_or(options.default_level);
@@ -157,8 +158,9 @@ impl LogHandle {
         (Self { layer, pinned, defaults, configured: Arc::default() }, failed)
     }
 
-    /// Takes what a configuration says; absent is the default. What the command line said stays. Answers whether
-    /// anything was changed.
+    /// Applies the level and format of a configuration. `None` means the default.
+    ///
+    /// Values of the command line or the environment take precedence. Returns true if the configuration's values have changed.
     pub fn configure(&self, level: Option<Level>, format: Option<Format>) -> bool {
         let mut configured = self.configured.lock();
         if *configured == (level, format) {
@@ -174,19 +176,19 @@ impl LogHandle {
         true
     }
 
-    /// Whether records of level debug, and not those of trace, are written.
+    /// Returns true if the level is debug.
     #[must_use]
     pub fn is_debug(&self) -> bool {
         self.layer.level() == Level::Debug
     }
 
-    /// What metrics read.
+    /// Returns the state that the log shares with the metrics.
     #[must_use]
     pub fn state(&self) -> &Arc<LogState> {
         self.layer.state()
     }
 
-    /// The layer, for a subscriber of one's own.
+    /// Returns the layer, for a custom subscriber.
     #[must_use]
     pub fn layer(&self) -> LogLayer {
         self.layer.clone()

@@ -1,4 +1,4 @@
-//! One record on its way into a line.
+//! Log records and their fields.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,10 +8,10 @@ use tracing::field::{Field, Visit};
 
 use super::filter::Level;
 
-/// The field that makes an error fatal: the process ends after it.
+/// Name of the field that marks an error as fatal, after which the process exits.
 const FATAL: &str = "fatal";
 
-/// A field's value.
+/// Value of a field.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Text(String),
@@ -33,7 +33,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Fields in the order in which they were said; of equal names the last counts.
+/// Fields of a span or a record, in the order in which they were recorded. The last value of a name counts.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Fields {
     pub(super) message: String,
@@ -51,7 +51,7 @@ impl Fields {
     }
 
     fn text(&mut self, name: &'static str, text: String) {
-        // Names of raw identifiers are those without the mark.
+        // A raw identifier such as `r#type` names the field `type`.
         match name.strip_prefix("r#").unwrap_or(name) {
             "message" => self.message = text,
             name => self.set(name, Value::Text(text)),
@@ -106,12 +106,12 @@ impl Visit for Fields {
     }
 }
 
-/// A record as the formats take it.
+/// A log record.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) time: OffsetDateTime,
     pub(super) level: Level,
     pub(super) message: String,
-    /// Sorted by name.
+    /// Fields, sorted by name.
     pub(super) fields: Vec<(Cow<'static, str>, Value)>,
 }

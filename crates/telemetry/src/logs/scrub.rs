@@ -1,14 +1,14 @@
-//! The last guard before a line leaves: what looks like a credential is masked.
+//! Masks text that looks like a credential, as the last step before a log line is written.
 
 use std::borrow::Cow;
 
 const MASK: &str = "[MASKED]";
-/// Tokens of GitLab start so. What follows is the token.
+/// Prefixes of GitLab's tokens. The secret part follows them.
 const PREFIXES: [&str; 8] = ["glrt-", "glrtr-", "glcbt-", "glpat-", "gldt-", "glptt-", "glsoat-", "GR1348941"];
-/// A word that is shorter is no token.
+/// Minimum number of characters after a prefix. Shorter words are not tokens.
 const TOKEN_MIN: usize = 6;
 
-/// The text without tokens of GitLab, and without what stands between `://` and `@`.
+/// Masks GitLab's tokens, and the text between `://` and `@` in URLs.
 #[must_use]
 pub fn scrub(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
@@ -25,7 +25,7 @@ pub fn scrub(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Masks what follows each `start`, as long as `length` says of the text after it.
+/// Masks the text after each `start`. `length` returns the number of bytes to mask, or `None` for no mask.
 fn replace<'a>(text: Cow<'a, str>, start: &str, length: impl Fn(&str) -> Option<usize>) -> Cow<'a, str> {
     if !text.contains(start) {
         return text;

@@ -1,4 +1,4 @@
-//! Where lines go: standard error, and the system's log where that is wanted.
+//! Destinations of log lines: standard error, and optionally syslog.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixDatagram;
@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 use super::filter::Level;
 
-/// The socket of the system's log.
+/// Socket of syslog.
 const SYSLOG: &str = "/dev/log";
-/// Facility `daemon` of syslog(3), in its place above the severity.
+/// Facility `daemon` of syslog(3), shifted above the bits of the severity.
 const DAEMON: u8 = 3 << 3;
 
-/// The system's log cannot be reached.
+/// Error that prevents a connection to syslog.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {path}; is a system logger running?")]
 pub struct SyslogError {
@@ -22,7 +22,7 @@ pub struct SyslogError {
     source: std::io::Error,
 }
 
-/// Where lines go.
+/// Destination of log lines.
 pub struct Sink {
     target: Target,
     syslog: Option<UnixDatagram>,
@@ -34,13 +34,13 @@ enum Target {
 }
 
 impl Sink {
-    /// Standard error.
+    /// Creates a sink for standard error.
     #[must_use]
     pub fn stderr() -> Self {
         Self { target: Target::Stderr, syslog: None }
     }
 
-    /// A buffer, for tests.
+    /// Creates a sink that appends to a buffer, for tests.
     #[must_use]
     pub fn memory(buffer: &Arc<Mutex<Vec<u8>>>) -> Self {
         Self { target: Target::Memory(Arc::clone(buffer)), syslog: None }
@@ -55,8 +55,9 @@ impl Sink {
         matches!(self.target, Target::Stderr)
     }
 
-    /// Writes one line with one call, so that lines of processes that share a file do not mix. Standard error may be a
-    /// file on a full disk: a line that cannot be written must not end anything.
+    /// Writes a line with a single call, so that lines of processes that share a file do not mix.
+    ///
+    /// Ignores errors: standard error can be a file on a full disk, which must not stop the process.
     pub(super) fn write(&self, level: Level, line: &str) {
         match &self.target {
             Target::Stderr => {
@@ -64,21 +65,21 @@ impl Sink {
             }
             Target::Memory(buffer) => buffer.lock().extend_from_slice(line.as_bytes()),
         }
-        // As GitLab Runner, debugging is not for the system's log.
+        // Like gitlab-runner, do not send debug records to syslog.
         if let Some(socket) = self.syslog.as_ref().filter(|_| level <= Level::Info) {
             let _ = socket.send(&datagram(level, line));
         }
     }
 }
 
-/// Connects to the system's log.
+/// Connects to syslog.
 pub(super) fn syslog() -> Result<UnixDatagram, SyslogError> {
     connect(Path::new(SYSLOG))
 }
 
 fn connect(path: &Path) -> Result<UnixDatagram, SyslogError> {
     let connected = UnixDatagram::unbound().and_then(|socket| {
-        // A logger that is stuck must not stop this process.
+        // A blocked syslog must not block this process.
         socket.set_nonblocking(true)?;
         socket.connect(path)?;
         Ok(socket)
@@ -86,7 +87,7 @@ fn connect(path: &Path) -> Result<UnixDatagram, SyslogError> {
     connected.map_err(|source| SyslogError { path: path.display().to_string(), source })
 }
 
-/// One datagram: priority, name and process of the sender, the line.
+/// Formats a syslog message: priority, name and process ID of the sender, and the line.
 fn datagram(level: Level, line: &str) -> Vec<u8> {
     let severity = match level {
         Level::Panic | Level::Fatal | Level::Error => 3,

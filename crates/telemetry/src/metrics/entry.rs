@@ -1,4 +1,4 @@
-//! The metrics of one `[[runners]]` entry, and of its token.
+//! Metrics of a `[[runners]]` entry, and of its token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use tokio::time::Instant;
 use super::group::Group;
 use crate::names;
 
-/// What tells one `[[runners]]` entry from another in metrics. No secret may stand here.
+/// Labels of a `[[runners]]` entry. They must not contain secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct EntryLabels {
-    /// The token's short form.
+    /// Short form of the token.
     pub runner: String,
-    /// The entry's name.
+    /// Name of the entry.
     pub runner_name: String,
-    /// The manager's system id.
+    /// System ID of the manager.
     pub system_id: String,
 }
 
-/// The metrics of one entry. While anyone holds this, its series are exposed.
+/// Metrics of an entry. Its series are exposed as long as a reference outside of this crate's tables exists.
 pub struct EntryMetrics {
     group: Group,
     pub(super) token: Arc<TokenMetrics>,
@@ -49,14 +49,14 @@ pub struct EntryMetrics {
     report_retries: IntCounter,
 }
 
-/// What can keep a job or a request from working out (runner-config 3.2).
+/// Reason for which a job or a request failed, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessingFailure {
-    /// No environment was free.
+    /// No execution environment was available.
     NoFreeExecutor,
     /// The job failed.
     Job,
-    /// Anything else.
+    /// Any other reason.
     Other,
 }
 
@@ -108,7 +108,7 @@ impl EntryMetrics {
             report_retries: group.counter(&names::REPORT_RETRIES),
             group,
         };
-        // From the first scrape on there is a series whose rise can be seen.
+        // Create the series before the first failure, so that a rate can be computed from it.
         for failure in ProcessingFailure::ALL {
             entry.processing_failures.with_label_values(&[failure.label()]);
         }
@@ -119,43 +119,43 @@ impl EntryMetrics {
         self.group.unregister();
     }
 
-    /// The metrics of the entry's token.
+    /// Returns the metrics of the entry's token.
     #[must_use]
     pub fn token(&self) -> &Arc<TokenMetrics> {
         &self.token
     }
 
-    /// The entry's `limit`; 0 is none.
+    /// Sets the entry's `limit`. 0 means no limit.
     pub fn set_limit(&self, jobs: usize) {
         self.limit.set(i64::try_from(jobs).unwrap_or(i64::MAX));
     }
 
-    /// A job request was started.
+    /// Counts a job request that was started.
     pub fn fed(&self) {
         self.feeds.inc();
     }
 
-    /// It was the entry's turn, but it is not healthy.
+    /// Counts a job request that was skipped because the entry is not healthy.
     pub fn left_out(&self) {
         self.feed_failures.inc();
     }
 
-    /// An answer that counts against the entry's health.
+    /// Counts a response that counts as a failed health check of the entry.
     pub fn unhealthy(&self) {
         self.health_check_failures.inc();
     }
 
-    /// Something did not work out.
+    /// Counts a job or a request that failed.
     pub fn failed_to_process(&self, failure: ProcessingFailure) {
         self.processing_failures.with_label_values(&[failure.label()]).inc();
     }
 
-    /// An agent took a job so long after it was received.
+    /// Records the time between the receipt of a job and its start on an agent.
     pub fn handed_over(&self, after: Duration) {
         self.handover.observe(after.as_secs_f64());
     }
 
-    /// A job used so much, as far as it was counted.
+    /// Records the resource usage of a job. `None` means not measured.
     pub fn job_used(&self, cpu: Option<Duration>, memory_bytes: Option<u64>) {
         if let Some(cpu) = cpu {
             self.job_cpu.observe(cpu.as_secs_f64());
@@ -165,30 +165,30 @@ impl EntryMetrics {
         }
     }
 
-    /// A job of an earlier start was taken up.
+    /// Counts a job of an earlier start of the manager that was resumed.
     pub fn recovered(&self) {
         self.recovered.inc();
     }
 
-    /// An upload of a log or a state failed and is repeated.
+    /// Counts an upload of a trace or a status that failed and is retried.
     pub fn report_repeated(&self) {
         self.report_retries.inc();
     }
 
-    /// Bytes of a job's log that wait for the server are now so many, and were so many before.
+    /// Updates the number of a job's trace bytes that the coordinator has not acknowledged, from `before` to `now`.
     pub fn trace_waits(&self, before: u64, now: u64) {
         let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.trace_waiting.add(signed(now).saturating_sub(signed(before)));
     }
 
-    /// The server has so many more bytes of a job's log.
+    /// Counts trace bytes that the coordinator has acknowledged.
     pub fn trace_acknowledged(&self, bytes: u64) {
         self.trace_bytes.inc_by(bytes);
     }
 }
 
-/// The metrics that leave the system id out: entries that differ in nothing else share them, as those of a job that was
-/// taken under an earlier id do.
+/// Metrics without the label `system_id`. Entries that differ only in their system ID share them, for example the current entry
+/// and that of a job that was received under an earlier system ID.
 pub(super) struct NameMetrics {
     group: Group,
     pub(super) failed_jobs: IntCounterVec,
@@ -205,7 +205,7 @@ impl NameMetrics {
     }
 }
 
-/// The metrics of one runner token at the server.
+/// Metrics of a runner token.
 pub struct TokenMetrics {
     group: Group,
     requests: IntGauge,
@@ -216,7 +216,7 @@ pub struct TokenMetrics {
     statuses: IntCounterVec,
     durations: HistogramVec,
     heartbeat_age: Gauge,
-    /// When the server last took something, or from when on it could have.
+    /// Time of the last successful call to the coordinator, or of the creation of these metrics.
     heard: Mutex<Instant>,
 }
 
@@ -241,34 +241,36 @@ impl TokenMetrics {
         self.group.unregister();
     }
 
-    /// Before a scrape: what time alone changes.
+    /// Updates the gauges that change with time. Called before each scrape.
     pub(super) fn refresh(&self) {
         self.heartbeat_age.set(self.heard.lock().elapsed().as_secs_f64());
     }
 
-    /// A job request is open until the answer is dropped.
+    /// Counts an open job request until the returned guard is dropped.
     #[must_use]
     pub fn request(self: &Arc<Self>) -> OpenRequest {
         self.requests.inc();
         OpenRequest(Arc::clone(self))
     }
 
-    /// A further request was wanted, and the limit forbade it.
+    /// Counts a job request that was not sent because of the limit for open requests.
     pub fn request_refused(&self) {
         self.exceeded.inc();
     }
 
-    /// The limits of open requests: configured, wanted by the load, and in force.
+    /// Sets the limits for open requests: the configured one, the one that the load requires, and the one in effect.
     pub fn set_request_limits(&self, hard: usize, adaptive: f64, used: usize) {
         self.hard_limit.set(i64::try_from(hard).unwrap_or(i64::MAX));
         self.adaptive_limit.set(adaptive);
         self.used_limit.set(i64::try_from(used).unwrap_or(i64::MAX));
     }
 
-    /// A call to the server ended. `endpoint` and `method` are of a fixed few; no status is no answer.
+    /// Records a completed call to the coordinator. A `status` of `None` means no response.
+    ///
+    /// `endpoint` and `method` must come from small fixed sets.
     pub fn called(&self, endpoint: &str, method: &str, status: Option<u16>, took: Duration) {
         if matches!(status, Some(200..300)) {
-            // Job requests, logs and states are what a server knows by that its runner lives.
+            // The coordinator considers a runner alive by its job requests, traces and status updates.
             *self.heard.lock() = Instant::now();
         }
         let method = method.to_ascii_lowercase();
@@ -282,7 +284,7 @@ impl TokenMetrics {
     }
 }
 
-/// A job request on its way.
+/// Guard of an open job request.
 pub struct OpenRequest(Arc<TokenMetrics>);
 
 impl Drop for OpenRequest {

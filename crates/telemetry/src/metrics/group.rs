@@ -1,4 +1,4 @@
-//! Metrics that come and go together: those of the process, of one `[[runners]]` entry, of one token.
+//! Sets of metrics that are registered and unregistered together: of the process, of a `[[runners]]` entry, or of a token.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use prometheus::{
 
 use crate::names::{Definition, Kind};
 
-/// Builds metrics with the same fixed labels, and takes them out of the registry again.
+/// Set of registered metrics with the same fixed labels.
 pub(super) struct Group {
     registry: Registry,
     labels: HashMap<String, String>,
@@ -37,7 +37,7 @@ impl Group {
         self.keep(counters)
     }
 
-    /// A counter of seconds.
+    /// Registers a counter with fractional values, such as seconds.
     pub(super) fn float_counter(&mut self, definition: &Definition) -> Counter {
         let counter = Counter::with_opts(self.options(definition)).expect("a valid definition");
         self.keep(counter)
@@ -68,8 +68,8 @@ impl Group {
         self.keep(histograms)
     }
 
-    /// Takes a metric of someone else's into the group. One whose name and labels are there already counts for nobody:
-    /// nothing that a configuration says may end the process for the sake of a number.
+    /// Registers a metric. If one with the same name and labels exists already, the metric is not exposed and an error is logged:
+    /// no configuration may stop the process because of a metric.
     pub(super) fn keep<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
         match self.registry.register(Box::new(metric.clone())) {
             Ok(()) => self.members.push(Box::new(metric.clone())),
@@ -78,10 +78,10 @@ impl Group {
         metric
     }
 
-    /// Removes the group's series.
+    /// Unregisters all metrics of the set.
     pub(super) fn unregister(&mut self) {
         for member in self.members.drain(..) {
-            // Only what is not registered is refused, and then there is nothing to do.
+            // Fails only if the metric is not registered.
             let _ = self.registry.unregister(member);
         }
     }

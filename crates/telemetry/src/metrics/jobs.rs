@@ -1,4 +1,4 @@
-//! The jobs that are under way: what `gitlab_runner_jobs` counts and `/debug/jobs/list` lists.
+//! Table of the current jobs, for the metric `gitlab_runner_jobs` and the endpoint `/debug/jobs/list`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use super::entry::{EntryMetrics, ProcessingFailure};
 use crate::logs::LogState;
 
-/// A label that comes from the server is cut here, so that nobody can fill memory with it.
+/// Maximum number of characters of a label value that the coordinator chooses, so that it cannot exhaust memory.
 const LABEL_MAX: usize = 32;
 
-/// GitLab Runner's states of a job that is under way (runner-config 3.2).
+/// State of a current job, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum State {
@@ -30,7 +30,7 @@ pub enum State {
 }
 
 impl State {
-    /// The state's name.
+    /// Returns the name of the state.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -49,16 +49,16 @@ impl State {
     }
 }
 
-/// What the manager does for a job just now, in GitLab Runner's words.
+/// What the manager is doing for a job, with gitlab-runner's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutorStage {
-    /// Waits for an environment.
+    /// Waiting for an execution environment.
     Created,
-    /// Has one; scripts run.
+    /// Running scripts in the environment.
     Prepare,
-    /// Reports.
+    /// Reporting the result.
     Finish,
-    /// Cleans up.
+    /// Cleaning up.
     Cleanup,
 }
 
@@ -73,17 +73,17 @@ impl ExecutorStage {
     }
 }
 
-/// The form in which a job's work is written.
+/// Whether a job is defined by steps or by scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// `run:`
+    /// The job uses `run:`.
     Steps,
-    /// `script:`
+    /// The job uses `script:`.
     Traditional,
 }
 
 impl Mode {
-    /// The mode's name.
+    /// Returns the name of the mode.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -93,20 +93,20 @@ impl Mode {
     }
 }
 
-/// What is known of a job when it is taken.
+/// Facts about a job that was received.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobFacts {
-    /// The job's page, without credentials.
+    /// URL of the job's page, without credentials.
     pub url: String,
-    /// How its work is written.
+    /// Whether the job uses steps or scripts.
     pub mode: Mode,
-    /// For how long it is under way already: an earlier start of the manager took it.
+    /// Time since the job was received, if an earlier start of the manager did. Otherwise zero.
     pub age: Duration,
-    /// Time in the server's queue.
+    /// Time in the coordinator's queue.
     pub queued: Duration,
-    /// The server's text about other jobs of the project.
+    /// Number of running jobs of the project, as text from the coordinator such as `Inf+`.
     pub project_jobs_running: String,
-    /// The server's figures about its queue, where it sends them.
+    /// Size and depth of the coordinator's queue. `None` means that the coordinator did not send them.
     pub queue: Option<(i64, i64)>,
 }
 
@@ -116,19 +116,19 @@ struct Row {
     state: State,
     stage: Cow<'static, str>,
     executor_stage: ExecutorStage,
-    /// As many jobs run as may.
+    /// Whether the job waits because `concurrent` or `limit` is reached.
     waits: bool,
     since: Instant,
 }
 
-/// The jobs that are under way.
+/// Table of the current jobs.
 #[derive(Default)]
 pub(super) struct Table {
     rows: Mutex<(u64, BTreeMap<u64, Row>)>,
 }
 
 impl Table {
-    /// Sets the gauges anew that are counts of rows.
+    /// Adds the rows to the gauges that count jobs. The caller has reset these gauges.
     pub(super) fn count(&self) {
         for row in self.rows.lock().1.values() {
             let stages = [row.state.label(), &*row.stage, row.executor_stage.label()];
@@ -151,7 +151,7 @@ impl Table {
     }
 }
 
-/// One job in the table. Dropped, the job is no longer under way, and its duration is known.
+/// A job in the table. Dropping it removes the job and records its duration.
 pub struct JobRecord {
     table: Arc<Table>,
     key: u64,
@@ -190,40 +190,40 @@ impl JobRecord {
         Self { table: Arc::clone(table), key, entry: Arc::clone(entry), log: Arc::clone(log), mode: facts.mode, since }
     }
 
-    /// The metrics of the job's entry.
+    /// Returns the metrics of the job's entry.
     #[must_use]
     pub fn entry(&self) -> &Arc<EntryMetrics> {
         &self.entry
     }
 
-    /// Time since the job was taken.
+    /// Returns the time since the job was received.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// Where the job stands.
+    /// Sets the state of the job and what the manager is doing for it.
     pub fn set_state(&self, state: State, executor_stage: ExecutorStage) {
         self.change(|row| (row.state, row.executor_stage) = (state, executor_stage));
     }
 
-    /// What is being done for the job; `stage` is one of a bounded few.
+    /// Sets the build stage. `stage` must come from a small fixed set.
     pub fn set_stage(&self, stage: impl Into<Cow<'static, str>>) {
         self.change(|row| row.stage = stage.into());
     }
 
-    /// Whether the job waits because `concurrent` or `limit` is reached.
+    /// Sets whether the job waits because `concurrent` or `limit` is reached.
     pub fn set_waits(&self, waits: bool) {
         self.change(|row| row.waits = waits);
     }
 
-    /// The job failed, and this reason is reported.
+    /// Counts a failed job by the reason that is reported.
     pub fn failed(&self, reason: &str) {
         self.entry.name.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
         self.entry.failed_to_process(ProcessingFailure::Job);
     }
 
-    /// A stage of a job that asks for its stages to be told for each runner.
+    /// Records the duration of a stage per runner, for jobs with `FF_EXPORT_HIGH_CARDINALITY_METRICS`.
     pub fn stage_took(&self, stage: &str, seconds: f64) {
         self.entry.stage_duration.with_label_values(&[stage]).observe(seconds);
     }

@@ -1,10 +1,10 @@
-//! Metrics in Prometheus' text format 0.0.4, with GitLab Runner's names.
+//! Metrics in Prometheus' text format 0.0.4, with gitlab-runner's names.
 //!
-//! Always that format, whatever a scraper accepts, as GitLab Runner: in OpenMetrics the gauge `gitlab_runner_jobs` and
-//! the counter `gitlab_runner_jobs_total` would be one name.
+//! The format does not depend on what a scraper accepts, as in gitlab-runner. In OpenMetrics, the gauge `gitlab_runner_jobs` and
+//! the counter `gitlab_runner_jobs_total` would be the same metric.
 //!
-//! Cardinality: the series of a `[[runners]]` entry are there while the entry, or a job of it, is. Every other label is
-//! of a fixed few values, or cut to a few bytes. No label holds a secret: runners are named by their short token.
+//! Cardinality is bounded: the series of a `[[runners]]` entry exist only while the entry or one of its jobs exists. All other
+//! labels have a small set of values or are truncated. No label contains a secret; runners are named by their short token.
 
 mod entry;
 mod group;
@@ -37,7 +37,7 @@ pub use source::{Family, FamilyKind, Sample, Source};
 use jobs::Table;
 use source::Sources;
 
-/// What a scrape is answered with.
+/// Content type of the response to a scrape.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// All metrics of the process.
@@ -45,7 +45,7 @@ pub struct Metrics {
     registry: Registry,
     log: Arc<LogState>,
     table: Arc<Table>,
-    /// Also keeps two scrapes apart, which set the same gauges.
+    /// The lock also serializes scrapes, which update the same gauges.
     entries: Mutex<Entries>,
     concurrent: IntGauge,
     slots: IntGauge,
@@ -63,14 +63,14 @@ pub struct Metrics {
     sources: Sources,
 }
 
-/// Why a job's inputs could not be put into its texts (runner-config 3.2).
+/// Reason for which the interpolation of a job's inputs failed (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputFailure {
-    /// The input itself is not what it is to be.
+    /// The value of an input is not valid.
     Parse,
-    /// A text names an input that the job does not have.
+    /// A text refers to an input that the job does not have.
     Evaluation,
-    /// The input is sensitive.
+    /// The input is sensitive, which is not supported.
     SensitiveUnsupported,
 }
 
@@ -89,14 +89,14 @@ impl InputFailure {
 #[derive(Default)]
 struct Entries {
     by_labels: HashMap<EntryLabels, Arc<EntryMetrics>>,
-    /// By `runner` and `system_id`.
+    /// Keys are `runner` and `system_id`.
     by_token: HashMap<(String, String), Arc<TokenMetrics>>,
-    /// By `runner` and `runner_name`.
+    /// Keys are `runner` and `runner_name`.
     by_name: HashMap<(String, String), Arc<NameMetrics>>,
 }
 
 impl Metrics {
-    /// The metrics of a process that is this build and logs to `log`.
+    /// Creates the metrics of a process. `log` is the state of its log.
     #[must_use]
     pub fn new(build: &Build, log: &Arc<LogState>) -> Self {
         let registry = Registry::new();
@@ -105,7 +105,7 @@ impl Metrics {
         let version = group.gauges(&names::VERSION);
         let (os, architecture) = (std::env::consts::OS, go_architecture());
         let Build { name, version: number, revision, branch, built_at } = build;
-        // There is no Go in this program: the label says so, since queries may expect that it is there.
+        // Queries may expect the label `go_version`, although this program contains no Go.
         version.with_label_values(&[name, number, revision, branch, "none", built_at, os, architecture]).set(1);
         let slot_operations = group.counters(&names::WORKER_SLOT_OPERATIONS);
         for operation in ["started", "stopped"] {
@@ -137,7 +137,7 @@ impl Metrics {
         }
     }
 
-    /// The metrics of an entry. The same labels share them.
+    /// Returns the metrics of an entry. Entries with the same labels share them.
     pub fn entry(&self, labels: &EntryLabels) -> Arc<EntryMetrics> {
         let mut entries = self.entries.lock();
         entries.forget_unused();
@@ -154,12 +154,12 @@ impl Metrics {
         Arc::clone(entry)
     }
 
-    /// A job of `entry` was taken.
+    /// Adds a job of `entry` to the current jobs.
     pub fn job(&self, entry: &Arc<EntryMetrics>, facts: JobFacts) -> JobRecord {
         JobRecord::new(&self.table, entry, &self.log, facts)
     }
 
-    /// The process may run so many jobs at once.
+    /// Sets the maximum number of concurrent jobs of the process.
     pub fn set_concurrent(&self, jobs: usize) {
         let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
         let before = self.slots.get();
@@ -170,59 +170,59 @@ impl Metrics {
         self.log.set_max_builds(jobs);
     }
 
-    /// A job starts whose work is in this form, with this executor.
+    /// Counts a started job by its mode and executor.
     pub fn job_started(&self, mode: Mode, executor: &str) {
         let executor = if executor.is_empty() { "unknown" } else { executor };
         self.execution_mode.with_label_values(&[mode.label(), executor]).inc();
     }
 
-    /// The configuration was loaded, or could not be.
+    /// Counts an attempt to load the configuration, by its success.
     pub fn configuration_loaded(&self, worked: bool) {
         self.loaded[usize::from(worked)].inc();
     }
 
-    /// This process wrote the configuration, or could not.
+    /// Counts an attempt of this process to write the configuration, by its success.
     pub fn configuration_saved(&self, worked: bool) {
         self.saved[usize::from(worked)].inc();
     }
 
-    /// A stage of a job took so long; `stage` is one of a bounded few.
+    /// Records the duration of a build stage. `stage` must come from a small fixed set.
     pub fn stage_took(&self, stage: &str, seconds: f64) {
         self.stage.with_label_values(&[stage]).observe(seconds);
     }
 
-    /// A write to the manager's state took so long.
+    /// Records the duration of a write to the manager's state.
     pub fn stored(&self, operation: &str, took: Duration) {
         self.store.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
-    /// Inputs were put into so many texts of a job.
+    /// Counts texts of a job in which inputs were interpolated.
     pub fn inputs_put_in(&self, texts: u64) {
         self.interpolations.inc_by(texts);
     }
 
-    /// A job's inputs could not be put in.
+    /// Counts a job whose inputs could not be interpolated.
     pub fn inputs_failed(&self, kind: InputFailure) {
         self.interpolation_failures.with_label_values(&[kind.label()]).inc();
     }
 
-    /// So many spans were `exported`, `refused` or `dropped`; `result` is one of these.
+    /// Counts spans by result: `exported`, `refused` or `dropped`.
     pub fn spans(&self, result: &str, count: usize) {
         self.spans.with_label_values(&[result]).inc_by(count as u64);
     }
 
-    /// The jobs under way, a line for each (runner-config 3.1, list version 2).
+    /// Returns the current jobs, one per line (docs/spec/runner-config.md, section 3.1, list version 2).
     #[must_use]
     pub fn list_jobs(&self) -> String {
         self.table.list()
     }
 
-    /// Exposes what `source` counts too, as long as it lives.
+    /// Adds a source of metrics. It is exposed until it is dropped.
     pub fn add_source(&self, source: Weak<dyn Source>) {
         self.sources.add(source);
     }
 
-    /// Everything, as a scrape is answered, while the process is in `state`.
+    /// Returns the response to a scrape. `state` is the current state of the process.
     #[must_use]
     pub fn text(&self, state: ProcessState) -> String {
         let mut entries = self.entries.lock();
@@ -241,7 +241,7 @@ impl Metrics {
         let mut text = String::new();
         let mut families = self.registry.gather();
         families.extend(self.sources.gather().into_values());
-        // The encoder refuses a family without numbers, and writes nothing that comes after it.
+        // The encoder fails at a family without metrics and writes none of the following ones.
         families.retain(|family| !family.get_metric().is_empty());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
@@ -252,7 +252,7 @@ impl Metrics {
 }
 
 impl Entries {
-    /// Takes out what only this table holds: nobody can add to it any more.
+    /// Unregisters metrics that no caller refers to anymore.
     fn forget_unused(&mut self) {
         self.by_labels.retain(|_, entry| Arc::get_mut(entry).map(EntryMetrics::unregister).is_none());
         self.by_token.retain(|_, token| Arc::get_mut(token).map(TokenMetrics::unregister).is_none());
@@ -260,7 +260,7 @@ impl Entries {
     }
 }
 
-/// The architecture's name in Go, which is the one that dashboards have.
+/// Returns the architecture's name in Go, which dashboards expect.
 fn go_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

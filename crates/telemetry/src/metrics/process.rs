@@ -1,4 +1,4 @@
-//! The `process_*` metrics, read from `/proc/self` when they are asked for.
+//! The `process_*` metrics, read from `/proc/self` on each scrape.
 
 use prometheus::{Counter, Gauge};
 use rustix::process::{Resource, getrlimit};
@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use super::group::Group;
 use crate::names;
 
-/// Clock ticks per second in `/proc`: fixed by Linux for user space.
+/// Clock ticks per second in `/proc`. Linux uses this value in user space on all platforms.
 const TICKS: f64 = 100.0;
 
 pub(super) struct ProcessMetrics {
@@ -32,12 +32,12 @@ impl ProcessMetrics {
         }
     }
 
-    /// Reads everything anew. What cannot be read keeps its last value.
+    /// Updates all metrics. A metric that cannot be read keeps its last value.
     pub(super) fn refresh(&self) {
         self.max_fds.set(limit(Resource::Nofile));
         self.virtual_max.set(limit(Resource::As));
         if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
-            // One of them is the directory itself.
+            // One of the entries is the file descriptor of the directory itself.
             self.open_fds.set((entries.count() as f64 - 1.0).max(0.0));
         }
         let Some(stat) = std::fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse) else {
@@ -53,7 +53,7 @@ impl ProcessMetrics {
     }
 }
 
-/// What is used of `/proc/<pid>/stat`.
+/// Fields of `/proc/<pid>/stat`.
 #[derive(Debug, PartialEq)]
 struct Stat {
     cpu_ticks: f64,
@@ -64,9 +64,9 @@ struct Stat {
 
 impl Stat {
     fn parse(text: &str) -> Option<Self> {
-        // The second field is the name, in parentheses, with anything in it.
+        // The second field is the name in parentheses. It can contain any characters.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        // The first field here is the third of proc_pid_stat(5).
+        // The rest starts with the third field of proc_pid_stat(5).
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         Some(Self {
             cpu_ticks: field(14)? + field(15)?,
@@ -82,7 +82,7 @@ fn boot_seconds() -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// The soft limit; no limit is the largest number, as the Go library has it.
+/// Returns the soft limit of a resource, or `u64::MAX` if there is none, as Go's Prometheus library does.
 fn limit(resource: Resource) -> f64 {
     getrlimit(resource).current.unwrap_or(u64::MAX) as f64
 }

@@ -1,4 +1,4 @@
-//! Numbers that others count: asked for at each scrape, and exposed under the labels of their `[[runners]]` entry.
+//! Metrics that other crates count. They are read on each scrape and get the labels of their `[[runners]]` entry.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -31,7 +31,7 @@ fn text(telemetry: &Telemetry) -> String {
     telemetry.metrics.text(ProcessState::Running)
 }
 
-/// One of everything.
+/// Returns telemetry in which every metric of this crate has a series.
 fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     let telemetry = telemetry();
     let metrics = &telemetry.metrics;
@@ -159,7 +159,7 @@ fn the_series_of_an_entry_leave_with_it_and_its_last_job() {
     assert!(after.contains("gitlab_runner_request_concurrency{"), "both have the same token:\n{after}");
     drop(two);
     assert!(!text(&telemetry).contains("abcdefghi"));
-    // It may come back.
+    // The entry can reappear.
     let _again = telemetry.metrics.entry(&labels("one"));
     assert!(text(&telemetry).contains("runner_name=\"one\""));
 }
@@ -259,7 +259,7 @@ fn what_another_room_counts_is_exposed_with_the_labels_of_its_entry() {
     assert!(!text(&telemetry).contains("a_gauge"), "it goes with who counts it");
 }
 
-/// A fleet that has removed no instance yet has no removals by reason.
+/// For example, a fleet that has not deleted an instance yet has no deletions by reason.
 #[test]
 fn a_family_without_numbers_cuts_no_other_one_off() {
     struct Nothing;
@@ -278,7 +278,7 @@ fn a_family_without_numbers_cuts_no_other_one_off() {
     assert!(exposed.contains("\nprocess_open_fds "), "{exposed}");
 }
 
-/// Each metric has its place in the documents, and nothing else is there.
+/// The page documents each metric and no others.
 #[test]
 fn the_reference_page_lists_the_same_metrics() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");

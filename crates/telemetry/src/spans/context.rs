@@ -1,26 +1,25 @@
-//! Who a span is: ids and the header by which tools join a trace (W3C trace context).
+//! IDs of traces and spans, and the header with which tools join a trace (W3C Trace Context).
 
 use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// The id of a trace; never all zero.
+/// ID of a trace. Never all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceId(pub(crate) [u8; 16]);
 
-/// The id of a span; never all zero.
+/// ID of a span. Never all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanId(pub(crate) [u8; 8]);
 
 impl TraceId {
-    /// From 32 hexadecimal digits, not all zero.
+    /// Parses 32 hexadecimal digits. `None` means that the text is not valid, or all digits are zero.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         bytes(text).map(Self)
     }
 
-    /// An id that the same parts always give, so that a manager that is started again goes on with the same trace. It
-    /// tells nothing about the parts.
+    /// Derives an ID from parts, so that a restarted manager continues the same trace. The ID does not reveal the parts.
     #[must_use]
     pub fn derived(parts: &[&[u8]]) -> Self {
         Self(digest(parts))
@@ -28,7 +27,7 @@ impl TraceId {
 }
 
 impl SpanId {
-    /// From 16 hexadecimal digits, not all zero.
+    /// Parses 16 hexadecimal digits. `None` means that the text is not valid, or all digits are zero.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         bytes(text).map(Self)
@@ -39,21 +38,21 @@ impl SpanId {
     }
 }
 
-/// The place of a job in a trace.
+/// Position of a job in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace.
+    /// ID of the trace.
     pub trace: TraceId,
-    /// The job's own span.
+    /// ID of the job's span.
     pub span: SpanId,
-    /// What the job's span is below, if it is below anything.
+    /// ID of the parent span. `None` means that the job's span is the root of the trace.
     pub parent: Option<SpanId>,
-    /// Whether the trace is recorded. What is not is told to the job all the same, so that its tools do not record it.
+    /// Whether the trace is recorded. The job gets the header in any case, so that its tools do the same.
     pub sampled: bool,
 }
 
 impl TraceContext {
-    /// The header `traceparent`, for the job's environment.
+    /// Returns the value of the header `traceparent`, for a variable of the job.
     #[must_use]
     pub fn traceparent(&self) -> String {
         format!("00-{}-{}-{:02x}", hex(&self.trace.0), hex(&self.span.0), u8::from(self.sampled))
@@ -90,7 +89,7 @@ fn digest<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
     for (byte, from) in bytes.iter_mut().zip(hash.finalize()) {
         *byte = from;
     }
-    // All zero is no id. The chance is nil, the rule is absolute.
+    // An ID must not be all zero, however unlikely that is.
     if let Some(last) = bytes.last_mut().filter(|last| **last == 0) {
         *last = 1;
     }

@@ -1,4 +1,4 @@
-//! The task that sends spans.
+//! The task that sends spans to collectors.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
@@ -20,22 +20,22 @@ use super::tree::{Attribute, attribute};
 use crate::Telemetry;
 use crate::logs::chain;
 
-/// The name of the tracer (runner-config 1.11).
+/// Name of the tracer (docs/spec/runner-config.md, section 1.11).
 const SCOPE: &str = "gitlab-ci-runner";
-/// Jobs whose spans are sent with one request.
+/// Maximum number of queued jobs that are handled together, with one request per destination.
 const BATCH_MAX: usize = 32;
-/// Tries of one request.
+/// Maximum number of attempts to send a request.
 const TRIES_MAX: u32 = 3;
-/// Before the second try; doubled before each further one.
+/// Delay before the second attempt. Doubles with each further one.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// The longest wait between two tries that a collector can ask for.
+/// Maximum delay between two attempts, including a delay that the collector requests.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
-/// Bytes of an answer that are read.
+/// Maximum number of bytes of a response that are read.
 const ANSWER_MAX: usize = 64 * 1024;
-/// Destinations that came with jobs and whose outage is remembered.
+/// Maximum number of destinations whose outage is remembered. Jobs can bring new destinations.
 const DESTINATIONS_MAX: usize = 64;
 
-/// Why spans were not sent.
+/// Error of an attempt to send spans.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error("no answer: {0}")]
@@ -46,7 +46,7 @@ enum ExportError {
     Client(String),
 }
 
-/// Sends what is queued until the queue is closed and empty.
+/// Sends queued spans until the queue is closed and empty.
 pub(super) async fn run(mut queue: mpsc::Receiver<Parcel>, settings: SpanSettings, telemetry: Weak<Telemetry>) {
     let mut exporter = Exporter { settings, telemetry, plain: None, secure: None, down: HashSet::new() };
     let mut batch = Vec::new();
@@ -64,10 +64,10 @@ pub(super) async fn run(mut queue: mpsc::Receiver<Parcel>, settings: SpanSetting
 struct Exporter {
     settings: SpanSettings,
     telemetry: Weak<Telemetry>,
-    /// For http: without the system's certificates, which take time and memory to read.
+    /// Client for http. It does not load the system's certificates, which takes time and memory.
     plain: Option<reqwest::Client>,
     secure: Option<reqwest::Client>,
-    /// Destinations whose outage was told.
+    /// Destinations whose outage was logged.
     down: HashSet<Destination>,
 }
 
@@ -75,7 +75,7 @@ impl Exporter {
     async fn export(&mut self, destination: Destination, spans: Vec<Span>) {
         let count = spans.len();
         let body = self.request(spans).encode_to_vec();
-        // Nobody tries hard for one that was down just now.
+        // Do not retry if the destination was down the last time.
         let tries = if self.down.contains(&destination) { 1 } else { TRIES_MAX };
         let sent = self.send_with_tries(&destination, body, tries).await;
         let refused = match &sent {
@@ -118,7 +118,7 @@ impl Exporter {
         }
     }
 
-    /// Answers how many spans the collector left out.
+    /// Sends a request, with retries. Returns the number of spans that the collector rejected.
     async fn send_with_tries(&mut self, to: &Destination, body: Vec<u8>, tries: u32) -> Result<i64, ExportError> {
         let client = self.client(to)?;
         let body = bytes::Bytes::from(body);
@@ -154,7 +154,7 @@ impl Exporter {
             return Ok(client.clone());
         }
         let client = reqwest::Client::builder()
-            // Credentials in headers must not follow to another host.
+            // Headers can contain credentials, which must not be sent to another host.
             .redirect(reqwest::redirect::Policy::none())
             .tls_built_in_root_certs(secure)
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")))
@@ -164,12 +164,12 @@ impl Exporter {
     }
 }
 
-/// The statuses after which the same request may be taken (OTLP, "Retryable Response Codes").
+/// Returns true for a status after which a request can be retried (OTLP, "Retryable Response Codes").
 fn may_heal(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
-/// How many spans the collector says that it left out.
+/// Returns the number of rejected spans that a successful response reports.
 async fn left_out(mut answer: reqwest::Response) -> i64 {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = answer.chunk().await {

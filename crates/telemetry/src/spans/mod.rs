@@ -1,12 +1,12 @@
-//! OpenTelemetry: the spans of a job, sent to a collector by OTLP (http/protobuf) when the job has ended.
+//! Traces: the spans of a job, sent to OpenTelemetry collectors with OTLP (http/protobuf) after the job has ended.
 //!
 //! ```text
-//! job's result tree --JobSpan--> queue (bounded) --one task--> POST to each destination, a few tries
+//! result tree of job -- JobSpan --> bounded queue -- one task --> POST to each destination, with retries
 //! ```
 //!
-//! An exporter that is down costs spans, never a job: handing spans over does not wait, and what does not fit is counted
-//! and dropped. Of an outage there is one warning. Only the messages of OpenTelemetry's library are used: its SDK has
-//! nothing to do where spans are made after the fact.
+//! A failed collector never affects jobs: queueing spans does not wait, and spans that do not fit into the queue are counted and
+//! dropped. An outage is logged once. Only the protocol messages of OpenTelemetry's libraries are used. Their SDK records spans
+//! while they run, but here all times are known only afterwards.
 
 mod context;
 mod export;
@@ -28,34 +28,34 @@ pub use context::{SpanId, TraceContext, TraceId};
 pub use settings::{Destination, SpanSettings};
 pub use tree::{Attribute, Ending, JobSpan, StepSpan};
 
-/// Jobs whose spans wait to be sent.
+/// Maximum number of queued exports. Each is the spans of one job for one destination.
 const QUEUE_MAX: usize = 256;
-/// What waits at the end of the process has so long (runner-config 1.11).
+/// Time to send the queued spans when the process ends (docs/spec/runner-config.md, section 1.11).
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
-/// A job's spans on their way.
+/// The spans of a job that are queued for a destination.
 struct Parcel {
     job: Arc<JobSpan>,
     destination: Destination,
 }
 
-/// Where a job is in a trace, as its server says.
+/// Trace context that the coordinator sent with a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requested {
-    /// The trace that the server began.
+    /// ID of the coordinator's trace.
     pub trace: TraceId,
-    /// The server's span.
+    /// ID of the coordinator's span.
     pub parent: SpanId,
-    /// Where the server wants the job's spans, beside what is configured here.
+    /// Destinations for the job's spans, in addition to the configured one.
     pub destinations: Vec<Destination>,
 }
 
-/// Makes and sends traces.
+/// Creates trace contexts of jobs and exports their spans.
 pub struct Tracer {
     settings: SpanSettings,
-    /// For the counts of what was sent.
+    /// Used to count spans.
     telemetry: Weak<Telemetry>,
-    /// There from the first job on whose spans are sent.
+    /// Started with the first export. `None` before that.
     exporter: Mutex<Option<Exporter>>,
 }
 
@@ -70,8 +70,9 @@ impl Tracer {
         Self { settings, telemetry: telemetry.clone(), exporter: Mutex::default() }
     }
 
-    /// The place of a job in a trace; none where nothing is to be traced. `identity` says which job it is, the same
-    /// again after a restart; nothing of it can be told from the trace's id.
+    /// Returns the position of a job in a trace. `None` means that tracing is not configured.
+    ///
+    /// `identity` identifies the job across restarts of the manager. The trace ID does not reveal it.
     #[must_use]
     pub fn context(&self, identity: &[&[u8]], requested: Option<&Requested>) -> Option<TraceContext> {
         let wanted = requested.is_some_and(|requested| !requested.destinations.is_empty());
@@ -87,7 +88,7 @@ impl Tracer {
         Some(TraceContext { trace, span, parent, sampled })
     }
 
-    /// Hands over the spans of a job that has ended. Never waits.
+    /// Queues the spans of a job that has ended. Never waits.
     pub fn send(&self, job: JobSpan, requested: Option<&Requested>) {
         if self.settings.disabled || !job.context.sampled {
             return;
@@ -121,7 +122,7 @@ impl Tracer {
         }
     }
 
-    /// Sends what waits, for a few seconds at most.
+    /// Sends the queued spans, for a few seconds at most.
     pub async fn flush(&self) {
         let Some(Exporter { parcels, mut task, .. }) = self.exporter.lock().take() else { return };
         drop(parcels);

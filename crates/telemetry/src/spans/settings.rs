@@ -1,4 +1,4 @@
-//! What the environment says about traces: OpenTelemetry's usual variables.
+//! Settings of traces, from OpenTelemetry's standard environment variables.
 
 use std::time::Duration;
 
@@ -7,24 +7,26 @@ use url::Url;
 
 use super::context::TraceId;
 
-/// One export, unless the environment says otherwise.
+/// Default timeout of a request to a collector.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Where spans go below an endpoint for all signals.
+/// Path for traces below an endpoint for all signals.
 const PATH: &str = "v1/traces";
-/// The service that spans are of, unless the environment says otherwise; GitLab Runner's name.
+/// Default service name, which is gitlab-runner's.
 const SERVICE: &str = "runner";
 
-/// Where spans are sent.
+/// Collector to which spans are sent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// The full URL.
+    /// Full URL.
     pub(super) url: Url,
-    /// Header lines to send along; may hold credentials, and are never logged.
+    /// Headers of requests. They can contain credentials and are never logged.
     pub(super) headers: Vec<(String, String)>,
 }
 
 impl Destination {
-    /// An endpoint that came with a job: its path is taken as it is, unless there is none.
+    /// Parses an endpoint that came with a job. `None` means that it is not an http or https URL.
+    ///
+    /// The path is used as it is. Without one, it is OTLP's path for traces.
     #[must_use]
     pub fn of_job(text: &str) -> Option<Self> {
         let mut url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
@@ -35,12 +37,12 @@ impl Destination {
     }
 }
 
-/// Which traces are recorded.
+/// Selects the traces that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Sampler {
     All,
     None,
-    /// This part of all, chosen by the trace's id.
+    /// A fraction of all traces, chosen by the trace ID.
     Ratio(f64),
 }
 
@@ -51,7 +53,7 @@ impl Sampler {
             Self::None => false,
             Self::Ratio(ratio) => {
                 let [.., a, b, c, d, e, f, g, h] = trace.0;
-                // The lower 63 bits, as other libraries do, so that all decide alike.
+                // The same 63 bits as in OpenTelemetry's libraries, so that all programs choose the same traces.
                 let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
                 (number as f64) < ratio * (1_u64 << 63) as f64
             }
@@ -59,35 +61,37 @@ impl Sampler {
     }
 }
 
-/// The settings of one process.
+/// Settings of traces for a process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpanSettings {
-    /// Where every job's spans go; none is nowhere.
+    /// Collector for the spans of all jobs. `None` means that only destinations that come with jobs are used.
     pub(super) destination: Option<Destination>,
-    /// Nothing is sent, also not what a job asks for.
+    /// Whether no spans are sent, not even to destinations that come with jobs.
     pub(super) disabled: bool,
     pub(super) timeout: Duration,
-    /// Name and value, the service's first.
+    /// Names and values of the resource attributes, the service name first.
     pub(super) resource: Vec<(String, String)>,
     sampler: Sampler,
-    /// A trace that someone else began is recorded.
+    /// Whether a trace with a parent is always recorded.
     parent_based: bool,
 }
 
 impl Default for SpanSettings {
-    /// Nothing is sent but what a job asks for.
+    /// Returns the settings without any variables: spans are sent only to destinations that come with jobs.
     fn default() -> Self {
         Self::read(|_| None).0
     }
 }
 
 impl SpanSettings {
-    /// Reads the variables that `get` knows; beside the settings, what is wrong and was left out, for the log.
+    /// Reads the settings from the variables that `get` returns.
+    ///
+    /// Also returns messages for the log about variables that are not valid and were ignored.
     #[must_use]
     pub fn read(get: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut problems = Vec::new();
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
-        // What is said for traces stands before what is said for all signals.
+        // A variable for traces overrides the one for all signals.
         let of_traces = |name: &str| {
             get(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}")).or_else(|| get(&format!("OTEL_EXPORTER_OTLP_{name}")))
         };
@@ -111,7 +115,7 @@ impl SpanSettings {
         (settings, problems)
     }
 
-    /// Whether a trace is recorded that this process begins, or, with a parent, that someone else began.
+    /// Returns true if a trace is recorded. A trace with a parent was started by another program.
     #[must_use]
     pub(super) fn samples(&self, trace: TraceId, has_parent: bool) -> bool {
         (has_parent && self.parent_based) || self.sampler.takes(trace)
@@ -144,7 +148,7 @@ fn destination(
         return None;
     }
     let Some(url) = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https")) else {
-        // The value may have credentials in it.
+        // The message omits the value, which can contain credentials.
         problems.push(format!("{name} is not an http or https URL"));
         return None;
     };
@@ -186,7 +190,7 @@ fn sampler(get: &impl Fn(&str) -> Option<String>, problems: &mut Vec<String>) ->
     (sampler, parent_based)
 }
 
-/// `name=value,name=value`, values percent-encoded.
+/// Parses `name=value,name=value` with percent-encoded values.
 fn pairs(variable: &str, text: Option<&str>, problems: &mut Vec<String>) -> Vec<(String, String)> {
     let mut list = Vec::new();
     for entry in text.unwrap_or_default().split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
@@ -196,7 +200,7 @@ fn pairs(variable: &str, text: Option<&str>, problems: &mut Vec<String>) -> Vec<
         });
         match pair {
             Some(pair) => list.push(pair),
-            // Not the entry itself: it may be a credential.
+            // The message omits the entry, which can be a credential.
             None => problems.push(format!("an entry of {variable} is not name=value, and is left out")),
         }
     }

@@ -17,10 +17,10 @@ use crate::{Build, ProcessState};
 
 const BUILD: Build = Build { name: "muster", version: "1", revision: "a", branch: "b", built_at: "c" };
 
-/// A request as it arrived: path, the header `authorization`, message.
+/// A received request: its path, its header `authorization` and its message.
 type Arrived = (String, Option<String>, ExportTraceServiceRequest);
 
-/// A collector that answers with the statuses it is told, and with 200 when there are no more.
+/// A collector that responds with the given statuses, and with 200 after them.
 struct Collector {
     url: String,
     requests: UnboundedReceiver<Arrived>,
@@ -95,7 +95,7 @@ fn spans(request: &ExportTraceServiceRequest) -> &[Span] {
     &request.resource_spans[0].scope_spans[0].spans
 }
 
-/// Waits until the scrape has `line`.
+/// Waits until a scrape contains `line`.
 async fn wait_for(telemetry: &Telemetry, line: &str) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !telemetry.metrics.text(ProcessState::Running).contains(line) {
@@ -126,7 +126,7 @@ async fn a_job_is_one_tree_of_spans() {
     assert_eq!(spans[0].parent_span_id, Vec::<u8>::new());
     assert_eq!([&spans[1].parent_span_id, &spans[2].parent_span_id], [&spans[0].span_id, &spans[0].span_id]);
     assert_eq!(spans[3].parent_span_id, spans[2].span_id);
-    // The clock of the step's machine is wrong: it stays within its stage.
+    // The clock of the step's machine is wrong, but the span stays within its stage.
     assert_eq!(spans[3].end_time_unix_nano, spans[2].end_time_unix_nano);
     let status = spans[0].status.as_ref().unwrap();
     assert_eq!((status.code, status.message.as_str()), (2, "script_failure"));
@@ -194,7 +194,7 @@ async fn a_collector_that_refuses_is_not_asked_again() {
 
 #[tokio::test]
 async fn a_collector_that_is_silent_holds_nobody_up_and_is_bounded() {
-    // Takes connections, and never answers.
+    // Accepts connections and never responds.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let telemetry = telemetry(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);

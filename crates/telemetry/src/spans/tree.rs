@@ -1,7 +1,6 @@
-//! A job's tree of stages and steps as spans.
+//! Converts a job's tree of stages and steps to spans.
 //!
-//! The tree is known when the job has ended: nothing is kept while it runs, and a manager that takes a job up again
-//! makes the same spans.
+//! This happens after the job has ended. No state is kept while it runs, so a restarted manager creates the same spans.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -11,15 +10,15 @@ use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 
 use super::context::{SpanId, TraceContext};
 
-/// The span of a job (runner-config 1.11).
+/// Name of a job's span (docs/spec/runner-config.md, section 1.11).
 const JOB: &str = "job_execution";
-/// Spans of one job; steps beyond it are left out.
+/// Maximum number of spans per job. Further steps are omitted.
 const SPANS_MAX: usize = 1000;
-/// Characters of a name that an author chose.
+/// Maximum number of characters of a step's name. Authors choose these names.
 const NAME_MAX: usize = 128;
 const NANOS: u64 = 1_000_000;
 
-/// An attribute's value. No secret may stand here.
+/// Value of an attribute. It must not contain secrets.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Attribute {
     /// A text.
@@ -28,7 +27,7 @@ pub enum Attribute {
     Number(i64),
 }
 
-/// How a job, stage or step ended.
+/// Outcome of a job, stage or step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Ending {
@@ -49,44 +48,46 @@ impl Ending {
     }
 }
 
-/// A stage or a step.
+/// A stage or a step of a job that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepSpan {
-    /// The name: GitLab's of a stage, the author's of a step.
+    /// Name of the stage, or the author's name of the step.
     pub name: String,
-    /// How it ended.
+    /// Outcome.
     pub ending: Ending,
-    /// Milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     pub started_ms: u64,
-    /// Milliseconds.
+    /// Duration in milliseconds.
     pub duration_ms: u64,
-    /// The exit status of the process, for a step that is one.
+    /// Exit status of the step's process. `None` means that the step runs no process.
     pub exit_code: Option<i32>,
-    /// What is inside it.
+    /// Steps of the stage, or nested steps.
     pub steps: Vec<StepSpan>,
 }
 
-/// A job that has ended.
+/// A job that has ended, with its stages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobSpan {
-    /// Its place in the trace.
+    /// Position in the trace.
     pub context: TraceContext,
-    /// When it was taken, in milliseconds since 1970.
+    /// Time at which the job was received, in milliseconds since 1970.
     pub started_ms: u64,
-    /// When it was cleaned up after, in milliseconds since 1970.
+    /// Time at which the cleanup after the job was done, in milliseconds since 1970.
     pub ended_ms: u64,
-    /// How it ended.
+    /// Outcome.
     pub ending: Ending,
-    /// The reason that was reported, where it failed.
+    /// Reported reason of a failure. `None` means that the job did not fail.
     pub failure_reason: Option<String>,
-    /// What it was.
+    /// Attributes of the job's span.
     pub attributes: Vec<(&'static str, Attribute)>,
-    /// Its stages.
+    /// Stages of the job.
     pub stages: Vec<StepSpan>,
 }
 
 impl JobSpan {
-    /// The spans, the job's first. A child is within its parent, whatever the clocks of two machines say.
+    /// Returns the spans, starting with that of the job.
+    ///
+    /// Times of a child are limited to those of its parent, because the clocks of the manager and the instance can differ.
     pub(super) fn spans(&self) -> Vec<Span> {
         let TraceContext { trace, span, parent, .. } = self.context;
         let mut attributes: Vec<KeyValue> =
@@ -119,7 +120,7 @@ impl JobSpan {
         }
         let start = step.started_ms.clamp(within.0, within.1);
         let end = step.started_ms.saturating_add(step.duration_ms).clamp(start, within.1);
-        // The place in the order of the tree, which is the same each time.
+        // The ID depends on the position in the tree, so it is the same if the spans are created again.
         let id = SpanId::derived(&[&self.context.trace.0, &self.context.span.0, &spans.len().to_be_bytes()]);
         let mut attributes = vec![attribute("ci.step.status", &Attribute::Text(step.ending.label().to_owned()))];
         if let Some(code) = step.exit_code {
