@@ -1,4 +1,4 @@
-//! `builtin://agent/process`: its steps run at a second agent on this host, with its own working directory and environment.
+//! `builtin://agent/process`: runs steps at a second agent on this machine, with its own working directory and environment.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,27 +19,27 @@ use tokio::task::JoinHandle;
 
 use crate::context::Context;
 
-/// How long the second agent may take until it answers at its socket.
+/// Maximum time until the second agent answers at its socket.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Pause between two attempts to connect: an agent does not announce that it is ready.
+/// Delay between two attempts to connect. The second agent does not announce that it is ready.
 const START_LOOK: Duration = Duration::from_millis(20);
 
-/// From TERM to KILL. Its job is closed by then, or has been told to stop.
+/// Time between TERM and KILL for the second agent. Its job has been closed or stopped by then.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The process, while the place is open.
+/// Process of the second agent.
 struct Running {
     socket: PathBuf,
     project_dir: PathBuf,
-    /// The connection used last.
+    /// Connection that was used last. `None` means that there was no connection yet.
     connection: Mutex<Option<AgentConnection>>,
-    /// How the process ended, once it has.
+    /// How the process ended. `None` means that it is running.
     ended: watch::Receiver<Option<String>>,
     stop: Stop,
     watching: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Drops what an agent prints: it has no log of the job's in it.
+/// Discards the output of the second agent. The log of its job does not come this way.
 struct Silent;
 
 impl Log for Silent {

@@ -1,4 +1,4 @@
-//! Work of a step that blocks its thread, such as reading and writing files.
+//! Runs work of a step that blocks its thread, such as reading and writing files.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use tokio::time::timeout;
 
-/// Time that work has to end after a stop. Only a file system that does not answer takes longer.
+/// Maximum time for work to end after a stop. Only a file system that does not respond takes longer.
 const AFTER_STOP: Duration = Duration::from_secs(5);
 
-/// Where it is reported that work was abandoned.
+/// Receiver of the warning that work was abandoned.
 pub(crate) trait Report {
-    /// Reports `line`, which names the work.
+    /// Prints the warning `line`, which names the work.
     fn abandoned(&self, line: &str);
 }
 
-/// Runs work that blocks its thread, so that nothing else waits for it. Work that takes long looks at `stop` often.
+/// Runs work that blocks its thread in a separate thread. Long work must check `stop` often.
 ///
 /// After a stop, the work has five seconds to end. Then its thread is abandoned, with a warning that begins with `doing`: a system call
-/// that hangs must not keep a job from its end. When the call returns, the thread ends at its next look at `stop`, or with its work.
+/// that hangs must not keep a job from ending. When the call returns, the thread ends as soon as the work checks `stop`.
 ///
 /// # Errors
 /// The error of the work, [`Failure::Stopped`] if it was abandoned, or [`Failure::System`] if it panicked.

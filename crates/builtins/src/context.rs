@@ -1,4 +1,4 @@
-//! What the built-in steps of one job share: its directories, variables, processes and trace.
+//! State that the built-in steps of one job share: its directories, variables, processes and trace.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -33,36 +33,38 @@ use crate::trace::Trace;
 use crate::trash::Trash;
 use crate::variables::Variables;
 
-/// From TERM to KILL, where the plan does not say.
+/// Time between TERM and KILL, if the plan does not set it.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// ID of the job at a second agent, which runs only the delegated part of one job.
 const DELEGATED: &str = "delegated";
 
-/// Told before the job's first own command, which waits for the answer; an error keeps it from starting. May be dropped
-/// unanswered, and told again.
+/// Callback before the first command of the user runs. The command waits for the result, and does not start after an error.
+///
+/// The future may be dropped before it completes, and the callback called again.
 pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
 
-/// What the jobs of one agent share.
+/// Resources that the jobs of one agent share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Work trees of commits, ready to be copied.
+    /// Work trees of commits, from which checkouts are copied.
     pub templates: Templates,
-    /// What earlier jobs left behind.
+    /// Leftovers of earlier jobs, which are removed in the background.
     pub trash: Trash,
-    /// The client used last: the jobs of an agent mostly have one coordinator.
+    /// URL and client of the coordinator that was used last. Most agents have jobs of a single coordinator.
     client: Mutex<Option<(String, Client)>>,
 }
 
 impl Shared {
-    /// What an agent's jobs share.
+    /// Returns the resources of an agent with these templates.
     #[must_use]
     pub fn new(templates: Templates) -> Self {
         Self { templates, trash: Trash::default(), client: Mutex::default() }
     }
 
-    /// A client of the coordinator at `url`, without `/api/v4`. One with certificates is made anew for each job: they are
-    /// files of the job, and change.
+    /// Returns a client for the coordinator at `url`, which is without `/api/v4`.
+    ///
+    /// A client with certificates is created for each job, because the certificates are files of the job.
     pub(crate) fn client(&self, url: &str, tls: &TlsFiles) -> Result<Client, ClientError> {
         let parsed = || Url::parse(url).map_err(|error| ClientError::Setup(error.to_string()));
         if !tls.is_empty() {
@@ -78,7 +80,7 @@ impl Shared {
     }
 }
 
-/// Returns the limits of a plan; 0 stands for the default.
+/// Returns the limits of a plan, where 0 means the default.
 fn limits(plan: UnpackLimits) -> Limits {
     let default = Limits::default();
     let or = |value: u64, default: u64| if value == 0 { default } else { value };
@@ -91,29 +93,29 @@ fn limits(plan: UnpackLimits) -> Limits {
     }
 }
 
-/// The surroundings of one job's steps.
+/// State that the built-in steps of one job share.
 pub struct Context {
-    /// The job's checkout.
+    /// Directory of the checkout.
     pub project_dir: PathBuf,
-    /// `<project_dir>.tmp`: file variables and other temporary files.
+    /// `<project_dir>.tmp`, for file variables and other temporary files.
     pub temp_dir: PathBuf,
-    /// The job's variables.
+    /// Variables of the job.
     pub variables: Variables,
-    /// From TERM to KILL.
+    /// Time between TERM and KILL when processes are terminated.
     pub grace: Duration,
-    /// When the job began here.
+    /// Time when the agent started the job.
     pub started_at: OffsetDateTime,
-    /// How archives are unpacked.
+    /// Directory and limits for unpacking archives.
     pub(crate) extraction: Extraction,
-    /// Where artifacts go, and come from.
+    /// Coordinator that stores the job's artifacts.
     pub coordinator: Coordinator,
-    /// The plan without its steps.
+    /// Plan of the job, without the lines for the log.
     plan: JobPlan,
-    /// Everything the job starts.
+    /// All processes of the job.
     pub processes: Processes,
-    /// The job's trace.
+    /// Trace of the job.
     pub trace: Arc<Trace>,
-    /// What the agent's jobs share.
+    /// Resources that the jobs of the agent share.
     pub shared: Arc<Shared>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
@@ -126,7 +128,7 @@ impl std::fmt::Debug for Context {
 }
 
 impl Context {
-    /// The surroundings of the job that `plan` describes.
+    /// Returns the state for the job that `plan` describes.
     pub fn new(
         plan: &JobPlan,
         variables: Variables,
@@ -162,7 +164,7 @@ impl Context {
         }
     }
 
-    /// Writes to the trace, as Muster's own words.
+    /// Writes a message of Muster to the trace.
     pub fn say(&self, line: &str) {
         self.trace.write(Stream::Runner, line.as_bytes());
     }
@@ -177,7 +179,7 @@ impl Context {
         .await
     }
 
-    /// Removes what is in the job's temporary directory.
+    /// Empties the job's temporary directory.
     pub(crate) async fn clear_files(&self, stop: &Stop) -> Result<(), Failure> {
         let temp_dir = self.temp_dir.clone();
         blocking(self, "removing the job's temporary files", stop, move || {
@@ -189,16 +191,16 @@ impl Context {
     /// Creates the project directory unless it exists.
     ///
     /// # Errors
-    /// [`Failure::System`], also for a link on the way to it that a job may have made.
+    /// [`Failure::System`], also if the path contains a symbolic link that a job could have created.
     pub(crate) async fn create_project_dir(&self, stop: &Stop) -> Result<(), Failure> {
         let extraction = self.extraction.clone();
         blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
     }
 
-    /// A client of the job's coordinator.
+    /// Returns a client for the job's coordinator.
     ///
     /// # Errors
-    /// [`Failure::System`] where its address or a certificate cannot be used.
+    /// [`Failure::System`] if the URL or a certificate is invalid.
     pub(crate) async fn client(&self, stop: &Stop) -> Result<Client, Failure> {
         let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
         let tls = &self.coordinator.tls;
@@ -211,16 +213,16 @@ impl Context {
         .await
     }
 
-    /// The environment for a process of the job.
+    /// Returns the environment for a process of the job.
     #[must_use]
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         self.variables.environment(self.processes.environment(), &self.temp_dir)
     }
 
-    /// Runs a command; its output goes to the trace.
+    /// Runs a command and waits until it has ended. Its output goes to the trace.
     ///
     /// # Errors
-    /// A status other than 0, or that it could not run.
+    /// The command could not be started, was stopped, or had another exit status than 0.
     pub(crate) async fn wait(&self, command: Command, stop: &Stop) -> Result<(), Failure> {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             Ended::Exited(status) => Failure::of_status(status).map_or(Ok(()), Err),
@@ -265,7 +267,7 @@ impl engine::Job for Context {
             project_dir: project_dir.clone(),
             steps: steps.to_vec(),
             bare: true,
-            // The log has its limit here, and the time.
+            // The log's limit, its timestamps and the job's timeout are handled here, not at the second agent.
             output_limit: u64::MAX,
             timestamps: false,
             timeout_ms: 0,
@@ -278,12 +280,12 @@ impl engine::Job for Context {
         Ok(RunRequest { id: DELEGATED.to_owned(), steps, job: Some(job), ..RunRequest::default() })
     }
 
-    /// Brings back the job's temporary files, and reads what earlier steps have passed on.
+    /// Recreates missing temporary files of the job, and reads the variables that earlier steps wrote to `GITLAB_ENV`.
     async fn begin_step(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "preparing the step", stop, move || {
             let Self { variables, temp_dir, extraction, .. } = &*context;
-            // The directory first: what is read must not be the file of a link in its place.
+            // A symbolic link in place of the directory must not be followed, so the file is read relative to it.
             variables.read_passed_on(temp_dir)?;
             let restored = variables.restore_files(temp_dir, &extraction.root_kind);
             restored.map_err(Failure::io("cannot bring back the job's temporary files"))
@@ -291,7 +293,7 @@ impl engine::Job for Context {
         .await
     }
 
-    /// Fails if the spool cannot record it, or the job is to end instead.
+    /// Records the start of the user's code in the spool. Fails if that is not possible, or if the job is stopped first.
     async fn user_code_starts(&self, stop: &Stop) -> Result<(), Failure> {
         let mut started = self.user_code_started.lock().await;
         if *started {

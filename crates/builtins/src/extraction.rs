@@ -1,4 +1,4 @@
-//! How archives of artifacts and caches are unpacked. The work itself, and what makes it safe, is in `muster-archive`.
+//! Settings for unpacking archives of artifacts and caches. The crate `muster-archive` unpacks them safely.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -9,7 +9,7 @@ use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_r
 use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
-/// Source of the limits of an extraction. The error of an exceeded limit names the setting that raises it.
+/// Source of the limits of an extraction. The error about an exceeded limit names the setting that raises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitsFrom {
     /// `[runners.unpack]` in config.toml.
@@ -18,39 +18,39 @@ pub enum LimitsFrom {
     CiConfig,
     /// Flags of a command.
     Flags,
-    /// Nothing raises them.
+    /// Built-in defaults. There is no setting.
     Defaults,
 }
 
-/// How archives are unpacked.
+/// Directory and limits for unpacking archives.
 #[derive(Debug, Clone)]
 pub struct Extraction {
-    /// The directory that archives are unpacked into. Created if it does not exist.
+    /// Directory that archives are unpacked into. It is created if it does not exist.
     pub root: PathBuf,
-    /// Which part of its path jobs can change.
+    /// Part of the path of the directory that jobs can change.
     pub root_kind: Root,
-    /// Limits of each archive.
+    /// Limits for each archive.
     pub limits: Limits,
-    /// Origin of the limits.
+    /// Source of the limits.
     pub limits_from: LimitsFrom,
 }
 
 impl Extraction {
-    /// An extraction into a directory that the user chose, with the default limits.
+    /// Returns the settings for a directory that the user chose, with the default limits.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Self { root, root_kind: Root::Chosen, limits: Limits::default(), limits_from: LimitsFrom::Defaults }
     }
 
-    /// Unpacks an archive. Its first bytes determine the format. Returns the entries that were left out.
+    /// Unpacks an archive. Its first bytes determine the format. Returns the entries that were skipped.
     ///
     /// # Errors
-    /// [`Failure::Step`] if the archive is at fault, [`Failure::System`] if the machine is, or that it was stopped.
+    /// [`Failure::Step`] if the archive is invalid, [`Failure::System`] if the machine failed, [`Failure::Stopped`] if it was stopped.
     pub fn run(&self, mut archive: File, stop: &Stop) -> Result<LeftOut, Failure> {
         let mut head = [0; 4];
         let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
         let length = length.map_err(Failure::io("cannot read the archive"))?;
-        // The reference also takes whatever is nothing else for zip.
+        // Like gitlab-runner, assume zip if the format is unknown.
         let format = Format::from_magic(head.get(..length).unwrap_or_default()).unwrap_or(Format::Zip);
         if format == Format::TarGzip {
             return Err(Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned()));
@@ -60,7 +60,7 @@ impl Extraction {
         unpacked.map_err(|error| self.failure(&error, stop))
     }
 
-    /// Opens the directory; creates it, and those above it, if they do not exist. A link that a job may have made is refused
+    /// Opens the directory, and creates it with its parents if necessary. Rejects symbolic links that a job could have created
     /// ([`create_root`]).
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Extraction {
             .map_err(|error| Failure::System(format!("cannot use the directory `{}`: {error}", self.root.display())))
     }
 
-    /// Creates the directory above [`Extraction::root`], as [`Extraction::open_root`] does.
+    /// Creates the parent directory of [`Extraction::root`], with the checks of [`Extraction::open_root`].
     ///
     /// # Errors
     /// [`Failure::System`].

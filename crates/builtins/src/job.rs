@@ -1,4 +1,4 @@
-//! `builtin://job`: what stands around the steps of a job, which the engine executes.
+//! `builtin://job`: runs a whole job, with everything that comes before and after its steps.
 //!
 //! ```text
 //! header -> steps -> last line -> result
@@ -22,23 +22,23 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::share::{self, Sharing};
 
-/// Time that the removal of the job's temporary files may take. Only a file system that does not answer takes longer.
+/// Maximum time to remove the job's temporary files. Only a file system that does not respond takes longer.
 const END_LIMIT: Duration = Duration::from_secs(300);
 
-/// How a job ended; the trace's end is written, its length is not known yet.
+/// Result of a job whose trace is closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnd {
-    /// The outcome.
+    /// Success or failure.
     pub outcome: Outcome,
-    /// As in the last line of the trace; empty for success.
+    /// Message of the failure, as in the last line of the trace. Empty for success.
     pub message: String,
-    /// Every step.
+    /// Results of all steps.
     pub tree: StepNode,
-    /// What the job used; `None` if no process of it ran.
+    /// Resource usage of the job. `None` means that no process ran.
     pub used: Option<Used>,
 }
 
-/// Executes the steps of a job with this plan. Everything they started has ended when this returns, and the job's trace is closed.
+/// Executes the steps of a job. When this returns, all processes of the job have ended and its trace is closed.
 pub async fn run(context: Arc<Context>, plan: &JobPlan, steps: &[Step<Context>], brakes: &Brakes) -> JobEnd {
     let began = Began::now();
     context.say(&opening(plan));
@@ -65,7 +65,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, steps: &[Step<Context>],
     JobEnd { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
 
-/// What comes before the first step: the sticky context, and the job's temporary files.
+/// Prepares the job before its first step: its share of the machine, its sticky context and its temporary files.
 async fn prepare(
     context: &Arc<Context>,
     plan: &JobPlan,
@@ -89,7 +89,7 @@ async fn prepare(
     stop.ended_by(brakes.cancel.cancelled(), TerminationCause::CanceledByUser, work).await
 }
 
-/// Creates the directory of a job that has no step which does.
+/// Creates the project directory of a job that has no checkout step.
 async fn make_work_dir(context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
@@ -99,7 +99,7 @@ async fn make_work_dir(context: &Arc<Context>, stop: &Stop) -> Result<(), Failur
     .await
 }
 
-/// The first lines of the trace.
+/// Returns the first lines of the trace.
 fn opening(plan: &JobPlan) -> String {
     let header = plan.header.iter().map(|line| style::plain(line));
     let notices = plan.notices.iter().map(|notice| style::info(notice));

@@ -1,9 +1,9 @@
-//! The steps that come with Muster: checkout, cache, artifacts, script; and [`job`], what stands around the steps of a job.
+//! Built-in steps of Muster: checkout, cache, artifacts and script. [`job`] runs them as the steps of a job.
 //!
-//! Each is an implementation of `muster_steps::builtin::Builtin` for its inputs, and listed in [`registry`].
+//! Each step implements `muster_steps::builtin::Builtin` for its inputs, and is listed in [`registry`].
 //!
-//! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
-//! is optional, like a cache, never fails the job.
+//! Invariants: everything that a job prints passes [`trace::Trace`], so that no masked value reaches the log (J6). An optional stage,
+//! such as a cache, never fails the job.
 
 mod agent_process;
 pub mod artifacts;

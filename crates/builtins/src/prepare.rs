@@ -1,4 +1,4 @@
-//! `builtin://prepare`: who executes the job, and where.
+//! `builtin://prepare`: prints which executor runs the job, and where.
 
 use std::sync::Arc;
 

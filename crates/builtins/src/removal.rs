@@ -1,9 +1,9 @@
-//! Removing directories that jobs have written.
+//! Removes directories that jobs have written.
 
 use std::io;
 use std::path::Path;
 
-/// Removes a directory if it is there, also where a job took away its own permission to write (job-execution 4.3).
+/// Removes a directory if it exists, even if a job removed write permissions (docs/spec/job-execution.md, section 4.3).
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
     match muster_files::remove_tree(dir) {
         Ok(()) => Ok(()),
@@ -30,7 +30,7 @@ mod tests {
         remove_tree(&tree).unwrap();
     }
 
-    /// More levels than a stack holds, where each takes a call.
+    /// The tree is deeper than a recursive removal could go on this stack.
     #[test]
     fn a_tree_of_any_depth_is_removed_on_a_small_stack() {
         use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
@@ -43,7 +43,7 @@ mod tests {
             mkdirat(&deepest, "d", 0o755.into()).unwrap();
             deepest = openat(&deepest, "d", flags, Mode::empty()).unwrap();
         }
-        // The second way through the tree too: the deepest directory can be emptied only after its permissions have changed.
+        // This also tests the second pass: the deepest directory can be emptied only after its permissions were changed.
         mkdirat(&deepest, "inner", 0o755.into()).unwrap();
         rustix::fs::fchmod(&deepest, 0o500.into()).unwrap();
         let removed = tree.clone();

@@ -1,4 +1,4 @@
-//! A job's part of a machine that it shares: its context from earlier jobs at the start, and what it used at the end.
+//! Share of a job in a machine that runs several jobs, with its sticky context and its resource usage.
 
 use std::io;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use muster_steps::style;
 use crate::context::Context;
 use crate::sticky::Sticky;
 
-/// The variable that names the directory of the sticky context.
+/// Variable with the path of the job's sticky context.
 pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";
 
-/// Time that the end of a job waits for the removal of old sticky contexts.
+/// Maximum time that the end of a job waits for the removal of old sticky contexts.
 const CLOSE_LIMIT: Duration = Duration::from_secs(300);
 
-/// A job's part, while it runs.
+/// Sticky context of a running job, and the measurement of its resource usage.
 #[derive(Debug)]
 pub(crate) struct Sharing {
     stalled: Stalled,
@@ -27,7 +27,7 @@ pub(crate) struct Sharing {
     sticky: Option<Sticky>,
 }
 
-/// Gives the job's processes their share of the machine; why not, where the system does not let us.
+/// Gives the job's processes their share of the machine. Returns the reason if the system does not permit it.
 #[must_use]
 pub fn give(processes: &mut Processes, share: &Share) -> Option<String> {
     if share.cgroup.is_empty() {
@@ -42,7 +42,7 @@ pub fn give(processes: &mut Processes, share: &Share) -> Option<String> {
 }
 
 impl Sharing {
-    /// Before the job's first phase. A context that cannot be had is told, and the job runs without.
+    /// Opens the sticky context and starts measuring. If the context cannot be opened, prints a warning; the job runs without it.
     pub(crate) async fn begin(context: &Context, share: &Share, stop: &Stop) -> Self {
         let mut sharing = Self { stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
         let Some(wanted) = share.context.clone() else { return sharing };
@@ -66,7 +66,9 @@ impl Sharing {
         sharing
     }
 
-    /// After the job's last process has ended; adds how long it waited for the machine.
+    /// Closes the sticky context, and adds the times that the job waited for resources to `used`.
+    ///
+    /// All processes of the job must have ended.
     pub(crate) async fn end(self, context: &Context, used: &mut Used) {
         if let Some(sticky) = self.sticky {
             match tokio::time::timeout(CLOSE_LIMIT, tokio::task::spawn_blocking(move || sticky.close())).await {
@@ -90,7 +92,7 @@ impl Sharing {
     }
 }
 
-/// What a job used, whose last process has ended, in the time since it began.
+/// Returns the resource usage of a job that took `wall`. All its processes must have ended.
 pub(crate) fn used(processes: &Processes, wall: Duration) -> Used {
     let counted = processes.counted();
     Used {

@@ -1,5 +1,4 @@
-//! What picking, packing and moving files needs of its surroundings: a job's, or those of a command that someone calls by
-//! itself.
+//! Port to the context in which files are selected, packed and transferred: a job, or a command such as `artifacts-uploader`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,49 +12,49 @@ use muster_steps::stop::Stop;
 use crate::blocking::Report;
 use crate::extraction::Extraction;
 
-/// How a line is meant.
+/// Level of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// What happens.
+    /// Detail.
     Plain,
-    /// What happens, worth being seen.
+    /// Highlighted action or result.
     Notice,
-    /// What may be wrong.
+    /// Possible problem.
     Warning,
-    /// What is wrong.
+    /// Error.
     Error,
 }
 
-/// Told the number of bytes of each piece that was moved; dropped when all are, or none comes any more.
+/// Callback with the number of bytes of each chunk that was transferred. It is dropped at the end of the transfer.
 pub type Meter = Box<dyn FnMut(usize) + Send>;
 
-/// The surroundings of a transfer of files.
+/// Context of a file transfer.
 #[async_trait]
 pub trait Site: Send + Sync {
-    /// The directory that patterns are relative to and archives are unpacked into; absolute.
+    /// Returns the absolute path of the directory that patterns are relative to. Archives are unpacked into it.
     fn root(&self) -> &Path;
 
-    /// How archives are unpacked.
+    /// Returns the directory and limits for unpacking archives.
     fn extraction(&self) -> Extraction;
 
-    /// Where archives are kept while they are made or read.
+    /// Returns the directory for archives while they are written or read.
     fn staging(&self) -> &Path;
 
-    /// The variables that patterns and names may use.
+    /// Returns the variables that patterns and names may use.
     fn environment(&self) -> Vec<(OsString, OsString)>;
 
-    /// Tells a line, without its end.
+    /// Prints a message. `line` has no line break at its end.
     fn tell(&self, tone: Tone, line: &str);
 
-    /// Watches a transfer, of so many bytes where that is known.
+    /// Returns the callback for the progress of a transfer. `_total` is its size in bytes, if it is known.
     fn meter(&self, _label: &str, _total: Option<u64>) -> Meter {
         Box::new(|_| {})
     }
 
-    /// Runs git in [`Site::root`], its output into `out`; whether it was successful.
+    /// Runs git in [`Site::root`] and writes its output to `out`. Returns whether git succeeded.
     ///
     /// # Errors
-    /// [`Failure`] where it could not run, or was stopped.
+    /// [`Failure`] if git could not be started or was stopped.
     async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure>;
 }
 
@@ -75,11 +74,11 @@ pub(crate) mod test_support {
 
     use super::*;
 
-    /// A directory and nothing else.
+    /// Context with only a directory, which records the messages.
     #[derive(Debug)]
     pub(crate) struct Here {
         root: PathBuf,
-        /// The lines that were told.
+        /// Messages that were printed.
         pub(crate) told: Arc<Mutex<Vec<String>>>,
     }
 

@@ -1,12 +1,12 @@
-//! Sticky contexts: directories that jobs of one project and protection level leave for each other on a machine.
+//! Sticky contexts: directories that the jobs of one project and protection level share on a machine.
 //!
 //! ```text
-//! <root>/<name>/       the directory; its name says whose it is, and no job is told another one
-//! <root>/<name>.lock   held (shared) while jobs have it; its time is that of the last use
+//! <root>/<name>/       directory; a job gets only the one with its own name
+//! <root>/<name>.lock   locked (shared) while jobs use the directory; the modification time is the time of the last use
 //! ```
 //!
-//! After each job those that were not used for too long are removed, then those that were used longest ago, until all
-//! together are small enough. One that a job has is never removed. A lock goes with its process, so nothing is left behind.
+//! After each job, contexts that have not been used for too long are removed. Then the least recently used ones are removed until the
+//! rest is small enough. A context that a job uses is never removed. The system releases the lock of a process that ended.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -24,22 +24,22 @@ use crate::removal::remove_tree;
 const LOCK: &str = ".lock";
 /// Maximum time to wait for the lock of a context that is being removed.
 const LOCK_WAIT: Duration = Duration::from_secs(30);
-/// Time between two attempts. The system reports no unlocking to a process that does not block.
+/// Time between two attempts to take the lock. The system can notify only a process that blocks.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
-/// A context that a job has.
+/// Sticky context in use by a job.
 #[derive(Debug)]
 pub(crate) struct Sticky {
     wanted: StickyContext,
     dir: PathBuf,
-    /// Held until this is dropped.
+    /// Lock file. Dropping it releases the lock.
     lock: File,
-    /// When it was used before; none: it is new.
+    /// Time of the previous use. `None` means that the context is new.
     last: Option<SystemTime>,
 }
 
 impl Sticky {
-    /// Opens the context of a job; creates it if it does not exist.
+    /// Opens the context of a job, and creates it if it does not exist.
     ///
     /// # Errors
     /// The error of the system, and [`io::ErrorKind::TimedOut`] if a process holds the lock for longer than [`LOCK_WAIT`].
@@ -53,7 +53,7 @@ impl Sticky {
 
     fn locked(wanted: StickyContext, lock: File) -> io::Result<Self> {
         let dir = Path::new(&wanted.root).join(&wanted.name);
-        // A link in its place would lead out of the root.
+        // A symbolic link could lead out of the root.
         let there = fs::symlink_metadata(&dir).ok();
         if there.as_ref().is_some_and(|metadata| !metadata.is_dir()) {
             fs::remove_file(&dir)?;
@@ -71,7 +71,7 @@ impl Sticky {
         &self.dir
     }
 
-    /// For the trace.
+    /// Returns the line for the trace.
     pub(crate) fn words(&self) -> String {
         match self.last {
             None => "Sticky context: a new one".to_owned(),
@@ -82,7 +82,7 @@ impl Sticky {
         }
     }
 
-    /// The job has ended; what is too old or too much goes. What the trace is to tell of that.
+    /// Releases the context, and removes contexts that exceed the limits. Returns warnings for the trace.
     pub(crate) fn close(self) -> Vec<String> {
         let Self { wanted, lock, .. } = self;
         if let Err(error) = lock.set_modified(SystemTime::now()) {
@@ -93,7 +93,7 @@ impl Sticky {
     }
 }
 
-/// Removes what is too old, then what is too much, the longest unused first.
+/// Removes contexts that are too old, then the least recently used ones until the rest is small enough.
 fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     let root = Path::new(&limits.root);
     let mut kept: Vec<(SystemTime, String, u64)> = Vec::new();
@@ -129,7 +129,7 @@ fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     told
 }
 
-/// The contexts, and when each was used last.
+/// Returns the names of the contexts, and when each was used last.
 fn names(root: &Path) -> Vec<(String, SystemTime)> {
     let named = |entry: fs::DirEntry| {
         let name = entry.file_name().to_str()?.strip_suffix(LOCK)?.to_owned();
@@ -138,7 +138,7 @@ fn names(root: &Path) -> Vec<(String, SystemTime)> {
     fs::read_dir(root).into_iter().flatten().flatten().filter_map(named).collect()
 }
 
-/// Removes a context that no job has; whether it is gone.
+/// Removes a context unless a job uses it. Returns whether it was removed.
 fn remove(root: &Path, name: &str) -> bool {
     let removed = lock_file(root, name).and_then(|lock| {
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -155,8 +155,10 @@ fn remove(root: &Path, name: &str) -> bool {
     }
 }
 
-/// Takes the lock that is held while a job has the context. It is taken exclusively only to remove the context, which ends: a
-/// process that holds it for longer is a job's, and a job must not keep others waiting.
+/// Takes the shared lock, which is held while a job uses the context.
+///
+/// Muster takes the lock exclusively only for as long as it removes the context. A process that holds it for longer was started by a
+/// job, and must not delay other jobs.
 async fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
@@ -174,8 +176,7 @@ async fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
     }
 }
 
-/// Takes the lock unless another process holds it exclusively. Whoever removes a context takes its lock away too: then there is
-/// another one to hold.
+/// Takes the shared lock. Returns `None` if another process holds it exclusively, or has removed the lock file in the meantime.
 fn try_shared_lock(root: &Path, name: &str) -> io::Result<Option<File>> {
     muster_files::private_directory(root)?;
     let lock = lock_file(root, name)?;
@@ -198,7 +199,7 @@ fn lock_file(root: &Path, name: &str) -> io::Result<File> {
     Ok(muster_files::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path)?)
 }
 
-/// What the files of a directory take on the disk.
+/// Returns the disk space that the files in a directory use, in bytes.
 fn size(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.fold(0, |sum, entry| {
@@ -257,12 +258,12 @@ mod tests {
         Sticky::open(limits).await.unwrap().close();
     }
 
-    /// The clock is paused, so fifty attempts at the lock take no time.
+    /// The clock is paused, so waiting for the lock takes no time.
     #[tokio::test(start_paused = true)]
     async fn a_job_that_holds_the_lock_of_its_context_for_ever_fails_alone() {
         let root = tempfile::tempdir().unwrap();
         let mine = Sticky::open(wanted(root.path(), "mine")).await.unwrap();
-        // The script can open the lock file of its own context, because the job can write to that directory.
+        // A script can lock the file itself, because the job can write to the directory.
         let held = lock_file(root.path(), "mine").unwrap();
         drop(mine);
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();

@@ -1,9 +1,8 @@
-//! What earlier jobs left where a job wants to work: moved away at once, and removed in the background.
+//! Moves leftovers of earlier jobs out of the way of a new job, and removes them in the background.
 //!
-//! Removing a tree takes longer than making one, and a job need not wait for it. A leftover goes to the directory
-//! `<path>.trash` beside its place, so it stays on its file system. One thread of low priority removes; it belongs to
-//! the [`Trash`], whose [`Trash::close`] waits for it. What a killed agent did not remove goes with the next leftover
-//! of the same place.
+//! Removing a directory takes longer than creating one, and a job need not wait for it. Leftovers are moved to `<path>.trash`, which is
+//! on the same file system. A thread of low priority removes them; [`Trash::close`] waits for it. Leftovers of an agent that was killed
+//! are removed together with the next ones of the same directory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,12 +16,12 @@ use rand::Rng;
 
 use crate::removal::remove_tree;
 
-/// Behind the jobs themselves, and still sure of its turn.
+/// Priority of the thread: below that of jobs, but high enough to make progress.
 const NICE: i32 = 10;
-/// The directory may vanish under a move, because the thread has just emptied it.
+/// Maximum number of attempts to move a leftover. The thread may remove the trash directory before a move.
 const TRIES: u32 = 3;
 
-/// Takes leftovers.
+/// Removes leftovers in the background.
 #[derive(Debug, Default)]
 pub struct Trash {
     worker: Mutex<Option<Worker>>,
@@ -30,21 +29,21 @@ pub struct Trash {
 
 #[derive(Debug)]
 struct Worker {
-    /// Directories to remove. No more wait here than there are workspaces.
+    /// Directories to remove. There are never more than there are workspaces.
     work: Sender<PathBuf>,
     thread: JoinHandle<()>,
 }
 
 impl Trash {
-    /// Makes `path` free. It is no error if nothing is there.
+    /// Moves or removes the file or directory at `path`, if it exists.
     ///
     /// # Errors
-    /// What the disk says, if it can neither be moved nor removed.
+    /// It can neither be moved nor removed.
     pub(crate) fn discard(&self, path: &Path) -> io::Result<()> {
         self.discard_from(path, path)
     }
 
-    /// Makes `path`, which is in the directory `place` or is it, free.
+    /// Moves or removes `path`, which is `place` itself or inside it. It is moved to `<place>.trash`.
     ///
     /// # Errors
     /// As for [`Trash::discard`].
@@ -58,7 +57,7 @@ impl Trash {
         for _ in 0..TRIES {
             let moved = match fs::create_dir(&bin) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
-                // A link of a job would lead the leftovers elsewhere.
+                // A job may have created a symbolic link here, which would move the leftovers elsewhere.
                 Err(_) if !fs::symlink_metadata(&bin).is_ok_and(|found| found.is_dir()) => {
                     fs::remove_file(&bin).and(Err(io::ErrorKind::NotFound.into()))
                 }
@@ -67,14 +66,14 @@ impl Trash {
             match moved {
                 Ok(()) => return self.empty(bin),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // A mount point, say: then the job has to wait after all.
+                // A mount point, for example, cannot be moved. Then the job has to wait for the removal.
                 Err(_) => break,
             }
         }
         remove_tree(path)
     }
 
-    /// Has the thread remove the directory; where there can be no thread, removes it here.
+    /// Lets the thread remove the directory. If the thread cannot be started, removes it in the calling thread.
     fn empty(&self, bin: PathBuf) -> io::Result<()> {
         let mut worker = self.worker.lock();
         if worker.is_none() {
@@ -107,7 +106,7 @@ fn remove_all(waiting: &Receiver<PathBuf>) {
     }
     for bin in waiting {
         match remove_tree(&bin) {
-            // Something was put in meanwhile; its own turn comes.
+            // Another leftover was moved here meanwhile, and is next in the queue.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) => tracing::warn!(%error, path = %bin.display(), "an old workspace cannot be removed"),
             Ok(()) => {}

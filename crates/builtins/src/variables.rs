@@ -1,4 +1,4 @@
-//! How a job's variables reach its processes (job-execution 3.3, 3.5).
+//! Variables of a job, and how they reach its processes (docs/spec/job-execution.md, sections 3.3 and 3.5).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,27 +16,27 @@ use serde_json::{Map, Value};
 
 use crate::removal::remove_tree;
 
-/// The file in the temporary directory by which a job passes variables to its later phases.
+/// Name of the file in the temporary directory in which a job passes variables to its later stages.
 const ENV_FILE: &str = "gitlab_runner_env";
 const ENV_FILE_LIMIT: Limit =
     Limit { bytes: 4 * 1024 * 1024, remedy: "pass large values to later phases in files of the project" };
-/// The kernel takes up to 128 KiB for one entry of the environment; what is longer is exported by the script.
+/// Maximum size of an environment variable. The kernel permits up to 128 KiB; the script exports larger ones.
 const ENTRY_LIMIT: usize = 100 * 1024;
-/// The kernel's limit for all entries and arguments together is about 2 MiB; the rest is exported by the script.
+/// Maximum size of all variables. The kernel permits about 2 MiB for variables and arguments; the script exports the rest.
 const TOTAL_LIMIT: usize = 1024 * 1024;
-/// Of the temporary directory.
+/// Permissions of the temporary directory.
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// One variable of a job, as the manager sends it: expanded already.
+/// Variable of a job. The manager has already expanded its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobVariable {
-    /// Its name.
+    /// Name of the variable.
     pub key: String,
-    /// Its value; of a file variable, the content.
+    /// Value, or the content of a file variable.
     pub value: String,
-    /// It is a file, and its value in the job is the path.
+    /// Whether this is a file variable, whose value in the job is the path of a file.
     pub file: bool,
-    /// It must not be seen in the trace.
+    /// Whether the value is masked in the trace.
     pub masked: bool,
 }
 
@@ -46,44 +46,44 @@ impl std::fmt::Debug for JobVariable {
     }
 }
 
-/// A variable's name, and its value in the job.
+/// Name of a variable and its value in the job.
 pub type Resolved<'a> = (Cow<'a, str>, Cow<'a, str>);
 
-/// The variables of one job, later ones over earlier ones.
+/// Variables of one job. If a name occurs more than once, the last one counts.
 #[derive(Debug)]
 pub struct Variables {
     all: Vec<JobVariable>,
-    /// Changes of the job's own state, `CI_JOB_STATUS`.
+    /// Variables that Muster sets while the job runs, such as `CI_JOB_STATUS`.
     changed: Mutex<HashMap<&'static str, String>>,
-    /// What the job's earlier phases wrote to GITLAB_ENV.
+    /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
     passed_on: Mutex<Vec<(String, String)>>,
 }
 
 impl Variables {
-    /// The variables in the order of the payload.
+    /// Returns the variables of a job, in the order of the payload.
     #[must_use]
     pub fn new(all: Vec<JobVariable>) -> Self {
         Self { all, changed: Mutex::default(), passed_on: Mutex::default() }
     }
 
-    /// The value of a plain variable.
+    /// Returns the value of a variable that is not a file variable.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
     }
 
-    /// The values by name as expressions see them: of a file variable, the path.
+    /// Returns the values by name, for expressions. The value of a file variable is its path.
     #[must_use]
     pub fn values(&self, temp_dir: &Path) -> Map<String, Value> {
         self.resolved(temp_dir).into_iter().map(|(key, value)| (key.into(), Value::String(value.into()))).collect()
     }
 
-    /// The value that counts is this one from now on.
+    /// Sets a variable, which replaces one of the payload.
     pub fn set(&self, key: &'static str, value: &str) {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns the variables as they are now, for an agent that runs steps of the job.
+    /// Returns the current variables, for a second agent that runs steps of the job.
     pub(crate) fn handed_on(&self) -> Vec<Variable> {
         let own = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
@@ -100,38 +100,39 @@ impl Variables {
         own.chain(passed_on).collect()
     }
 
-    /// The values that must not be seen.
+    /// Returns the values that must be masked.
     pub fn masked(&self) -> impl Iterator<Item = &str> {
         self.all.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str())
     }
 
-    /// Writes the file variables, and makes the directory for them and other temporary files. Which links above that are refused,
-    /// `root` says.
+    /// Creates the temporary directory and writes the file variables into it.
+    ///
+    /// `root` is the part of the path that jobs can change. Symbolic links there are rejected.
     ///
     /// # Errors
-    /// What the disk says, or that a name is no file name.
+    /// A file cannot be written, or the name of a variable is not a valid file name.
     pub fn write_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         make_private(temp_dir, root)?;
         remove_if_there(&temp_dir.join(ENV_FILE))?;
         for variable in self.files() {
             let path = path_of(temp_dir, variable)?;
-            // Made anew, so that the mode is right and no link is followed.
+            // The file is recreated, so that its mode is right and no symbolic link is followed.
             remove_if_there(&path)?;
             write_private(&path, &variable.value)?;
         }
         Ok(())
     }
 
-    /// Brings back what a script, or a cleaner of the machine, has removed of what [`Variables::write_files`] made.
+    /// Recreates what [`Variables::write_files`] wrote and a script, or a cleanup job of the machine, has removed since then.
     ///
     /// # Errors
-    /// What the disk says.
+    /// A file cannot be written.
     pub fn restore_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         let is_missing = |path: &Path| matches!(path.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
         if is_missing(temp_dir) {
             make_private(temp_dir, root)?;
         }
-        // The last of a name is the one that counts.
+        // If a name occurs more than once, the last one counts.
         for variable in self.files().rev() {
             let path = path_of(temp_dir, variable)?;
             if is_missing(&path) {
@@ -141,10 +142,10 @@ impl Variables {
         Ok(())
     }
 
-    /// Reads what the job has written to GITLAB_ENV so far. Blocks.
+    /// Reads the variables that the job has written to `GITLAB_ENV` so far. Blocks.
     ///
     /// # Errors
-    /// [`FileError`]; without the file the job has passed on nothing.
+    /// The file cannot be read. It is not an error if it does not exist.
     pub fn read_passed_on(&self, temp_dir: &Path) -> Result<(), FileError> {
         let path = temp_dir.join(ENV_FILE);
         let read = open_in(temp_dir, ENV_FILE).and_then(|file| read_open(file, &path, ENV_FILE_LIMIT));
@@ -162,12 +163,13 @@ impl Variables {
         self.all.iter().filter(|variable| variable.file)
     }
 
-    /// Removes what is in the temporary directory. The directory itself stays for the next job in this place, as the
-    /// checkout does: making and removing one is most of what the files of a small job cost. One that the job has changed
-    /// goes, too.
+    /// Empties the temporary directory.
+    ///
+    /// The directory itself is kept for the next job, as the checkout is: recreating it would be most of the file system work of a
+    /// small job. It is removed if the job has replaced it or changed its permissions.
     ///
     /// # Errors
-    /// What the disk says.
+    /// A file cannot be removed.
     pub fn clear_files(temp_dir: &Path) -> io::Result<()> {
         let metadata = match fs::symlink_metadata(temp_dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -180,8 +182,9 @@ impl Variables {
         if as_made && empty(temp_dir).is_ok() { Ok(()) } else { remove_tree(temp_dir) }
     }
 
-    /// The environment of a process: `base`, the variables over it, and over them what the job wrote to GITLAB_ENV.
-    /// Without what [`Variables::exports`] holds.
+    /// Returns the environment of a process: `base`, then the variables of the job, then those that it wrote to `GITLAB_ENV`.
+    ///
+    /// It does not contain the variables of [`Variables::exports`].
     #[must_use]
     pub fn environment(&self, base: &[(OsString, OsString)], temp_dir: &Path) -> Vec<(OsString, OsString)> {
         let mut env = base.to_vec();
@@ -196,15 +199,16 @@ impl Variables {
         env
     }
 
-    /// The variables that do not belong into the environment of a process, for the script to export: those that are too large
-    /// for it, and those that would have the shell itself run something.
+    /// Returns the variables that the script has to export itself, because they must not be in the environment of the shell.
+    ///
+    /// These are variables that are too large, and those that would make the shell execute something at its start.
     #[must_use]
     pub fn exports(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
         let mut total = 0;
         self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits(key, value, &mut total)).collect()
     }
 
-    /// Every variable with its value in the job; of a file variable, the path.
+    /// Returns all variables with their values in the job. The value of a file variable is its path.
     #[must_use]
     pub fn all(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
         self.resolved(temp_dir)
@@ -222,13 +226,15 @@ impl Variables {
         let env_file = temp_dir.join(ENV_FILE);
         env.push(("GITLAB_ENV".into(), env_file.to_string_lossy().into_owned().into()));
         env.extend(self.passed_on.lock().iter().map(|(key, value)| (key.clone().into(), value.clone().into())));
-        // Entries that the kernel could not take apart again.
+        // These cannot be represented in an environment.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
     }
 }
 
-/// Whether the environment of a process holds it. What bash would read before the script is the script's to set.
+/// Returns whether a variable may be in the environment of a process, and adds its size to `total` if so.
+///
+/// `BASH_ENV` and `ENV` must not, because the shell would execute the files that they name before the script.
 fn fits(key: &str, value: &str, total: &mut usize) -> bool {
     if matches!(key, "BASH_ENV" | "ENV") {
         return false;
@@ -241,7 +247,7 @@ fn fits(key: &str, value: &str, total: &mut usize) -> bool {
     true
 }
 
-/// Where a file variable is; none if its name leads elsewhere.
+/// Returns the path of a file variable. `None` means that its name is not a valid file name.
 fn file_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
     let plain = !key.is_empty() && !key.contains(['/', '\0']) && key != "." && key != "..";
     plain.then(|| temp_dir.join(key))
@@ -250,7 +256,7 @@ fn file_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
 fn empty(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        // The type of the entry itself: a link is not followed.
+        // This is the type of the entry itself, so a symbolic link is not followed.
         if entry.file_type()?.is_dir() {
             muster_files::remove_tree(&entry.path())
         } else {
@@ -274,7 +280,7 @@ fn make_private(directory: &Path, root: &Root) -> io::Result<()> {
             if fs::symlink_metadata(directory)?.is_dir() {
                 return Ok(());
             }
-            // Another job put it there.
+            // Another job put something else in place of the directory.
             fs::remove_file(directory)?;
             fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory)
         }
@@ -337,7 +343,7 @@ mod tests {
         for left in leave {
             variables.write_files(&temp, &Root::Chosen).unwrap();
             left();
-            // Also where a job of another project puts it there, and nothing clears it.
+            // If a job of another project puts a symbolic link here, no cleanup removes it.
             if !temp.is_symlink() {
                 Variables::clear_files(&temp).unwrap();
             }

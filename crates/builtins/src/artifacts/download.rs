@@ -1,4 +1,4 @@
-//! Fetches the archives of other jobs and unpacks them (job-execution 9.6).
+//! Downloads the artifacts of other jobs and unpacks them (docs/spec/job-execution.md, section 9.6).
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::files::extract::extract;
 use crate::site::{Site, Tone};
 
-/// Runs the phase: the producers in order, later ones over earlier ones.
+/// Downloads and unpacks the artifacts of each dependency, in order. A later archive overwrites files of an earlier one.
 pub(super) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
     let client = context.client(stop).await?;
     for source in &download.from {
@@ -33,11 +33,13 @@ pub(super) async fn download(context: &Context, download: &ArtifactsDownload, st
     Ok(())
 }
 
-/// Fetches the archive of a job; it has no name on disk. With `direct`, the first try may be sent on to the coordinator's
-/// object storage.
+/// Downloads the archive of a job into an unnamed temporary file.
+///
+/// If `direct` is set, the coordinator may redirect the first attempt to its object storage.
 ///
 /// # Errors
-/// [`Failure::Step`] with the coordinator's refusal; else what the system has against it, or that it was stopped.
+/// [`Failure::Step`] if the coordinator rejects the request, [`Failure::System`] if the file cannot be written, or
+/// [`Failure::Stopped`].
 pub async fn fetch(
     site: &dyn Site,
     door: &Door,
@@ -50,7 +52,7 @@ pub async fn fetch(
     loop {
         let result = tokio::select! {
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-            // Only the first try asks for the object storage: it may be what failed (runner-api 5.2).
+            // Only the first attempt may use the object storage, which may be what failed (docs/spec/runner-api.md, section 5.2).
             result = fetch_once(site, door, std::mem::take(&mut direct)) => result?,
         };
         let error = match result {
@@ -71,7 +73,7 @@ pub async fn fetch(
     }
 }
 
-/// One try. A disk that cannot be written is no fault of the network: it is not tried again.
+/// Makes one attempt. The inner error is one of the network and can be retried; a file that cannot be written is the outer error.
 async fn fetch_once(site: &dyn Site, door: &Door, direct: bool) -> Result<Result<File, ClientError>, Failure> {
     let local = |error: io::Error| Failure::io("cannot write the archive")(error);
     let mut answer = match door.client.download_artifact(door.job, &door.token, direct).await {

@@ -1,4 +1,4 @@
-//! `builtin://artifacts/upload` and `builtin://artifacts/download` (job-execution 9).
+//! `builtin://artifacts/upload` and `builtin://artifacts/download` (docs/spec/job-execution.md, section 9).
 
 mod download;
 mod provenance;
@@ -22,14 +22,14 @@ pub use provenance::Provenance;
 pub use tries::Endurance;
 pub use upload::Upload;
 
-/// The artifacts of one job at its coordinator.
+/// Artifacts of one job at its coordinator.
 #[derive(Debug, Clone)]
 pub struct Door {
-    /// The coordinator.
+    /// Client of the coordinator.
     pub client: Client,
-    /// The job.
+    /// ID of the job.
     pub job: JobId,
-    /// The token to ask with.
+    /// Token that authorizes the requests.
     pub token: String,
 }
 
@@ -58,7 +58,7 @@ impl Builtin<Context> for ArtifactsUploads {
     }
 }
 
-/// The status of an answer, in the trace's words.
+/// Returns the result of a failed request, as the trace prints it.
 fn word(error: &ClientError) -> String {
     match error {
         ClientError::Forbidden { code: 401, .. } => "unauthorized".to_owned(),

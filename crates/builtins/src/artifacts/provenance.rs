@@ -1,4 +1,4 @@
-//! The statement of where artifacts come from: SLSA provenance 1, as an in-toto statement (job-execution 9.8).
+//! Provenance of artifacts: SLSA provenance 1, as an in-toto statement (docs/spec/job-execution.md, section 9.8).
 
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
@@ -14,25 +14,26 @@ use sha2::{Digest, Sha256};
 use crate::blocking::blocking;
 use crate::site::Site;
 
-/// Bytes hashed at once.
+/// Number of bytes to hash at once.
 const CHUNK: usize = 256 * 1024;
 
-/// What the statement says beside the files.
+/// Content of the statement, except the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Provenance {
-    /// The job.
+    /// ID of the job.
     pub job_id: i64,
-    /// What else is known of it.
+    /// Repository, runner and parameters of the job.
     pub origin: Origin,
-    /// When the job began, as RFC 3339 has it.
+    /// Start time of the job, in the format of RFC 3339.
     pub started_at: String,
-    /// When it ended.
+    /// End time of the job, in the format of RFC 3339.
     pub ended_at: String,
 }
 
 impl Provenance {
-    /// Writes the statement of `files` into the project, as `<name>-metadata.json`; the files with it. `name` is a file's
-    /// name, without directories. What is at that place is replaced, and a link there is not followed.
+    /// Writes the statement about `files` to `<name>-metadata.json` in the project directory. Returns the files, including this one.
+    ///
+    /// `name` is a file name without directories. An existing file is replaced; a symbolic link is not followed.
     pub(super) async fn add(
         &self,
         site: &dyn Site,
@@ -98,7 +99,7 @@ impl Provenance {
     }
 }
 
-/// Puts the file into the directory, in one step.
+/// Writes the file into the directory, atomically.
 fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
     let readable = Permissions::from_mode(0o644);
     let mut fresh = tempfile::Builder::new().prefix(".metadata_").permissions(readable).tempfile_in(directory)?;
@@ -107,7 +108,7 @@ fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The regular files with their digests.
+/// Returns the names and digests of the regular files.
 fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, Failure> {
     let mut subjects = Vec::new();
     for file in files {
@@ -129,7 +130,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, F
     }
 }
 
-/// Adds a file to the hash. Of a large one the rest is left out when the job is stopped, which the caller sees.
+/// Adds a file to the hash. Returns early if the job is stopped, which the caller has to check.
 fn hash_file(mut file: File, hash: &mut Sha256, stop: &Stop) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     while stop.cause().is_none() {
@@ -141,7 +142,7 @@ fn hash_file(mut file: File, hash: &mut Sha256, stop: &Stop) -> io::Result<()> {
     Ok(())
 }
 
-/// The processor's name as GitLab has it.
+/// Returns GitLab's name of the processor architecture.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

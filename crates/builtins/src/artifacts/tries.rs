@@ -1,4 +1,4 @@
-//! How often and for how long a transfer is tried.
+//! Retries of transfers.
 
 use std::time::Duration;
 
@@ -8,28 +8,29 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use tokio::time::Instant;
 
-/// For how long a coordinator that is out of reach, or says that it cannot now, is tried: gitlab-runner's `upload_timeout`.
-/// The job's own timeout may end it before. The files wait on disk meanwhile.
+/// Time after which a transfer fails if the coordinator is unreachable or unavailable. This is gitlab-runner's `upload_timeout`.
+///
+/// The job's timeout may end the transfer earlier. Meanwhile the files are kept on disk.
 const PATIENCE: Duration = Duration::from_secs(3600);
 const WAITS: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 
-/// When a transfer that failed is tried again. What the coordinator refuses for good never is.
+/// When to retry a failed transfer. A transfer that the coordinator rejects permanently is never retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endurance {
-    /// What can heal is tried for an hour, anything else three times: a job's way.
+    /// Transient errors are retried for an hour, other errors twice. Used by jobs.
     Patient,
-    /// Every failure counts: the way of commands.
+    /// Every error counts as an attempt. Used by commands.
     Counted {
-        /// Tries in all.
+        /// Maximum number of attempts.
         tries: u32,
-        /// Tries in all where the answer was 503.
+        /// Maximum number of attempts if the response is 503.
         unavailable: u32,
-        /// The waits between them.
+        /// Delays between the attempts.
         waits: Policy,
     },
 }
 
-/// The tries of one transfer.
+/// Attempts of one transfer.
 pub(super) struct Tries {
     endurance: Endurance,
     backoff: Backoff,
@@ -46,9 +47,9 @@ impl Tries {
         Self { endurance, backoff: Backoff::new(waits), until: Instant::now() + PATIENCE, counted: 0 }
     }
 
-    /// After an error: the wait before the next try, or none where it is final.
+    /// Returns the delay before the next attempt, after an error. `None` means that the transfer must not be retried.
     pub(super) fn next_wait(&mut self, error: &ClientError) -> Option<Duration> {
-        /// Tries for a transfer that the coordinator does not take, for no reason that is known to be final.
+        /// Maximum number of attempts if the coordinator rejects the transfer, but perhaps not permanently.
         const REFUSED: u32 = 3;
         if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_gone() {
             return None;
@@ -67,7 +68,7 @@ impl Tries {
     }
 }
 
-/// Waits before another try.
+/// Waits for `time`, unless the job is stopped.
 pub(super) async fn pause(time: Duration, stop: &Stop) -> Result<(), Failure> {
     tokio::select! {
         cause = stop.stopped() => Err(Failure::Stopped(cause)),
@@ -93,7 +94,7 @@ mod tests {
         ClientError::Rejected { call: "test", code, message: String::new() }
     }
 
-    /// How often it is tried in all.
+    /// Returns the number of attempts.
     fn count(endurance: Endurance, error: &ClientError) -> usize {
         let mut tries = Tries::new(endurance);
         1 + std::iter::from_fn(|| tries.next_wait(error)).take(100).count()

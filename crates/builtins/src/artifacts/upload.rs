@@ -1,4 +1,4 @@
-//! Packs files and sends them to the coordinator (job-execution 9.1 to 9.4).
+//! Packs files and uploads them to the coordinator (docs/spec/job-execution.md, sections 9.1, 9.2, 9.3 and 9.4).
 
 use std::collections::HashMap;
 use std::os::unix::fs::DirBuilderExt;
@@ -25,7 +25,7 @@ use crate::files::pack::pack;
 use crate::files::select::{Wanted, expand, select};
 use crate::site::{Meter, Site, Tone};
 
-/// Runs the phase.
+/// Uploads one artifact of a job.
 pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
     context.tell(Tone::Notice, "Uploading artifacts...");
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.clone());
@@ -46,11 +46,11 @@ pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
 }
 
 fn rfc3339(time: OffsetDateTime) -> String {
-    // A time of this age has such a form: with whole seconds, as the peer writes it.
+    // gitlab-runner writes whole seconds. A current time can always be formatted.
     time.replace_nanosecond(0).ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
 }
 
-/// `[runners.artifact]`, or the defaults where the plan does not say.
+/// Returns the timeouts of `[runners.artifact]`, or the defaults for those that the plan does not set.
 fn limits(context: &Context) -> UploadTimeouts {
     let given = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
     let default = UploadTimeouts::default();
@@ -60,27 +60,29 @@ fn limits(context: &Context) -> UploadTimeouts {
     }
 }
 
-/// One upload.
+/// Upload of one artifact.
 #[derive(Debug)]
 pub struct Upload<'a> {
-    /// Which files, and as what.
+    /// Files, and name, type and format of the artifact.
     pub what: &'a ArtifactsUpload,
-    /// How hard to compress.
+    /// Compression level.
     pub level: Level,
-    /// How long one try may take.
+    /// Timeouts of one attempt.
     pub limits: UploadTimeouts,
-    /// How often to try.
+    /// When to retry.
     pub endurance: Endurance,
-    /// A statement of where the files come from, to be made and packed with them.
+    /// Statement about the origin of the files, to be packed with them. `None` means that none is written.
     pub provenance: Option<&'a Provenance>,
 }
 
 impl Upload<'_> {
-    /// Packs the files and sends them to the door, which is made only where there is something to send. Without files
-    /// there is nothing to do, and that is no failure.
+    /// Packs the files and uploads them. If no files match, it prints a message and succeeds.
+    ///
+    /// `door` is called only if there is something to upload.
     ///
     /// # Errors
-    /// [`Failure::Step`] where the coordinator does not take it; else what the system has against it, or that it was stopped.
+    /// [`Failure::Step`] if the coordinator rejects the artifact, [`Failure::System`] if the archive cannot be written, or
+    /// [`Failure::Stopped`].
     pub async fn run(
         &self,
         site: &dyn Site,
@@ -91,7 +93,7 @@ impl Upload<'_> {
         let wanted = Wanted { paths: &what.paths, exclude: &what.exclude, untracked: what.untracked };
         let mut files = select(site, wanted, stop).await?;
         let env = site.environment().into_iter().collect::<HashMap<_, _>>();
-        // Without a name it is the uploader that names the archive, and not as one whose name expands to nothing.
+        // An artifact without a name is called `artifacts`. If the name expands to an empty text, it is called `default`.
         let name = if what.name.is_empty() { "artifacts".to_owned() } else { expand(&what.name, &env) };
         if let Some(provenance) = self.provenance {
             site.tell(Tone::Plain, "Generating artifacts metadata");
@@ -120,7 +122,7 @@ impl Upload<'_> {
         let (root, staging, level) = (site.root().to_owned(), site.staging().to_owned(), self.level);
         let watch = stop.clone();
         blocking(site, "packing the artifacts", stop, move || {
-            // The job may have removed it.
+            // The job may have removed the directory.
             let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&staging);
             let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(staging));
             let target = target.map_err(Failure::io("cannot write the archive"))?;
@@ -189,12 +191,12 @@ async fn open(site: &dyn Site, path: &Path) -> Result<(ByteStream, u64), Failure
     Ok((body.boxed(), length))
 }
 
-/// The name of the file at the coordinator (job-execution 9.3).
+/// Returns the name of the file at the coordinator (docs/spec/job-execution.md, section 9.3).
 fn filename(name: &str, format: Format) -> String {
     format!("{}{}", base(name), format.suffix())
 }
 
-/// The name without its directories: it says how the archive is called, never where a file is.
+/// Returns the last part of the name. Directories in the name of an artifact are ignored.
 fn base(name: &str) -> &str {
     match Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
         "" | "." => "default",

@@ -1,4 +1,4 @@
-//! Packing a cache's files into its place on this machine.
+//! Packs the files of a cache into an archive on this machine.
 
 use std::fs;
 use std::io::Write;
@@ -14,47 +14,47 @@ use crate::files::pack::pack;
 use crate::files::select::{Wanted, select};
 use crate::site::Site;
 
-/// Told where nothing has changed.
+/// Message if no file has changed since the archive was written.
 pub const UP_TO_DATE: &str = "Archive is up to date!";
-/// Told where there is nothing to keep.
+/// Message if the patterns match no files.
 pub const NO_FILES: &str = "No files to cache.";
 
-/// A cache's archive, as it is to be.
+/// Archive of a cache to write.
 #[derive(Debug, Clone, Copy)]
 pub struct Archive<'a> {
-    /// What it holds.
+    /// Files to pack.
     pub wanted: Wanted<'a>,
-    /// Where it is.
+    /// Path of the archive.
     pub file: &'a Path,
-    /// Where an earlier job may have kept it; it is taken from there.
+    /// Path at which an earlier job may have stored the archive. It is moved from there.
     pub alternate: Option<&'a Path>,
-    /// How it is packed.
+    /// Format of the archive.
     pub format: Format,
-    /// How hard it is compressed.
+    /// Compression level.
     pub level: Level,
-    /// Text for `metadata.json` beside it.
+    /// Content of `metadata.json` in the same directory. `None` means that the file is not written.
     pub metadata: Option<&'a str>,
 }
 
-/// What came of it.
+/// Result of writing an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Archived {
-    /// The patterns match nothing.
+    /// The patterns match no files.
     NoFiles,
-    /// None of the files is newer than the archive that is there.
+    /// No file is newer than the existing archive.
     UpToDate,
-    /// A new archive is in its place.
+    /// A new archive was written.
     Written {
-        /// Its length in bytes.
+        /// Size of the archive in bytes.
         size: u64,
     },
 }
 
 impl Archive<'_> {
-    /// Packs the files, if one of them is newer than the archive. It is written beside its place, then renamed.
+    /// Packs the files if one of them is newer than the archive. The archive is replaced atomically.
     ///
     /// # Errors
-    /// [`Failure`] where a file or the directory cannot be used, or it was stopped.
+    /// [`Failure`] if a file or the directory cannot be used, or the job was stopped.
     pub async fn write(&self, site: &dyn Site, stop: &Stop) -> Result<Archived, Failure> {
         let files = select(site, self.wanted, stop).await?;
         if files.is_empty() {
@@ -76,7 +76,7 @@ impl Archive<'_> {
             let size = part.as_file().metadata().map_err(problem())?.len();
             part.persist(&archive).map_err(|error| problem()(error.error))?;
             if let Some(metadata) = metadata {
-                // What another job put there is replaced, not opened: it may be a FIFO or a link.
+                // An existing file is replaced and never opened: another job may have put a FIFO or a symbolic link there.
                 let path = directory.join("metadata.json");
                 let problem = || Failure::io(format!("cannot write `{}`", path.display()));
                 let mut part = tempfile::Builder::new().prefix("metadata_").tempfile_in(directory).map_err(problem())?;
@@ -89,7 +89,7 @@ impl Archive<'_> {
     }
 }
 
-/// An archive that was kept under the other form of the key is this cache's.
+/// Moves an archive that is stored under the other form of the cache key.
 fn take_over(alternate: Option<&Path>, archive: &Path) {
     let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
     let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));
@@ -98,7 +98,7 @@ fn take_over(alternate: Option<&Path>, archive: &Path) {
     }
 }
 
-/// Whether nothing has changed since the archive was made.
+/// Returns whether no file has changed since the archive was written.
 fn is_up_to_date(archive: &Path, root: &Path, files: &[PathBuf]) -> bool {
     let modified = |path: &Path| fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
     let Ok(made) = modified(archive) else { return false };

@@ -1,7 +1,7 @@
-//! `builtin://cache/restore` and `builtin://cache/save`: archives in a directory of this machine (job-execution 10); and
-//! [`remote`], where they are kept for other machines.
+//! `builtin://cache/restore` and `builtin://cache/save`: caches in a directory of this machine (docs/spec/job-execution.md, section 10).
 //!
-//! Neither ever fails the job. An archive is written beside its place and then renamed, so a reader sees a whole one.
+//! [`remote`] transfers caches to and from an object store, for other machines. A cache never fails the job. Archives are replaced
+//! atomically, so that a reader never sees an incomplete one.
 
 mod archive;
 pub mod remote;
@@ -24,10 +24,10 @@ use crate::site::{Site, Tone};
 
 pub use archive::{Archive, Archived, NO_FILES, UP_TO_DATE};
 
-/// Caches are kept on this machine.
+/// Message on restore if caches are stored only on this machine.
 pub const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded from shared cache server. \
                                Instead a local version of cache will be extracted.";
-/// The same, when one is saved.
+/// Message on save if caches are stored only on this machine.
 pub const NO_UPLOAD: &str =
     "No URL provided, cache will not be uploaded to shared cache server. Cache will be stored only locally.";
 
@@ -59,7 +59,7 @@ impl Builtin<Context> for CacheSave {
     }
 }
 
-/// Unpacks the first archive that there is for the key or one of its fallbacks.
+/// Unpacks the archive of the key, or of the first fallback key that has one.
 async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
     if cache.key.is_empty() {
         context.tell(Tone::Notice, "Skipping cache extraction due to empty cache key");
@@ -110,7 +110,7 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(
     Ok(())
 }
 
-/// Half a cache is worse than none, to some tools (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
+/// Removes the files of a cache that could not be unpacked completely, for `FF_CLEAN_UP_FAILED_CACHE_EXTRACT`.
 async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
     let found = select(context, Wanted { paths: &cache.paths, ..Wanted::default() }, stop).await?;
     let extraction = context.extraction();
@@ -118,9 +118,9 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) ->
         context.tell(Tone::Plain, &format!("Removing {path}"));
     }
     blocking(context, "removing a damaged cache", stop, move || {
-        // A root that is a link was not unpacked into either.
+        // If the root is a symbolic link, the archive was not unpacked.
         let Ok(root) = extraction.open_root() else { return Ok(()) };
-        // What is inside stands behind its directory: from the back, directories are empty when their turn comes.
+        // A directory is listed before its content. In reverse order, it is empty when it is removed.
         for path in found.iter().rev() {
             let _ = root.remove_file(path).or_else(|_| root.remove_dir(path));
         }
@@ -129,7 +129,7 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) ->
     .await
 }
 
-/// Packs the files, if one of them is newer than the archive.
+/// Packs the files of a cache if one of them is newer than the archive.
 async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
     let Some(archive) = archive_path(cache, &cache.key) else {
         context.tell(Tone::Notice, "Skipping cache archiving due to empty cache key");
@@ -171,13 +171,13 @@ async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), 
     Ok(())
 }
 
-/// The key as people know it: the job's own, then its fallbacks.
+/// Returns the human-readable key with this index: 0 for the cache key, then the fallback keys.
 fn name(cache: &CacheEntry, index: usize) -> &str {
     let key = if index == 0 { Some(&cache.key) } else { cache.fallback_keys.get(index - 1) };
     cache.names.get(index).or(key).map(String::as_str).unwrap_or_default()
 }
 
-/// `pull-push` allows both; any other word is a mistake of the author's, and allows none.
+/// Returns whether the policy of the cache allows `action`. An unknown policy allows nothing.
 fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
     match cache.policy.as_str() {
         "" | "pull-push" => true,
@@ -189,7 +189,7 @@ fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
     }
 }
 
-/// Where the archive of a key is; none for a key that leads out of the cache directory.
+/// Returns the path of the archive of a key. `None` means that the key is empty or leads out of the cache directory.
 fn archive_path(cache: &CacheEntry, key: &str) -> Option<PathBuf> {
     let inside = Path::new(key).components().all(|part| matches!(part, Component::Normal(_)));
     (inside && !key.is_empty()).then(|| Path::new(&cache.cache_dir).join(key).join("cache.zip"))

@@ -1,4 +1,4 @@
-//! Caches in a store for objects, by signed addresses: GET, HEAD and PUT (job-execution 10.3, 10.4).
+//! Transfers caches to and from an object store, by signed URLs (docs/spec/job-execution.md, sections 10.3 and 10.4).
 
 use std::fs;
 use std::io::{self, Write};
@@ -16,10 +16,10 @@ use tokio_util::io::ReaderStream;
 use crate::site::{Site, Tone};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// The longest answer of a store that is read for its reasons.
+/// Maximum number of bytes to read of an error response.
 const REASON_MAX: usize = 16 * 1024;
 
-/// A store, as one cache's transfers see it.
+/// HTTP client for the transfers of one cache.
 #[derive(Debug, Clone)]
 pub struct Remote {
     http: reqwest::Client,
@@ -27,30 +27,30 @@ pub struct Remote {
     pause: Duration,
 }
 
-/// Why a transfer came to nothing.
+/// Error of a transfer.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// There is no such object.
+    /// The object does not exist.
     #[error("file does not exist")]
     Missing,
-    /// The store refuses, or cannot.
+    /// The store answered with an error.
     #[error("received: {status}{reason}")]
     Status {
-        /// The answer's status.
+        /// HTTP status.
         status: StatusCode,
-        /// What the store says of it; may be empty.
+        /// Reason from the body of the response. It may be empty.
         reason: String,
     },
-    /// It is out of reach, or the line broke.
+    /// The store is unreachable, or the connection broke.
     #[error("{0}")]
     Network(String),
-    /// The file on this machine.
+    /// The file on this machine cannot be read or written.
     #[error("cannot {0}")]
     File(String, #[source] io::Error),
-    /// What was said of the transfer cannot be used.
+    /// A parameter of the transfer is invalid.
     #[error("{0}")]
     Setup(String),
-    /// It was stopped.
+    /// The transfer was stopped.
     #[error("stopped")]
     Stopped(muster_job::TerminationCause),
 }
@@ -87,21 +87,21 @@ impl From<RemoteError> for Failure {
 }
 
 impl Remote {
-    /// A store whose transfers take at most `limit` each, and are tried again so many times, with a pause before.
+    /// Returns a client. `limit` is the timeout of one attempt, `pause` the delay before each of up to `retries` retries.
     ///
     /// # Errors
-    /// [`RemoteError::Setup`] where the system's certificates cannot be read.
+    /// [`RemoteError::Setup`] if the system's certificates cannot be read.
     pub fn new(limit: Duration, retries: u32, pause: Duration) -> Result<Self, RemoteError> {
         let http = reqwest::Client::builder().connect_timeout(CONNECT_LIMIT).timeout(limit);
-        // An archive is kept as it is, whatever the store says of its encoding.
+        // An archive must not be decompressed, even if the store declares a content encoding.
         let http = http.no_gzip().build().map_err(|error| RemoteError::Setup(error.to_string()))?;
         Ok(Self { http, retries, pause })
     }
 
-    /// When the object at `url` was changed last; none where there is none.
+    /// Returns when the object at `url` was last modified. `None` means that it does not exist.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// The store is unreachable or answers with an error.
     pub async fn modified(&self, url: &Url) -> Result<Option<SystemTime>, RemoteError> {
         let response = self.http.head(url.clone()).send().await.map_err(RemoteError::network)?;
         match checked(response).await {
@@ -111,10 +111,10 @@ impl Remote {
         }
     }
 
-    /// Brings the object at `url` to `file`, unless that is as new. It is written beside its place, then renamed.
+    /// Downloads the object at `url` to `file`, unless the file is as new. The file is replaced atomically.
     ///
     /// # Errors
-    /// [`RemoteError`]; the file is then what it was.
+    /// [`RemoteError`]. The file is unchanged then.
     pub async fn download(&self, site: &dyn Site, url: &Url, file: &Path, stop: &Stop) -> Result<(), RemoteError> {
         self.again(site, stop, async || self.download_once(site, url, file).await).await
     }
@@ -132,7 +132,7 @@ impl Remote {
         }
         let etag = response.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
         let etag = etag.map(|etag| format!(" ETag={etag}")).unwrap_or_default();
-        // Without its suffix: that is `.zip`, whatever it is.
+        // The suffix is not printed: it is always `.zip`, in whatever format the archive is.
         site.tell(Tone::Plain, &format!("Downloading {} from {}{etag}", name(file.file_stem()), clean(url)));
         let directory = file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(directory).map_err(local)?;
@@ -152,10 +152,10 @@ impl Remote {
         Ok(())
     }
 
-    /// Brings `file` to `url`, with headers as `Name: value`; one without a colon is left out.
+    /// Uploads `file` to `url`. `headers` have the form `Name: value`; those without a colon are ignored.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// A header is invalid, the file cannot be read, or the store is unreachable or answers with an error.
     pub async fn upload(
         &self,
         site: &dyn Site,
@@ -196,7 +196,7 @@ impl Remote {
         checked(call.send().await.map_err(RemoteError::network)?).await.map(drop)
     }
 
-    /// Makes a transfer, and makes it again where that can help.
+    /// Makes a transfer, and retries it after transient errors.
     async fn again(
         &self,
         site: &dyn Site,
@@ -224,7 +224,7 @@ impl Remote {
     }
 }
 
-/// The answer, where it is a success.
+/// Returns the response if its status is a success.
 async fn checked(response: Response) -> Result<Response, RemoteError> {
     let status = response.status();
     match status {
@@ -234,7 +234,7 @@ async fn checked(response: Response) -> Result<Response, RemoteError> {
     }
 }
 
-/// What stores say of a refusal is XML with `<Code>` and `<Message>`.
+/// Returns the reason from an error response, which is XML with `<Code>` and `<Message>`. It is empty if there is no code.
 async fn reason(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -260,7 +260,7 @@ fn last_modified(response: &Response) -> Option<SystemTime> {
     httpdate::parse_http_date(response.headers().get(header::LAST_MODIFIED)?.to_str().ok()?).ok()
 }
 
-/// The address without what may be secret in it: its query holds the signature.
+/// Returns the URL without parts that may be secret. The signature is in the query.
 fn clean(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);

@@ -1,4 +1,4 @@
-//! What is removed from a repository before a job and after it (job-execution 2.3, 2.8).
+//! Cleans a repository before and after a job (docs/spec/job-execution.md, sections 2.3 and 2.8).
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::removal::remove_tree;
 
-/// Locks and hooks that a killed git or an earlier job leaves behind.
+/// Lock files of a killed git, and hooks of an earlier job.
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
-/// Leaves the checkout as the plan wants it.
+/// Cleans or removes the checkout after a job, as the plan requires.
 pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     match cleanup.checkout.as_str() {
@@ -53,7 +53,7 @@ pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) 
     .await
 }
 
-/// Removes locks, so that a job does not fail for what another one left.
+/// Removes leftover lock files, which would make git fail.
 pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     for name in LEFTOVERS {
@@ -65,7 +65,7 @@ pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
         remove_below(&git.join("modules"), |name| names.contains(&name));
     }
     if git.exists() && !git.join("HEAD").exists() {
-        // What a killed `git init` leaves is no repository.
+        // A `git init` that was killed leaves an incomplete repository.
         let _ = remove_tree(&git);
     }
 }
@@ -78,7 +78,7 @@ fn remove_below(directory: &Path, doomed: impl Fn(&str) -> bool) {
     }
 }
 
-/// Removes the configuration and the hooks, which an earlier job may have made to run its own commands.
+/// Removes configuration and hooks, because an earlier job may have changed them to execute its own commands.
 pub(super) fn remove_config(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     let _ = fs::remove_file(git.join("config"));

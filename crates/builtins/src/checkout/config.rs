@@ -1,5 +1,7 @@
-//! The git configuration of one job (job-execution 2.3, 2.6): in the job's temporary directory, where it goes away with
-//! the job. The repository itself only says where that is, so no credential is ever written to it.
+//! Git configuration of one job (docs/spec/job-execution.md, sections 2.3 and 2.6).
+//!
+//! It is a file in the job's temporary directory, and is removed with it. The repository only includes the file, so that no credential
+//! is ever written to the repository.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,17 +17,17 @@ use super::without_credentials;
 use crate::blocking::blocking;
 use crate::context::Context;
 
-/// The user of job tokens.
+/// User name for job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
-/// Answers git's question for a password, from the environment of the job.
+/// Credential helper that returns the job token from the environment.
 const HELPER: &str = "!f(){ test \"$1\" = get && printf 'password=%s\\n' \"$CI_JOB_TOKEN\"; }; f";
 
-/// Where the included file is.
+/// Returns the path of the configuration that repositories include.
 pub(super) fn external_path(context: &Context) -> PathBuf {
     context.temp_dir.join(".gitlab-runner.ext.conf")
 }
 
-/// Writes what git reads in the job anew, and says where the file is that a repository includes.
+/// Writes the git configuration of the job. Returns the path of the file that repositories include.
 pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<PathBuf, Failure> {
     writing(context, checkout, stop, |context, checkout| {
         let external = external_path(context);
@@ -38,7 +40,7 @@ pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &St
     .await
 }
 
-/// Writes what `git init` copies, and says where it is.
+/// Writes the template directory for `git init`. Returns its path.
 pub(super) async fn write_template(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -66,7 +68,7 @@ async fn writing(
     .await
 }
 
-/// Made anew, so that the mode is right and no link is followed.
+/// Writes a private file. An existing file is removed first, so that the mode is right and no symbolic link is followed.
 fn private(path: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -75,7 +77,7 @@ fn private(path: &Path, text: &str) -> io::Result<()> {
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }
 
-/// The configuration of a fresh repository.
+/// Returns the configuration of a new repository.
 fn template_text(checkout: &Checkout, external: &Path) -> String {
     format!(
         "[init]\n\tdefaultBranch = none\n[fetch]\n\trecurseSubmodules = false\n[credential]\n\tinteractive = never\n\
@@ -102,7 +104,7 @@ fn external_text(context: &Context, checkout: &Checkout) -> String {
         for (to, from) in rewrites(checkout, &plain) {
             text.push_str(&format!("[url {}]\n\tinsteadOf = {}\n", quoted(&to), quoted(&from)));
         }
-        // A helper of the machine would keep the job's token: it has no business with this host.
+        // A credential helper of the machine would store the job token, so it is disabled for this host.
         if let Some(host) = &host {
             text.push_str(&format!("[credential {}]\n\thelper =\n", quoted(host)));
         }
@@ -120,7 +122,9 @@ fn external_text(context: &Context, checkout: &Checkout) -> String {
     text
 }
 
-/// Addresses with credentials, and what stands for them; of the same address only the first (job-execution 2.6).
+/// Returns pairs of a URL with credentials and the URL that git replaces by it (docs/spec/job-execution.md, section 2.6).
+///
+/// Each URL is replaced only once; the first pair counts.
 fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
     all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));
@@ -136,7 +140,7 @@ fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     seen
 }
 
-/// The global configuration of a job whose git asks for credentials: the user's own, then the job's.
+/// Returns the global configuration of a job that uses the credential helper: the user's own configuration, then the job's.
 fn global_text(context: &Context, external: &Path) -> String {
     let home =
         context.environment().into_iter().rev().find(|(key, _)| key == "HOME").map(|(_, home)| PathBuf::from(home));
@@ -145,13 +149,13 @@ fn global_text(context: &Context, external: &Path) -> String {
     all.map(|file| format!("[include]\n\tpath = {}\n", quoted(&file.to_string_lossy()))).collect()
 }
 
-/// Scheme and host of an address of HTTP, with the user if there is one.
+/// Returns scheme and host of an HTTP URL, with the user if it has one. `None` means that it is not an HTTP URL.
 pub(super) fn host(url: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     matches!(scheme, "http" | "https").then(|| format!("{scheme}://{}", rest.split('/').next().unwrap_or_default()))
 }
 
-/// A value, or the name of a subsection, in git's quotes.
+/// Quotes a value, or the name of a subsection, for a git configuration file.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }

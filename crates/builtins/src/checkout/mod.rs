@@ -1,7 +1,7 @@
-//! `builtin://checkout`: brings the project directory to a commit (job-execution 2).
+//! `builtin://checkout`: checks out a commit in the project directory (docs/spec/job-execution.md, section 2).
 //!
-//! Two ways lead there. A commit of a repository on this machine is checked out once, as a [`template`], and copied
-//! for every job. Any other is fetched by the `git` command ([`remote`]).
+//! A commit of a repository on this machine is checked out once, as a [`template`], and copied for every job. Any other commit is
+//! fetched by the `git` command ([`remote`]).
 
 mod cleanup;
 mod config;
@@ -39,7 +39,7 @@ impl Builtin<Context> for Checkout {
         has_repository.then_some(CLEAR_WORKTREE)
     }
 
-    /// Whatever the first try left is in doubt.
+    /// Removes the whole checkout: the state that the first attempt left is unknown.
     async fn clear(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
         context.say(&style::info("Deleting tracked and untracked files..."));
         clear(context, stop).await
@@ -80,7 +80,7 @@ async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result
     hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
 
-/// The section between the first and the second try of a checkout.
+/// Name and title of the section between the first and the second attempt of a checkout.
 const CLEAR_WORKTREE: (&str, &str) =
     ("clear_worktree", "Deleting all tracked and untracked files due to source fetch failure");
 
@@ -96,14 +96,14 @@ async fn hook(context: &Context, checkout: &Checkout, hook: script::Group<'_>, s
     script::run_groups(context, &checkout.shell, &[hook], stop).await
 }
 
-/// Makes the project directory one that exists and is empty.
+/// Empties the project directory, and creates it if it does not exist.
 async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
     let (extraction, shared) = (context.extraction(), Arc::clone(&context.shared));
     if let Some(cause) = stop.cause() {
         return Err(Failure::Stopped(cause));
     }
     blocking(context, "emptying the project directory", stop, move || {
-        // A link above it must not lead to another directory, which would be emptied.
+        // A symbolic link in the path must not make this empty another directory.
         extraction.create_parent()?;
         let dir = &extraction.root;
         shared.trash.discard(dir).map_err(Failure::io(format!("cannot empty `{}`", dir.display())))?;
@@ -112,16 +112,16 @@ async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
     .await
 }
 
-/// Whether the project directory has something of this name.
+/// Returns whether the project directory contains a file or directory with this name.
 async fn exists(context: &Context, name: &str, stop: &Stop) -> Result<bool, Failure> {
     let path = context.project_dir.join(name);
     blocking(context, "looking at the project directory", stop, move || Ok(path.exists())).await
 }
 
-/// A URL without user and password, as it may stand in a file or in the trace.
+/// Returns a URL without user and password, so that it can be written to a file or the trace.
 fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
-        // The user of an SSH address is no secret, and part of it.
+        // The user of an SSH URL is not secret, and required.
         Some((scheme @ ("http" | "https"), rest)) => {
             let end = rest.find('/').unwrap_or(rest.len());
             let (authority, path) = rest.split_at(end);

@@ -1,4 +1,4 @@
-//! Checkouts over a URL, by the `git` command (job-execution 2.2 to 2.7).
+//! Checks out a commit of a remote repository with the `git` command (docs/spec/job-execution.md, section 2.2).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::{clear, exists, short, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 
-/// More attributes than git-lfs writes for any repository.
+/// Maximum size of `.gitattributes`. git-lfs does not write that much for any repository.
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "nothing depends on it" };
 
-/// Fills the project directory with the commit.
+/// Fetches the commit and checks it out in the project directory.
 pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     if checkout.strategy == "clone" {
@@ -96,7 +96,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
     git(context, &args, project, stop).await
 }
 
-/// What git is told about this one call.
+/// Returns the configuration options for one call of git.
 fn options(checkout: &Checkout) -> Vec<String> {
     let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
     let mut options = vec!["-c".to_owned(), format!("http.userAgent=gitlab-runner {version} {os}/{arch}")];
@@ -107,7 +107,7 @@ fn options(checkout: &Checkout) -> Vec<String> {
     options
 }
 
-/// The files of the commit, and those of LFS.
+/// Checks out the files of the commit, including those in LFS.
 async fn files(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&checkout.sha), checkout.ref_name);
@@ -134,7 +134,7 @@ async fn files(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<()
     Ok(())
 }
 
-/// Whether git would find its LFS command, by the job's own PATH.
+/// Returns whether git finds `git-lfs` in the job's `PATH`.
 pub(super) fn lfs_is_there(context: &Context) -> bool {
     let path = context.environment().into_iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path);
     let path = path.unwrap_or_default();
@@ -144,7 +144,7 @@ pub(super) fn lfs_is_there(context: &Context) -> bool {
     })
 }
 
-/// Whether the attributes of the top directory name the LFS filter. What git does not read counts as none.
+/// Returns whether `.gitattributes` of the top directory uses the LFS filter. An unreadable file counts as no.
 async fn uses_lfs(project: &Path) -> bool {
     let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))
@@ -155,13 +155,13 @@ fn regex_escaped(text: &str) -> String {
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// Files of LFS come later, all at once (job-execution 2.5).
+/// Runs git without downloading LFS files, which are downloaded together later (docs/spec/job-execution.md, section 2.5).
 async fn git_without_lfs(context: &Context, checkout: &Checkout, args: &[&str], stop: &Stop) -> Result<(), Failure> {
     let skip = (!checkout.skip_lfs).then(|| ("GIT_LFS_SKIP_SMUDGE".into(), "1".into()));
     git_with(context, args, &context.project_dir, skip, stop).await
 }
 
-/// Runs git. Its environment is the agent's with the job's variables, but for those that would lead git elsewhere.
+/// Runs git with the job's environment, except variables that would make git use another repository.
 pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &Stop) -> Result<(), Failure> {
     git_with(context, args, dir, None, stop).await
 }

@@ -1,4 +1,4 @@
-//! Submodules (job-execution 2.7).
+//! Updates and cleans submodules (docs/spec/job-execution.md, section 2.7).
 
 use muster_agent_api::builtin::{Checkout, Cleanup};
 use muster_steps::failure::Failure;
@@ -12,7 +12,7 @@ use crate::context::Context;
 const RECURSIVE: &str = "--recursive";
 const RESET: [&str; 3] = ["git", "reset", "--hard"];
 
-/// Brings the submodules to what the commit says.
+/// Updates the submodules to the commits that the checked-out commit names.
 pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let recursive = match checkout.submodules.as_str() {
         "normal" => false,
@@ -64,7 +64,7 @@ pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &Stop) 
     Ok(())
 }
 
-/// Leaves the submodules clean behind a job.
+/// Cleans the submodules after a job.
 pub(super) async fn clean(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
     let recursive = match cleanup.submodules.as_str() {
         "normal" => false,

@@ -1,9 +1,10 @@
-//! Checkouts of a repository on this machine: git runs once per commit, jobs get copies. A directory that a job had
-//! before is not filled again, but brought back to what it was ([`crate::templates`]).
+//! Checks out a commit of a repository on this machine: git runs once per commit, and jobs get copies.
 //!
-//! A job's `.git` is its own, except that it borrows the objects of the repository (`objects/info/alternates`), so
-//! whatever the job does to it touches nothing else. The copied index fits the copied files, because the private
-//! configuration has git compare size and modification time only.
+//! If the directory has the commit from an earlier job, only changes are reverted ([`crate::templates`]).
+//!
+//! Each job has its own `.git` directory, which borrows the objects of the repository (`objects/info/alternates`), so that changes by
+//! the job affect nothing else. The copied index matches the copied files, because the configuration makes git compare only size and
+//! modification time.
 
 use std::fs;
 use std::io;
@@ -24,10 +25,10 @@ use crate::context::Context;
 use crate::site::Site;
 use crate::templates::{Key, Template, Tree};
 
-/// Of the repository's packed references.
+/// Maximum size of the repository's packed references.
 const REFS_LIMIT: Limit = Limit { bytes: 64 * 1024 * 1024, remedy: "the checkout is made without tags" };
 
-/// Fills the project directory with the commit.
+/// Copies the commit into the project directory.
 pub(super) async fn check_out(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -68,7 +69,9 @@ pub(super) async fn check_out(
     }
 }
 
-/// The template of a commit. Jobs that want the same commit wait for the one that makes it; if that one is ended, the next does.
+/// Returns the template of a commit, and creates it if necessary.
+///
+/// Other jobs that need the same commit wait for the job that creates it. If that job is stopped, the next one creates it.
 async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
     let cell = context.shared.templates.cell(key);
     let is_building = AtomicBool::new(false);
@@ -80,7 +83,7 @@ async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop
         biased;
         template = &mut template => template,
         cause = stop.stopped() => match is_building.load(Ordering::Relaxed) {
-            // Its git is ended first.
+            // This job has to wait until its git was terminated.
             true => template.await,
             false => return Err(Failure::Stopped(cause)),
         },
@@ -91,7 +94,7 @@ async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop
 async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
     let problem = || Failure::io("cannot prepare the checkout");
     let directory = context.shared.templates.directory().map_err(problem())?;
-    // Not that directory itself, whose permissions are not those of a new one.
+    // A subdirectory, because the temporary directory itself has other permissions than a new directory.
     let root = directory.path().join("tree");
     let (place, of, about) = (root.clone(), checkout.clone(), key.clone());
     blocking(context, "preparing the checkout", stop, move || {
@@ -104,7 +107,7 @@ async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -
     Ok(context.shared.templates.template(tree, directory))
 }
 
-/// Makes `.git`, as `git init` would, but for the objects.
+/// Creates `.git` as `git init` would, with the objects of the repository.
 fn write_repository(root: &Path, checkout: &Checkout, key: &Key) -> io::Result<()> {
     let git = root.join(".git");
     fs::create_dir_all(git.join("objects/info"))?;
@@ -136,9 +139,9 @@ fn write_repository(root: &Path, checkout: &Checkout, key: &Key) -> io::Result<(
     fs::write(git.join("packed-refs"), refs)
 }
 
-/// The packed tags of the repository, for `git describe`.
+/// Returns the packed tags of the repository, for `git describe`.
 fn tags(repository: &Path) -> String {
-    // A work tree beside another one has a link there.
+    // In a linked work tree, this is a symbolic link.
     let path = ["packed-refs", ".git/packed-refs"].iter().find_map(|name| fs::canonicalize(repository.join(name)).ok());
     let Some(path) = path else { return String::new() };
     let packed = open(&path).and_then(|file| read_open(file, &path, REFS_LIMIT)).unwrap_or_else(|error| {
@@ -158,7 +161,7 @@ fn tags(repository: &Path) -> String {
     lines
 }
 
-/// A ref name that needs no further rules.
+/// Returns whether a ref name is valid by a simple rule, which rejects some unusual names that git permits.
 fn is_plain(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
     !name.is_empty()

@@ -1,4 +1,4 @@
-//! Small rules of checking out; whole checkouts are tested through the agent.
+//! Tests of helper functions. Whole checkouts are tested in the crate `muster-agent`.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Unpacks archives into a site's directory.
+//! Unpacks archives into the directory of a job or command.
 
 use std::fs::File;
 
@@ -8,10 +8,10 @@ use muster_steps::stop::Stop;
 use crate::blocking::blocking;
 use crate::site::{Site, Tone};
 
-/// Unpacks an archive into the site's root, and warns of each entry that is left out.
+/// Unpacks an archive into the root of `site`, and prints a warning for each entry that is skipped.
 ///
 /// # Errors
-/// As [`Extraction::run`].
+/// As for [`Extraction::run`].
 pub async fn extract(site: &dyn Site, archive: File, stop: &Stop) -> Result<(), Failure> {
     let (extraction, watch) = (site.extraction(), stop.clone());
     let left_out = blocking(site, "unpacking an archive", stop, move || extraction.run(archive, &watch)).await?;
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(metadata.mtime(), 1_700_000_001, "{format:?}");
     }
 
-    /// A job that swaps a file for a FIFO while it is packed gets an error or the file, and nothing waits for a writer.
+    /// A job can replace a file by a FIFO while it is packed. Packing may fail then, but must not wait for a writer.
     #[test]
     fn a_file_that_becomes_a_fifo_while_it_is_packed_holds_up_nobody() {
         use rustix::fs::{CWD, FileType, RenameFlags, mknodat, renameat_with};
@@ -134,7 +134,7 @@ mod tests {
         assert!(headers.contains("more than 1 bytes of headers; it may be damaged; `max_header_bytes`"), "{headers}");
     }
 
-    /// A file whose reading hangs, as on a network file system without its server: a pipe that nothing is written to.
+    /// Reading a pipe without a writer blocks, like reading from a network file system whose server is down.
     #[tokio::test]
     async fn an_archive_that_cannot_be_read_holds_up_no_job_that_is_stopped() {
         use crate::site::test_support::Here;

@@ -1,22 +1,22 @@
-//! The formats of archives (job-execution 9.3).
+//! Formats of archives (docs/spec/job-execution.md, section 9.3).
 
-/// How files are packed.
+/// Format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// A zip archive with deflate.
+    /// Zip archive with deflate.
     Zip,
-    /// A zip archive with zstd.
+    /// Zip archive with zstd.
     ZipZstd,
-    /// A tar archive with zstd.
+    /// Tar archive with zstd.
     TarZstd,
-    /// One gzip member per file, one after the other.
+    /// Concatenated gzip members, one per file.
     Gzip,
-    /// The one file, as it is.
+    /// Single file, without compression.
     Raw,
 }
 
 impl Format {
-    /// The format of an artifact, by its name; no name is zip.
+    /// Returns the format of an artifact with this name. An empty name means zip.
     #[must_use]
     pub fn of_artifact(name: &str) -> Option<Self> {
         match name {
@@ -27,7 +27,7 @@ impl Format {
         }
     }
 
-    /// The format of a cache, by its name in any case (`CACHE_COMPRESSION_FORMAT`); no name is zip.
+    /// Returns the format of a cache with this name, as in `CACHE_COMPRESSION_FORMAT`. Case is ignored; an empty name means zip.
     #[must_use]
     pub fn of_cache(name: &str) -> Option<Self> {
         if name.is_empty() { Some(Self::Zip) } else { Self::of_archive(&name.to_ascii_lowercase()) }
@@ -42,7 +42,7 @@ impl Format {
         }
     }
 
-    /// What the file's name ends with.
+    /// Returns the suffix of file names in this format.
     #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
@@ -54,29 +54,29 @@ impl Format {
     }
 }
 
-/// How hard to compress (`ARTIFACT_COMPRESSION_LEVEL`, `CACHE_COMPRESSION_LEVEL`).
+/// Compression level, as in `ARTIFACT_COMPRESSION_LEVEL` and `CACHE_COMPRESSION_LEVEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Not at all, where the format can.
+    /// No compression, if the format permits it.
     Fastest,
-    /// A little.
+    /// Low compression.
     Fast,
-    /// As most want it.
+    /// Medium compression.
     Default,
-    /// Harder.
+    /// High compression.
     Slow,
-    /// As hard as can be.
+    /// Maximum compression.
     Slowest,
 }
 
 impl Level {
-    /// The level of a name; an unknown one is the default.
+    /// Returns the level with this name. `None` and an unknown name mean the default.
     #[must_use]
     pub fn from_name(name: Option<&str>) -> Self {
         Self::known(name.unwrap_or_default()).unwrap_or(Self::Default)
     }
 
-    /// The level of a name that is one; no name is the default.
+    /// Returns the level with this name. An empty name means the default; `None` means that the name is unknown.
     #[must_use]
     pub fn known(name: &str) -> Option<Self> {
         match name {
@@ -89,7 +89,7 @@ impl Level {
         }
     }
 
-    /// Deflate's level; none means to store.
+    /// Returns the level for deflate. `None` means no compression.
     pub(super) fn deflate(self) -> Option<u32> {
         match self {
             Self::Fastest => None,
@@ -100,7 +100,7 @@ impl Level {
         }
     }
 
-    /// Zstandard's level.
+    /// Returns the level for zstd.
     pub(super) fn zstd(self) -> i32 {
         match self {
             Self::Fastest | Self::Fast => 1,

@@ -1,4 +1,4 @@
-//! Files of a job's workspace: which ones a pattern means, packing them, and unpacking archives.
+//! Selects files of a job's workspace by patterns, packs them into archives, and unpacks archives.
 
 pub(crate) mod extract;
 pub(crate) mod format;
@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
-/// Content that ends with an error once the stop is asked for: a file may be larger than anyone wants to wait for.
+/// Reader that fails once the job is stopped, so that the job does not wait for the end of a large file.
 struct UntilStopped<'a, R> {
     content: R,
     stop: &'a Stop,
@@ -19,14 +19,14 @@ struct UntilStopped<'a, R> {
 impl<R: Read> Read for UntilStopped<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.stop.cause() {
-            // Not `Interrupted`, which is tried again.
+            // Not `Interrupted`, because readers retry after it.
             Some(_) => Err(io::Error::other("stopped")),
             None => self.content.read(buffer),
         }
     }
 }
 
-/// The failure of a file: that it was stopped, where it was.
+/// Returns a function that turns an I/O error into a failure: [`Failure::Stopped`] if the job was stopped, else an error of the machine.
 fn failure(doing: impl std::fmt::Display, stop: &Stop) -> impl FnOnce(io::Error) -> Failure {
     move |error| stop.cause().map_or_else(|| Failure::io(doing)(error), Failure::Stopped)
 }

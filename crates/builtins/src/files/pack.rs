@@ -1,4 +1,4 @@
-//! Packing files (job-execution 9.3).
+//! Packs files into archives (docs/spec/job-execution.md, section 9.3).
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
@@ -15,15 +15,15 @@ use zip::{CompressionMethod, DateTime, ZipWriter};
 use super::format::{Format, Level};
 use super::{UntilStopped, failure};
 
-/// From this size on, a zip entry needs 64-bit sizes. Below the limit of 4 GiB, since a file may grow meanwhile.
+/// Size from which zip entries get 64-bit sizes. It is below the limit of 4 GiB, because a file may grow while it is packed.
 const LARGE: u64 = 2 * 1024 * 1024 * 1024;
-/// Extra field with the modification time in Unix seconds.
+/// ID of the extra field with the modification time in Unix seconds.
 const UNIX_TIME: u16 = 0x5455;
 
-/// Packs `files`, relative to `root`.
+/// Packs `files`, whose paths are relative to `root`, into `target`.
 ///
 /// # Errors
-/// [`Failure`] where a file or the target cannot be used, or it was stopped.
+/// [`Failure`] if a file cannot be read, the target cannot be written, or the job was stopped.
 pub(crate) fn pack(
     format: Format,
     root: &Path,
@@ -44,7 +44,7 @@ pub(crate) fn pack(
     }
 }
 
-/// How the content of files is compressed; none stores it.
+/// Compression method and level of a zip archive. `None` means no compression.
 type Method = Option<(CompressionMethod, i64)>;
 
 fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &Stop) -> Result<(), Failure> {
@@ -54,7 +54,7 @@ fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &Sto
     finished.map_err(Failure::io("cannot write the archive"))
 }
 
-/// Packs each of them; what is gone since it was found, as temporary files are, is left out.
+/// Calls `add` for each file. Skips files that were removed since they were found, such as temporary files.
 fn each(files: &[PathBuf], stop: &Stop, mut add: impl FnMut(&Path) -> io::Result<()>) -> Result<(), Failure> {
     for file in files {
         if let Some(cause) = stop.cause() {
@@ -71,15 +71,15 @@ fn each(files: &[PathBuf], stop: &Stop, mut add: impl FnMut(&Path) -> io::Result
     Ok(())
 }
 
-/// A path with each byte that is not readable text as `\x..`.
+/// Returns a path for messages. If it is not valid UTF-8, other than printable ASCII characters are escaped as `\x..`.
 fn shown(path: &Path) -> impl std::fmt::Display {
     path.to_str().map_or_else(|| path.as_os_str().as_encoded_bytes().escape_ascii().to_string(), str::to_owned)
 }
 
-/// A name as a zip archive has it.
+/// Returns the name for an entry of a zip archive.
 ///
 /// # Errors
-/// It is not UTF-8: the archive would have another name, which another file may have, too.
+/// The name is not valid UTF-8. A converted name could collide with another file.
 fn zip_name(name: &Path) -> io::Result<&str> {
     name.to_str().ok_or_else(|| {
         let why = format!(
@@ -117,7 +117,7 @@ fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: 
         zip.start_file(name, options.large_file(metadata.len() >= LARGE))?;
         io::copy(&mut content, zip)?;
     }
-    // Sockets, pipes and devices have no content to keep.
+    // Sockets, pipes and devices are skipped, because they have no content.
     Ok(())
 }
 
@@ -139,21 +139,21 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
             header.set_size(0);
             return tar.append_link(&mut header, file, fs::read_link(&path)?);
         }
-        // Sockets, pipes and devices have no content to keep.
+        // Sockets, pipes and devices are skipped, because they have no content.
         if !metadata.is_file() {
             return Ok(());
         }
         let content = UntilStopped { content: muster_files::open(&path)?, stop };
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&metadata);
-        // A file that grows or shrinks meanwhile must not break the archive: its length is the one that the header says.
+        // A file may grow or shrink while it is packed. Its length in the archive must be that of the header.
         tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeroes).take(metadata.len()))
     })?;
     let finished = tar.into_inner().and_then(zstd::Encoder::finish).and_then(|mut out| out.flush());
     finished.map_err(failed())
 }
 
-/// Fills up what a file lost while it was read.
+/// Endless zeros, for the missing end of a file that shrank while it was packed.
 struct Zeroes;
 
 impl Read for Zeroes {
@@ -163,7 +163,7 @@ impl Read for Zeroes {
     }
 }
 
-/// Writes one gzip member per regular file, one after the other.
+/// Writes one gzip member per regular file.
 fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
     let mut out = BufWriter::new(target);
     each(files, stop, |file| gzip_one(&mut out, root, file, level, stop))?;
@@ -186,13 +186,13 @@ fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: 
     gzip.finish().map(|_| ())
 }
 
-/// Writes the one regular file as it is.
+/// Copies the only regular file.
 fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &Stop) -> Result<(), Failure> {
     let mut regular = files.iter().filter(|file| fs::metadata(root.join(file)).is_ok_and(|m| m.is_file()));
     let (Some(file), None) = (regular.next(), regular.next()) else {
         return Err(Failure::Step("an artifact of format `raw` must be exactly one file".to_owned()));
     };
-    // As on GitLab, the one file may be a link.
+    // As in gitlab-runner, the file may be a symbolic link.
     let copied = muster_files::open_chosen(&root.join(file))
         .map_err(io::Error::from)
         .and_then(|content| io::copy(&mut UntilStopped { content, stop }, &mut target).map(drop));

@@ -1,4 +1,4 @@
-//! Which files the patterns of artifacts and caches mean (job-execution 9.2).
+//! Selects files by the patterns of artifacts and caches (docs/spec/job-execution.md, section 9.2).
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -14,18 +14,18 @@ use muster_steps::stop::Stop;
 use crate::blocking::blocking;
 use crate::site::{Site, Tone};
 
-/// What to look for.
+/// Files to select.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
-    /// Patterns, relative to the site's root.
+    /// Patterns, relative to the root.
     pub paths: &'a [String],
-    /// Patterns of what to leave out.
+    /// Patterns of files to exclude.
     pub exclude: &'a [String],
-    /// Also what git does not track, ignored files included.
+    /// Whether to add all files that git does not track, including ignored ones.
     pub untracked: bool,
 }
 
-/// Finds the files; tells what each pattern found. Paths are relative to the root, in order.
+/// Finds the files, and prints the number of matches of each pattern. Returns sorted paths relative to the root.
 pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
     let env: HashMap<OsString, OsString> = site.environment().into_iter().collect();
     let untracked = if wanted.untracked { untracked(site, stop).await? } else { Vec::new() };
@@ -56,7 +56,7 @@ pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> 
 struct Search<'a> {
     root: &'a Path,
     found: BTreeSet<PathBuf>,
-    /// Those of the found ones that are symbolic links.
+    /// Found paths that are symbolic links.
     links: BTreeSet<PathBuf>,
     lines: Vec<(Tone, String)>,
     stop: &'a Stop,
@@ -103,11 +103,12 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Takes everything below `start` that matches, or is in a directory that does. Links are not followed: one that a
-    /// pattern names is packed as a link. Only what is named through a link is taken from where the link leads.
+    /// Adds everything below `start` that matches, and the whole content of directories that match. Returns the number of matches.
+    ///
+    /// A symbolic link that matches is packed as a link. Links are followed only if a pattern names a path through the link.
     fn walk(&mut self, start: &Path, glob: Option<&GlobMatcher>, excludes: &mut Excludes) -> Result<usize, Failure> {
         let mut matches = 0;
-        // The depth of the directory whose content is taken as a whole.
+        // Depth of the matching directory whose whole content is added.
         let mut inside_of: Option<usize> = None;
         let from_inside = glob.is_some() || start == self.root;
         for entry in walkdir::WalkDir::new(start).follow_links(false).follow_root_links(from_inside) {
@@ -139,7 +140,7 @@ impl<'a> Search<'a> {
         self.found.insert(relative);
     }
 
-    /// An archive cannot hold a link and something below it.
+    /// Removes paths that lead through a link that is packed, because an archive cannot contain both.
     fn leave_out_below_links(&mut self) {
         if self.links.is_empty() {
             return;
@@ -169,7 +170,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The patterns of what to leave out, with how often each did.
+/// Patterns of files to exclude, with the number of files that each excluded. `None` instead of a matcher means that it is invalid.
 struct Excludes(Vec<(String, Option<GlobMatcher>, usize)>);
 
 impl Excludes {
@@ -205,7 +206,7 @@ fn glob(pattern: &str) -> Option<GlobMatcher> {
     GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build().ok().map(|g| g.compile_matcher())
 }
 
-/// The pattern relative to the project; none if it leads out.
+/// Returns the pattern relative to the root. `None` means that it leads out of the root.
 fn inside(root: &Path, text: &str) -> Option<String> {
     let path = Path::new(text.trim());
     let path = if path.is_absolute() { path.strip_prefix(root).ok()? } else { path };
@@ -223,14 +224,14 @@ fn inside(root: &Path, text: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The leading directories of a pattern that hold no wildcard.
+/// Returns the leading directories of a pattern that contain no wildcards.
 fn fixed_prefix(pattern: &str) -> PathBuf {
     let parts: Vec<&str> = pattern.split('/').collect();
     let fixed = parts.iter().position(|part| part.contains(['*', '?', '[', '{', '\\'])).unwrap_or(parts.len());
     parts.into_iter().take(fixed).collect()
 }
 
-/// Replaces `$NAME` and `${NAME}`, as a POSIX shell would; what is not set is empty. Anything else stays as it is.
+/// Replaces `$NAME` and `${NAME}` by the values of variables, or by nothing if they are not set. Other text is unchanged.
 pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     let is_name = |name: &str| {
         !name.is_empty()
@@ -262,7 +263,7 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     out
 }
 
-/// What git does not track, ignored files included.
+/// Returns the files that git does not track, including ignored ones.
 async fn untracked(site: &dyn Site, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("cannot keep the list of untracked files");

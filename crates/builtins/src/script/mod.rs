@@ -1,8 +1,8 @@
-//! `builtin://script`: the author's commands in one shell, framed as GitLab does (job-execution 4.3, 4.4, 4.7).
+//! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
-//! The text goes to the shell's standard input, so no part of it is in an argument list (J6), and the shell does
-//! nothing before it was put into its cgroup, if it gets one. Variables are the shell's environment; where the profile of a
-//! login shell could overwrite them, the script sets them again.
+//! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input, so that no part
+//! of it is in an argument list (J6), and so that the shell does nothing before it was moved into its cgroup. Variables are in the
+//! environment of the shell. A login shell's profile could overwrite them, so the script sets them again then.
 
 mod posix;
 mod powershell;
@@ -26,10 +26,10 @@ use muster_steps::style;
 use crate::blocking::blocking;
 use crate::context::Context;
 
-/// In the job's temporary directory: the shell has got past its profile.
+/// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
 const STARTED: &str = ".shell_started";
 
-/// Commands of one origin. The name is that of their sections.
+/// Prefix of the section names of some commands, and the commands.
 pub(crate) type Group<'a> = (&'a str, &'a [String]);
 
 #[async_trait]
@@ -52,7 +52,7 @@ impl Builtin<Context> for Script {
     }
 }
 
-/// Runs groups of commands in one shell of the kind that `script` describes.
+/// Runs groups of commands in one shell, with the options of `script`.
 pub(crate) async fn run_groups(
     context: &Context,
     script: &Script,
@@ -84,8 +84,7 @@ pub(crate) async fn run_groups(
     })
 }
 
-/// A file that the shell writes to once it is through with its profile. It is kept open, so that what the script removes later
-/// does not matter.
+/// File that the shell writes to after it has executed its profile. It is kept open, because the script may remove it.
 struct Mark {
     path: PathBuf,
     file: fs::File,
@@ -105,7 +104,7 @@ impl Mark {
 
     fn is_set(&self) -> bool {
         let is_written = |found: io::Result<fs::Metadata>| found.is_ok_and(|found| found.is_file() && found.len() > 0);
-        // A profile may have removed the file: then the shell's is another one.
+        // If the profile has removed the file, the shell has created another one.
         is_written(self.file.metadata()) || is_written(fs::symlink_metadata(&self.path))
     }
 }
@@ -117,17 +116,17 @@ fn remove_mark(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What a shell is given to read.
+/// Content of the script that a shell reads.
 struct Frame<'a> {
     script: &'a Script,
     directory: &'a Path,
-    /// A file to write to once the shell is through with its profile.
+    /// File that the shell writes to after it has executed its profile. `None` means that it does not execute a profile.
     started: Option<&'a Path>,
     groups: &'a [Group<'a>],
 }
 
 impl Frame<'_> {
-    /// Each command, trimmed, with the name of its section.
+    /// Returns the trimmed commands, each with the name of its section.
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
         self.groups.iter().flat_map(|(group, commands)| {
             commands.iter().enumerate().map(move |(index, command)| (format!("{group}_{index}"), command.trim()))
@@ -135,7 +134,7 @@ impl Frame<'_> {
     }
 }
 
-/// What stands in the log before a command runs.
+/// Returns the line that is printed before a command runs.
 fn echoed(command: &str) -> String {
     let text = match command.split_once('\n') {
         None => format!("$ {command}"),
@@ -152,7 +151,7 @@ fn program(name: &str) -> Option<PathBuf> {
     find_program(name)
 }
 
-/// The process of a shell that reads `text`.
+/// Returns the process of a shell that reads `text`.
 fn shell_process(context: &Context, program: PathBuf, args: Vec<OsString>, text: Option<String>) -> Command {
     let stdin = text.map(String::into_bytes);
     Command { program, args, env: context.environment(), stdin, ..Command::default() }

@@ -1,4 +1,4 @@
-//! The frame for bash and other POSIX shells.
+//! Script frame for bash and other POSIX shells.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -13,16 +13,16 @@ use super::{Frame, echoed, not_found, program, shell_process};
 use crate::context::Context;
 use crate::variables::Resolved;
 
-/// What bash does not let anyone set.
+/// Read-only variables of bash.
 const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
-/// After a command, with FF_ENABLE_BASH_EXIT_CODE_CHECK.
+/// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
 const CHECK: &str = "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
-/// The shell's process.
+/// Returns the process of the shell.
 pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, Failure> {
     let shell = find_shell(&frame.script.shell)?;
-    // Where a profile comes between the environment and the script, or the variables are to be seen, the script sets all of
-    // them; else only those that the environment cannot hold.
+    // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
+    // script sets all variables. Otherwise it sets only those that the environment cannot hold.
     let exports = if frame.script.login || frame.script.debug {
         context.variables.all(&context.temp_dir)
     } else {
@@ -32,7 +32,7 @@ pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, F
     Ok(shell_process(context, shell.path.clone(), args, Some(text(frame, shell.bash, &exports))))
 }
 
-/// A shell of this machine.
+/// Shell on this machine.
 #[derive(Debug, Clone)]
 struct Shell {
     path: PathBuf,
@@ -51,8 +51,7 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
 pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
-    // What stands in the text for `eval` is read twice by the shell, so that variables stand before it, unless they are to
-    // be seen.
+    // The shell parses the text for `eval` twice, so variables are set before it. A traced shell has to set them inside, to print them.
     let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");
@@ -75,7 +74,7 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> S
             body.push_str(CHECK);
         }
     }
-    // Not every sh knows pipefail; the trial runs in a process of its own, because failing it would end the shell.
+    // Not every sh supports pipefail. It is tried in a subshell, because a failure would end the shell.
     let pipefail = if bash { "set -o pipefail" } else { "(set -o pipefail) 2>/dev/null && set -o pipefail" };
     let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
     if let Some(path) = frame.started {
@@ -89,7 +88,10 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> S
     text
 }
 
-/// One command for all, which is a tenth of what the smallest script costs the shell; but to be looked at, one for each.
+/// Adds `export` commands for the variables.
+///
+/// A single command for all variables is faster, by a tenth of the run time of the smallest script. A traced shell gets one command for
+/// each variable, because that is easier to read.
 fn export(to: &mut String, exports: &[Resolved<'_>], debug: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
     while let Some((key, value)) = exports.next() {
@@ -116,11 +118,11 @@ fn can_be_set(key: &str) -> bool {
 }
 
 fn print(body: &mut String, line: &str) {
-    // printf, because the echo of some shells takes backslashes for escapes.
+    // The `echo` of some shells interprets backslashes, so use `printf`.
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }
 
-/// The whole command in a section of its own, which is closed before the command runs (job-execution 1.8).
+/// Prints a command of several lines in a section, which is closed before the command runs (docs/spec/job-execution.md, section 1.8).
 fn open_and_close(body: &mut String, section: &str, command: &str) {
     let shown = format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET);
     let _ = writeln!(
@@ -131,7 +133,7 @@ fn open_and_close(body: &mut String, section: &str, command: &str) {
     let _ = writeln!(body, "printf 'section_end:%s:section_{section}\\r\\033[0K\\n' \"$(date +%s)\"");
 }
 
-/// Quotes for any POSIX shell.
+/// Quotes a text for any POSIX shell.
 fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     push_quoted(&mut quoted, text);

@@ -1,4 +1,6 @@
-//! The frame for PowerShell (job-execution 4.7): `pwsh` is version 7 and newer, `powershell` is the one of Windows.
+//! Script frame for PowerShell (docs/spec/job-execution.md, section 4.7).
+//!
+//! `pwsh` is PowerShell 7 or later. `powershell` is Windows PowerShell.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,19 +29,19 @@ const BASE_FLAGS: [&str; 9] = [
     "Bypass",
 ];
 const FILE_FLAGS: [&str; 5] = ["-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-File"];
-/// The first thing that `pwsh` runs. The script itself comes by standard input, in UTF-8, which a console need not expect.
+/// Command that starts the shell for the script. The script is read from standard input in UTF-8, which must be configured first.
 const BOOTSTRAP: &str = "$OutputEncoding = [console]::InputEncoding = [console]::OutputEncoding = \
                          New-Object System.Text.UTF8Encoding\r\n\
                          pwsh -NoProfile -NonInteractive -Command -\r\n\
                          exit $LASTEXITCODE\r\n";
-/// After each command: its status is the script's, where it failed.
+/// Check after each command: a failure ends the script with the status of the command.
 const CHECK: &str = "if(!$?) { Exit &{if($LASTEXITCODE) {$LASTEXITCODE} else {1}} }";
-/// Tells Windows PowerShell that a file is UTF-8.
+/// Makes Windows PowerShell read a file as UTF-8.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// The script as a file, in the job's temporary directory.
+/// Name of the script file in the job's temporary directory.
 const FILE: &str = "script.ps1";
 
-/// The shell's process.
+/// Returns the process of the shell.
 pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, Failure> {
     let name = &frame.script.shell;
     let file = passes_a_file(frame).then(|| context.temp_dir.join(FILE));
@@ -65,7 +67,7 @@ fn write(file: &Path, text: &str) -> std::io::Result<()> {
     fs::File::options().write(true).create_new(true).mode(0o600).open(file)?.write_all(text.as_bytes())
 }
 
-/// The arguments: none holds a part of the script.
+/// Returns the arguments of the shell. They never contain a part of the script.
 pub(super) fn arguments(frame: &Frame<'_>, file: Option<&Path>) -> Vec<OsString> {
     let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
     match file {
@@ -78,7 +80,7 @@ pub(super) fn arguments(frame: &Frame<'_>, file: Option<&Path>) -> Vec<OsString>
     }
 }
 
-/// The script. `pwsh` on this system ends lines as Unix does.
+/// Returns the script. Its lines end as on Unix for `pwsh`, and as on Windows for `powershell`.
 pub(super) fn text(frame: &Frame<'_>, variables: &[Resolved<'_>]) -> String {
     let pwsh = frame.script.shell == "pwsh";
     let mut lines: Vec<String> = Vec::new();
@@ -97,7 +99,7 @@ pub(super) fn text(frame: &Frame<'_>, variables: &[Resolved<'_>]) -> String {
     for (_, command) in frame.commands() {
         lines.push(match command {
             "" => "echo \"\"".to_owned(),
-            // Sections are for other shells: what they would hold is shown (job-execution 4.7).
+            // PowerShell gets no sections: the whole command is printed instead (docs/spec/job-execution.md, section 4.7).
             command if frame.script.sections => {
                 format!("echo {}", quote(&format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET)))
             }
@@ -115,7 +117,7 @@ pub(super) fn text(frame: &Frame<'_>, variables: &[Resolved<'_>]) -> String {
     if pwsh { text } else { text.replace('\n', "\r\n") }
 }
 
-/// A string in double quotes in which nothing is expanded.
+/// Returns a string in double quotes in which PowerShell expands nothing.
 fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

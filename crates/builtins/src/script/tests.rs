@@ -1,4 +1,4 @@
-//! The frames: the one of POSIX shells run by the shells of this machine, the one of PowerShell as text.
+//! Tests of the script frames. Those for POSIX shells are executed; those for PowerShell are compared as text.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -127,7 +127,7 @@ fn a_traced_shell_prints_variables_and_commands() {
     assert!(printed.contains("+ true\n"), "{printed}");
 }
 
-/// The text that PowerShell reads.
+/// Returns the script that PowerShell reads.
 fn powershell_text(script: &Script) -> String {
     let commands = ["Write-Output \"a\"".to_owned(), String::new(), "if ($true) {\n  1\n}".to_owned()];
     let groups = [("script_step", &commands[..])];

@@ -1,4 +1,4 @@
-//! Work trees of commits, each read once and copied for every job: the cache behind checkouts of a repository on this machine.
+//! Cache of work trees of commits, for checkouts of repositories on this machine. Each is read once and copied for every job.
 
 mod restore;
 mod tree;
@@ -20,10 +20,10 @@ pub(crate) use tree::Tree;
 
 /// Maximum number of cached commits. The oldest is evicted first.
 const KEPT: usize = 8;
-/// Of how many project directories is known how they were left. Of any other the files are compared.
+/// Maximum number of project directories whose last state is known. In any other directory, all files are compared.
 const KEPT_LEFT: usize = 64;
 
-/// The commit that a template holds.
+/// Commit of a template.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(crate) struct Key {
     pub(crate) repository: PathBuf,
@@ -31,20 +31,20 @@ pub(crate) struct Key {
     pub(crate) url: String,
 }
 
-/// A commit, ready to be copied.
+/// Work tree of a commit, ready to be copied.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// No other one of this process has it.
+    /// Number that is unique in this process.
     number: u64,
     tree: Tree,
     /// Removes the directory that the tree was read from.
     _directory: tempfile::TempDir,
 }
 
-/// A template that is there, or is being created by the first job that needs it.
+/// Template that exists, or that is being created by the first job that needs it.
 pub(crate) type Cell = Arc<OnceCell<Arc<Template>>>;
 
-/// The templates of an agent.
+/// Templates of an agent.
 #[derive(Debug, Default)]
 pub struct Templates {
     directory: PathBuf,
@@ -53,28 +53,28 @@ pub struct Templates {
     made: AtomicU64,
 }
 
-/// How a job's directory was left when it was filled.
+/// State of a project directory after its last restore.
 #[derive(Debug)]
 struct Left {
     project: PathBuf,
-    /// The template that it was filled from.
+    /// Number of the template.
     number: u64,
     bare: bool,
     marks: Marks,
 }
 
 impl Templates {
-    /// Templates below `directory`, which is emptied: what an agent before this one left there is of no use.
+    /// Returns an empty cache in `directory`. Templates of an earlier agent are removed from it.
     ///
     /// # Errors
-    /// What the disk says.
+    /// The directory cannot be emptied or created.
     pub fn new(directory: PathBuf) -> io::Result<Self> {
         remove_tree(&directory)?;
         fs::create_dir_all(&directory)?;
         Ok(Self { directory, ..Self::default() })
     }
 
-    /// Fills a project directory, or brings it back to its first state.
+    /// Restores a project directory to the state of the template. If that fails, the directory is removed and filled again.
     pub(crate) fn restore(
         &self,
         template: &Template,
@@ -106,7 +106,7 @@ impl Templates {
         tempfile::TempDir::new_in(&self.directory)
     }
 
-    /// A template of the tree that was read from `directory`.
+    /// Returns a template with the tree that was read from `directory`.
     pub(crate) fn template(&self, tree: Tree, directory: tempfile::TempDir) -> Arc<Template> {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         Arc::new(Template { number, tree, _directory: directory })

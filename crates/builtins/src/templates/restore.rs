@@ -1,11 +1,10 @@
-//! Brings a directory back to a [`Tree`], whatever a job has made of it, and touches as little as it can.
+//! Restores a directory to the state of a [`Tree`], whatever a job has changed in it, with as few changes as possible.
 //!
-//! Making and removing files is most of what a checkout costs, and the more of it is done, the more each one costs: ext4
-//! looks past every number of a file that was removed in the last minutes before it makes a new one.
+//! Creating and removing files is most of the work of a checkout, and the cost of each file rises with their number: before ext4 creates
+//! a file, it skips the inode numbers of all files that were removed in the last minutes.
 //!
-//! A file or directory is unchanged if its inode and its time of change are those with which it was left here, because
-//! no program can set that time. Where it was left so short ago that a later change could bear the same time, the bytes
-//! are compared.
+//! A file or directory is unchanged if its inode and its ctime are the same as after the last restore, because programs cannot set
+//! the ctime. If the restore was so recent that a later change could have the same ctime, the contents are compared.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -19,11 +18,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::tree::{Content, Entry, Kind, Tree, permissions};
 use crate::trash::Trash;
 
-/// Two changes may bear the same time if there is less than this between them: the kernel's clock for it is coarse
-/// (10 ms at most).
+/// Time within which two changes can have the same ctime. The kernel's clock for it has a resolution of up to 10 ms.
 const SAME_TIME: Duration = Duration::from_millis(20);
 
-/// By what the state of a file or directory is known again.
+/// Identity and ctime of a file or directory, from which a later change can be recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mark {
     device: u64,
@@ -37,7 +35,7 @@ impl Mark {
         Self { device: metadata.dev(), inode: metadata.ino(), changed }
     }
 
-    /// Whether whoever changes this from now on leaves another mark.
+    /// Returns whether every change after `now` will have another ctime.
     fn is_settled(&self, now: SystemTime) -> bool {
         let limit = now.checked_sub(SAME_TIME).and_then(|limit| limit.duration_since(UNIX_EPOCH).ok());
         let limit = limit.unwrap_or_default();
@@ -45,36 +43,36 @@ impl Mark {
     }
 }
 
-/// How a directory was left: the mark of its root, and one for each entry of its tree.
+/// State of a directory after a restore: one item for the root, then one for each entry of its tree.
 #[derive(Debug, Default)]
 pub(super) struct Marks(Vec<Option<Mark>>);
 
-/// What to bring where.
+/// Parameters of a restore.
 pub(super) struct Restore<'a> {
     pub(super) tree: &'a Tree,
-    /// The directory; it is made if it is missing. The one above it exists.
+    /// Directory to restore. It is created if it does not exist; its parent must exist.
     pub(super) target: &'a Path,
-    /// Only the repository, without its index: nothing is to be checked out.
+    /// Whether to restore only the repository without its index, because nothing is checked out.
     pub(super) bare: bool,
-    /// Takes directories that do not belong there.
+    /// Removes directories that are not in the tree.
     pub(super) trash: &'a Trash,
-    /// Asked before each entry, and may end it.
+    /// Called before each entry. The restore ends with an error if it returns false.
     pub(super) go_on: &'a dyn Fn() -> bool,
-    /// How the directory was left the last time, if it had the same tree then.
+    /// State after the last restore, if it had the same tree. Otherwise empty.
     pub(super) left: Marks,
 }
 
 impl Restore<'_> {
-    /// Does it. The answer is for the next time.
+    /// Restores the directory. Returns its state for the next restore.
     ///
     /// # Errors
-    /// What the disk says; the directory is then half done.
+    /// A file cannot be read or written, or the restore was ended. The directory is incomplete then.
     pub(super) fn run(self) -> io::Result<Marks> {
         let marks = vec![None; self.tree.entries.len() + 1];
         let mut work = Work { own: rustix::process::geteuid().as_raw(), now: Marks(marks), restore: self };
         work.directory(0, work.restore.target.to_owned(), work.restore.tree.mode, false)?;
         let (mut marks, time) = (work.now, SystemTime::now());
-        // Nothing but this has changed anything up to now.
+        // So far only this restore has changed files, so that their ctimes are known to belong to the right content.
         for mark in &mut marks.0 {
             *mark = mark.filter(|mark| mark.is_settled(time));
         }
@@ -82,7 +80,7 @@ impl Restore<'_> {
     }
 }
 
-/// Marks stand at 0 for the root, at 1 for the first entry.
+/// State of a running restore. The item for the root has index 0, the one for the first entry has index 1.
 struct Work<'a> {
     restore: Restore<'a>,
     own: u32,
@@ -90,7 +88,9 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Brings one directory to its state. `above_is_new` saves looking. True if the one above it has changed.
+    /// Restores one directory with its content. Returns whether its parent has changed.
+    ///
+    /// `above_is_new` means that the parent was just created, so that the directory cannot exist.
     fn directory(&mut self, mark: usize, path: PathBuf, mode: u32, above_is_new: bool) -> io::Result<bool> {
         let found = if above_is_new { None } else { found(&path)? };
         let found = match found {
@@ -171,7 +171,8 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// Whether everything but the bytes is right. One that has another name elsewhere is not the checkout's own.
+    /// Returns whether everything except the content is right. A file with several hard links is not: a change to it could come from
+    /// outside.
     fn looks_whole(&self, content: &Content, found: &fs::Metadata) -> bool {
         found.is_file()
             && found.nlink() == 1
@@ -191,7 +192,7 @@ impl Work<'_> {
         }
     }
 
-    /// Removes what the tree does not have in this directory. True if there was anything.
+    /// Removes everything from a directory that is not in the tree. Returns whether anything was removed.
     fn remove_strangers(&self, path: &Path, mark: usize) -> io::Result<bool> {
         let entries = &self.restore.tree.entries;
         let children = self.children(mark);
@@ -208,7 +209,7 @@ impl Work<'_> {
         Ok(removed)
     }
 
-    /// What is to be right in a directory, not deeper.
+    /// Returns the indexes of the entries directly in a directory.
     fn children(&self, mark: usize) -> Vec<usize> {
         let entries = &self.restore.tree.entries;
         let within: Range<usize> = match mark.checked_sub(1).and_then(|index| entries.get(index)) {
@@ -238,12 +239,12 @@ impl Work<'_> {
     }
 }
 
-/// What a checkout without files has.
+/// Returns whether a path is part of a checkout without files.
 fn is_repository(path: &Path) -> bool {
     path.starts_with(".git") && path != Path::new(".git/index")
 }
 
-/// What is at `path`, if anything is.
+/// Returns the metadata of `path`. `None` means that it does not exist.
 fn found(path: &Path) -> io::Result<Option<fs::Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),

@@ -1,7 +1,7 @@
-//! A directory tree, read once and written many times: what a job's checkout is copied from.
+//! Directory tree from which checkouts are copied. It is read once and written many times.
 //!
-//! Small files are kept in memory, so that writing one takes four system calls and no reading. How a directory that
-//! was filled before is brought back to the tree is [`super::restore`]'s matter.
+//! Small files are kept in memory, so that writing one takes only four system calls. [`super::restore`] restores directories that
+//! were filled before.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,33 +11,33 @@ use std::path::{Path, PathBuf};
 use muster_files::{Limit, open, read_open};
 use rustix::fs::{Timespec, Timestamps};
 
-/// Files up to this size may be kept in memory,
+/// Maximum size of a file to keep in memory.
 const SMALL: u64 = 64 * 1024;
-/// as long as all of a tree's together stay below this.
+/// Maximum total size of the files of a tree to keep in memory.
 const KEPT: u64 = 16 * 1024 * 1024;
-/// Bytes compared at once.
+/// Number of bytes to compare at once.
 const CHUNK: usize = 256 * 1024;
 
-/// A tree, ready to be written elsewhere.
+/// Directory tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: PathBuf,
-    /// A directory stands before what is in it.
+    /// Entries in depth-first order: a directory comes before its content.
     pub(super) entries: Vec<Entry>,
-    /// The permissions of the root itself.
+    /// Permissions of the root itself.
     pub(super) mode: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Below the root.
+    /// Path relative to the root.
     pub(super) path: PathBuf,
     pub(super) kind: Kind,
 }
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// `end` is the index behind the last entry in it.
+    /// Directory. `end` is the index after the last entry in it.
     Directory {
         mode: u32,
         end: usize,
@@ -46,18 +46,18 @@ pub(super) enum Kind {
     File(Content),
 }
 
-/// What makes a file what it is.
+/// Properties and content of a file.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) mode: u32,
     pub(super) modified: Timespec,
     pub(super) size: u64,
-    /// None: it is read from the template.
+    /// Content. `None` means that it has to be read from the template.
     kept: Option<Box<[u8]>>,
 }
 
 impl Tree {
-    /// Reads the tree below `root`. It must not change while this lives.
+    /// Reads the tree below `root`. The files must not change as long as the value exists.
     pub(crate) fn read(root: &Path) -> io::Result<Self> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut kept = 0;
@@ -88,7 +88,7 @@ impl Tree {
         Ok(Self { root: root.to_owned(), entries, mode: permissions(&fs::metadata(root)?) })
     }
 
-    /// Makes the file at `path`, where nothing is, as `entry` is.
+    /// Creates a copy of the file `entry` at `path`, which must not exist.
     pub(super) fn write(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<File> {
         let mut file = File::options().write(true).create_new(true).mode(content.mode).open(path)?;
         match &content.kept {
@@ -100,7 +100,7 @@ impl Tree {
         Ok(file)
     }
 
-    /// Whether the file at `path` has the bytes of `entry`; its size is known to be the same.
+    /// Returns whether the file at `path` has the same content as `entry`. Its size must be the same.
     pub(super) fn has_bytes(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<bool> {
         let mut file = open(path)?;
         match &content.kept {
@@ -119,7 +119,7 @@ fn small(path: &Path) -> io::Result<Box<[u8]>> {
     Ok(read_open(open(path)?, path, limit)?.into_boxed_slice())
 }
 
-/// Tells the directories deeper than `depth` where they end.
+/// Sets the end of the open directories that are deeper than `depth`.
 fn close(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
     let behind = entries.len();
     for index in open.drain(depth.min(open.len())..) {
@@ -129,12 +129,12 @@ fn close(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
     }
 }
 
-/// The bits that `chmod` sets; of a directory, without those that it may have from the one above it.
+/// Returns the permission bits, for directories without setuid, setgid and sticky bit, which may be inherited from the parent.
 pub(super) fn permissions(metadata: &fs::Metadata) -> u32 {
     metadata.permissions().mode() & if metadata.is_dir() { 0o777 } else { 0o7777 }
 }
 
-/// Shares the blocks where the file system can, else copies inside the kernel.
+/// Copies a file by sharing its blocks, if the file system supports that, or else inside the kernel.
 fn copy(from: &File, to: &mut File) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(&*to, from).is_ok() {
         return Ok(());
@@ -142,7 +142,7 @@ fn copy(from: &File, to: &mut File) -> io::Result<()> {
     io::copy(&mut &*from, to).map(|_| ())
 }
 
-/// Whether two files of one length hold the same.
+/// Returns whether two files of the same size have the same content.
 fn same(one: &mut File, other: &mut File) -> io::Result<bool> {
     let (mut left, mut right) = (vec![0; CHUNK], vec![0; CHUNK]);
     loop {

@@ -1,14 +1,14 @@
-//! Clean UTF-8 within a size limit (runner-api 3.3).
+//! Converts a stream to valid UTF-8 and limits its size (docs/spec/runner-api.md, section 3.3).
 
-/// Limit in bytes where none is given.
+/// Default limit in bytes.
 const DEFAULT_LIMIT: u64 = 4 * 1024 * 1024;
 const REPLACEMENT: &[u8] = "\u{fffd}".as_bytes();
 
-/// Replaces invalid UTF-8, and cuts the stream at its limit with a notice.
+/// Replaces invalid UTF-8, and truncates the stream at the limit with a notice.
 pub(super) struct Limiter {
     limit: u64,
     size: u64,
-    /// The start of a character whose other bytes have not come yet; at most 3 bytes.
+    /// First bytes of an incomplete character, at most 3.
     held: Vec<u8>,
     cut: bool,
 }
@@ -19,7 +19,7 @@ impl Limiter {
         Self { limit, size: already, held: Vec::new(), cut: already >= limit }
     }
 
-    /// Whether the limit is reached: nothing comes through any more.
+    /// Returns whether the limit was reached. Then all further output is dropped.
     pub(super) fn is_cut(&self) -> bool {
         self.cut
     }
@@ -39,7 +39,7 @@ impl Limiter {
         self.count(start, out);
     }
 
-    /// The stream ends: half a character is invalid.
+    /// Ends the stream. An incomplete character at its end is invalid.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.cut && !std::mem::take(&mut self.held).is_empty() {
             let start = out.len();
@@ -62,7 +62,7 @@ impl Limiter {
         out.extend_from_slice(bytes);
     }
 
-    /// Counts what was appended behind `start`, and cuts it at the limit.
+    /// Counts the bytes that were appended after `start`, and truncates them at the limit.
     fn count(&mut self, start: usize, out: &mut Vec<u8>) {
         let added = (out.len() - start) as u64;
         if self.size + added < self.limit {
@@ -71,7 +71,7 @@ impl Limiter {
         }
         let room = usize::try_from(self.limit.saturating_sub(self.size)).unwrap_or(usize::MAX);
         let mut end = (start + room).min(out.len());
-        // All bytes of a character but the first look like 10xxxxxx.
+        // All bytes of a character except the first have the form 10xxxxxx.
         while end > start && out.get(end).is_some_and(|byte| byte & 0b1100_0000 == 0b1000_0000) {
             end -= 1;
         }

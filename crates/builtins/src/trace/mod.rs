@@ -1,5 +1,6 @@
-//! The one way into a job's trace: masking, then timestamps, then clean UTF-8 within the size limit (job-execution
-//! 1.10). What comes out at the far end is the trace, byte for byte.
+//! Writer of a job's trace: masking, then timestamps, then valid UTF-8 and the size limit (docs/spec/job-execution.md, section 1.10).
+//!
+//! The sink at the end receives the trace, byte for byte.
 
 mod limit;
 mod stamp;
@@ -13,30 +14,30 @@ use parking_lot::Mutex;
 use limit::Limiter;
 use stamp::Stamper;
 
-/// Where the bytes of a trace end up.
+/// Storage for the bytes of a trace.
 pub trait Sink: Send {
-    /// Appends all of `bytes`, or as many as there is room for and then fails.
+    /// Appends `bytes`. If the disk is full, appends as many as possible and fails.
     ///
     /// # Errors
-    /// What the disk says.
+    /// The bytes cannot be written.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// What a trace looks like.
+/// Options of a trace.
 #[derive(Debug, Clone, Default)]
 pub struct TraceOptions {
-    /// What to mask.
+    /// Values to mask.
     pub secrets: Secrets,
-    /// Start each line with time and stream.
+    /// Whether each line starts with the time and the stream.
     pub timestamps: bool,
-    /// Bytes after which output is dropped; 0 means 4 MiB.
+    /// Maximum size in bytes. Further output is dropped. 0 means 4 MiB.
     pub limit: u64,
 }
 
-/// Told once, with the first error of the sink.
+/// Callback for the first error of the sink.
 pub type OnFault = Box<dyn Fn(&io::Error) + Send + Sync>;
 
-/// A job's trace, open for writing.
+/// Trace of a job, open for writing.
 pub struct Trace {
     timestamps: bool,
     on_fault: OnFault,
@@ -47,7 +48,7 @@ struct Inner {
     channels: Vec<(Stream, Channel)>,
     limiter: Limiter,
     sink: Box<dyn Sink>,
-    /// The sink failed: later output would leave a gap, and is dropped.
+    /// Whether the sink failed. Later output is dropped, because there would be a gap before it.
     faulted: bool,
     buffers: [Vec<u8>; 3],
 }
@@ -64,10 +65,10 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// A trace that writes to `sink`. `already` is the sink's length: it counts against the limit.
+    /// Returns a trace that writes to `sink`. `already` is the current size of the sink, which counts against the limit.
     #[must_use]
     pub fn new(options: &TraceOptions, sink: Box<dyn Sink>, already: u64, on_fault: OnFault) -> Self {
-        // Without timestamps all streams are one text, and a secret may run through all of them.
+        // Without timestamps all streams form one text, and a secret can be split between them.
         let streams: &[Stream] = if options.timestamps { &[Stream::Runner, Stream::Output] } else { &[Stream::Runner] };
         let channel = |stream: &Stream| {
             let stamper = options.timestamps.then(|| Stamper::new(*stream));
@@ -86,7 +87,7 @@ impl Trace {
         }
     }
 
-    /// Writes, unless the sink failed before; tells of the first failure.
+    /// Writes, unless the sink failed before. Reports the first failure.
     fn pass_on(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
         let mut inner = self.inner.lock();
         if inner.faulted {
@@ -99,12 +100,12 @@ impl Trace {
         }
     }
 
-    /// The end: writes what was held back, then `last`, which is kept even where the disk had been full.
+    /// Ends the trace: writes the output that was held back, then `last`. `last` is written even if the sink failed before.
     pub fn close(&self, last: &[u8]) {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
         if inner.faulted {
-            // Whoever was told has made room for this.
+            // The callback has freed space for this.
             result = inner.sink.append(b"\n").and_then(|()| inner.sink.append(last));
         } else {
             result = result.and_then(|()| inner.put(Stream::Runner, last)).and_then(|()| inner.flush());
@@ -124,7 +125,8 @@ impl Log for Trace {
         self.pass_on(|inner| inner.put(stream, bytes));
     }
 
-    /// So the line stands before what Muster prints next. Without timestamps all is one text, and nothing is out of order.
+    /// Writes an incomplete line, so that it precedes Muster's next message. Without timestamps there is only one stream, which is in
+    /// order anyway.
     fn end_lines(&self) {
         if self.timestamps {
             self.pass_on(|inner| inner.finish(Stream::Output));
@@ -137,7 +139,7 @@ impl Inner {
         self.pass(stream, |masker, out| masker.push(bytes, out), false)
     }
 
-    /// Writes what a stream holds back.
+    /// Writes the output that is held back of a stream.
     fn finish(&mut self, stream: Stream) -> io::Result<()> {
         self.pass(stream, Masker::finish, true)
     }
@@ -158,7 +160,7 @@ impl Inner {
 
     fn pass(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
         if self.limiter.is_cut() {
-            // What nobody will see needs no mask.
+            // Output that will be dropped need not be masked.
             return Ok(());
         }
         let index = self.channels.iter().position(|(own, _)| *own == stream).unwrap_or(0);

@@ -1,21 +1,21 @@
-//! Lines with time and stream (runner-api 3.5): `2026-11-21T09:32:20.888012Z 01O hello`.
+//! Adds time and stream to lines (docs/spec/runner-api.md, section 3.5): `2026-11-21T09:32:20.888012Z 01O hello`.
 //!
-//! The letter is always `O`, on purpose: gitlab-runner writes `E` for standard error, which it reads by a pipe of its own,
-//! so that its lines may overtake those of standard output. Here both are one pipe, and the order of writing counts more.
+//! The letter is always `O`, on purpose. gitlab-runner writes `E` for standard error, which it reads from a separate pipe, so that
+//! lines of the two streams can change places. Muster reads both from one pipe, which keeps their order.
 
 use std::io::Write;
 
 use muster_steps::log::Stream;
 use time::OffsetDateTime;
 
-/// Bytes of an unfinished line that are held before it is broken.
+/// Maximum number of bytes of an incomplete line to hold back. A longer line is split.
 const FRAGMENT: usize = 8 * 1024;
 
 /// Prefixes the lines of one stream.
 pub(super) struct Stamper {
     tag: &'static str,
     line: Vec<u8>,
-    /// The next line continues the one before.
+    /// Whether the next line continues the previous one.
     continues: bool,
 }
 
@@ -43,7 +43,7 @@ impl Stamper {
         }
     }
 
-    /// The stream ends.
+    /// Ends the stream, and writes its last line if it is incomplete.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.line.is_empty() {
             self.emit(out, false);

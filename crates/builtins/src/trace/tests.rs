@@ -1,4 +1,4 @@
-//! What comes out of the pipeline.
+//! Tests of the whole path from output to trace.
 
 use std::sync::Arc;
 

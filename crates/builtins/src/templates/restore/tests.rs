@@ -1,4 +1,4 @@
-//! A directory is what a new one would be, whatever was done to it, and what nobody touched is not touched.
+//! Tests that a restored directory equals a new one, whatever was changed in it, and that unchanged files are not written.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What can be seen of a tree: type, permissions, content, time.
+/// Type, permissions, content and modification time of all files of a tree.
 type Picture = BTreeMap<PathBuf, (char, u32, Vec<u8>, i64)>;
 
 fn picture(root: &Path) -> Picture {
@@ -62,7 +62,7 @@ impl World {
         Restore { tree: &self.tree, target: &target, bare, trash, go_on: &|| true, left }.run().unwrap()
     }
 
-    /// Restores until every entry has a mark: the time in which a change could go unseen is over.
+    /// Restores until the state of every entry is known, so that a change cannot have the same ctime.
     fn settle(&self) -> Marks {
         let mut marks = self.restore(false, Marks::default());
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -79,7 +79,7 @@ impl World {
     }
 }
 
-/// Does something to the directory, as a job may.
+/// Changes the directory in one of the ways that a job could.
 fn vandalize(root: &Path, act: u8, place: usize) {
     const PLACES: [&str; 9] = ["a/one", "a/b/two", "a/b", "a", "empty", "link", "z", "a/large", ".git/HEAD"];
     let path = root.join(PLACES[place % PLACES.len()]);
@@ -89,7 +89,7 @@ fn vandalize(root: &Path, act: u8, place: usize) {
         Ok(_) => fs::remove_file(&path),
         Err(error) => Err(error),
     };
-    // What is impossible by now does nothing.
+    // Changes that are impossible after earlier ones have no effect.
     let _ = match act % 9 {
         0 => remove(),
         1 => remove().and_then(|()| fs::create_dir_all(path.join("deep/er"))),
@@ -99,7 +99,7 @@ fn vandalize(root: &Path, act: u8, place: usize) {
         5 => fs::write(path.join("stranger"), "s").and_then(|()| fs::create_dir_all(path.join("strange/deep"))),
         6 => fs::hard_link(&path, root.join(format!("hard{place}"))),
         7 => fs::rename(&path, root.join("moved")),
-        // Same length, same time of modification, other bytes.
+        // Same size and modification time, but other content.
         _ => fs::metadata(&path)
             .and_then(|found| fs::write(&path, vec![b'x'; usize::try_from(found.len()).unwrap_or(0)]))
             .and_then(|()| filetime::set_file_mtime(&path, times.unwrap())),
