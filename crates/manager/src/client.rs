@@ -1,20 +1,20 @@
-//! The client of one runner's coordinator.
+//! The client for the coordinator of a runner.
 
 use muster_config::settings::{ConnectionAge, RunnerSettings, TlsFiles};
 use muster_runner_api::client::{self as api, Client, ClientError};
 
-/// A client with the runner's URL and certificates, whose connections are used again up to `age`.
+/// Returns a client with the runner's URL and certificates, which reuses connections up to `age`.
 ///
 /// # Errors
-/// [`ClientError::Setup`] where they are not usable.
+/// [`ClientError::Setup`] if the URL or the certificates are not usable.
 pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// The same for jobs that are there already: where the certificates are not usable, they are waited for.
+/// Returns a client for jobs that exist already: if the certificates are not usable, its calls wait for them.
 ///
 /// # Errors
-/// [`ClientError::Setup`] where the URL is not usable.
+/// [`ClientError::Setup`] if the URL is not usable.
 pub(crate) fn patient(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_deferred_tls(&runner.url, &tls(runner), limit(age))
 }

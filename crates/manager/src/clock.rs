@@ -1,4 +1,4 @@
-//! The time of the wall, for what has a date: a port, so that tests move it instead of waiting.
+//! Wall-clock time as a port, so that tests can move it instead of waiting.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -6,19 +6,19 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// The longest wait between two looks at the system's clock: it may be set, and does not stand still while a machine sleeps.
+/// Maximum time between two reads of the system clock. The clock may be set, and it advances while the machine sleeps.
 const LOOK_PERIOD: Duration = Duration::from_secs(60);
 
-/// Tells the date and waits for it.
+/// A wall clock.
 pub trait WallClock: fmt::Debug + Send + Sync + 'static {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> SystemTime;
 
-    /// Completes once `now` is `until` or later. Safe to drop at any time.
+    /// Completes once [`Self::now`] has reached `until`. Cancel-safe.
     fn sleep_until(&self, until: SystemTime) -> BoxFuture<'static, ()>;
 }
 
-/// The machine's clock.
+/// The system's clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -36,14 +36,14 @@ impl WallClock for SystemClock {
     }
 }
 
-/// Seconds since 1970 by the machine's clock.
+/// Returns the seconds since 1970 by the system's clock.
 #[must_use]
 pub fn unix_now() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// A clock that stands still until it is moved, for tests.
+/// A clock for tests, which stands still until it is set.
 #[derive(Debug, Clone)]
 pub struct ManualClock {
     now: watch::Sender<SystemTime>,
@@ -51,18 +51,18 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock that shows `now`.
+    /// Returns a clock that shows `now`.
     #[must_use]
     pub fn at(now: SystemTime) -> Self {
         Self { now: watch::Sender::new(now), awaited: watch::Sender::new(None) }
     }
 
-    /// Sets it.
+    /// Sets the time.
     pub fn set(&self, now: SystemTime) {
         self.now.send_replace(now);
     }
 
-    /// Waits until somebody waits for a time that is not over, and tells which.
+    /// Waits until someone sleeps until a time in the future, and returns that time.
     pub async fn awaited(&self) -> SystemTime {
         let mut awaited = self.awaited.subscribe();
         loop {
@@ -70,7 +70,7 @@ impl ManualClock {
             if let Some(until) = until.filter(|until| *until > self.now()) {
                 return until;
             }
-            // The sender is our own: it is never gone.
+            // The sender is in `self`, so it cannot be closed.
             let _ = awaited.changed().await;
         }
     }
@@ -85,7 +85,7 @@ impl WallClock for ManualClock {
         self.awaited.send_replace(Some(until));
         let mut now = self.now.subscribe();
         Box::pin(async move {
-            // A clock that is gone moves no more.
+            // A dropped clock never advances again.
             if now.wait_for(|now| *now >= until).await.is_err() {
                 std::future::pending::<()>().await;
             }

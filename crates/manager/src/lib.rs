@@ -1,19 +1,18 @@
-//! The manager: requests jobs, leases environments, hands each job to an agent, and reports what came of it.
+//! The runner manager: requests jobs, leases execution environments, gives each job to an agent, and reports its result.
 //!
 //! ```text
 //! requests (long polls, one lane each) --payload--> store (state.log) --> one actor per job:
 //!   lower -> lease -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
 //! ```
 //!
-//! - [`lower`] is pure: payload in, plan of built-in steps out.
-//! - [`state`] has the states of a job and their moves, [`store`] keeps them: recovery is the normal start path.
-//! - [`job`] is the actor of one job; [`admission`] says who may ask for jobs, and when, [`requests`] does it;
-//!   [`running`] bounds the jobs that run; [`failure`] says how an end is reported; [`observe`] tells metrics, logs and spans
-//!   of it.
-//! - [`reload`] notices changes of `config.toml`; [`rotation`] renews tokens. What the file says is `muster_config`'s.
+//! - [`lower`] is pure: it turns a payload into a plan of built-in steps.
+//! - [`state`] has the states of a job and their transitions. [`store`] keeps them in `state.log`. Recovery is the normal start path.
+//! - [`job`] is the actor of one job. [`admission`] decides which runner may request jobs, and when. [`requests`] sends the requests.
+//!   [`running`] bounds the jobs that run. [`failure`] turns outcomes into updates. [`observe`] records metrics, logs and spans.
+//! - [`reload`] detects changes of `config.toml`. [`rotation`] renews tokens. The crate `muster_config` reads the file.
 //!
-//! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
-//! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs run than `concurrent`.
+//! Invariants: J1 each job that was received is reported, unless the coordinator no longer expects it; J2 a job that an agent has
+//! accepted is never given to another agent; J3 the trace is the agent's log byte for byte, once; J4 at most `concurrent` jobs run.
 
 mod admission;
 mod client;

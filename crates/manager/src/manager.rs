@@ -1,4 +1,4 @@
-//! The manager's main loop: takes up the jobs of an earlier start, asks for new ones, and stops in order.
+//! The manager's main loop: restores the jobs of an earlier start, requests new ones, and shuts down in order.
 
 mod control;
 mod notices;
@@ -33,33 +33,33 @@ pub use control::{Control, Figures, Order};
 use quota::Ledger;
 pub use quota::Quota;
 
-/// Why the manager ended other than by being asked.
+/// Errors that end the manager.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// Its state.
+    /// The manager's state cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The coordinator refuses the token, again and again, and the settings say that this is fatal.
+    /// The coordinator keeps refusing the runner token, and the settings make that fatal.
     #[error("the coordinator at {url} refuses the runner token; register the runner again and pass its new token")]
     TokenRefused {
-        /// The coordinator.
+        /// URL of the coordinator.
         url: Url,
     },
 }
 
-/// What the manager is about. It only moves forward.
+/// State of the manager's run. It only advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Working,
-    /// No more jobs are taken; those that run go on.
+    /// No more jobs are requested. Running jobs continue until their end.
     Draining,
-    /// Jobs are left to the next start.
+    /// Running jobs are left to the next start.
     Leaving,
-    /// Jobs are wound down and reported.
+    /// Running jobs are canceled and reported.
     Aborting,
 }
 
-/// A manager of the runners of one `config.toml`.
+/// Manager of the runners of one `config.toml`.
 pub struct Manager {
     settings: Settings,
     store: Arc<Store>,
@@ -71,25 +71,25 @@ pub struct Manager {
     ids: HashMap<Id, (RunName, RunnerKey)>,
     unreported: Unreported,
     answering: Answering,
-    /// Jobs that gave their slots back.
+    /// Jobs whose slots were released before their report.
     freed: mpsc::UnboundedReceiver<RunName>,
-    /// Jobs without a slot: they do not count any more.
+    /// Jobs without a slot. They no longer count for admission.
     without_slot: HashSet<RunName>,
     /// Bounds the jobs that run.
     limits: Arc<RunLimits>,
-    /// Ends the jobs.
+    /// Canceled to end the jobs.
     cancel: CancellationToken,
     phase: Phase,
-    /// Time of the order to abort, from which `shutdown_timeout` counts.
+    /// Time of the command to abort, from which `shutdown_timeout` counts.
     aborting_since: Option<Instant>,
     ledger: Ledger,
-    /// The settings that each runner asks with, numbered.
+    /// Settings with which each runner sends requests, and the number of their generation.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
 }
 
 impl Manager {
-    /// A manager with its state in `store` and its environments from `executors`, which tells of itself to `telemetry`.
+    /// Returns a manager with its state in `store` and its environments from `executors`. It reports to `telemetry`.
     #[must_use]
     pub fn new(settings: Settings, store: Store, executors: Registry, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
@@ -118,25 +118,25 @@ impl Manager {
         }
     }
 
-    /// The same manager, which ends when it has done its quota.
+    /// Returns the same manager with limits on its run.
     #[must_use]
     pub fn with_quota(self, quota: Quota) -> Self {
         Self { ledger: Ledger::new(quota), ..self }
     }
 
-    /// Works until it is ordered to stop, or has done its quota, and then until its jobs are reported. Dropped, it stops at once: the jobs go on
-    /// at their agents, and a later start takes them up.
+    /// Runs until a command stops the manager or a run limit is reached, and then until its jobs are reported.
+    ///
+    /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
     ///
     /// # Errors
-    /// [`ManagerError`]; jobs that are under way are brought to their end before, unless the store has failed: then
-    /// nothing about them could be kept, and the next start goes on.
+    /// [`ManagerError`]. Jobs in progress are finished before, unless the state cannot be written: then the next start continues them.
     pub async fn run(mut self, orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
         let result = self.work(orders).await;
         self.finish_requests().await;
         result
     }
 
-    /// Waits for the requests that are in flight, as long as a job may come with them. It is stored or reported then.
+    /// Waits for the requests in flight as long as they may bring a job. The job is stored or reported then.
     async fn finish_requests(&mut self) {
         self.admission.stop();
         while !self.requests.is_empty() {
@@ -195,7 +195,7 @@ impl Manager {
         refused.map_or(Ok(()), Err)
     }
 
-    /// What requests and jobs have left of `shutdown_timeout`.
+    /// Returns the part of `shutdown_timeout` that requests and jobs have left.
     fn time_for_instances(&self) -> Duration {
         let passed = self.aborting_since.map(|since| since.elapsed()).unwrap_or_default();
         self.settings.shutdown_timeout.saturating_sub(passed)
@@ -205,7 +205,7 @@ impl Manager {
         self.phase != Phase::Leaving && !self.jobs.is_empty()
     }
 
-    /// The jobs of an earlier start go on. They count, also beyond what the settings allow now.
+    /// Restores the jobs of an earlier start. They count for admission even beyond the limits that apply now.
     async fn take_up(&mut self) -> Result<(), ManagerError> {
         let mut contexts: Vec<Arc<Context>> = Vec::new();
         for job in self.store.jobs() {
@@ -238,7 +238,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Applies settings. A runner that is as it was keeps its requests in flight.
+    /// Applies settings. A runner whose settings are unchanged keeps its requests in flight.
     fn configure(&mut self, settings: Settings) {
         self.settings = settings.following(&self.settings);
         let admission = &self.admission;
@@ -270,7 +270,7 @@ impl Manager {
             Order::Reload(settings) => self.configure(*settings),
             Order::Tell(to) => {
                 let (concurrent, jobs) = (self.settings.concurrent, self.admission.jobs());
-                // Who asked may have gone away.
+                // The receiver may have been dropped.
                 let (waiting, runners) = (self.limits.waiting(), self.admission.figures(Instant::now()));
                 let _ = to.send(Figures { concurrent, jobs, waiting, runners });
             }
@@ -283,12 +283,12 @@ impl Manager {
         }
     }
 
-    /// Sends no more requests. Those in flight are waited for, as long as the server may have answered them.
+    /// Sends no more requests. Waits for those in flight as long as the coordinator may have answered them.
     fn stop_asking(&mut self, phase: Phase) {
         if self.phase == Phase::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());
             tracing::info!(jobs, requests, "no more jobs are requested, waiting for requests in flight");
-            // Instances that are left keep what they were kept for.
+            // Instances that are left to the next start keep their reservations.
             if phase != Phase::Leaving {
                 self.executors.drain();
             }
@@ -305,7 +305,7 @@ impl Manager {
         self.admission.stop();
     }
 
-    /// Does what admission says; when to ask it again.
+    /// Carries out what admission decides. Returns when to ask it again.
     fn admit(&mut self) -> Option<Instant> {
         let left = if self.requests.cannot_store() { 0 } else { self.ledger.left() };
         self.admission.set_left(left);
@@ -322,13 +322,13 @@ impl Manager {
         decisions.wake
     }
 
-    /// When the wait for a job is over; none where nobody waits.
+    /// Returns when the wait for a job ends. `None` if it does not end, or jobs are in progress.
     fn idle_until(&self) -> Option<Instant> {
         self.ledger.idle_until().filter(|_| self.phase == Phase::Working && self.jobs.is_empty())
     }
 
     /// # Errors
-    /// [`ManagerError::Store`]. Given back, and not raised, is a refusal that ends the manager when its jobs are done.
+    /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.
     fn answered(&mut self, answered: Answered) -> Result<Option<ManagerError>, ManagerError> {
         let Answered { poll, runner, client, answer, repeats } = answered;
         let now = Instant::now();
@@ -401,7 +401,7 @@ impl Manager {
         self.ids.insert(handle.id(), (run, key));
     }
 
-    /// A job that still has to be reported counts no more.
+    /// Stops counting a job whose slot was released before its report.
     fn slot_freed(&mut self, run: RunName) {
         let known = self.ids.values().find(|(known, _)| *known == run);
         if let Some((_, runner)) = known.filter(|_| !self.without_slot.contains(&run)) {
@@ -411,8 +411,8 @@ impl Manager {
     }
 
     /// # Errors
-    /// [`ManagerError::Store`]: the job would wait for the next start, and so would all that come after it. Better one
-    /// that is tried at once, by whoever watches this process.
+    /// [`ManagerError::Store`]: this job and all that follow could not be stored. It is better to exit, so that the service manager
+    /// restarts the process.
     fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let Some((run, runner)) = self.ids.remove(&task) else { return Ok(()) };
@@ -436,7 +436,7 @@ impl Manager {
     }
 }
 
-/// Waits until then; without a time it does not wait.
+/// Waits until `time`. Returns at once for `None`.
 async fn until(time: Option<Instant>) {
     sleep_until(time.unwrap_or_else(Instant::now)).await;
 }

@@ -1,6 +1,6 @@
-//! What the manager tells of itself: the metrics of its runners, and a [`JobWatch`] for each job.
+//! What the manager reports about itself: the metrics of its runners, and a [`JobWatch`] for each job.
 //!
-//! Nothing here waits, and nothing depends on it: the manager works alike whether anyone looks on or not.
+//! Nothing here waits, and the manager's behavior does not depend on it.
 
 mod stages;
 #[cfg(test)]
@@ -28,9 +28,9 @@ pub(crate) use watch::JobWatch;
 /// The manager's side of telemetry.
 pub(crate) struct Observer {
     telemetry: Arc<Telemetry>,
-    /// Of the runners in the file: while they stand here, their series are exposed.
+    /// Metrics of the runners in the configuration. The series of a runner are exposed while it is in this map.
     entries: Mutex<HashMap<RunnerKey, Arc<EntryMetrics>>>,
-    /// A job asked for a way to send spans that is not there, and this was told.
+    /// Whether it was logged that a job requested an unsupported way to export spans.
     told_unsupported: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ impl Observer {
         &self.telemetry
     }
 
-    /// New settings: series of runners that left go with their last job.
+    /// Applies settings. The series of a removed runner are dropped after its last job.
     pub(crate) fn configure(&self, settings: &Settings) {
         self.telemetry.metrics.set_concurrent(settings.concurrent);
         let mut entries = HashMap::new();
@@ -55,14 +55,14 @@ impl Observer {
         *self.entries.lock() = entries;
     }
 
-    /// A job request of the runner is sent; it is open until the answer is dropped.
+    /// Counts a job request of the runner. The request is open until the result is dropped.
     pub(crate) fn asking(&self, runner: &RunnerSettings) -> OpenRequest {
         let entry = self.entry(runner);
         entry.fed();
         entry.token().request()
     }
 
-    /// A job request was answered; `wanted` says that there is room for a further one.
+    /// Records the answer to a job request. `wanted` says whether the manager has capacity for another request.
     pub(crate) fn answered(&self, runner: &RunnerSettings, notice: Option<Notice>, now: &RunnerFigures, wanted: bool) {
         let entry = self.entry(runner);
         match notice {
@@ -82,12 +82,12 @@ impl Observer {
         }
     }
 
-    /// The client, whose calls are counted for the runner.
+    /// Returns a client whose calls are counted for the runner.
     pub(crate) fn counted(&self, client: Client, runner: &RunnerSettings) -> Client {
         client.with_observer(Arc::new(Calls(Arc::clone(self.entry(runner).token()))))
     }
 
-    /// A job of the runner is under way.
+    /// Returns the watch of a job of the runner.
     pub(crate) fn job(
         self: &Arc<Self>,
         runner: &Arc<RunnerSettings>,
@@ -97,20 +97,20 @@ impl Observer {
         JobWatch::new(self, runner, job, recovered)
     }
 
-    /// A job of the runner cannot go on in this manager.
+    /// Counts a job that cannot continue in this manager.
     pub(crate) fn job_lost(&self, runner: &RunnerKey) {
         if let Some(entry) = self.entries.lock().get(runner) {
             entry.failed_to_process(ProcessingFailure::Other);
         }
     }
 
-    /// The runner's series: they are exposed while somebody holds this.
+    /// Returns the runner's series. They are exposed while someone holds the result.
     pub(crate) fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {
         let known = self.entries.lock().get(&runner.key).cloned();
         known.unwrap_or_else(|| self.telemetry.metrics.entry(&labels(runner)))
     }
 
-    /// Something that a job asked for is not there: told once.
+    /// Logs once that a job requested something unsupported.
     fn tell_unsupported(&self, what: &str) {
         if !self.told_unsupported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -121,7 +121,7 @@ impl Observer {
     }
 }
 
-/// What tells the series of a runner from those of others.
+/// Returns the labels that identify a runner's series.
 #[must_use]
 pub fn labels(runner: &RunnerSettings) -> EntryLabels {
     EntryLabels {
@@ -131,7 +131,7 @@ pub fn labels(runner: &RunnerSettings) -> EntryLabels {
     }
 }
 
-/// Counts calls.
+/// Counts the calls of a client.
 struct Calls(Arc<TokenMetrics>);
 
 impl CallObserver for Calls {

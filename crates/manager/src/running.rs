@@ -1,8 +1,8 @@
-//! How many jobs run at the same time: `concurrent` over all runners, and the `limit` of each (J4).
+//! Limits on the number of jobs that run: `concurrent` for all runners, and the `limit` of each runner (J4).
 //!
-//! Admission sends no request whose job would be one too many. But `concurrent` or `limit` may fall while a request is in
-//! flight, and a job that it brings is taken in any case. Such a job waits here for its turn. A job runs from the moment in which
-//! it gets its permit until its slot is given back; one that was taken and waits does not run.
+//! Admission sends no request whose job would exceed a limit. But `concurrent` or `limit` may be reduced while a request is in
+//! flight, and the manager must receive the job that it brings. Such a job waits here. A job runs from the moment at which it gets
+//! its permit until its slot is released. A job that was received and waits does not run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use muster_config::settings::RunnerKey;
 
-/// The limits, and the jobs that run and wait.
+/// Limits, and the jobs that run or wait.
 #[derive(Debug)]
 pub(crate) struct RunLimits {
     state: Mutex<State>,
@@ -22,10 +22,10 @@ pub(crate) struct RunLimits {
 #[derive(Debug, Default)]
 struct State {
     concurrent: usize,
-    /// `limit` of the runners that have one.
+    /// `limit` of each runner that has one.
     limits: HashMap<RunnerKey, usize>,
     running: HashMap<RunnerKey, usize>,
-    /// Jobs that wait, the one that waited longest first.
+    /// Jobs that wait for a permit, by ticket: the oldest first.
     waiting: BTreeMap<u64, RunnerKey>,
     tickets: u64,
 }
@@ -36,14 +36,14 @@ impl State {
         self.limits.get(runner).is_none_or(|limit| running < *limit)
     }
 
-    /// Whether it is this job's turn: of those whose runner may have one more, it waited longest.
+    /// Returns whether the job is next: of the jobs whose runner is below its limit, it has waited longest.
     fn is_next(&self, ticket: u64) -> bool {
         let next = self.waiting.iter().find(|(_, runner)| self.is_below_limit(runner));
         self.running.values().sum::<usize>() < self.concurrent && next.is_some_and(|(next, _)| *next == ticket)
     }
 }
 
-/// A job's right to run. Dropped, another job may.
+/// Right of a job to run. Dropping it lets another job run.
 #[derive(Debug)]
 pub(crate) struct RunPermit {
     limits: Arc<RunLimits>,
@@ -51,12 +51,12 @@ pub(crate) struct RunPermit {
 }
 
 impl RunLimits {
-    /// Limits that permit nothing until they are set.
+    /// Returns limits that permit nothing until they are configured.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), changed: watch::Sender::default() })
     }
 
-    /// Other limits. Jobs beyond them run on.
+    /// Applies new limits. Jobs beyond them continue to run.
     pub(crate) fn configure(&self, concurrent: usize, limits: HashMap<RunnerKey, usize>) {
         let mut state = self.state.lock();
         (state.concurrent, state.limits) = (concurrent, limits);
@@ -64,17 +64,17 @@ impl RunLimits {
         self.changed.send_replace(());
     }
 
-    /// Jobs that wait for their turn.
+    /// Returns the number of jobs that wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
-    /// The permit of a job that has a slot already, whatever the limits are.
+    /// Returns a permit for a job that has a slot already, whatever the limits are.
     pub(crate) fn resume(self: &Arc<Self>, runner: &RunnerKey) -> RunPermit {
         self.permit(&mut self.state.lock(), runner)
     }
 
-    /// Waits until one more job of the runner may run; `waits` is called if that is not at once. Dropped, the turn is lost.
+    /// Waits until one more job of the runner may run. Calls `waits` if it must wait. Dropping the future gives up the job's turn.
     pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, waits: impl FnOnce()) -> RunPermit {
         let mut changed = self.changed.subscribe();
         let waiter = Waiter::new(self, runner);
@@ -90,7 +90,7 @@ impl RunLimits {
                 waits();
             }
             if changed.changed().await.is_err() {
-                // The sender lives in `self`.
+                // The sender is in `self`, so it cannot be closed.
                 std::future::pending::<()>().await;
             }
         }
@@ -116,7 +116,7 @@ impl Drop for RunPermit {
     }
 }
 
-/// One job that waits.
+/// A job that waits for a permit.
 struct Waiter<'a> {
     limits: &'a RunLimits,
     ticket: u64,
@@ -136,7 +136,7 @@ impl<'a> Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.limits.state.lock().waiting.remove(&self.ticket);
-        // Those behind it may be next now.
+        // The jobs behind this one may be next now.
         self.limits.changed.send_replace(());
     }
 }

@@ -1,4 +1,4 @@
-//! What a manager can be told while it works.
+//! Commands for a running manager.
 
 use std::time::Duration;
 
@@ -7,55 +7,55 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerFigures;
 
-/// Orders that wait to be obeyed; the manager takes them at once, so that more are never needed.
+/// Maximum number of commands in the queue. The manager takes them at once, so more are never needed.
 const ORDERS_MAX: usize = 16;
 
-/// Who asks, a signal for one, waits no longer than this.
+/// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// One order.
+/// A command for a running manager.
 #[derive(Debug)]
 pub enum Order {
-    /// Work by these settings from now on. Jobs keep the ones that they were taken with.
+    /// Use these settings from now on. Jobs keep the settings with which they were received.
     Reload(Box<Settings>),
-    /// Take no more jobs; let those that run end, and end.
+    /// Request no more jobs, let running jobs end, and exit.
     Drain,
-    /// Take no more jobs, wind down those that run, report them, and end.
+    /// Request no more jobs, cancel running jobs, report them, and exit.
     Abort,
-    /// Take no more jobs, and end without those that run: they go on at their agents, and the next start takes them up.
+    /// Request no more jobs and exit without waiting: running jobs continue at their agents, and the next start restores them.
     Leave,
-    /// Tell what is going on.
+    /// Send the current statistics.
     Tell(oneshot::Sender<Figures>),
 }
 
-/// What is going on in a manager.
+/// Statistics of a running manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Figures {
-    /// `concurrent`.
+    /// Value of `concurrent`.
     pub concurrent: usize,
-    /// Jobs under way, also those of runners that have left the file.
+    /// Jobs in progress, including those of runners that were removed from the configuration.
     pub jobs: usize,
-    /// Of these, the jobs that wait because as many run as `concurrent` or `limit` allows.
+    /// Jobs among them that wait because `concurrent` or `limit` is reached.
     pub waiting: usize,
-    /// The runners, in the order of the file.
+    /// Statistics of the runners, in the order of the configuration.
     pub runners: Vec<RunnerFigures>,
 }
 
-/// Gives orders to a manager. Clones give them to the same one; without any, the manager works on.
+/// Sends commands to a manager. Clones control the same manager. If all are dropped, the manager continues to run.
 #[derive(Debug, Clone)]
 pub struct Control(mpsc::Sender<Order>);
 
 impl Control {
-    /// A control, and what its manager is run with.
+    /// Returns a control, and the receiver that [`super::Manager::run`] needs.
     #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<Order>) {
         let (sender, receiver) = mpsc::channel(ORDERS_MAX);
         (Self(sender), receiver)
     }
 
-    /// What is going on; none where the manager has ended, or hears nothing since it ends its fleets.
+    /// Returns the current statistics. `None` if the manager has ended, or does not answer because it is deleting its instances.
     pub async fn figures(&self) -> Option<Figures> {
-        // Orders always find room behind questions that nobody hears.
+        // Half of the queue is reserved for commands: requests for statistics that are not answered must not block them.
         if self.0.capacity() <= ORDERS_MAX / 2 {
             return None;
         }
@@ -67,7 +67,7 @@ impl Control {
         tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok().flatten()
     }
 
-    /// Gives an order; one to a manager that has ended is without effect.
+    /// Sends a command. Does nothing if the manager has ended.
     pub async fn give(&self, order: Order) {
         let _ = self.0.send(order).await;
     }

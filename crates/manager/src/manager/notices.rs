@@ -1,11 +1,11 @@
-//! What operators read of answers to job requests.
+//! Log lines about the answers to job requests.
 
 use muster_config::settings::RunnerSettings;
 use muster_runner_api::client::ClientError;
 
 use crate::admission::Notice;
 
-/// Logs what came of a job request, where it is of interest.
+/// Logs a notice about the runner's job requests.
 pub(super) fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
     let (name, url) = (runner.name.as_str(), runner.url.as_str());
     let remedy = match error {

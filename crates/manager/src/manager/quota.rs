@@ -1,24 +1,24 @@
-//! An end that is set beforehand: so many jobs, or so long without one.
+//! Limits on the manager's own run: a number of jobs, or a time without one.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What a manager works for before it ends by itself. Without either it works until it is told to stop.
+/// Limits after which the manager exits. Without any it runs until a command stops it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Jobs to take, those of an earlier start included.
+    /// Maximum number of jobs to receive, including those of an earlier start. `None` means no limit.
     pub jobs: Option<usize>,
-    /// How long to wait for a job, from the start and from the end of the last one.
+    /// Maximum time to wait for a job, from the start and after the end of the last one. `None` means no limit.
     pub idle: Option<Duration>,
 }
 
-/// How far a manager is with its quota.
+/// Tracks the manager's progress towards its run limits.
 #[derive(Debug)]
 pub(super) struct Ledger {
     quota: Quota,
     taken: usize,
-    /// Since when there was no job; it counts only while there is none.
+    /// Time since which no job is in progress. Only meaningful while there is none.
     idle_since: Instant,
 }
 
@@ -27,22 +27,22 @@ impl Ledger {
         Self { quota, taken: 0, idle_since: Instant::now() }
     }
 
-    /// A job was taken.
+    /// Counts a received job.
     pub(super) fn took(&mut self) {
         self.taken = self.taken.saturating_add(1);
     }
 
-    /// A job has ended, or the work begins.
+    /// Starts the wait for a job: the last job has ended, or the manager has started.
     pub(super) fn rest(&mut self) {
         self.idle_since = Instant::now();
     }
 
-    /// Jobs that may still be taken.
+    /// Returns the number of jobs that may still be received.
     pub(super) fn left(&self) -> usize {
         self.quota.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.taken))
     }
 
-    /// When the wait for a job is over, while there is none.
+    /// Returns when the wait for a job ends, provided that none is in progress. `None` means no limit.
     pub(super) fn idle_until(&self) -> Option<Instant> {
         self.quota.idle.map(|idle| self.idle_since + idle)
     }

@@ -1,9 +1,9 @@
-//! Which stage a job is in, read from the section marks of its log; and GitLab Runner's names of stages.
+//! The stage of a job, read from the section markers in its log, and the names of gitlab-runner's stages.
 
 use memchr::memmem;
 
-/// The manager's own stages, in their order. `health` runs beside the agent's stages: as long as an agent has the job, its
-/// log is followed, its state is told to the server, and what it uses is counted (R200).
+/// The manager's own stages, in order. `health` runs beside the agent's stages: while an agent has the job, the manager follows its log,
+/// reports its state to the coordinator, and counts what it uses.
 pub(super) mod own {
     pub(in crate::observe) const RETRIEVAL: &str = "retrieval";
     pub(in crate::observe) const PRE_CHECKS: &str = "pre_checks";
@@ -13,7 +13,7 @@ pub(super) mod own {
     pub(in crate::observe) const CLEANUP: &str = "cleanup";
 }
 
-/// GitLab Runner's stages (runner-config 3.2).
+/// Stages of gitlab-runner, whose names are in `docs/spec/runner-config.md, section 3.2`.
 const STAGES: &[&str] = &[
     "resolve_secrets",
     "prepare_executor",
@@ -33,26 +33,26 @@ const STAGES: &[&str] = &[
     "cleanup_file_variables",
 ];
 const MARK: &[u8] = b"section_start:";
-/// The longest mark: the word, seconds, a name.
+/// Maximum length of a marker: the keyword, seconds, a name.
 const MARK_MAX: usize = 96;
-/// Marks of one piece of log that are looked at, from its end.
+/// Maximum number of markers that are checked in one piece of the log, from its end.
 const LOOKS_MAX: usize = 16;
 
-/// The stage of this name, where it is one; other steps of an author are `step_script`. Bounded, since it is a label.
+/// Returns the stage with this name. Other steps of the job's author are `step_script`: the name is a label, so its values are bounded.
 pub(super) fn known(name: &str) -> Option<&'static str> {
     let of_list = STAGES.iter().copied().find(|stage| *stage == name);
     of_list.or_else(|| name.starts_with("step_").then_some("step_script"))
 }
 
-/// Looks for marks in a log that comes in pieces.
+/// Finds section markers in a log that arrives in pieces.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    /// The end of the last piece, in which a mark may have begun.
+    /// End of the last piece, in which a marker may have begun.
     rest: Vec<u8>,
 }
 
 impl Marks {
-    /// The last stage that begins in this piece.
+    /// Returns the last stage that begins in this piece.
     pub(super) fn feed(&mut self, piece: &[u8]) -> Option<&'static str> {
         let begin = piece.get(..MARK_MAX).unwrap_or(piece);
         self.rest.extend_from_slice(begin);
@@ -73,7 +73,7 @@ fn last_stage(bytes: &[u8]) -> Option<&'static str> {
         let mark = bytes.get(at + MARK.len()..)?;
         let mark = mark.get(..MARK_MAX - MARK.len()).unwrap_or(mark);
         let text = mark.split(|byte| matches!(byte, b'\r' | b'\n' | b'[')).next()?;
-        // A mark that is cut off is looked at again with what follows.
+        // A marker that is cut off is checked again together with the next piece.
         if text.len() == mark.len() {
             return None;
         }

@@ -21,7 +21,7 @@ fn names_of_stages_are_a_bounded_few() {
 }
 
 proptest! {
-    /// However the log is cut into pieces, the same stages are seen.
+    /// The same stages are found however the log is cut into pieces.
     #[test]
     fn marks_on_a_border_are_seen(cuts in proptest::collection::vec(0..LOG.len(), 0..12)) {
         let mut cuts = cuts;

@@ -1,4 +1,4 @@
-//! A job's place in a trace, and its result tree as spans.
+//! A job's position in a distributed trace, and its result tree as spans.
 
 use muster_agent_api::result::{StepNode, StepStatus};
 use muster_config::settings::RunnerSettings;
@@ -7,7 +7,7 @@ use muster_telemetry::spans::{Attribute, Destination, Ending, Requested, SpanId,
 
 use super::Observer;
 
-/// Where a job's spans belong.
+/// Parent of a job's spans.
 #[derive(Debug, Default)]
 pub(super) struct JobTrace {
     pub(super) context: Option<TraceContext>,
@@ -18,13 +18,13 @@ impl JobTrace {
     pub(super) fn of(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
         let requested = requested(observer, payload);
         let id = payload.id.to_string();
-        // The token makes it one that nobody guesses or repeats; it cannot be had back from the digest.
+        // The token makes the identity unguessable and unique. The digest does not reveal it.
         let identity = [runner.url.as_str().as_bytes(), id.as_bytes(), payload.token.as_bytes()];
         Self { context: observer.telemetry().tracer.context(&identity, requested.as_ref()), requested }
     }
 }
 
-/// What the server wants traced.
+/// Returns what the coordinator wants traced.
 fn requested(observer: &Observer, payload: &JobPayload) -> Option<Requested> {
     let tracing = payload.features.tracing.as_ref()?;
     let ids = TraceId::parse(&tracing.trace_id).zip(SpanId::parse(&tracing.span_parent_id));
@@ -43,7 +43,7 @@ fn requested(observer: &Observer, payload: &JobPayload) -> Option<Requested> {
     Some(Requested { trace, parent, destinations })
 }
 
-/// What is told of a job; no value of a variable that may be a secret.
+/// Returns the job's span attributes. They contain no value of a variable that may be a secret.
 pub(super) fn attributes(runner: &RunnerSettings, payload: &JobPayload) -> Vec<(&'static str, Attribute)> {
     let source = payload.variables.iter().rfind(|variable| variable.key == "CI_PIPELINE_SOURCE" && !variable.masked);
     let source = source.map(|variable| variable.value.clone()).unwrap_or_default();
@@ -57,7 +57,7 @@ pub(super) fn attributes(runner: &RunnerSettings, payload: &JobPayload) -> Vec<(
     ]
 }
 
-/// A node of the tree, and what is in it. Messages stay behind: they are for the job's log, which is masked.
+/// Returns the span of a node and its children, without messages: those may contain secrets, which only the job's log masks.
 pub(super) fn span(node: &StepNode) -> StepSpan {
     StepSpan {
         name: node.name.clone(),

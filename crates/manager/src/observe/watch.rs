@@ -1,4 +1,4 @@
-//! One job under observation: what its actor tells becomes metrics, records of the log, and spans.
+//! Observation of one job: turns what its actor records into metrics, log lines and spans.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,16 +20,16 @@ use crate::store::StoredJob;
 
 const STAGES_WANTED: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
 const TRACEPARENT: &str = "TRACEPARENT";
-/// The state of a job whose server did not want its end.
+/// State of a job whose result the coordinator did not want.
 const GONE: &str = "gone";
 
-/// What is watched of one job.
+/// Observation of one job.
 pub(crate) struct JobWatch {
     telemetry: Arc<Telemetry>,
     runner: Arc<RunnerSettings>,
     record: JobRecord,
     recovered: bool,
-    /// The job wants its stages told for each runner.
+    /// Whether stage durations are exported for each runner.
     stages_wanted: bool,
     trace: JobTrace,
     attributes: Vec<(&'static str, Attribute)>,
@@ -39,11 +39,11 @@ pub(crate) struct JobWatch {
 struct Progress {
     started_ms: u64,
     marks: Marks,
-    /// The manager's own stage: its name, when it began.
+    /// Current stage of the manager itself: its name and when it began.
     stage: (&'static str, u64, Instant),
-    /// The manager's own stages that are over.
+    /// Completed stages of the manager itself.
     own: Vec<StepSpan>,
-    /// Bytes of the log that were acknowledged, and that wait.
+    /// Bytes of the log that are acknowledged, and bytes that are pending.
     uploaded: (u64, u64),
     ended: Option<Ended>,
     used: Option<Used>,
@@ -68,7 +68,7 @@ impl JobWatch {
         let entry = observer.entry(runner);
         let mode = if payload.run.is_some() { Mode::Steps } else { Mode::Traditional };
         let now = now_ms();
-        // One that is taken up began with another start of the manager.
+        // A restored job began in another start of the manager.
         let started_ms = u64::try_from(job.taken_ms).map_or(now, |taken| taken.min(now));
         let age = Duration::from_millis(now - started_ms);
         let record = telemetry.metrics.job(&entry, facts(payload, mode, age));
@@ -90,7 +90,7 @@ impl JobWatch {
         };
         let stages_wanted = stages_wanted(runner);
         if !recovered {
-            // The answer was there, and the job was stored.
+            // The job was received and stored before this watch existed.
             if stages_wanted {
                 record.stage_took(own::RETRIEVAL, age.as_secs_f64());
             }
@@ -109,13 +109,13 @@ impl JobWatch {
         })
     }
 
-    /// The variable by which the job's tools join its trace; none where nothing is traced.
+    /// Returns the variable by which the job's tools join its trace. `None` if nothing is traced.
     pub(crate) fn traceparent(&self) -> Option<Variable> {
         let context = self.trace.context?;
         Some(Variable::public(TRACEPARENT, context.traceparent()))
     }
 
-    /// A plan was made of the payload, or none can be made.
+    /// Records that the payload was lowered, or that it cannot be.
     pub(crate) fn lowered(&self, lowered: &Result<LoweredJob, LowerError>) {
         match lowered {
             Ok(job) => self.telemetry.metrics.inputs_put_in(job.inputs_put_in),
@@ -124,7 +124,7 @@ impl JobWatch {
         }
     }
 
-    /// The job can be run: the server knows that it was accepted, and wants it.
+    /// Records that the coordinator has accepted that this manager runs the job.
     pub(crate) fn checked(&self) {
         let mut progress = self.progress.lock();
         if progress.stage.0 == own::PRE_CHECKS {
@@ -137,7 +137,7 @@ impl JobWatch {
         self.record.set_waits(waits);
     }
 
-    /// An agent has the job.
+    /// Records that an agent has the job.
     pub(crate) fn running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
         self.record.set_stage("prepare_script");
@@ -150,20 +150,20 @@ impl JobWatch {
         }
     }
 
-    /// The agent was asked before, by this manager or an earlier one: it is not known when it took the job.
+    /// Records that an agent got the job in an earlier start of the manager, at an unknown time.
     pub(crate) fn found_running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
         self.progress.lock().stage.0 = own::HEALTH;
     }
 
-    /// A piece of the job's log came.
+    /// Records a piece of the job's log.
     pub(crate) fn log(&self, piece: &[u8]) {
         if let Some(stage) = self.progress.lock().marks.feed(piece) {
             self.record.set_stage(stage);
         }
     }
 
-    /// So many bytes of the log are acknowledged, and so many wait.
+    /// Records how many bytes of the log are acknowledged, and how many are pending.
     pub(crate) fn uploaded(&self, acknowledged: u64, waiting: u64) {
         let mut progress = self.progress.lock();
         let (known, waited) = std::mem::replace(&mut progress.uploaded, (acknowledged, waiting));
@@ -172,28 +172,28 @@ impl JobWatch {
         entry.trace_acknowledged(acknowledged.saturating_sub(known));
     }
 
-    /// The log at the server has this length, as was found out: nothing waits, and nothing was sent.
+    /// Records the length of the log that the coordinator reported. Nothing is pending then.
     pub(crate) fn found_uploaded(&self, acknowledged: u64) {
         let (_, waited) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
         self.record.entry().trace_waits(waited, 0);
     }
 
-    /// An upload failed and is repeated.
+    /// Counts a failed upload that is repeated.
     pub(crate) fn repeated(&self) {
         self.record.entry().report_repeated();
     }
 
-    /// A write to the manager's state took so long.
+    /// Records how long a write to the manager's state took.
     pub(crate) fn stored(&self, operation: &str, took: Duration) {
         self.telemetry.metrics.stored(operation, took);
     }
 
-    /// No environment can be had for the job.
+    /// Counts a job for which no environment is available.
     pub(crate) fn no_environment(&self) {
         self.record.entry().failed_to_process(ProcessingFailure::NoFreeExecutor);
     }
 
-    /// The job ended with a result of its agent's; `reason` is what is reported.
+    /// Records that the job ended with a result from its agent. `reason` is what is reported.
     pub(crate) fn ended(&self, result: &JobResult, reason: Option<&str>, exit_code: Option<i64>) {
         let stages = result.tree.steps.iter().map(trace::span).collect();
         let mut progress = self.progress.lock();
@@ -205,7 +205,7 @@ impl JobWatch {
         self.end(&mut progress, reason, exit_code, stages);
     }
 
-    /// The manager ended the job itself.
+    /// Records that the manager ended the job itself.
     pub(crate) fn ended_by_manager(&self, reason: FailureReason, exit_code: Option<i32>) {
         self.end(&mut self.progress.lock(), Some(reason.as_str()), exit_code.map(i64::from), Vec::new());
     }
@@ -232,7 +232,7 @@ impl JobWatch {
         progress.ended = Some(Ended { state, failure: reason.map(|reason| (reason.to_owned(), exit_code)), stages });
     }
 
-    /// The server knows the end, or wants to hear nothing more.
+    /// Records that the coordinator knows the result, or does not want it.
     pub(crate) fn cleaning(&self) {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(State::Canceled, |ended| ended.state);
@@ -240,14 +240,14 @@ impl JobWatch {
         self.enter(&mut progress, own::CLEANUP);
     }
 
-    /// Nothing of the job is left.
+    /// Records that nothing of the job is left.
     pub(crate) fn cleaned(&self) {
         let mut progress = self.progress.lock();
         self.enter(&mut progress, "");
         progress.cleaned = true;
     }
 
-    /// One of the manager's own stages is over, and another begins.
+    /// Ends the manager's current stage and begins the next one.
     fn enter(&self, progress: &mut Progress, next: &'static str) {
         let now = now_ms();
         let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));
@@ -263,7 +263,7 @@ impl JobWatch {
     }
 }
 
-/// A stage of the manager's.
+/// Returns the span of one of the manager's own stages.
 fn own_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     StepSpan {
         name: name.to_owned(),
@@ -275,7 +275,7 @@ fn own_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     }
 }
 
-/// The job's spans, when nothing is left of it.
+/// Returns the job's spans, once nothing is left of the job.
 fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
@@ -291,7 +291,7 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
         Some(_) => Ending::Failure,
     };
     let (failure, of_agent) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
-    // Of those that begin in the same millisecond the manager's are first.
+    // Of stages that begin in the same millisecond, the manager's come first.
     let mut stages = std::mem::take(&mut progress.own);
     stages.extend(of_agent);
     stages.sort_by_key(|stage| stage.started_ms);
@@ -311,7 +311,7 @@ impl Drop for JobWatch {
         let progress = self.progress.get_mut();
         self.record.entry().trace_waits(progress.uploaded.1, 0);
         if !progress.cleaned {
-            // The manager ends, or its state cannot be written: another start goes on with the job.
+            // The manager ends, or its state cannot be written: another start continues the job.
             return;
         }
         let ended = progress.ended.as_ref();
@@ -347,7 +347,7 @@ fn facts(payload: &JobPayload, mode: Mode, age: Duration) -> JobFacts {
     }
 }
 
-/// The fields by which operators search for a job (runner-config 1.11).
+/// Logs a job that was added, with the fields by which operators search for it. They are gitlab-runner's.
 fn tell_added(runner: &RunnerSettings, payload: &JobPayload) {
     let (info, labels) = (&payload.job_info, labels(runner));
     let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
@@ -368,7 +368,7 @@ fn tell_added(runner: &RunnerSettings, payload: &JobPayload) {
     );
 }
 
-/// The job's page, as GitLab Runner makes it of the repository's URL.
+/// Returns the URL of the job's page, derived from the repository's URL as in gitlab-runner.
 fn job_url(payload: &JobPayload) -> String {
     let repository = without_credentials(&payload.git_info.repo_url);
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
@@ -376,14 +376,14 @@ fn job_url(payload: &JobPayload) -> String {
 
 fn without_credentials(text: &str) -> String {
     let Ok(mut url) = url::Url::parse(text) else { return String::new() };
-    // Only URLs that cannot have credentials refuse.
+    // Only URLs that cannot have credentials return an error.
     let _ = url.set_username("");
     let _ = url.set_password(None);
     url.set_query(None);
     url.into()
 }
 
-/// Whether the stages of the runner's jobs are told. What it costs is the operator's to decide, not a job's.
+/// Returns whether stage durations of the runner's jobs are exported. The operator decides, because they cost memory.
 fn stages_wanted(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(STAGES_WANTED).copied().unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! What of `state.log` counts: where the last word on each thing stands.
+//! The index of `state.log`: the position of the last valid line about each job, runner and lane.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,32 +13,32 @@ use super::record::{Content, Lane, Outline, Record, VERSION};
 use super::{RunName, StoreError, StoredJob};
 use crate::state::JobState;
 
-/// Below this the file is left as it is while there are jobs, and while there are none: what they leave holds tokens.
+/// Size in bytes below which the file is not compacted: while there are jobs, and without jobs, when it only has expired tokens.
 const SMALL_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
-/// The file is copied when it is so many times as long as what counts in it.
+/// The file is compacted when it is this many times as long as its valid lines.
 const GARBAGE_RATIO: u64 = 4;
 
-/// The file, and what counts in it.
+/// The file and the positions of its valid lines.
 #[derive(Debug)]
 pub(super) struct Books {
     log: Log,
     jobs: HashMap<RunName, Row>,
     runners: HashMap<String, Place>,
     lanes: HashMap<(RunnerKey, u32), (String, Place)>,
-    /// Something was written that is not synced.
+    /// Whether something was written that is not synced yet.
     pub(super) unsynced: bool,
-    /// A task is there that syncs what is written.
+    /// Whether a task runs that syncs what is written.
     pub(super) kept: bool,
     pub(super) small_bytes: [u64; 2],
 }
 
-/// One job.
+/// Positions of one job's lines.
 #[derive(Debug)]
 struct Row {
     runner: Option<String>,
     taken_ms: i64,
     job: Place,
-    /// None where it is taken.
+    /// `None` while the job is `received`.
     state: Option<Place>,
 }
 
@@ -76,7 +76,7 @@ impl Books {
         self.jobs.contains_key(run)
     }
 
-    /// Every job, oldest first. One that cannot be read stays, and is told.
+    /// Returns every job, oldest first. A job that cannot be read is logged and keeps its lines.
     pub(super) fn jobs(&self) -> Vec<StoredJob> {
         let mut runners = HashMap::new();
         for (digest, place) in &self.runners {
@@ -97,7 +97,7 @@ impl Books {
         read.collect()
     }
 
-    /// One job, with the `runner` that it was taken with.
+    /// Returns one job with the `runner` that received it.
     pub(super) fn job(&self, run: &RunName, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
         self.jobs.get(run).map(|row| self.job_of(run, row, Some(Arc::clone(runner)))).transpose()
     }
@@ -126,12 +126,12 @@ impl Books {
         self.lanes.get(&(runner.clone(), lane)).map(|(key, _)| key.as_str())
     }
 
-    /// Whether what is written will be found by the next start.
+    /// Checks that the next start will find what is written.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.log.check().map_err(|source| self.failed(source))
     }
 
-    /// Writes a record, and then counts it.
+    /// Writes a record and then indexes it.
     pub(super) fn add(&mut self, record: &Record<'_>) -> Result<(), StoreError> {
         let text = encode(record)?;
         let place = self.log.append(&text).map_err(|source| self.failed(source))?;
@@ -165,15 +165,15 @@ impl Books {
         self.log.limit()
     }
 
-    /// The file, to be synced by another thread.
+    /// Returns a handle of the file, for a thread that syncs it.
     pub(super) fn handle(&self) -> Result<std::fs::File, StoreError> {
         self.log.handle().map_err(|source| self.failed(source))
     }
 
-    /// What another thread needs to copy what counts, where most of the file does not.
+    /// Returns what another thread needs to compact the file. `None` if most of its lines are valid.
     pub(super) fn copier(&mut self) -> Result<Option<Copier>, StoreError> {
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
-        // The next job of a runner that is not used now brings its settings again.
+        // The next job of a runner that is unused now stores its settings again.
         self.runners.retain(|digest, _| used.contains(&digest.as_str()));
         let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
         let mut places: Vec<Place> = self.runners.values().copied().chain(rows).collect();
@@ -183,7 +183,7 @@ impl Books {
         if self.log.bytes() < (counts * GARBAGE_RATIO).max(small_bytes) {
             return Ok(None);
         }
-        // Last, since the lines of jobs hold older keys; and in lines of their own, since those of jobs that are done go.
+        // Lanes come last, because the lines of jobs have older keys. They get lines of their own, because those of ended jobs are dropped.
         let lanes: Vec<_> =
             self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
         for (runner, lane, key) in lanes {
@@ -193,7 +193,7 @@ impl Books {
         self.log.copier(places).map(Some).map_err(|source| self.failed(source))
     }
 
-    /// Goes on with the copy.
+    /// Continues with the compacted file.
     pub(super) fn copied(&mut self, copied: Copied) -> Result<(), StoreError> {
         let moves = self.log.copied(copied).map_err(|source| self.failed(source))?;
         let rows = self.jobs.values_mut().flat_map(|row| [Some(&mut row.job), row.state.as_mut()]).flatten();

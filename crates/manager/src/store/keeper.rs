@@ -1,4 +1,4 @@
-//! Brings what was written to the disk within a second, and keeps the file short. Idle where nothing is written.
+//! Syncs `state.log` to disk within a second after a write, and compacts it. Idle while nothing is written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::StoreError;
 use super::books::{Books, encode};
 use super::record::{Record, VERSION};
 
-/// The most that a loss of power may cost.
+/// Time between two syncs: the most that a loss of power may cost.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 
-/// The task that does it.
+/// The task that syncs and compacts.
 #[derive(Debug, Default)]
 pub(super) struct Keeper(Mutex<Option<JoinHandle<()>>>);
 
 impl Keeper {
-    /// Something was written.
+    /// Starts the task unless it runs: something was written.
     pub(super) fn wake(&self, books: &Arc<Mutex<Books>>) {
         if std::mem::replace(&mut books.lock().kept, true) {
             return;
@@ -51,7 +51,7 @@ async fn keep_up(books: Arc<Mutex<Books>>) {
     }
 }
 
-/// Syncs the file, or puts a shorter copy of it, synced, into its place.
+/// Syncs the file, or replaces it with a compacted and synced copy.
 pub(super) async fn keep(books: &Mutex<Books>) -> Result<(), StoreError> {
     let copier = books.lock().copier()?;
     match copier {

@@ -1,10 +1,10 @@
-//! A file of lines that only grows, and is copied where most of it has become useless.
+//! A file of lines that only grows, and is compacted when most of its lines are obsolete.
 //!
 //! ```text
 //! <CRC-32 of the text, 8 hexadecimal digits> <text>
 //! ```
-//! What is written survives the death of any process; what was synced, a loss of power too. A line that is not whole, or not
-//! as it was written, counts as not written, and the lines after it still count.
+//! A written line survives the death of any process. A synced line survives a loss of power, too. A line that is incomplete or damaged
+//! is ignored, and the lines after it still count.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Digits of the checksum, and the space after them.
+/// Length of the checksum and the space after it.
 const HEAD_BYTES: usize = 9;
-/// The most that a file may hold, unless told otherwise. The copies keep it far below.
+/// Default limit on the size of the file. Compaction keeps the file far below it.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Where a line is.
+/// Position of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     offset: u64,
-    /// With its checksum and its end.
+    /// Length of the line with its checksum and its line feed.
     bytes: u64,
 }
 
@@ -32,19 +32,19 @@ impl Place {
         self.bytes
     }
 
-    /// Where the line is once the file that [`Log::copied`] made is in use.
+    /// Returns the position of the line after [`Log::copied`] has replaced the file.
     pub(super) fn moved(self, moves: &Moves) -> Self {
         let in_tail = || moves.tail_to + self.offset.saturating_sub(moves.tail_from);
         Self { offset: moves.lines.get(&self.offset).copied().unwrap_or_else(in_tail), ..self }
     }
 }
 
-/// Where the lines of a file are in its copy.
+/// Positions of the lines of a file in its compacted copy.
 #[derive(Debug)]
 pub(super) struct Moves {
-    /// From where to where.
+    /// Old and new offset of each copied line.
     lines: HashMap<u64, u64>,
-    /// From here on the copy holds whatever the file holds, from there.
+    /// Offset in the old file from which on everything was copied.
     tail_from: u64,
     tail_to: u64,
 }
@@ -55,12 +55,12 @@ pub(super) struct Log {
     path: PathBuf,
     file: File,
     end: u64,
-    /// The most that it may hold.
+    /// Maximum size of the file in bytes.
     limit: Arc<AtomicU64>,
 }
 
 impl Log {
-    /// Opens the file, making it with `first` as its first line where there is none, and shows each whole line to `read`.
+    /// Opens the file and passes each valid line to `read`. Creates a missing file with `first` as its first line.
     pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(Place, &str)) -> io::Result<Self> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => make(path, first)?,
@@ -87,7 +87,7 @@ impl Log {
         file.set_len(end)?;
         let mut log = Self { path: path.to_owned(), file, end, limit: Arc::new(AtomicU64::new(MAX_BYTES)) };
         if end == 0 {
-            // It was made just before the power went.
+            // The file was created just before a loss of power.
             log.append(first)?;
         }
         Ok(log)
@@ -97,21 +97,20 @@ impl Log {
         &self.path
     }
 
-    /// The most bytes that the file may hold.
+    /// Returns the limit on the size of the file in bytes, which may be changed at any time.
     pub(super) fn limit(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.limit)
     }
 
-    /// How long the file is.
+    /// Returns the size of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.end
     }
 
-    /// Whether the file is still there for the next start: one that was removed under an open handle takes lines for ever,
-    /// and nobody reads them.
+    /// Checks that the file still has a name. A removed file that is still open takes lines forever, but no start would read them.
     ///
     /// # Errors
-    /// What the system says, or that it was removed.
+    /// The system's error, or the information that the file was removed.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.file.metadata()?.nlink() > 0 {
             return Ok(());
@@ -120,7 +119,7 @@ impl Log {
         Err(io::Error::new(io::ErrorKind::NotFound, message))
     }
 
-    /// Adds a line, whole or not at all.
+    /// Appends a line completely or not at all.
     pub(super) fn append(&mut self, text: &str) -> io::Result<Place> {
         self.check()?;
         let line = line(text);
@@ -130,7 +129,7 @@ impl Log {
             return Err(io::Error::new(io::ErrorKind::StorageFull, message));
         }
         if let Err(error) = self.file.write_all_at(&line, self.end) {
-            // What stays here nevertheless is no whole line, or is written over by the next.
+            // An incomplete rest is ignored on the next start, or overwritten by the next line.
             let _ = self.file.set_len(self.end);
             return Err(error);
         }
@@ -147,17 +146,17 @@ impl Log {
         text(&line).map(str::to_owned).ok_or_else(damaged)
     }
 
-    /// The file, to be synced by another thread.
+    /// Returns a handle of the file, for a thread that syncs it.
     pub(super) fn handle(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// What another thread needs to copy the lines at `places`, which come first to first.
+    /// Returns what another thread needs to copy the lines at `places`, in this order.
     pub(super) fn copier(&self, places: Vec<Place>) -> io::Result<Copier> {
         Ok(Copier { file: self.file.try_clone()?, part: part(&self.path), places, end: self.end })
     }
 
-    /// Puts the copy into the place of the file, with what was added meanwhile.
+    /// Replaces the file with its copy, and appends the lines that were written in the meantime.
     pub(super) fn copied(&mut self, copy: Copied) -> io::Result<Moves> {
         let Copied { file, lines, end, upto } = copy;
         let mut tail = vec![0; usize::try_from(self.end - upto).map_err(io::Error::other)?];
@@ -171,7 +170,7 @@ impl Log {
     }
 }
 
-/// Makes a copy of some lines.
+/// Copies some lines of a file.
 #[derive(Debug)]
 pub(super) struct Copier {
     file: File,
@@ -180,7 +179,7 @@ pub(super) struct Copier {
     end: u64,
 }
 
-/// A copy that is not in use yet.
+/// A compacted copy that has not replaced the file yet.
 #[derive(Debug)]
 pub(super) struct Copied {
     file: File,
@@ -190,7 +189,7 @@ pub(super) struct Copied {
 }
 
 impl Copier {
-    /// Makes it, synced: `first`, then the lines.
+    /// Writes and syncs the copy: `first`, then the lines.
     pub(super) fn copy(self, first: &str) -> io::Result<Copied> {
         let mut copy = private(&self.part)?;
         let mut out = io::BufWriter::new(&mut copy);
@@ -212,7 +211,7 @@ impl Copier {
     }
 }
 
-/// A new file with one line, under its name once it is whole.
+/// Creates a file with one line. It gets its name once it is complete.
 fn make(path: &Path, first: &str) -> io::Result<File> {
     let part = part(path);
     let mut file = private(&part)?;
@@ -232,14 +231,14 @@ fn private(path: &Path) -> io::Result<File> {
 
 fn line(text: &str) -> Vec<u8> {
     let mut line = Vec::with_capacity(HEAD_BYTES + text.len() + 1);
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = write!(line, "{:08x} ", crc32fast::hash(text.as_bytes()));
     line.extend_from_slice(text.as_bytes());
     line.push(b'\n');
     line
 }
 
-/// The text of a line, if it is as it was written.
+/// Returns the text of a line, or `None` if the line is damaged.
 fn text(line: &[u8]) -> Option<&str> {
     let line = line.strip_suffix(b"\n")?;
     let (head, text) = line.split_at_checked(HEAD_BYTES)?;

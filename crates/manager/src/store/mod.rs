@@ -1,9 +1,9 @@
-//! `state.log`: what survives the manager. One writer, this process; a lock file keeps a second manager out.
+//! `state.log`: the manager's durable state. It has one writer, this process; a lock file excludes a second manager.
 //!
-//! A job's life is a few lines that are added to one file, and a handful of jobs live at a time: so this is a file of
-//! lines, each written by one call, and not a database (what a job cost there was a third of what it cost the manager).
-//! What is written survives the death of any process; it is on the disk within a second. After a loss of power the last
-//! second may be missing, and then the coordinator's hand-out lease and the agent's spool decide.
+//! A job's life is a few lines, and only a handful of jobs exist at a time. So the state is a file of lines, each written by one call,
+//! and not a database, which took a third of the time that a job costs the manager. A written line survives the death of any process.
+//! It is on disk within a second. After a loss of power the last second may be missing; then the coordinator's accept timeout and the
+//! agent's spool decide.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -35,15 +35,15 @@ use keeper::Keeper;
 use record::{Lane, Record};
 pub use run_name::RunName;
 
-/// What the one manager that works on a directory holds.
+/// Name of the lock file, which the manager that uses the directory holds.
 const LOCK: &str = "manager.lock";
 
-/// How long a copy of the lock may outlive a manager that was killed: a process that it was just starting has one.
+/// Time to wait for a copy of the lock: a child process that a killed manager was just starting has one.
 const COPY_LIMIT: Duration = Duration::from_secs(1);
-/// Its end is no event for this process; this is between two looks.
+/// Time between two attempts to get the lock. The end of that child process cannot be observed.
 const COPY_LOOK: Duration = Duration::from_millis(20);
 
-/// Why the state cannot be read or written.
+/// Errors of the manager's state.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Another manager uses the directory.
@@ -52,60 +52,60 @@ pub enum StoreError {
     /// The directory is not usable.
     #[error("cannot use the state directory {}: {source}", path.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be read or written.
     #[error("cannot read or write the manager's state {}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// What was written cannot be brought to the disk.
+    /// The file cannot be synced to disk.
     #[error("cannot sync the manager's state: {0}")]
     Sync(#[source] io::Error),
-    /// A newer Muster has written it.
+    /// A newer version of Muster has written the file.
     #[error("the manager's state {} is of version {version}, which this Muster does not know; start the newer one again", path.display())]
     Newer {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version of its format.
         version: u32,
     },
-    /// A record cannot be written as text.
+    /// A record cannot be encoded as JSON.
     #[error("a record of the manager's state cannot be written")]
     Encode(#[source] serde_json::Error),
-    /// A row is not readable.
+    /// A job's row is damaged.
     #[error("job {job} in the manager's state is not readable")]
     Row {
-        /// The job.
+        /// ID of the job.
         job: RunName,
-        /// What is wrong with it.
+        /// Cause of the error.
         source: io::Error,
     },
 }
 
-/// One job, as it is stored.
+/// A job as it is stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
-    /// Its name at agents.
+    /// ID of the job over all coordinators.
     pub run: RunName,
-    /// The runner that it was taken with; none where its settings cannot be read any more.
+    /// Runner that received the job. `None` if its settings can no longer be read.
     pub runner: Option<Arc<RunnerSettings>>,
-    /// As it came from the coordinator.
+    /// Payload from the coordinator.
     pub payload: JobPayload,
-    /// Where it stands.
+    /// State of the job.
     pub state: JobState,
-    /// When it was taken, in milliseconds of Unix time.
+    /// Time at which the job was received, in milliseconds of Unix time.
     pub taken_ms: i64,
 }
 
 impl StoredJob {
-    /// What the ids of its runs at agents begin with.
+    /// Returns the start of the IDs of the job's runs at agents.
     #[must_use]
     pub fn at_agents(&self) -> String {
         self.run.at_agents(&self.payload.token)
@@ -116,11 +116,11 @@ impl StoredJob {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotTaken {
-    /// Why.
+    /// Cause of the failure.
     pub error: StoreError,
-    /// The job, as it came.
+    /// Payload of the job.
     pub payload: JobPayload,
-    /// It was stored before: only its lane's new key was not.
+    /// Whether the job was stored before: then only the new key of its lane was not.
     pub known: bool,
 }
 
@@ -129,24 +129,24 @@ pub struct NotTaken {
 pub struct Store {
     books: Arc<Mutex<Books>>,
     keeper: Keeper,
-    /// The runners whose settings are stored, with their digests.
+    /// Runners whose settings are stored, with the digests of their settings.
     runners: Mutex<HashMap<RunnerKey, (Arc<RunnerSettings>, String)>>,
     _lock: File,
 }
 
 impl Store {
-    /// Whether a manager has had its state in this directory.
+    /// Returns whether a manager has had its state in this directory.
     ///
     /// # Errors
-    /// The directory cannot be looked into.
+    /// The directory cannot be read.
     pub fn is_there(directory: &Path) -> io::Result<bool> {
         directory.join(LOCK).try_exists()
     }
 
-    /// Opens `<directory>/state.log`, makes it if need be; a new directory is its owner's only.
+    /// Opens `<directory>/state.log` and creates it if necessary. A new directory is accessible to its owner only.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`] if another manager uses the directory, or the file cannot be read.
     pub async fn open(directory: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
         muster_files::private_directory(directory).map_err(failed)?;
@@ -168,34 +168,34 @@ impl Store {
         })
     }
 
-    /// The most bytes that the file may hold; it may be changed at any time. Past it nothing is stored, as on a full disk.
+    /// Returns the limit on the file's size in bytes, which may be changed at any time. Beyond it nothing is stored, as on a full disk.
     #[must_use]
     pub fn limit(&self) -> Arc<AtomicU64> {
         self.books.lock().limit()
     }
 
-    /// The jobs of an earlier start, oldest first. One that cannot be read stays, and is told.
+    /// Returns the jobs of an earlier start, oldest first. A job that cannot be read is logged and keeps its row.
     #[must_use]
     pub fn jobs(&self) -> Vec<StoredJob> {
         self.books.lock().jobs()
     }
 
-    /// One job, if it is stored, with the `runner` that it was taken with.
+    /// Returns one job with the `runner` that received it. `None` if it is not stored.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`] if the row cannot be read.
     pub fn job(&self, run: &RunName, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
         self.books.lock().job(run, runner)
     }
 
-    /// The idempotency key that a lane of `runner` asks with, the same until a job came of it.
+    /// Returns the idempotency key with which a lane of `runner` requests jobs. It stays the same until a job arrives.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`] if a new key cannot be stored.
     pub fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Result<String, StoreError> {
         let known = {
             let books = self.books.lock();
-            // Nothing is asked for that could not be stored.
+            // A job that could not be stored must not be requested.
             books.check()?;
             books.lane_key(runner, lane).map(str::to_owned)
         };
@@ -209,11 +209,12 @@ impl Store {
         }
     }
 
-    /// R1: stores a job of `runner` before anything is done with it, and gives its lane a new key, both or neither.
-    /// None where the job was stored before: it has its actor, and this answer is a repetition.
+    /// Stores a job of `runner` before anything is done with it (R1), and gives its lane a new key: both or neither.
+    ///
+    /// Returns `None` if the job was stored before: it has its actor, and this answer is a duplicate.
     ///
     /// # Errors
-    /// [`NotTaken`], with the job.
+    /// [`NotTaken`] with the payload.
     pub fn take(
         &self,
         runner: &Arc<RunnerSettings>,
@@ -235,7 +236,7 @@ impl Store {
         }
     }
 
-    /// Whether the job is a new one.
+    /// Writes the job and its lane's new key. Returns whether the job is new.
     fn write_taken(
         &self,
         runner: &Arc<RunnerSettings>,
@@ -258,23 +259,23 @@ impl Store {
         })
     }
 
-    /// Stores where a job stands.
+    /// Stores the state of a job.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`] if it cannot be written.
     pub fn set_state(&self, run: &RunName, state: &JobState) -> Result<(), StoreError> {
         self.add(|books| books.add(&Record::State { run, state }))
     }
 
-    /// R6: nothing is left to do for the job.
+    /// Deletes a job: nothing is left to do for it (R6).
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`] if the deletion cannot be written.
     pub fn delete(&self, run: &RunName) -> Result<(), StoreError> {
         self.add(|books| books.add(&Record::Done { run }))
     }
 
-    /// The digest of a runner's settings, which is made once for each.
+    /// Returns the digest of a runner's settings, which is computed once for each runner.
     fn digest(&self, runner: &Arc<RunnerSettings>) -> Result<String, StoreError> {
         let mut runners = self.runners.lock();
         match runners.get(&runner.key).filter(|(known, _)| Arc::ptr_eq(known, runner)) {
@@ -288,7 +289,7 @@ impl Store {
         }
     }
 
-    /// Writes, and sees to it that it comes to the disk.
+    /// Writes to the file and makes sure that it is synced.
     fn add<T>(&self, write: impl FnOnce(&mut Books) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let written = write(&mut self.books.lock());
         self.keeper.wake(&self.books);
@@ -296,7 +297,7 @@ impl Store {
     }
 }
 
-/// An idempotency key that nobody has used.
+/// Returns a new idempotency key.
 fn new_key() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }

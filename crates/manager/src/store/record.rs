@@ -1,4 +1,4 @@
-//! The lines of `state.log`, version 1: each one JSON object with one key, which says what it is.
+//! The lines of `state.log`, version 1: each is one JSON object with one key, which names its kind.
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_runner_api::payload::JobPayload;
@@ -7,28 +7,28 @@ use serde::{Deserialize, Serialize};
 use super::RunName;
 use crate::state::JobState;
 
-/// The version of what follows.
+/// Version of the format.
 pub(super) const VERSION: u32 = 1;
 
-/// A line that is written.
+/// A line to write.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Record<'a> {
     /// The first line.
     Version(u32),
-    /// The settings of a runner that jobs were taken with, by the SHA-256 of their JSON.
+    /// Settings of a runner that received jobs, by the SHA-256 of their JSON.
     Runner { digest: &'a str, settings: &'a RunnerSettings },
-    /// The idempotency key that a lane asks with next.
+    /// Idempotency key of a lane's next request.
     Lane(&'a Lane),
-    /// A job was taken, and its lane has a new key: both or neither.
+    /// A received job, and the new key of its lane: both or neither.
     Job { run: &'a RunName, runner: Option<&'a str>, taken_ms: i64, lane: Option<&'a Lane>, payload: &'a JobPayload },
-    /// Where a job stands.
+    /// State of a job.
     State { run: &'a RunName, state: &'a JobState },
-    /// Nothing is left to do for a job.
+    /// A job for which nothing is left to do.
     Done { run: &'a RunName },
 }
 
-/// A lane of a runner, and its key.
+/// A lane of a runner and its key.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Lane {
     pub(super) runner: RunnerKey,
@@ -36,7 +36,7 @@ pub(super) struct Lane {
     pub(super) key: String,
 }
 
-/// A line, without what is only read when it is asked for.
+/// A line without the parts that are read on demand.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outline {
@@ -48,7 +48,7 @@ pub(super) enum Outline {
     Done { run: RunName },
 }
 
-/// What is only read when it is asked for.
+/// The parts of a line that are read on demand.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Content {

@@ -1,4 +1,4 @@
-//! What a job is called at agents and in `state.log`.
+//! The ID of a job at agents and in `state.log`.
 
 use std::fmt;
 
@@ -7,30 +7,33 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-/// Hexadecimal digits of a hash.
+/// Number of hexadecimal digits of a hash.
 const DIGITS: usize = 8;
 
-/// The name of one job over all coordinators: its number, and a short hash of the coordinator's URL. Two coordinators
-/// count their jobs on their own, and all jobs of a machine are in one spool.
+/// ID of a job over all coordinators: its number, and a short hash of the coordinator's URL.
+///
+/// Coordinators count their jobs independently, and all jobs of a machine share one spool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunName(String);
 
 impl RunName {
-    /// The name of job `id` of the coordinator at `url`.
+    /// Returns the ID of job `id` of the coordinator at `url`.
     #[must_use]
     pub fn new(id: JobId, url: &Url) -> Self {
         Self(format!("{id}-{}", short(url.as_str().trim_end_matches('/'))))
     }
 
-    /// The name as it is stored.
+    /// Returns the ID as it is stored.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// What the ids of the job's runs at agents begin with; an attempt's number follows. A coordinator that was set up anew counts its jobs from the beginning, and a
-    /// machine may still have the spool of earlier ones; `token` is the job's own, and no other job has it.
+    /// Returns the start of the IDs of the job's runs at agents. The number of the attempt follows.
+    ///
+    /// A coordinator that was set up again counts its jobs from 1, and a machine may still have the spool of the earlier ones. `token` is
+    /// the job's own, so no other job has the same ID.
     #[must_use]
     pub fn at_agents(&self, token: &str) -> String {
         format!("{}-{}", self.0, short(token))

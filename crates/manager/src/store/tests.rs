@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// A state.log of version 1: jobs 7 (running) and 8 (taken) of one runner, a job that is done, and two lanes.
+/// A state.log of version 1: jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
 const LOG_1: &[u8] = include_bytes!("../../tests/samples/state_v1.log");
 
 fn payload(id: i64) -> JobPayload {
@@ -80,7 +80,7 @@ async fn a_copy_of_the_lock_that_a_killed_managers_child_still_has_is_waited_for
     let home = tempfile::tempdir().unwrap();
     let copy = private_file(&home.path().join("manager.lock")).unwrap();
     flock(&copy, FlockOperation::NonBlockingLockExclusive).unwrap();
-    // The store is polled first, and so finds the lock held.
+    // The store is polled first, so it finds the lock held.
     let (opened, ()) = tokio::join!(Store::open(home.path()), async { drop(copy) });
     opened.unwrap();
 }
@@ -126,7 +126,7 @@ async fn a_kept_state_log_is_read() {
 async fn a_file_that_was_cut_off_anywhere_holds_what_was_whole_and_what_comes_then() {
     let home = tempfile::tempdir().unwrap();
     let first = LOG_1.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    // By whole lines: version, runner, job 7, lane, job 6, state of 7, 6 is done, job 8.
+    // By complete lines: version, runner, job 7, lane, job 6, state of 7, deletion of 6, job 8.
     let expected: [&[_]; 8] = [
         &[],
         &[],
@@ -170,7 +170,7 @@ fn a_newer_version_is_refused_and_left_as_it_is() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), bytes);
 }
 
-/// What a store holds, as text.
+/// Returns the content of a store as text.
 fn picture(store: &Store, runners: &[Arc<RunnerSettings>]) -> (Vec<String>, Vec<String>) {
     let jobs = store.jobs().iter().map(|job| format!("{job:?}")).collect();
     let keys = runners.iter().flat_map(|runner| (0..3).map(|lane| store.lane_key(&runner.key, lane).unwrap()));
@@ -216,7 +216,7 @@ async fn a_shorter_copy_says_the_same_whatever_is_written_meanwhile() {
             } else {
                 let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
                 store.books.lock().copied(copied).unwrap();
-                // Of the same length where all that was written still counts.
+                // The length is the same if all that was written still counts.
                 let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
                 assert!(after <= before, "{after} > {before}");
                 saved += before - after;
