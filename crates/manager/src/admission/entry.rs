@@ -1,4 +1,4 @@
-//! What is known of one runner: how many requests it may have in flight, how healthy it is, when it may ask again.
+//! What is known of one runner: the number of its requests in flight, its health, and when it may send the next request.
 
 use std::time::Duration;
 
@@ -10,38 +10,37 @@ use tokio::time::Instant;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-/// Waits after failures. The cap is what the return of a coordinator may go unnoticed: low, since a manager sends one
-/// request then and not a storm of them.
+/// Backoff after failures. The cap is low, so that a coordinator that recovers is noticed soon: the manager sends only one request then.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// Waits between the probes of a runner that the coordinator refuses.
+/// Backoff between the probes of a runner that the coordinator refuses.
 const PROBE: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// The longest wait that an answer other than 429 can ask for: what a maintenance page promises is a guess.
+/// Longest wait that an answer other than 429 can request: a maintenance page can only guess.
 const RETRY_AFTER_MAX_ERRORS: Duration = Duration::from_secs(60);
 
-/// A runner, as far as admission goes by it.
+/// Limits and settings of a runner that admission depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Limits {
     pub(crate) key: RunnerKey,
-    /// Changes with anything that requests are sent with.
+    /// Changes with every setting that requests are sent with.
     pub(crate) generation: u64,
-    /// Whether it is asked for jobs at all.
+    /// Whether jobs are requested for the runner at all.
     pub(crate) enabled: bool,
-    /// Jobs and requests at the same time.
+    /// Maximum number of jobs and requests together. `None` means no limit.
     pub(crate) limit: Option<usize>,
-    /// Requests at the same time; at least 1.
+    /// Maximum number of requests in flight. At least 1.
     pub(crate) request_concurrency: usize,
-    /// The number of requests follows what comes of them.
+    /// Whether the number of requests adapts to their results.
     pub(crate) adaptive: bool,
-    /// After a job, wait for the check interval.
+    /// Whether to wait for the check interval after a job.
     pub(crate) strict: bool,
-    /// Refusals in a row that make it unhealthy.
+    /// Number of consecutive refusals after which the runner counts as unhealthy.
     pub(crate) unhealthy_requests_limit: u32,
-    /// The longest wait between probes.
+    /// Maximum time between probes of an unhealthy runner.
     pub(crate) unhealthy_interval: Duration,
 }
 
 impl Limits {
-    /// Those of a runner; `has_executor` tells whether there can be environments for it.
+    /// Returns the limits of a runner. `has_executor` says whether environments can exist for it.
     pub(crate) fn of(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
         // Checks C008 and C020 of the configuration report why the runner is disabled.
@@ -60,80 +59,81 @@ impl Limits {
     }
 }
 
-/// What a request came to.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// A job, stored.
+    /// A job, which is stored by now.
     Job,
-    /// None. `changed`: the queue's version is another one than the request knew, so that it is worth asking again.
+    /// No job. `changed`: the queue has another version than the request knew, so that another request may bring a job.
+    /// The next request is sent at once then.
     Empty { changed: bool },
-    /// A job that is here already: the answer to an earlier request.
+    /// A job that was received before: the answer repeats an earlier one.
     Repeated,
-    /// It was given up.
+    /// The request was canceled.
     Cut,
     /// No usable answer.
     Failed {
-        /// 429 and 5xx.
+        /// Whether the coordinator is overloaded (429 or 5xx).
         overloaded: bool,
-        /// 429: what the server asks for is a rule, and not a guess.
+        /// Whether the coordinator limits the rate (429), so that its `Retry-After` is a rule and not a guess.
         rate_limited: bool,
-        /// The least wait that the server asks for.
+        /// Minimum wait that the coordinator requests.
         retry_after: Option<Duration>,
     },
-    /// The runner is not one of the coordinator's, or its settings make no client.
+    /// The coordinator refuses the runner, or no client can be created from its settings.
     Refused,
 }
 
-/// What people should hear of an answer.
+/// What operators should know about an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// It will be repeated.
+    /// No usable answer. The request will be repeated.
     Failed { failures: u32, wait: Duration },
-    /// The coordinator refuses the runner once more; `unhealthy` from now on or already.
+    /// The coordinator refused the runner again. `unhealthy`: it counts as unhealthy.
     Refused { refusals: u32, wait: Duration, unhealthy: bool },
-    /// It works again after so many failures or refusals.
+    /// Requests succeed again after this number of failures or refusals.
     Recovered { failures: u32 },
 }
 
-/// What is known of one runner of the file, for metrics and people.
+/// Statistics of a configured runner, for metrics and operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnerFigures {
-    /// Which one.
+    /// Key of the runner.
     pub key: RunnerKey,
-    /// Jobs under way, from the answer that brought them to their report.
+    /// Jobs in progress, from their receipt to their report.
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Requests that may be in flight by what came of the last ones.
+    /// Number of requests that may be in flight, adapted to the results of the last ones.
     pub requests_adaptive: usize,
-    /// `request_concurrency`.
+    /// Value of `request_concurrency`.
     pub requests_hard: usize,
     /// Requests sent since the start of the manager.
     pub requests_total: u64,
-    /// Of these, the ones that the coordinator refused (403), or that no client could be made for.
+    /// Requests among them that the coordinator refused (403), or for which no client could be created.
     pub refusals_total: u64,
-    /// False while the coordinator refuses it again and again.
+    /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,
-    /// How long it has to wait until it may ask again, if it has to.
+    /// Time until the runner may send another request. `None` means at once.
     pub waits: Option<Duration>,
 }
 
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) limits: Limits,
-    /// The most jobs that its provider can have; none until that is known.
+    /// Maximum number of jobs of its executor. 0 until that is known.
     pub(super) capacity: usize,
-    /// Its server gives the same job again to the same idempotency key.
+    /// Whether its coordinator answers the same idempotency key with the same job.
     pub(super) repeats: bool,
-    /// Number of the last request: who has the lowest has waited longest.
+    /// Number of its last request. The runner with the lowest number has waited longest.
     pub(super) last_turn: u64,
-    /// Requests that may be in flight: doubled by a job, since more may wait behind it; one less with an empty answer;
-    /// halved by an overloaded coordinator. GitLab Runner's steps are 1.1, 0.95 and 0.5; its bounds are the same.
+    /// Number of requests that may be in flight: doubled by a job, since more may be queued behind it; reduced by one with an empty
+    /// answer; halved by an overloaded coordinator. gitlab-runner multiplies by 1.1, 0.95 and 0.5 within the same bounds.
     adaptive: usize,
     not_before: Option<Instant>,
-    /// The last empty answer was followed by a request without a wait.
+    /// Whether the last empty answer was followed by a request without a wait.
     eager: bool,
-    /// The last answer was a job that was here already.
+    /// Whether the last answer was a job that was received before.
     repeated: bool,
     backoff: Backoff,
     probes: Backoff,
@@ -166,14 +166,14 @@ impl Entry {
     }
 
     pub(super) fn configure(&mut self, limits: Limits) {
-        // It may be another server.
+        // The runner may belong to another coordinator now.
         self.repeats &= self.limits.generation == limits.generation;
         self.limits = limits;
         self.forget_failures();
         self.not_before = None;
     }
 
-    /// Jobs and requests at the same time.
+    /// Returns the maximum number of jobs and requests together.
     pub(super) fn jobs_max(&self) -> usize {
         self.limits.limit.map_or(self.capacity, |limit| limit.min(self.capacity))
     }
@@ -182,7 +182,7 @@ impl Entry {
         self.not_before
     }
 
-    /// Requests that may be in flight now. After a failure there is one, to see whether it works again.
+    /// Returns the number of requests that may be in flight now. After a failure it is one, as a probe.
     pub(super) fn effective_requests(&self) -> usize {
         if self.failures() > 0 {
             return 1;
@@ -207,7 +207,7 @@ impl Entry {
         }
     }
 
-    /// Learns from an answer to a request that was sent at `started`.
+    /// Learns from the answer to a request that was sent at `started`.
     pub(super) fn judge(
         &mut self,
         outcome: Outcome,
@@ -241,14 +241,14 @@ impl Entry {
             Outcome::Empty { changed } => {
                 self.adaptive = self.adaptive.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
-                // Once: a coordinator that holds nothing and is busy has a new version with every answer.
+                // At most once: a busy coordinator that does not hold requests has a new version with every answer.
                 self.eager = !held && changed && !self.eager;
                 if !held && !self.eager {
                     self.pause(now, check_interval);
                 }
             }
-            // Once: it is the answer to a request whose first answer was lost. A coordinator that says nothing else is one that
-            // holds nothing.
+            // At most once: a duplicate answers a request whose first answer was lost. A coordinator that always answers at once holds no
+            // requests.
             Outcome::Repeated => {
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 if !held && self.repeated {
@@ -266,7 +266,7 @@ impl Entry {
     }
 
     fn failed(&mut self, started: Instant, now: Instant, retry_after: Option<Duration>) -> Option<Notice> {
-        // Requests that were under way when an earlier one failed tell nothing new.
+        // Requests that were in flight when an earlier one failed bring no news.
         if self.failed_at.is_some_and(|failed| started <= failed) {
             if let Some(wait) = retry_after {
                 self.not_before = self.not_before.max(Some(now + wait));

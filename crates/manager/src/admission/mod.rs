@@ -1,22 +1,21 @@
-//! Who may ask for a job, and when: a pure engine. Events and time in, decisions out.
+//! Decides which runner may request a job, and when: a pure engine from events and time to decisions.
 //!
 //! ```text
 //! configure, capacities, answers, ends of jobs --> Admission --decide(now)--> requests to start, requests to cut, wake-up
 //! ```
 //!
-//! A request in flight may bring a job, so it reserves a place in `concurrent` and in its runner's `limit` until it is
-//! answered: no request is sent whose job could not be started. Where there are fewer places than runners, the one that
-//! waited longest is next.
+//! A request in flight may bring a job. So it counts against `concurrent` and its runner's `limit` until it is answered, and no
+//! request is sent whose job could not be started. If there is less capacity than runners, the runner that waited longest is next.
 //!
-//! A request that the server may have answered is waited for, since GitLab gives its job to nobody else. When `concurrent`,
-//! `limit` or the capacity falls, fewer requests are sent, and those in flight stay: a job that one of them brings waits
-//! for its slot. Only a request that was held for [`Pace::cut_after`] is cut, for one of three reasons: another runner has
-//! none (GitLab Runner lets it wait for 50 s, C002), its settings are not in force any more, or the manager is to end. For the
-//! last two a request is cut at once if its server gives the same job again to the same idempotency key.
+//! The manager waits for a request that the coordinator may have answered, because GitLab gives the job of a lost answer to no other
+//! runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in flight continue: a job that one of
+//! them brings waits for its slot. Only a request that has been held for [`Pace::cut_after`] is canceled, for one of three reasons:
+//! another runner has no request (gitlab-runner lets it wait for 50 s, C002), its settings no longer apply, or the manager ends. For
+//! the last two reasons a request is canceled at once if its coordinator answers the same idempotency key with the same job.
 //!
-//! Invariants, checked by the properties in `tests.rs`: no request is cut before its time; a decision starts no request beyond
-//! `concurrent`, `limit` and `request_concurrency`; each runner that may ask does so within a bound; whatever is to happen
-//! later has a wake-up.
+//! Invariants, checked by the properties in `tests.rs`: no request is canceled before its time; a decision starts no request beyond
+//! `concurrent`, `limit` and `request_concurrency`; each runner that may send a request does so within a bound; every later decision
+//! has a wake-up.
 
 mod entry;
 #[cfg(test)]
@@ -34,66 +33,66 @@ pub use entry::RunnerFigures;
 pub(crate) use entry::{Limits, Notice, Outcome};
 use muster_config::settings::{CUT_AFTER, RunnerKey};
 
-/// When things are done that nothing tells the time of.
+/// Timings of polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pace {
-    /// Between two requests of a runner that the coordinator does not hold.
+    /// Minimum time between two requests of a runner that the coordinator does not hold.
     pub(crate) check_interval: Duration,
-    /// How long a request is waited for in any case.
+    /// Time that a request is held in any case before it may be canceled.
     pub(crate) cut_after: Duration,
 }
 
-/// One job request.
+/// ID of a job request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PollId(u64);
 
-/// What is to be done now.
+/// Decisions to carry out now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to give up; each is still to be answered with [`Outcome::Cut`], or with what it brought all the same.
+    /// Requests to cancel. Each is still answered, with [`Outcome::Cut`] or with the job that it brought anyway.
     pub(crate) cut: Vec<PollId>,
-    /// When to ask again if nothing happens before.
+    /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Poll {
     runner: RunnerKey,
-    /// The generation of the runner's settings that it was sent with.
+    /// Generation of the runner's settings that it was sent with.
     generation: u64,
     started: Instant,
-    /// Its server gives the same job again to the same key, so that its answer need not be waited for.
+    /// Whether its coordinator answers the same key with the same job, so that the request need not be awaited.
     repeatable: bool,
-    /// Unanswered until then, it is held by the front end, or given up by the server.
+    /// Time at which the front end is known to hold the request, or the coordinator to have given it up, if it is unanswered.
     held_at: Instant,
     cut: bool,
 }
 
-/// The engine.
+/// The admission engine.
 #[derive(Debug)]
 pub(crate) struct Admission {
     concurrent: usize,
-    /// Jobs that may still be taken.
+    /// Number of jobs that may still be received.
     left: usize,
-    /// No more requests are sent, and those in flight are cut when that is safe.
+    /// Whether no more requests are sent, and those in flight are canceled when that is safe.
     stopped: bool,
     pace: Pace,
-    /// In the order of the file.
+    /// Runners in the order of the configuration.
     entries: Vec<Entry>,
     polls: BTreeMap<PollId, Poll>,
-    /// How many of the polls are whose.
+    /// Number of polls of each runner.
     polls_by_runner: HashMap<RunnerKey, usize>,
-    /// Jobs under way, also of runners that are not in the file any more.
+    /// Jobs in progress of each runner, including runners that are no longer configured.
     jobs: HashMap<RunnerKey, usize>,
-    /// Requests sent so far: the next one's number, and the clock of turns.
+    /// Number of requests sent so far: the number of the last one, by which runners take turns.
     sent: u64,
     seed: u64,
 }
 
 impl Admission {
-    /// An engine without runners. The same seed gives the same waits.
+    /// Returns an engine without runners. The same seed gives the same waits.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             concurrent: 0,
@@ -109,8 +108,8 @@ impl Admission {
         }
     }
 
-    /// New settings. Runners that stay keep what is known of them, except for their health: an operator who changed
-    /// something wants to see at once whether it helped.
+    /// Applies settings. Runners that stay keep what is known of them except their health: an operator who changed something wants to
+    /// see at once whether it helped.
     pub(crate) fn configure(&mut self, concurrent: usize, pace: Pace, runners: Vec<Limits>) {
         self.concurrent = concurrent;
         self.pace = pace;
@@ -124,50 +123,52 @@ impl Admission {
         }
     }
 
-    /// So many jobs may still be taken, whatever there is room for.
+    /// Sets the number of jobs that may still be received, whatever the limits allow.
     pub(crate) fn set_left(&mut self, left: usize) {
         self.left = left;
     }
 
-    /// No more requests are sent from now on.
+    /// Sends no more requests from now on.
     pub(crate) fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// The runner's server gives the same job again to the same idempotency key. Holds for requests that are sent from now
-    /// on, until the runner's settings change.
+    /// Records that the runner's coordinator answers the same idempotency key with the same job.
+    ///
+    /// It applies to requests that are sent from now on, until the runner's settings change.
     pub(crate) fn set_repeats(&mut self, runner: &RunnerKey) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
             entry.repeats = true;
         }
     }
 
-    /// When the request, unanswered until then, is held by the front end, or given up by the server. Until this is told, that is
-    /// [`Pace::cut_after`] after the decision to send it: no server has it yet.
+    /// Sets the time at which the front end is known to hold an unanswered request, or the coordinator to have given it up.
+    ///
+    /// The initial value is [`Pace::cut_after`] after the decision to send the request: no coordinator has it before.
     pub(crate) fn set_held_at(&mut self, poll: PollId, at: Instant) {
         if let Some(poll) = self.polls.get_mut(&poll) {
             poll.held_at = at;
         }
     }
 
-    /// The most jobs that the runner's provider can have.
+    /// Sets the maximum number of jobs of the runner's executor.
     pub(crate) fn set_capacity(&mut self, runner: &RunnerKey, capacity: usize) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
             entry.capacity = capacity;
         }
     }
 
-    /// A job of an earlier start is under way.
+    /// Counts a job of an earlier start.
     pub(crate) fn job_recovered(&mut self, runner: &RunnerKey) {
         *self.jobs.entry(runner.clone()).or_default() += 1;
     }
 
-    /// A job has ended.
+    /// Stops counting a job.
     pub(crate) fn job_ended(&mut self, runner: &RunnerKey) {
         one_less(&mut self.jobs, runner);
     }
 
-    /// A request is over. Its place becomes the job's, or free.
+    /// Ends a request. Its share of the limits passes to the job that it brought, or is freed.
     pub(crate) fn answered(&mut self, poll: PollId, outcome: Outcome, now: Instant) -> Option<Notice> {
         let Poll { runner, started, generation, .. } = self.polls.remove(&poll)?;
         one_less(&mut self.polls_by_runner, &runner);
@@ -176,16 +177,16 @@ impl Admission {
         }
         let check_interval = self.pace.check_interval;
         let entry = self.entries.iter_mut().find(|entry| entry.limits.key == runner)?;
-        // What came of settings that are not valid any more says nothing about those that are.
+        // The result of settings that no longer apply says nothing about the current ones.
         (entry.limits.generation == generation).then(|| entry.judge(outcome, started, now, check_interval)).flatten()
     }
 
-    /// Whether a request has been in flight for so long that the coordinator held it.
+    /// Returns whether a request has been in flight for so long that the coordinator must be holding it.
     pub(crate) fn is_held(&self, poll: PollId, now: Instant) -> bool {
         self.polls.get(&poll).is_some_and(|poll| now.saturating_duration_since(poll.started) >= REQUEST_HELD_AFTER)
     }
 
-    /// What is to be done now. To be called after every event, and at the time of its last wake-up.
+    /// Decides what to do now. Must be called after every event, and at the time of its last wake-up.
     pub(crate) fn decide(&mut self, now: Instant) -> Decisions {
         let mut decisions = Decisions::default();
         self.cut_obsolete(now, &mut decisions);
@@ -199,7 +200,7 @@ impl Admission {
         decisions
     }
 
-    /// What is known of each runner of the file.
+    /// Returns the statistics of each configured runner.
     pub(crate) fn figures(&self, now: Instant) -> Vec<RunnerFigures> {
         let figures = self.entries.iter().map(|entry| {
             let key = &entry.limits.key;
@@ -208,28 +209,28 @@ impl Admission {
         figures.collect()
     }
 
-    /// What is known of one runner, if it is in the file.
+    /// Returns the statistics of one runner. `None` if it is not configured.
     pub(crate) fn figures_of(&self, runner: &RunnerKey, now: Instant) -> Option<RunnerFigures> {
         let entry = self.entries.iter().find(|entry| entry.limits.key == *runner)?;
         Some(entry.figures(self.polls_of(runner), self.jobs_of(runner), now))
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub(crate) fn requests(&self) -> usize {
         self.polls.len()
     }
 
-    /// Whether jobs of the runner are under way, or may come with a request's answer.
+    /// Returns whether the runner has jobs in progress, or requests that may bring one.
     pub(crate) fn has_jobs(&self, runner: &RunnerKey) -> bool {
         self.jobs_of(runner) + self.polls_of(runner) > 0
     }
 
-    /// Jobs under way.
+    /// Returns the number of jobs in progress.
     pub(crate) fn jobs(&self) -> usize {
         self.jobs.values().sum()
     }
 
-    /// Cuts requests whose settings are not in force any more, and all when the manager is to end, as soon as that is safe.
+    /// Cancels requests whose settings no longer apply, and all requests when the manager ends, as soon as that is safe.
     fn cut_obsolete(&mut self, now: Instant, decisions: &mut Decisions) {
         let is_obsolete = |poll: &Poll| {
             let entry = self.entries.iter().find(|entry| entry.limits.key == poll.runner);
@@ -243,7 +244,7 @@ impl Admission {
         self.cut(due.into_iter().map(|(id, _)| id), decisions);
     }
 
-    /// Fills the free places: first those who have no request, and of these the one that waited longest.
+    /// Uses the free capacity: first runners without a request, and among them the one that waited longest.
     fn start_what_may_be(&mut self, now: Instant, decisions: &mut Decisions) {
         while self.polls.len() < self.places() {
             let may = self.entries.iter().enumerate().filter(|(_, entry)| self.may_ask(entry, now));
@@ -263,7 +264,7 @@ impl Admission {
         }
     }
 
-    /// Cuts requests that were held long enough, so that each runner that may ask and has no request gets a place.
+    /// Cancels requests that were held long enough, one for each runner that may send a request and has none.
     fn make_room_for_others(&mut self, now: Instant, decisions: &mut Decisions) {
         let waits = |entry: &&Entry| self.may_ask(entry, now) && self.polls_of(&entry.limits.key) == 0;
         let waiting = self.entries.iter().filter(waits).count();
@@ -272,12 +273,12 @@ impl Admission {
             return;
         }
         let on_their_way = self.polls.values().filter(|poll| poll.cut).count();
-        // More requests than places: the places were more when they were sent.
+        // There are more requests than capacity if the capacity was larger when they were sent.
         let wanted = (self.polls.len() + waiting).saturating_sub(places + on_their_way);
         let mut held: Vec<(Instant, PollId)> = self.live().map(|(id, poll)| (poll.held_at, id)).collect();
         held.sort_unstable();
         let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
-        // Rather the second request of one runner than the only one of another.
+        // The second request of one runner is canceled before the only request of another.
         due.sort_by_key(|(due, id)| (Reverse(self.polls.get(id).map_or(0, |poll| self.polls_of(&poll.runner))), *due));
         let due: Vec<PollId> = due.into_iter().map(|(_, id)| id).take(wanted).collect();
         if due.len() < wanted {
@@ -295,12 +296,12 @@ impl Admission {
         }
     }
 
-    /// Places for requests, taken or not.
+    /// Returns the number of requests that `concurrent` allows now, including those in flight.
     fn places(&self) -> usize {
         self.concurrent.saturating_sub(self.jobs()).min(self.left)
     }
 
-    /// Whether the runner has anything to ask for, once its wait is over.
+    /// Returns whether the runner may send a request once its wait is over.
     fn could_ask(&self, entry: &Entry) -> bool {
         let key = &entry.limits.key;
         let polls = self.polls_of(key);
@@ -320,7 +321,7 @@ impl Admission {
         self.polls_by_runner.get(runner).copied().unwrap_or_default()
     }
 
-    /// Requests that are not being cut, the newest last.
+    /// Returns the requests that are not being canceled, the newest last.
     fn live(&self) -> impl Iterator<Item = (PollId, &Poll)> {
         self.polls.iter().filter(|(_, poll)| !poll.cut).map(|(id, poll)| (*id, poll))
     }

@@ -1,19 +1,19 @@
-//! What is different between two configurations, in words without secrets.
+//! Describes the differences between two configurations without secrets.
 
 use muster_config::schema::{Entry, Key, Reload, schema};
 use muster_config::tree::{Node, Table, Value};
 use muster_config::{self, Config, Runner};
 
-/// The differences.
+/// Differences between two configurations.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// All of them, one phrase each.
+    /// Description of each difference, one phrase each.
     pub(super) told: Vec<String>,
-    /// Keys among them that take effect after a restart only.
+    /// Changed keys that take effect only after a restart.
     pub(super) restart: Vec<String>,
 }
 
-/// What `new` has other than `old`.
+/// Returns the differences of `new` to `old`.
 pub(super) fn between(old: &Config, new: &Config) -> Changes {
     let mut changes = Changes::default();
     changes.table("", "", &old.tree, &new.tree);
@@ -34,7 +34,8 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
     changes
 }
 
-/// The same rule as that of [`muster_config::settings::RunnerKey`] and [`muster_config::settings::Settings::following`].
+/// Returns whether both are the same runner, by the rule of [`muster_config::settings::RunnerKey`] and
+/// [`muster_config::settings::Settings::following`].
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id
@@ -48,7 +49,7 @@ fn called(runner: &Runner) -> String {
 }
 
 impl Changes {
-    /// Compares two tables; `before` stands before each phrase.
+    /// Compares two tables. `before` is the prefix of each phrase.
     fn table(&mut self, path: &str, before: &str, old: &Table, new: &Table) {
         let added = new.entries().filter(|(name, _)| old.entries().all(|(known, _)| known != *name));
         let names: Vec<&str> = old.entries().chain(added).map(|(name, _)| name).collect();
@@ -97,7 +98,7 @@ impl Changes {
     }
 }
 
-/// A value as people read it; none where it is long, structured or secret.
+/// Returns a value for operators. `None` if it is long, structured or secret.
 fn value(key: &Key, value: Option<&Value>) -> Option<String> {
     const SHOWN_MAX: usize = 60;
     if key.secret {

@@ -1,9 +1,9 @@
-//! Live reload of `config.toml`: notices that the file's content changed, reads it, and says what is different.
+//! Live reload of `config.toml`: detects that the file's content changed, reads it, and describes the differences.
 //!
-//! The file is looked at every [`LOOK_PERIOD`], as GitLab Runner does; what counts is its content, so that a file that was
-//! swapped in with an old time (`mv`, a ConfigMap's symbolic link, a restored backup) is noticed too (C034), and one that
-//! was only touched is not. A file that cannot be used changes nothing, and is told once. A file that is gone changes
-//! nothing either, also on SIGHUP: GitLab Runner forgets all runners then.
+//! The file is checked every [`LOOK_PERIOD`], as in gitlab-runner. What counts is its content. So a file that was replaced with an old
+//! modification time is noticed (`mv`, a ConfigMap's symbolic link, a restored backup; C034), and a file that was only touched is not.
+//! An invalid file changes nothing and is reported once. A missing file changes nothing either, also on SIGHUP: gitlab-runner drops
+//! all runners then.
 
 mod changes;
 mod stamp;
@@ -19,35 +19,35 @@ use muster_config::settings::Settings;
 use muster_config::{self, Config, Facts, Loaded, Problem, Surroundings};
 use stamp::{Digest, Stamp};
 
-/// Between two looks at the file: the system has no event that covers network file systems and swapped links.
+/// Time between two checks of the file. No system event covers network file systems and replaced links.
 pub const LOOK_PERIOD: Duration = Duration::from_secs(3);
-/// A file that is being written is looked at again after this, until it stays as it is.
+/// Time after which a file that is being written is checked again, until it is stable.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_LOOKS_MAX: u32 = 20;
 
-/// What came of a look.
+/// Result of a check.
 #[derive(Debug)]
 pub enum Reload {
-    /// The file can be used.
+    /// The file is valid.
     Applied {
-        /// What to work by now.
+        /// Settings to use from now on.
         settings: Box<Settings>,
-        /// What is wrong with it all the same, and which changes need a restart.
+        /// Warnings about the file, including changes that need a restart.
         problems: Vec<Problem>,
-        /// What is different, one phrase each; no secrets.
+        /// Differences to the previous configuration, one phrase each, without secrets.
         changes: Vec<String>,
     },
-    /// The file cannot be used: what was in force stays so.
+    /// The file is invalid. The previous configuration stays in force.
     Refused {
-        /// Why.
+        /// Problems of the file.
         problems: Vec<Problem>,
     },
-    /// The file is not there: what was in force stays so.
+    /// The file does not exist. The previous configuration stays in force.
     Gone,
 }
 
 impl Reload {
-    /// With one more problem, if there is one.
+    /// Adds a problem, if there is one.
     fn with(mut self, problem: Option<Problem>) -> Self {
         if let Self::Applied { problems, .. } | Self::Refused { problems } = &mut self {
             problems.extend(problem);
@@ -56,19 +56,19 @@ impl Reload {
     }
 }
 
-/// A configuration file that is watched.
+/// A configuration file that is watched for changes.
 #[derive(Debug)]
 pub struct ConfigWatch {
     path: PathBuf,
     around: Surroundings,
-    /// The configuration in force.
+    /// Configuration in force. `None` if the file was never valid.
     current: Option<Config>,
     stamp: Option<Stamp>,
     digest: Option<Digest>,
 }
 
 impl ConfigWatch {
-    /// Reads the file for the first time. A missing one is an empty configuration; the problems say so.
+    /// Reads the file for the first time. A missing file is an empty configuration with a problem that says so.
     #[must_use]
     pub fn start(path: PathBuf, around: Surroundings) -> (Self, Loaded) {
         let mut watch = Self { path, around, current: None, stamp: None, digest: None };
@@ -79,13 +79,13 @@ impl ConfigWatch {
         (watch, loaded)
     }
 
-    /// The settings in force; those of an empty file where there are none.
+    /// Returns the settings in force, or the default settings if the file was never valid.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.current.as_ref().map(|config| muster_config::settings(config, &self.around)).unwrap_or_default()
     }
 
-    /// Waits until the content of the file is another one. Cancel-safe: what was not told is told by the next call.
+    /// Waits until the content of the file changes. Cancel-safe: a change that was not returned is returned by the next call.
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(LOOK_PERIOD).await;
@@ -107,7 +107,7 @@ impl ConfigWatch {
         }
     }
 
-    /// Reads the file, whether it changed or not: for SIGHUP.
+    /// Reads the file whether it changed or not, for SIGHUP.
     pub fn reload(&mut self) -> Reload {
         self.stamp = Stamp::of(&self.path);
         if self.stamp.is_none() {
@@ -117,7 +117,7 @@ impl ConfigWatch {
         self.read(digest)
     }
 
-    /// The stamp of a file that nobody is writing just now, as far as can be seen; none where it is gone.
+    /// Waits until the file is stable, and returns its stamp. `None` if it does not exist.
     async fn settled(&self, mut stamp: Option<Stamp>) -> Option<Stamp> {
         for _ in 0..SETTLE_LOOKS_MAX {
             tokio::time::sleep(SETTLE).await;
@@ -135,7 +135,7 @@ impl ConfigWatch {
         Facts { job_user, find_plugin: self.around.find_plugin, ..Facts::of(&self.path) }
     }
 
-    /// `digest` was taken before: a change in between is another change, and found by the next look.
+    /// Reads the file. `digest` was taken before, so a change in between counts as another change.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;

@@ -1,4 +1,4 @@
-//! Whether a file may have changed, cheaply; and whether it has.
+//! Detects cheaply whether a file may have changed, and then whether its content has.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -8,8 +8,8 @@ use sha2::Digest as _;
 /// SHA-256 of the content.
 pub(super) type Digest = [u8; 32];
 
-/// What the system says of a file, links followed. Whatever changes a file's content changes this: a write its times,
-/// a swap its number. Times may go back.
+/// Metadata of a file, with links followed. Every change of the content changes it: a write changes the times, a replacement the inode.
+/// Times may go backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -20,12 +20,12 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Whether its time shows a change since `old`: GitLab Runner goes by nothing else.
+    /// Returns whether the modification time shows a change since `old`. gitlab-runner checks nothing else.
     pub(super) fn is_newer_than(self, old: Self) -> bool {
         self.modified > old.modified
     }
 
-    /// None where there is no such file, or it cannot be looked at.
+    /// Returns the stamp of the file. `None` if it does not exist or cannot be accessed.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self {
@@ -38,10 +38,10 @@ impl Stamp {
     }
 }
 
-/// The content's digest; none where it cannot be read: that too is a change, and reading it tells why.
+/// Returns the digest of the content. `None` if it cannot be read: that counts as a change, and reading the file reports the error.
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
-    // What is too large is refused by whoever reads it, and not by its content.
+    // A file that is too large is rejected by its reader because of its size, not its content.
     if !metadata.is_file() || metadata.len() > muster_config::FILE_SIZE_MAX as u64 {
         return None;
     }

@@ -1,5 +1,7 @@
-//! A job that was handed out and cannot be stored (a full disk): it is held and tried again for a few seconds, and then
-//! given up to the coordinator as failed. Few coordinators hand a job out twice: one that is dropped here is lost (J1).
+//! A received job that cannot be stored, for instance on a full disk.
+//!
+//! Storing is retried for a few seconds, and then the job is reported as failed. Few coordinators assign a job twice, so a job that is
+//! dropped here would be lost (J1).
 
 use std::time::Duration;
 
@@ -15,27 +17,27 @@ use crate::failure;
 use crate::state::OwnEnd;
 use crate::store::{NotTaken, StoreError, StoredJob};
 
-/// Some seconds: the job waits, and nothing else is asked for.
+/// Backoff while a job cannot be stored. A few seconds in total: the job waits, and no other job is requested.
 const TAKE_AGAIN: Policy = Policy { first: Duration::from_millis(100), cap: Duration::from_secs(1), attempts: Some(8) };
-/// How long the trace is tried, and the report after it: the manager ends after that.
+/// Time to send the trace, and then to send the report. The manager exits after that.
 const TELL_LIMIT: Duration = Duration::from_secs(30);
-/// A server that works on a report is asked again after this, unless it says when.
+/// Time after which a report is repeated that the coordinator is still working on, unless it sets another one.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Request {
-    /// Stores the job that could not be stored, or reports it. None where it was stored before.
+    /// Stores the job that could not be stored, or reports it as failed. Returns `None` if it was stored before.
     pub(super) async fn take_again(
         &self,
         client: &Client,
         mut failed: Box<NotTaken>,
     ) -> Result<Option<StoredJob>, StoreError> {
-        // Held until this is over: no more jobs are asked for.
+        // Held until this returns: no more jobs are requested.
         let _waiting = self.waiting.upgrade();
         let mut backoff = Backoff::new(TAKE_AGAIN);
         loop {
             let NotTaken { error, payload, known } = *failed;
             let Some(wait) = backoff.next_wait(None) else {
-                // One that has its actor is that one's to report.
+                // A job that was stored before has its actor, which reports it.
                 if !known {
                     give_up(client, &payload, &error).await;
                 }
@@ -52,7 +54,7 @@ impl Request {
     }
 }
 
-/// Reports a job that cannot be stored as the runner's failure.
+/// Reports a job that cannot be stored as a failure of the runner.
 async fn give_up(client: &Client, payload: &JobPayload, error: &StoreError) {
     let reason = FailureReason::RunnerSystemFailure;
     let message = failure::masked(&format!("the job cannot be stored: {error}"), &crate::lower::secrets(payload, &[]));
@@ -84,7 +86,7 @@ async fn say(client: &Client, payload: &JobPayload, words: &str) -> Result<(), C
     }
 }
 
-/// Says how the job has ended, until it is heard.
+/// Sends the final update until the coordinator accepts it.
 async fn report(client: &Client, payload: &JobPayload, end: &OwnEnd) -> Result<(), ClientError> {
     let update = failure::of_own_end(payload, end);
     let mut backoff = Backoff::new(Policy::SHORT);
@@ -98,7 +100,7 @@ async fn report(client: &Client, payload: &JobPayload, end: &OwnEnd) -> Result<(
     }
 }
 
-/// Waits before the next try, where there is one.
+/// Waits before the next attempt. Returns the error if there is none.
 async fn pause(backoff: &mut Backoff, error: ClientError) -> Result<(), ClientError> {
     match error.transient().and_then(|retry_after| backoff.next_wait(retry_after)) {
         Some(wait) => {

@@ -1,5 +1,4 @@
-//! What a runner is and can do, as it is told with each job request, and when it is registered or verified (runner-api
-//! 1.4, 2.2).
+//! The description of a runner, which each job request, registration and verification contains.
 
 use muster_runner_api::wire::VersionInfo;
 
@@ -28,7 +27,7 @@ const FEATURES: &[&str] = &[
     "native_steps_integration",
 ];
 
-/// What the runner of these settings is and can do.
+/// Returns the description of the runner with these settings.
 #[must_use]
 pub fn info(runner: &RunnerSettings) -> VersionInfo {
     VersionInfo {

@@ -1,7 +1,8 @@
-//! The job requests in flight: each one a long poll of one lane of one runner, with the lane's own idempotency key.
+//! The job requests in flight.
 //!
-//! What may be asked, and when, is [`crate::admission`]'s to say, and when a request may be cut; this module does it. A request
-//! that is cut ends by itself: what it brought by then is stored and counts.
+//! Each request is a long poll on a lane of a runner. A lane is one long-poll slot of a runner, with its own idempotency key.
+//! [`crate::admission`] decides when a request is sent and when it may be canceled, and this module carries it out. A canceled request
+//! ends on its own: a job that it brought by then is stored and counts.
 
 mod held;
 mod info;
@@ -28,24 +29,24 @@ use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
 use crate::store::{NotTaken, Store, StoreError, StoredJob};
 
-/// What one request came to.
+/// Result of one request.
 pub(crate) enum Answer {
-    /// A job, stored.
+    /// A job, which is stored by now.
     Job(Box<StoredJob>),
-    /// Nothing; `changed` as in [`Outcome::Empty`].
+    /// No job. `changed` is as in [`Outcome::Empty`].
     Empty { changed: bool },
-    /// The job is one that has its actor.
+    /// A job that has its actor already.
     Repeated,
-    /// It was given up.
+    /// The request was canceled.
     Cut,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's own state cannot be written. A job that it brought is reported.
+    /// The manager's own state cannot be written. A job that the request brought was reported as failed.
     Store(StoreError),
 }
 
 impl Answer {
-    /// What it means for admission.
+    /// Returns the result in the terms of admission.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Job(_) => Outcome::Job,
@@ -63,15 +64,15 @@ impl Answer {
     }
 }
 
-/// A request that is over.
+/// A completed request.
 pub(crate) struct Answered {
     pub(crate) poll: PollId,
-    /// With which settings it was sent.
+    /// Settings that it was sent with.
     pub(crate) runner: Arc<RunnerSettings>,
-    /// With which connections.
+    /// Client that it was sent with.
     pub(crate) client: Option<Client>,
     pub(crate) answer: Answer,
-    /// The coordinator gives the same job again to the same idempotency key.
+    /// Whether the coordinator answers the same idempotency key with the same job.
     pub(crate) repeats: bool,
 }
 
@@ -82,32 +83,32 @@ struct Flight {
     client: Option<Client>,
     lane: u32,
     cut: CancellationToken,
-    /// Unanswered for so long after it was sent, it is held by the front end, or given up by the server.
+    /// Time after which an unanswered request is held by the front end, or given up by the coordinator.
     held_after: Duration,
     progress: Progress,
     repeats: Arc<AtomicBool>,
-    /// Counted as open.
+    /// Counts the request as open.
     _open: OpenRequest,
 }
 
 /// What the requests of one runner share.
 struct Lanes {
     runner: Arc<RunnerSettings>,
-    /// None until one can be made.
+    /// `None` until a client can be created.
     client: Option<Client>,
-    /// Lanes in use.
+    /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost: it may have been a job, which only the same key brings again. They come first;
-    /// by their number alone they might wait for as long as lower ones are held by the coordinator.
+    /// Lanes whose last answer was lost. It may have been a job, which only the same key brings again. These lanes are used first:
+    /// by their number alone they might wait as long as the coordinator holds the requests of lower ones.
     doubtful: BTreeSet<u32>,
-    /// The queue's version (runner-api 2.3): in memory only.
+    /// Version of the coordinator's queue. It is not stored.
     last_update: Arc<Mutex<String>>,
-    /// The coordinator announced that it gives the same job again to the same idempotency key.
+    /// Whether the coordinator announced that it answers the same idempotency key with the same job.
     repeats: Arc<AtomicBool>,
 }
 
 impl Lanes {
-    /// The lane to ask with next.
+    /// Returns the lane of the next request.
     fn next(&self) -> u32 {
         let mut candidates = self.doubtful.iter().copied().chain(0..u32::MAX);
         candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
@@ -119,14 +120,14 @@ pub(crate) struct Requests {
     store: Arc<Store>,
     observer: Arc<Observer>,
     runners: HashMap<RunnerKey, Lanes>,
-    /// How long connections are used again.
+    /// How long connections are reused.
     age: ConnectionAge,
-    /// Of the settings.
+    /// Time that a request is held before it may be canceled, from the settings.
     cut_after: Duration,
     answer_limit: Duration,
     tasks: JoinSet<Answer>,
     flights: HashMap<Id, Flight>,
-    /// Shared with each request whose job cannot be stored for the moment.
+    /// Shared with each request whose job cannot be stored at the moment.
     waiting: Arc<()>,
 }
 
@@ -146,7 +147,7 @@ impl Requests {
         }
     }
 
-    /// New settings. Requests in flight go on with theirs, and so does a job that one of them brings.
+    /// Applies settings. Requests in flight continue with their own settings, and so does a job that one of them brings.
     pub(crate) fn configure(
         &mut self,
         Settings { runners, connection_max_age: age, cut_after, answer_limit, .. }: &Settings,
@@ -220,12 +221,12 @@ impl Requests {
         self.flights.insert(task.id(), flight);
     }
 
-    /// When each request that a server may work on is held by its front end, or given up by it.
+    /// Returns the time at which each request that was sent is held by its front end, or given up by the coordinator.
     pub(crate) fn held_at(&self) -> impl Iterator<Item = (PollId, Instant)> {
         self.flights.values().filter_map(|flight| Some((flight.poll, flight.progress.sent_at()? + flight.held_after)))
     }
 
-    /// Ends the wait for one request.
+    /// Stops waiting for one request.
     pub(crate) fn cut(&self, poll: PollId) {
         self.flights.values().filter(|flight| flight.poll == poll).for_each(|flight| flight.cut.cancel());
     }
@@ -234,12 +235,12 @@ impl Requests {
         self.flights.is_empty()
     }
 
-    /// A job is here that cannot be stored: another one could not be either.
+    /// Returns whether a received job cannot be stored. Another job could not be stored either.
     pub(crate) fn cannot_store(&self) -> bool {
         Arc::strong_count(&self.waiting) > 1
     }
 
-    /// Waits until a request is over; for ever where there is none. Cancel-safe.
+    /// Waits until a request is complete. Never returns if there is none. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Answered {
         loop {
             let Some(ended) = self.tasks.join_next_with_id().await else { std::future::pending().await };
@@ -265,26 +266,26 @@ impl Requests {
     }
 }
 
-/// One request.
+/// One request, as its task has it.
 struct Request {
     runner: Arc<RunnerSettings>,
     store: Arc<Store>,
     observer: Arc<Observer>,
-    /// The queue's version that it tells.
+    /// Version of the queue that the request sends.
     known: String,
     last_update: Arc<Mutex<String>>,
     repeats: Arc<AtomicBool>,
     lane: u32,
     cut: CancellationToken,
-    /// How long it is waited for when it was sent and is cut.
+    /// Time to wait for the answer of a request that was sent and is canceled.
     wait: Duration,
     progress: Progress,
-    /// Of [`Requests::cannot_store`].
+    /// Counted by [`Requests::cannot_store`].
     waiting: Weak<()>,
 }
 
 impl Request {
-    /// R1: what it brings is stored before anyone hears of it. The cut ends the wait only, never the storing.
+    /// Sends the request and stores the job that it brings before anyone sees it (R1). A cancel ends the wait, never the storing.
     async fn send(self, client: &Client) -> Answer {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
@@ -308,7 +309,7 @@ impl Request {
             Err(error) => return Answer::Failed(error),
         };
         self.repeats.store(offer.repeats, Ordering::Relaxed);
-        // A front end that saw the queue change answers without a version, so that it is asked again (runner-api 2.3).
+        // A front end that saw the queue change answers without a version, so that the manager sends another request.
         let known = &self.known;
         let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| version != known);
         if let Some(version) = offer.last_update {
@@ -320,14 +321,15 @@ impl Request {
         }
     }
 
-    /// Waits until the request is cut and no job is lost with it: nothing of it was sent, or it was at the server for long enough.
+    /// Waits until the request is canceled and no job is lost with it: it was not sent, or it was at the coordinator for long enough.
+    ///
     /// An answer that has begun is read to its end, since it may bring a job.
     async fn can_be_dropped(&self) {
         self.cut.cancelled().await;
         if self.progress.cancel_unsent() {
             return;
         }
-        // A redirect sends it once more.
+        // A redirect sends the request again.
         while let Some(sent) = self.progress.sent_at() {
             let until = sent + self.wait;
             if until <= Instant::now() {

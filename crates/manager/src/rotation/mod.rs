@@ -1,13 +1,13 @@
-//! Runner authentication tokens with an end are renewed in time, and the new ones saved in config.toml (runner-api 1.7).
+//! Renews expiring runner authentication tokens in time, and saves the new tokens in `config.toml`.
 //!
 //! ```text
 //! settings --plan::due--> wait --> lock the file, prove that it can be saved --> reset at the coordinator --> save --> reload
 //! ```
 //!
-//! The coordinator refuses the old token from the moment of the reset, so a reset whose token cannot be kept would cost the
-//! runner: it is only asked for when the file can be saved. Until then the old token is used; in the last part of its life
-//! the reset is made all the same, since it would end anyway. A token that could not be saved is used from memory
-//! ([`Renewed`]), and its save is tried until it works.
+//! The coordinator refuses the old token as soon as the new one exists. A new token that cannot be saved would cost the runner, so the
+//! reset is requested only if the file is writable. Until then the old token is used. In the last part of its life the reset is made
+//! anyway, since the old token would expire. A token that could not be saved is used from memory ([`Renewed`]), and saving it is
+//! retried until it works.
 
 mod plan;
 mod renew;
@@ -33,21 +33,21 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Waits between tries. A token has at least a quarter of its life left when the first one is made.
+/// Backoff between attempts. A token has at least a quarter of its life left at the first one.
 const AGAIN: Policy = Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
-/// Between two resets: a coordinator whose tokens end at once must not be asked without pause.
+/// Minimum time between two resets, for a coordinator whose tokens expire at once.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Renewed tokens whose series are kept.
+/// Maximum number of renewed tokens whose series are kept.
 const SERIES_MAX: usize = 50;
-/// How long the end of the process waits for a reset that is under way: it must not be lost.
+/// Time that the end of the process waits for a reset in progress, whose token must not be lost.
 const LAST_WAIT: Duration = Duration::from_secs(90);
 
-/// Tokens that are newer than those in the file, by the file's own.
+/// New tokens that are not in the file yet, by the file's own token.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Renewed(Arc<Mutex<HashMap<String, NewToken>>>);
 
 impl Renewed {
-    /// The settings of the file, with these tokens in the place of its own.
+    /// Returns the settings with these tokens instead of the file's own.
     fn apply(&self, mut settings: Settings) -> Settings {
         let renewed = self.0.lock();
         for runner in &mut settings.runners {
@@ -61,7 +61,7 @@ impl Renewed {
         settings
     }
 
-    /// The token in the file that this one came in the place of.
+    /// Returns the token in the file that this one replaces.
     fn origin(&self, token: &Secret) -> Secret {
         let renewed = self.0.lock();
         let origin = renewed.iter().find(|(_, new)| new.token.expose() == token.expose());
@@ -69,16 +69,16 @@ impl Renewed {
     }
 }
 
-/// What was tried for one token.
+/// Attempts to renew or save one token.
 #[derive(Debug)]
 struct Tries {
     backoff: Backoff,
     not_before: SystemTime,
-    /// It was renewed and saved, or is not to be renewed: nothing is left to do for it.
+    /// Whether nothing is left to do for the token: it was renewed and saved, or must not be renewed.
     done: bool,
 }
 
-/// The tokens of one configuration, kept alive by a task of its own.
+/// The tokens of one configuration, kept valid by a background task.
 #[derive(Debug)]
 pub struct Rotation {
     renewed: Renewed,
@@ -90,11 +90,11 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Begins with these settings, which are those of the file at `path`.
+    /// Starts with these settings, which were read from the file at `path`.
     #[must_use]
     pub fn start(path: PathBuf, clock: Arc<dyn WallClock>, telemetry: &Arc<Telemetry>, settings: Settings) -> Self {
         let (settings, current) = watch::channel(settings);
-        // One is enough: it says that there is something new, whatever it is.
+        // A capacity of one is enough: a message only says that something changed.
         let (changes, changed) = mpsc::channel(1);
         let (renewed, stop) = (Renewed::default(), CancellationToken::new());
         let resetting = Arc::<AtomicBool>::default();
@@ -116,8 +116,9 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Settings that were read from the file just now, with newer tokens where the file could not be saved. From now on
-    /// the tokens in them are kept alive.
+    /// Returns settings that were just read from the file, with newer tokens if these could not be saved.
+    ///
+    /// From now on the tokens in these settings are kept valid.
     #[must_use]
     pub fn follow(&self, settings: Settings) -> Settings {
         let settings = self.renewed.apply(settings);
@@ -125,15 +126,16 @@ impl Rotation {
         settings
     }
 
-    /// Waits until there is a new token: the file is to be read again. Cancel-safe.
+    /// Waits until there is a new token, so that the file must be read again. Cancel-safe.
     pub async fn changed(&mut self) {
         if self.changed.recv().await.is_none() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Ends; a reset that is under way is brought to its end before, which takes 90 s at the most. Dropped, it is given up:
-    /// its new token is then lost, and the old one not valid any more.
+    /// Stops the task. A reset in progress is completed before, which takes at most 90 s.
+    ///
+    /// If the rotation is dropped instead, the reset is abandoned: its new token is lost, and the old one is no longer valid.
     pub async fn stop(self) {
         self.stop.cancel();
         if self.resetting.load(Ordering::Relaxed) {
@@ -146,24 +148,24 @@ impl Rotation {
     }
 }
 
-/// The task.
+/// The background task.
 struct Keeper {
     path: PathBuf,
     clock: Arc<dyn WallClock>,
     observer: Arc<Observer>,
     renewed: Renewed,
-    /// No reset is asked for before.
+    /// Time before which no reset is requested.
     rest_until: SystemTime,
-    /// By token.
+    /// Attempts by token.
     tries: HashMap<String, Tries>,
     /// Runners whose new token is not in the file yet, by the file's own token.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,
-    /// Series of tokens that were renewed: what was counted under them stays to be scraped for a while.
+    /// Series of renewed tokens, which are kept for a while so that their last values are scraped.
     series: VecDeque<Arc<EntryMetrics>>,
     changes: mpsc::Sender<()>,
-    /// The end has come: no reset is begun any more.
+    /// Canceled at the end: no further reset is started.
     stop: CancellationToken,
-    /// A coordinator may have a new token for us that is not kept yet.
+    /// Whether the coordinator may have a new token that is not saved yet.
     resetting: Arc<AtomicBool>,
 }
 
@@ -174,7 +176,7 @@ impl Keeper {
             self.forget(&current);
             let next = self.next(&current);
             let (clock, stop) = (Arc::clone(&self.clock), self.stop.clone());
-            // Nothing is under way while this waits: each branch is cancel-safe.
+            // Nothing is in progress while this waits, so each branch is cancel-safe.
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = settings.changed() => if changed.is_err() { return },
@@ -188,7 +190,7 @@ impl Keeper {
         }
     }
 
-    /// What is to be done first, and when.
+    /// Returns the next step and its time.
     fn next(&self, settings: &Settings) -> Option<(SystemTime, Step)> {
         let saves = self.unsaved.keys().map(|token| (SystemTime::UNIX_EPOCH, Step::Save(token.clone())));
         let resets = settings
@@ -225,7 +227,7 @@ impl Keeper {
         })
     }
 
-    /// The next try for the token is made after a while; after how long.
+    /// Schedules the next attempt for the token. Returns the time until then.
     fn again(&mut self, token: &str) -> Duration {
         let now = self.clock.now();
         let tries = self.tries_of(token);
@@ -234,14 +236,14 @@ impl Keeper {
         wait
     }
 
-    /// Tokens that nothing knows of any more.
+    /// Drops the attempts of tokens that are no longer configured.
     fn forget(&mut self, settings: &Settings) {
         let unsaved = &self.unsaved;
         let current = |token: &str| settings.runners.iter().any(|runner| runner.token.expose() == token);
         self.tries.retain(|token, _| unsaved.contains_key(token) || current(token));
     }
 
-    /// Keeps the series of a token that is being renewed, whether it stays in the file or not.
+    /// Keeps the series of a token that is being renewed, even if it is removed from the file.
     fn keep_series(&mut self, runner: &RunnerSettings) {
         let entry = self.observer.entry(runner);
         self.series.retain(|known| !Arc::ptr_eq(known, &entry));
@@ -251,9 +253,9 @@ impl Keeper {
         }
     }
 
-    /// There is something new to be read.
+    /// Notifies that the file must be read again.
     fn tell_changed(&self) {
-        // Full: it was told already, and not heard yet.
+        // If the channel is full, a notification is pending already.
         let _ = self.changes.try_send(());
     }
 }

@@ -1,4 +1,4 @@
-//! When a token is to be renewed: pure.
+//! Decides when a token is renewed. Pure.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,17 +8,17 @@ use muster_job::short_token;
 
 const SWITCHED_OFF: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 
-/// What is to be done.
+/// A step of the rotation.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The runner's token has lived long enough.
+    /// Renew the runner's token, which has lived long enough.
     Renew(Arc<RunnerSettings>),
-    /// The token that came in the place of this one is not in the file yet.
+    /// Save the token that replaces this one, which is still in the file.
     Save(String),
 }
 
 impl Step {
-    /// The token that it is about.
+    /// Returns the token of the step.
     pub(super) fn token(&self) -> &str {
         match self {
             Self::Renew(runner) => runner.token.expose(),
@@ -27,14 +27,15 @@ impl Step {
     }
 }
 
-/// When the token is renewed: after three quarters of its life, at once where its beginning is not known; none where it
-/// has no end.
+/// Returns when the token is renewed: after three quarters of its life, or at once if its start is unknown.
+///
+/// `None` means that the token does not expire.
 pub(super) fn due(runner: &RunnerSettings) -> Option<SystemTime> {
     part_of_life(runner, 75)
 }
 
-/// When the token is renewed even if the file cannot be saved: it ends soon, and a runner with a token in memory only is
-/// better than one with none.
+/// Returns when the token is renewed even if the file cannot be saved: it expires soon, and a runner with a token in memory is better
+/// than a runner without one.
 pub(super) fn last_chance(runner: &RunnerSettings) -> Option<SystemTime> {
     part_of_life(runner, 95)
 }
@@ -48,7 +49,7 @@ fn part_of_life(runner: &RunnerSettings, percent: u32) -> Option<SystemTime> {
     })
 }
 
-/// The operator wants no renewal.
+/// Returns whether the operator has disabled the renewal.
 pub(super) fn is_fixed(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(SWITCHED_OFF) == Some(&true)
 }

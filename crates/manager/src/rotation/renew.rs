@@ -1,4 +1,4 @@
-//! One renewal: the file is locked and proven, the coordinator is asked, the file is saved.
+//! One renewal: locks the file and checks that it is writable, resets the token at the coordinator, and saves the file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{Keeper, PAUSE, RunnerSettings};
 
 impl Keeper {
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
-        // Nothing is lost by not waiting for the file when the end comes.
+        // A stop may end the wait for the file: nothing has been requested yet.
         let stop = self.stop.clone();
         let provable = tokio::select! {
             provable = self.provable_file() => provable,
@@ -39,7 +39,7 @@ impl Keeper {
         }
         self.resetting.store(true, Ordering::Relaxed);
         self.keep_series(&runner);
-        // Each try has a connection of its own: there is one in weeks.
+        // A renewal happens once in weeks, so each attempt opens a new connection.
         let client = crate::client::of(&runner, ConnectionAge::NoReuse);
         let asked = match client.map(|client| self.observer.counted(client, &runner)) {
             Ok(client) => client.reset_token(runner.token.expose()).await,
@@ -90,7 +90,7 @@ impl Keeper {
         self.tell_changed();
     }
 
-    /// Tries once more to save the token that came in the place of `origin`.
+    /// Retries to save the token that replaces `origin`.
     pub(super) async fn save_again(&mut self, origin: &str) {
         let Some((runner, new)) = self.unsaved.get(origin).cloned() else { return };
         let saved = match self.provable_file().await {
@@ -103,7 +103,7 @@ impl Keeper {
                 self.observer.telemetry().metrics.configuration_saved(false);
                 tell(&runner, &error, "its new token is in memory only; saving it is tried again");
             }
-            // Saved, or there is no entry any more that it could be saved in.
+            // The token is saved, or the file has no entry for it anymore.
             Ok(()) | Err(None) => {
                 self.unsaved.remove(origin);
                 self.renewed.0.lock().remove(origin);
@@ -112,7 +112,7 @@ impl Keeper {
         }
     }
 
-    /// The file, locked, after a save of what is in it has worked.
+    /// Returns the locked file after a trial save of its content has succeeded.
     async fn provable_file(&self) -> Result<ConfigFile, EditError> {
         let path = self.path.clone();
         blocking(&self.path, move || {
@@ -123,10 +123,10 @@ impl Keeper {
         .await
     }
 
-    /// Puts the token in the place of `origin`, in each entry that has it: they are one runner (C025).
+    /// Replaces `origin` with the new token in every entry that has it: the entries are one runner (C025).
     ///
     /// # Errors
-    /// Why it was not saved; none where the file has no such entry any more, which is told.
+    /// The reason why the token was not saved. `None` if the file has no such entry anymore, which is logged.
     async fn save(
         &self,
         mut file: ConfigFile,
@@ -171,7 +171,7 @@ impl Keeper {
     }
 }
 
-/// Work on the file, which waits for its lock, beside the other tasks.
+/// Runs work on the file, which waits for its lock, outside the async threads.
 async fn blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, EditError> + Send + 'static,
