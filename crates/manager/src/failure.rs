@@ -1,4 +1,4 @@
-//! How an end is reported: the one place that turns outcomes into updates (job-execution 11.1, 11.2).
+//! The one place that turns the outcomes of jobs into updates for the coordinator.
 
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_job::mask::{Masker, Secrets};
@@ -8,8 +8,9 @@ use muster_runner_api::wire::{Output, UpdateRequest};
 
 use crate::state::OwnEnd;
 
-/// The final update of a job that the agent ended, and whose log begins in the trace at `from`. `interrupted`: the manager asked
-/// for the cancel, not the coordinator.
+/// Returns the final update of a job that an agent ended. Its log begins at `from` in the trace.
+///
+/// `interrupted` says that the manager requested the cancel, and not the coordinator.
 pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
@@ -23,35 +24,35 @@ pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, int
             ("failed", Some(reason), *exit_code)
         }
     };
-    // Nobody has seen all of a trace that began elsewhere.
+    // A trace with the log of an earlier attempt has no checksum, because no agent has seen all of its bytes.
     let checksum = (from == 0).then(|| format!("crc32:{:08x}", result.log_crc32));
     let tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
     UpdateRequest {
         output: Output { checksum, bytesize: Some(from.saturating_add(result.log_bytes)) },
-        // The tree is for people to look at: a result without it is better than none.
+        // The tree is informational: a result without it is better than no result.
         result_tree: tree.then(|| result.to_tree()).flatten(),
         ..update(payload, state, reason, exit_code)
     }
 }
 
-/// The final update of a job that the manager ended itself. The checksum is left out: the manager has not seen all bytes.
+/// Returns the final update of a job that the manager ended. It has no checksum, because the manager has not seen all of the trace.
 pub(crate) fn of_own_end(payload: &JobPayload, end: &OwnEnd) -> UpdateRequest {
     let output = Output { checksum: None, bytesize: Some(end.at + end.words.len() as u64) };
     UpdateRequest { output, ..update(payload, "failed", Some(end.reason), end.exit_code) }
 }
 
-/// The update that only says that the job goes on.
+/// Returns the update that only says that the job is running.
 pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
     update(payload, "running", None, None)
 }
 
-/// The last line of a trace that the manager has to end, in the style of job-execution 1.7 and 1.9.
+/// Returns the last line of a trace that the manager ends, in gitlab-runner's format.
 pub(crate) fn last_words(reason: FailureReason, message: &str) -> String {
     let kind = if reason == FailureReason::RunnerSystemFailure { " (system failure)" } else { "" };
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
 }
 
-/// A text of the manager without what must not be shown.
+/// Returns a message of the manager with masked secrets.
 pub(crate) fn masked(text: &str, secrets: &Secrets) -> String {
     let (mut masker, mut out) = (Masker::new(secrets), Vec::new());
     masker.push(text.as_bytes(), &mut out);
@@ -70,7 +71,7 @@ fn update(payload: &JobPayload, state: &str, reason: Option<FailureReason>, exit
     }
 }
 
-/// The reason as a server takes it that understands `known` (job-execution 11.2).
+/// Returns the failure reason for a coordinator that knows the reasons in `known`.
 fn for_server(reason: FailureReason, known: &[String]) -> FailureReason {
     use FailureReason as R;
     let always = matches!(reason, R::ScriptFailure | R::RunnerSystemFailure | R::JobExecutionTimeout);
@@ -114,7 +115,7 @@ mod tests {
         of_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
     }
 
-    /// What an agent answers comes from a machine on which jobs run.
+    /// An agent's answers come from a machine that runs user code.
     #[test]
     fn fuzz_agent_answers() {
         use muster_agent_api::{agent, step_runner};
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!((update.exit_code, update.output, update.result_tree), (Some(3), output, None));
         let success = of_result(&payload(&[]), &result(Outcome::Success), 0, false);
         assert_eq!((success.state.as_str(), success.failure_reason, success.exit_code), ("success", None, None));
-        // What another instance wrote before counts, and has no checksum.
+        // Bytes of an earlier attempt count, but have no checksum.
         let moved = of_result(&payload(&[]), &result(Outcome::Success), 100, false).output;
         assert_eq!(moved, Output { checksum: None, bytesize: Some(105) });
     }

@@ -1,4 +1,4 @@
-//! Cache keys: default, expansion, sanitising, fallbacks (job-execution 10.1).
+//! Lowers caches: default key, expansion, sanitizing and fallbacks, as in gitlab-runner.
 
 use muster_agent_api::builtin::CacheEntry;
 use muster_runner_api::payload::{Cache, JobPayload};
@@ -9,7 +9,7 @@ use super::flags::Flags;
 use super::paths::Paths;
 use super::variables::Variables;
 
-/// The caches of the job that have a key, each with its `when`.
+/// Returns the job's caches that have a key, each with its `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     paths: &Paths,
@@ -21,7 +21,7 @@ pub(super) fn entries(
     let mut entries = Vec::new();
     for cache in payload.cache.iter().filter(|cache| cache.untracked || !cache.paths.is_empty()) {
         let raw = variables.expand(&key(payload, cache));
-        // An empty key is told where the cache would be used.
+        // The step that uses the cache warns about an empty key.
         let key = keys.stored(&raw).unwrap_or_default();
         let policy = variables.expand(&cache.policy);
         let policy = match policy.as_str() {
@@ -56,8 +56,10 @@ fn key(payload: &JobPayload, cache: &Cache) -> String {
     }
 }
 
-/// The fallbacks as the author wrote them. A job of an unprotected ref must not read what protected ones keep: the
-/// coordinator sees to that for the keys of the payload, and this function for the variable.
+/// Returns the expanded fallback keys of a cache, in the author's order.
+///
+/// A job of an unprotected ref must not read the caches of protected refs. The coordinator ensures that for the keys of the payload,
+/// and this function for `CACHE_FALLBACK_KEY`.
 fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -> Vec<String> {
     let mut keys: Vec<String> = cache.fallback_keys.iter().map(|key| variables.expand(key)).collect();
     if let Some(key) = variables.get("CACHE_FALLBACK_KEY").filter(|key| !key.is_empty()) {
@@ -73,25 +75,25 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     keys
 }
 
-/// Whether a key names a cache of protected refs. Some file systems ignore case, and dots and blanks at the end.
+/// Returns whether a key names a cache of protected refs. Some file systems ignore case, and dots and blanks at the end of a name.
 fn names_protected(key: &str) -> bool {
     key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }
 
-/// Whether a directory of that name may be the one of a hashed key: of which key cannot be known.
+/// Returns whether a directory of this name may belong to a hashed key. Which key it is cannot be known.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// How keys name directories.
+/// Derives directory names from cache keys.
 struct Keys<'a> {
-    /// By their hash.
+    /// Whether directories are named by the hash of the key.
     hash: bool,
     warnings: &'a mut Vec<String>,
 }
 
 impl Keys<'_> {
-    /// The key as it names a directory; none where nothing is left of it.
+    /// Returns the directory name of a key. `None` if sanitizing leaves nothing of it.
     fn stored(&mut self, raw: &str) -> Option<String> {
         if raw.is_empty() {
             return None;
@@ -108,12 +110,12 @@ impl Keys<'_> {
         key
     }
 
-    /// The directory's name if the flag stood the other way: what was kept then is found now.
+    /// Returns the directory name for the other value of the flag, so that a cache saved under that value is found.
     fn alternate(&self, raw: &str) -> Option<String> {
         if self.hash { sanitize(raw) } else { Some(hashed(raw)).filter(|_| !raw.is_empty()) }
     }
 
-    /// The key as people know it.
+    /// Returns the key as it is shown to users.
     fn name(&self, raw: &str) -> String {
         if self.hash { raw.to_owned() } else { sanitize(raw).unwrap_or_default() }
     }
@@ -123,7 +125,7 @@ fn hashed(raw: &str) -> String {
     format!("{:x}", Sha256::digest(raw))
 }
 
-/// Resolves the path under a virtual root: no key leads out of the cache directory.
+/// Resolves the key under a virtual root, so that no key leads out of the cache directory.
 fn sanitize(raw: &str) -> Option<String> {
     let slashes = raw.replace("%2f", "/").replace("%2F", "/").replace("%2e", ".").replace("%2E", ".");
     let mut segments: Vec<&str> = Vec::new();

@@ -1,4 +1,4 @@
-//! Feature flags, as of GitLab Runner 19.4 (job-execution 3.6, runner-config 4). Each job sees all of them as variables.
+//! Feature flags of GitLab Runner 19.4. Each job sees all of them as variables.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use muster_runner_api::payload::JobPayload;
 
 use super::settings::parse_bool;
 
-/// What Muster does with a flag.
+/// How Muster treats a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Its value counts.
+    /// Muster follows the flag's value.
     Honoured,
-    /// What it switches on is the only way here.
+    /// Muster always behaves as if the flag were on.
     Always,
-    /// What it switches on is not here, and not needed.
+    /// Muster does not have what the flag enables, and does not need it.
     Never,
-    /// It belongs to an executor, a system or a service that no job of this manager has.
+    /// The flag is about an executor, an operating system or a service that no job of this manager uses.
     NotHere,
-    /// It concerns the manager: a job cannot set it, `[runners.feature_flags]` can.
+    /// The flag is about the manager. A job cannot set it, but `[runners.feature_flags]` can.
     Manager,
 }
 
-/// One flag.
+/// A feature flag.
 #[derive(Debug)]
 pub(super) struct Flag {
     pub(super) name: &'static str,
@@ -37,7 +37,7 @@ const fn flag(name: &'static str, default: bool, effect: Effect) -> Flag {
 
 use Effect::{Always, Honoured, Manager, Never, NotHere};
 
-/// Every flag.
+/// All flags.
 pub(super) const FLAGS: &[Flag] = &[
     flag("FF_USE_DIRECT_DOWNLOAD", true, Honoured),
     flag("FF_USE_FASTZIP", true, Never),
@@ -93,18 +93,18 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("FF_TEST_FEATURE", false, Never),
 ];
 
-/// The flags of one job, and what is to be said about them.
+/// Values of all flags for one job, and the messages about them.
 #[derive(Debug, Default)]
 pub(super) struct Flags {
     values: BTreeMap<&'static str, bool>,
-    /// Values that are no booleans.
+    /// Warnings about values that are not booleans.
     pub(super) warnings: Vec<String>,
-    /// Values of the job that do not count (runner-config C105).
+    /// Notes about values of the job that have no effect (C105).
     pub(super) notes: Vec<String>,
 }
 
 impl Flags {
-    /// Resolves every flag: `[runners.feature_flags]`, else the job's or the runner's variable, else its default.
+    /// Resolves every flag from `[runners.feature_flags]`, the job's variable, the runner's variable, or its default, in this order.
     pub(super) fn resolve(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         let mut flags = Self::default();
         for flag in FLAGS {
@@ -138,19 +138,19 @@ impl Flags {
         })
     }
 
-    /// A flag's value.
+    /// Returns the value of a flag.
     pub(super) fn is_on(&self, name: &str) -> bool {
         debug_assert!(is_flag(name), "{name} is no flag");
         self.values.get(name).copied().unwrap_or_default()
     }
 
-    /// Each flag with its value, in the order of the table.
+    /// Returns each flag with its value, in the order of the table.
     pub(super) fn all(&self) -> impl Iterator<Item = (&'static Flag, bool)> {
         FLAGS.iter().map(|flag| (flag, self.is_on(flag.name)))
     }
 }
 
-/// Whether `name` is a flag.
+/// Returns whether `name` is a flag.
 pub(super) fn is_flag(name: &str) -> bool {
     name.starts_with("FF_") && FLAGS.iter().any(|flag| flag.name == name)
 }
@@ -159,7 +159,7 @@ pub(super) fn is_flag(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The words of the reference page.
+    /// Returns the wording of the reference page for an effect.
     fn word(effect: Effect) -> &'static str {
         match effect {
             Honoured => "honoured",

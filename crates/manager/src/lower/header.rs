@@ -1,4 +1,4 @@
-//! What stands before the first command: who runs the job, and where (job-execution 1.9).
+//! The lines of the trace before the first command: the runner, the executor and the host.
 
 use muster_agent_api::builtin::Prepare;
 use muster_job::short_token;
@@ -9,9 +9,9 @@ use super::flags::Flags;
 use super::suspension;
 use super::variables::Variables;
 
-/// The lines before the first section.
+/// Returns the lines before the first section.
 pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
-    // What an earlier place wrote may end within a line.
+    // The last line of an earlier attempt may be incomplete.
     let gap = (!placement.moved.is_empty()).then(String::new);
     let mut lines: Vec<String> = gap.into_iter().chain(placement.moved.iter().cloned()).collect();
     lines.push(format!("Running with muster {}", env!("CARGO_PKG_VERSION")));
@@ -27,7 +27,7 @@ pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
     lines
 }
 
-/// What the section of the executor says.
+/// Returns the step that prints the executor section.
 pub(super) fn executor(payload: &JobPayload, placement: &Placement, variables: &Variables, flags: &Flags) -> Prepare {
     let mut lines = match placement.way.as_slice() {
         [] => vec![format!("Using Shell ({}) executor...", placement.runner.shell)],
@@ -39,12 +39,12 @@ pub(super) fn executor(payload: &JobPayload, placement: &Placement, variables: &
     Prepare { lines, ..Prepare::default() }
 }
 
-/// What the section of the environment says.
+/// Returns the step that prints the environment section.
 pub(super) fn environment(placement: &Placement) -> Prepare {
     Prepare { echoed: vec![format!("Running on {}...", placement.host_name)], ..Prepare::default() }
 }
 
-/// A job that a policy of the server put into the pipeline says so.
+/// Returns the lines about a job that a policy of the server added to the pipeline.
 pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
     let policy = &payload.policy_options;
     if !policy.execution_policy_job {
@@ -64,7 +64,7 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
     vec![format!("Job triggered by policy \"{}\".", policy.policy_name), overrides]
 }
 
-/// One notice where the job asks for containers: on this executor it runs on the host.
+/// Returns a note if the job requests containers: this executor runs it on the host.
 fn notice(payload: &JobPayload, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
     let services = payload.services.len();

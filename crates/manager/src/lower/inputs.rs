@@ -1,4 +1,4 @@
-//! Job inputs: `${{ job.inputs.name }}` in the parts of a payload where GitLab Runner puts them in (runner-api 2.5.10).
+//! Job inputs: interpolates `${{ job.inputs.name }}` in the same parts of a payload as gitlab-runner.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,11 +9,12 @@ use serde_json::Value;
 
 use super::{EXPANDED_MAX, LowerError};
 
-/// What the name of an input stands behind.
+/// Prefix of an input's name in an expression.
 const NAMESPACE: &str = "job.inputs.";
 
-/// The payload with its inputs put in, and the number of its texts that this changed. Other expressions in a script are
-/// the script's own affair.
+/// Returns the payload with interpolated inputs, and the number of texts that this changed.
+///
+/// Other expressions are left to the script.
 pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobPayload>, u64), LowerError> {
     if payload.inputs.is_empty() || !wanted {
         return Ok((Cow::Borrowed(payload), 0));
@@ -33,7 +34,7 @@ pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobP
     Ok((Cow::Owned(payload), changed))
 }
 
-/// The inputs by name, as text.
+/// Returns the inputs as text, by name.
 fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     let one = |input: &'_ JobInput| {
         let fail = |kind, what: &str| LowerError::of_inputs(kind, format!("the job's input `{}` {what}", input.key));
@@ -58,7 +59,7 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     inputs.iter().map(|input| Ok((input.key.as_str(), one(input)?))).collect()
 }
 
-/// No longer than `limit`.
+/// Interpolates one text. Fails if the result is longer than `limit`.
 fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Result<String, LowerError> {
     let mut out = String::new();
     let mut rest = text;
@@ -70,7 +71,7 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
             continue;
         };
         let Some((name, behind)) = reference.split_once("}}") else {
-            // Nothing ends behind this one either.
+            // No expression ends after this one either.
             out.push_str("${{");
             rest = after;
             break;
@@ -90,7 +91,7 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
     if out.len() > limit { Err(LowerError::too_long("inputs")) } else { Ok(out) }
 }
 
-/// Where inputs may stand.
+/// Returns the texts of a payload in which inputs are interpolated.
 fn texts(payload: &mut JobPayload) -> Vec<&mut String> {
     let steps = payload.steps.iter_mut().flat_map(|step| &mut step.script);
     let images = payload.image.iter_mut().chain(&mut payload.services).flat_map(image_texts);

@@ -1,11 +1,11 @@
-//! Lowering: a payload of the runner API becomes a plan of built-in steps and the job's variables. Pure.
+//! Lowering: turns a payload of the runner API into a plan of built-in steps and the job's variables. Pure.
 //!
 //! ```text
 //! JobPayload + Placement --variables--> layers, expanded once --settings--> knobs --steps--> JobPlan
 //! ```
 //!
-//! What GitLab Runner decides with its shell generator is decided here (job-execution 1-3, 9-11); what happens inside a
-//! step is the agent's. A payload that no plan can be made of is a [`LowerError`] with the reason to report.
+//! This module makes the decisions that gitlab-runner makes in its shell generator. What happens inside a step is up to the agent. A
+//! payload that cannot be lowered is a [`LowerError`] with the failure reason to report.
 
 mod cache;
 mod flags;
@@ -39,31 +39,31 @@ use muster_config::settings::{RunnerSettings, UnpackSettings};
 pub(crate) use settings::job_timeout;
 pub(crate) use share::asking;
 
-/// What the manager knows that the payload does not.
+/// What the manager knows about a job that its payload does not contain.
 #[derive(Debug, Clone)]
 pub struct Placement {
-    /// The environment's directories.
+    /// Directories of the environment.
     pub directories: Directories,
-    /// The job's slot.
+    /// Slot of the job.
     pub slot: Slot,
-    /// The runner that the job was taken with; of its token only the short form leaves this module.
+    /// Runner that received the job. Only the short form of its token leaves this module.
     pub runner: Arc<RunnerSettings>,
-    /// The host's name, for the header.
+    /// Name of the host, for the header of the trace.
     pub host_name: String,
-    /// What the trace tells of places that were lost before any command of the job's began, one line each.
+    /// Lines for the trace about instances that were lost before any command of the job started.
     pub moved: Vec<String>,
-    /// What the trace tells of the way to the environment; nothing for this host.
+    /// Lines for the trace about the connection to the environment. Empty for this host.
     pub way: Vec<String>,
-    /// Whether the environment could be suspended for a later job, or why not.
+    /// Whether the environment can be suspended for a later job, or the reason why it cannot.
     pub suspends: Result<(), String>,
-    /// What the runner's `tls-*-file` keys lead to.
+    /// Content of the runner's `tls-*-file` keys.
     pub certificates: Certificates,
-    /// The job's part of an environment that it shares with others.
+    /// The job's share of an environment that it shares with other jobs. `None` if it does not share one.
     pub share: Option<SlotShare>,
 }
 
 impl Placement {
-    /// Whether the job is the only one that is ever in the environment.
+    /// Returns whether the environment never has another job.
     fn is_alone(&self) -> bool {
         self.share.as_ref().is_some_and(|share| share.is_alone)
     }
@@ -72,22 +72,22 @@ impl Placement {
 /// Certificates for the coordinator, as PEM.
 #[derive(Debug, Clone, Default)]
 pub struct Certificates {
-    /// Those to trust.
+    /// Certificates of the authorities to trust.
     pub ca: Option<Secret>,
-    /// The client's.
+    /// Certificate of the client.
     pub certificate: Option<Secret>,
-    /// The client's key.
+    /// Private key of the client.
     pub key: Option<Secret>,
 }
 
-/// A job as the agent takes it.
+/// A job in the form that the agent accepts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoweredJob {
-    /// What to do.
+    /// Plan of the job's steps.
     pub plan: JobPlan,
-    /// The job's variables, expanded; of equal names only the last is left.
+    /// Expanded variables of the job. Each name occurs once.
     pub variables: Vec<Variable>,
-    /// Texts of the payload into which inputs were put.
+    /// Number of texts of the payload that contained inputs.
     pub inputs_put_in: u64,
 }
 
@@ -113,21 +113,22 @@ impl LoweredJob {
     }
 }
 
-/// Bytes that all texts of a job may have together when their references are expanded: a reference is short, and what it
-/// stands for may be long. An agent takes a plan of twice that.
+/// Maximum size of all texts of a job after expansion. A short reference may stand for a long value.
+///
+/// An agent accepts plans of up to twice this size.
 const EXPANDED_MAX: usize = 32 * 1024 * 1024;
 
-/// Why no plan can be made of a payload. The text is the job's last line.
+/// The payload cannot be lowered. The message is the last line of the job's trace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct LowerError {
-    /// What is wrong.
+    /// What is wrong with the payload.
     pub message: String,
-    /// The reason to report (job-execution 11.1).
+    /// Failure reason to report.
     pub reason: FailureReason,
-    /// The exit code to report, where the rules have one.
+    /// Exit code to report. `None` means no exit code.
     pub exit_code: Option<i32>,
-    /// It is about the job's inputs, in this way.
+    /// Kind of the failure if it is about the job's inputs.
     pub inputs: Option<InputFailure>,
 }
 
@@ -137,7 +138,7 @@ impl LowerError {
         Self { message: message.into(), reason, exit_code: None, inputs: None }
     }
 
-    /// References of this kind would become longer than a manager has memory for.
+    /// Returns the error about references whose expansion exceeds [`EXPANDED_MAX`].
     fn too_long(references: &str) -> Self {
         let mib = EXPANDED_MAX / (1024 * 1024);
         Self::configuration(format!("the texts of the job, with their {references} put in, are longer than {mib} MiB"))
@@ -147,7 +148,7 @@ impl LowerError {
         Self { inputs: Some(kind), ..Self::configuration(message) }
     }
 
-    /// An option that this manager cannot honour (job-execution 1.11).
+    /// Returns the error about an option that the runner does not support.
     fn unsupported(message: impl Into<String>) -> Self {
         let reason = FailureReason::RunnerSystemFailure;
         Self { message: message.into(), reason, exit_code: Some(3), inputs: None }
@@ -157,7 +158,7 @@ impl LowerError {
 /// Lowers a payload.
 ///
 /// # Errors
-/// [`LowerError`] where the payload contradicts itself or asks for what this manager does not allow.
+/// [`LowerError`] if the payload contradicts itself, or requests something that the runner does not allow.
 pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, LowerError> {
     refusals::check(payload)?;
     let flags = flags::Flags::resolve(payload, &placement.runner);
@@ -178,7 +179,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let read =
         steps::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
     let steps = steps::all(&read, &mut warnings)?;
-    // Scripts and caches have references too.
+    // Scripts and caches contain references, too.
     variables.check()?;
     let plan = JobPlan {
         header: header::lines(placement, &flags),
@@ -202,8 +203,9 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     Ok(LoweredJob { plan, variables: variables.into_list(), inputs_put_in })
 }
 
-/// What a trace of the job must not show: the masked values of the payload, as they are written there and expanded, those
-/// of `lowered`, as far as there is a plan, and the job's token.
+/// Returns the values that a trace of the job must not show.
+///
+/// These are the masked values of the payload, both raw and expanded, the masked variables in `lowered`, and the job's token.
 pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let values: HashMap<&str, &str> =
         payload.variables.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
@@ -211,7 +213,7 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let mut left = EXPANDED_MAX;
     let masked = || payload.variables.iter().filter(|variable| variable.masked);
     let mut expand = |variable: &Variable| {
-        // A job that would have a longer one has no plan.
+        // A job whose expanded value is too long cannot be lowered, so no trace shows that value.
         let expanded = expand_within(&variable.value, left, value)?;
         left -= expanded.len();
         Some(expanded)
@@ -223,7 +225,7 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     Secrets::new(values, payload.features.token_mask_prefixes.iter().map(String::as_str))
 }
 
-/// The door for artifacts.
+/// Returns the agent's limits for unpacking archives.
 fn unpack_limits(settings: UnpackSettings) -> UnpackLimits {
     let UnpackSettings { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml } = settings;
     UnpackLimits { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml }

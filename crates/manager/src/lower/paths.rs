@@ -1,4 +1,4 @@
-//! Where a job's files are (job-execution 2.9).
+//! The directories of a job.
 
 use muster_job::{Variable, expand_within, short_token};
 use muster_runner_api::payload::JobPayload;
@@ -10,11 +10,11 @@ use super::{LowerError, Placement};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Paths {
     pub(super) builds_dir: String,
-    /// The checkout.
+    /// Directory of the checkout.
     pub(super) project_dir: String,
-    /// Its neighbour for temporary files.
+    /// Directory for temporary files, beside the checkout.
     pub(super) temp_dir: String,
-    /// The caches of the project.
+    /// Directory of the project's caches.
     pub(super) cache_dir: String,
 }
 
@@ -29,7 +29,7 @@ impl Paths {
         let mut project_dir = match clone_path(payload, placement, &builds_dir)? {
             Some(path) => path,
             None if directories.shared && !is_common => {
-                // Where an environment has slots of its own, these name the directories: as many as it has slots.
+                // An environment with its own slots uses their numbers, so that it has as many directories as slots.
                 let own = placement.share.as_ref().map_or(placement.slot.project_slot, |share| share.slot);
                 let (token, slot) = (short_token(runner.token.expose()), own);
                 format!("{builds_dir}/{token}/{slot}/{slug}")
@@ -48,10 +48,10 @@ impl Paths {
     }
 }
 
-/// The longest path that the system takes.
+/// Maximum length of a path that the operating system accepts.
 const PATH_MAX_BYTES: usize = 4096;
 
-/// `GIT_CLONE_PATH`, expanded, where it is set: it has to be within the builds directory.
+/// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory. `None` if it is not set.
 fn clone_path(payload: &JobPayload, placement: &Placement, builds_dir: &str) -> Result<Option<String>, LowerError> {
     let value = |name: &str| last_value(payload, name).or_else(|| last_of(&placement.runner.environment, name));
     let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
@@ -82,7 +82,7 @@ fn clone_path(payload: &JobPayload, placement: &Placement, builds_dir: &str) -> 
     }
 }
 
-/// The path with `.`, `..` and doubled slashes resolved; none where it is not absolute.
+/// Returns the path without `.`, `..` and repeated slashes. `None` if it is not absolute.
 fn clean(path: &str) -> Option<String> {
     let mut segments = Vec::new();
     for segment in path.strip_prefix('/')?.split('/') {
@@ -95,7 +95,7 @@ fn clean(path: &str) -> Option<String> {
     Some(format!("/{}", segments.join("/")))
 }
 
-/// The value of the payload's variable, as it is written there.
+/// Returns the raw value of the payload's variable.
 fn last_value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
     last_of(&payload.variables, name)
 }
@@ -104,7 +104,7 @@ fn last_of<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
     variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
-/// The project's path from the remote's URL, or else one made of the project's id.
+/// Returns the project's path from the remote's URL, or a name that contains the project's ID.
 fn slug(payload: &JobPayload) -> String {
     let path = Url::parse(&payload.git_info.repo_url).ok().filter(Url::has_host).and_then(|url| {
         let path = url.path().trim_matches('/');

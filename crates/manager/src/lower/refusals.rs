@@ -1,5 +1,6 @@
-//! What no plan is made of (job-execution 1.11, runner-api 2.5): told by its name, and not ignored, because a job that
-//! runs without what it asks for does something else than its author meant.
+//! Payloads that cannot be lowered because they request something unsupported. The error names it.
+//!
+//! Ignoring it instead would run a job that does something else than its author meant.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +8,10 @@ use muster_runner_api::payload::{Image, JobPayload};
 
 use super::LowerError;
 
-/// Executors that have options in a payload, with their options.
+/// Executors that have options in a payload, with the names of their options.
 const EXECUTOR_OPTIONS: [(&str, &[&str]); 2] = [("docker", &["platform", "user"]), ("kubernetes", &["user"])];
 
-/// Refuses a payload that asks for what nobody here knows.
+/// Fails if the payload requests something that Muster does not support.
 pub(super) fn check(payload: &JobPayload) -> Result<(), LowerError> {
     for (image, what) in
         payload.image.iter().map(|image| (image, "image")).chain(payload.services.iter().map(|s| (s, "services")))
@@ -34,7 +35,7 @@ fn executor_options(image: &Image, what: &str) -> Result<(), LowerError> {
     Ok(())
 }
 
-/// A job with secrets is not started without them.
+/// Fails if the job needs secrets. It must not start without them.
 fn secrets(secrets: &BTreeMap<String, serde_json::Value>) -> Result<(), LowerError> {
     let wanted: Vec<String> = secrets
         .iter()

@@ -1,4 +1,4 @@
-//! The knobs that a job turns by variables (job-execution 1.4, 1.5, 2.1, 3.4).
+//! Settings that a job makes by variables.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
 const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
 const ATTEMPTS_MAX: u32 = 10;
 
-/// The knobs, read.
+/// Settings of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Settings {
     pub(super) strategy: String,
@@ -23,37 +23,37 @@ pub(super) struct Settings {
     pub(super) submodules: String,
     pub(super) clean_flags: Option<Vec<String>>,
     pub(super) fetch_flags: Vec<String>,
-    /// Remove git's configuration and hooks around the job.
+    /// Whether git's configuration and hooks are removed around the job.
     pub(super) clean_config: bool,
     pub(super) submodule_paths: Vec<String>,
     pub(super) submodule_depth: i64,
     pub(super) submodule_flags: Vec<String>,
     pub(super) submodule_https: bool,
     pub(super) skip_lfs: bool,
-    /// The shell prints what it does.
+    /// Whether the shell prints the commands that it runs.
     pub(super) debug_trace: bool,
     pub(super) get_sources_attempts: u32,
-    /// Zero means that of the job.
+    /// Zero means the timeout of the job.
     pub(super) get_sources_timeout: Duration,
     pub(super) restore_cache_attempts: u32,
     pub(super) artifact_download_attempts: u32,
-    /// Zero means that of the job.
+    /// Zero means the timeout of the job.
     pub(super) script_timeout: Duration,
     pub(super) after_script_timeout: Duration,
     pub(super) after_script_ignore_errors: bool,
-    /// A statement of provenance is packed with archives.
+    /// Whether a provenance statement is packed into archives.
     pub(super) artifacts_metadata: bool,
-    /// The wait before a phase is tried again, at first and at most, in milliseconds.
+    /// First and longest wait before a stage is retried, in milliseconds.
     pub(super) retry_wait_ms: (u64, u64),
 }
 
 impl Settings {
-    /// Whether there is a repository in the project's directory.
+    /// Returns whether the project directory has a repository.
     pub(super) fn has_repository(&self) -> bool {
         matches!(self.strategy.as_str(), "clone" | "fetch")
     }
 
-    /// Reads the knobs; what is wrong with a value is a warning, and its default counts.
+    /// Reads the settings. An invalid value is a warning, and its default applies.
     pub(super) fn read(
         payload: &JobPayload,
         placement: &Placement,
@@ -83,9 +83,9 @@ impl Reader<'_> {
         };
         let timeout = job_timeout(payload);
         let slow = flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY");
-        // Nothing of a host vanishes between two phases, but a wrong value is told.
+        // Preparing a host cannot fail between two stages, but an invalid value gets a warning.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
-        // The manager sees to it; the job is told when it does not count.
+        // The manager enforces this timeout. The call only warns if it has no effect.
         self.stage_limit("prepare_timeout", placement.runner.prepare_timeout, timeout);
         Ok(Settings {
             checkout: self.boolean("GIT_CHECKOUT", true) && has_repository,
@@ -135,7 +135,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Words, split at white space only; `none` means not at all.
+    /// Returns words, which are separated by whitespace only. `None` if the value is `none`.
     fn words(&self, name: &str, default: &str) -> Option<Vec<String>> {
         let text = self.text(name).unwrap_or_else(|| default.to_owned());
         (text != "none").then(|| text.split_whitespace().map(str::to_owned).collect())
@@ -149,7 +149,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Pathspecs of submodules. To exclude nothing is a slip: git would take it for everything.
+    /// Returns the pathspecs of submodules. An exclusion without a path is an error, because git would exclude everything.
     fn submodule_paths(&self) -> Result<Vec<String>, LowerError> {
         let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
         if paths.iter().any(|path| path == ":(exclude)") {
@@ -160,7 +160,7 @@ impl Reader<'_> {
         Ok(paths)
     }
 
-    /// Whether the job is to be traced by its shell; the operator may forbid it.
+    /// Returns whether the job's shell traces its commands. The operator may forbid it.
     fn debug(&mut self, disabled: bool) -> bool {
         let wanted = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
         for (name, _) in wanted.iter().filter(|(_, on)| *on && disabled) {
@@ -169,7 +169,7 @@ impl Reader<'_> {
         wanted.first().is_some_and(|(_, on)| *on) && !disabled
     }
 
-    /// Whether a statement of provenance is wanted; there is one schema of it (job-execution 9.8).
+    /// Returns whether a provenance statement is requested. It has only one schema.
     fn artifacts_metadata(&mut self) -> bool {
         let wanted = self.boolean("RUNNER_GENERATE_ARTIFACTS_METADATA", false);
         if wanted {
@@ -190,7 +190,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A limit of the runner's, where it is shorter than the job's own (C042); else zero.
+    /// Returns a timeout of the runner if it is shorter than the job's own (C042), and zero otherwise.
     fn stage_limit(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
         let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
         self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));
@@ -212,7 +212,7 @@ impl Reader<'_> {
     }
 }
 
-/// The limit of the whole job.
+/// Returns the timeout of the whole job.
 pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
         Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WAIT_MAX),
@@ -220,7 +220,7 @@ pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     }
 }
 
-/// Booleans as Go reads them.
+/// Parses a boolean like Go.
 pub(super) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),

@@ -1,4 +1,4 @@
-//! What a job asks for, and gets, of a machine that it shares with others.
+//! What a job requests, and gets, of a machine that it shares with other jobs.
 
 use muster_agent_api::builtin::{Share, StickyContext};
 use muster_config::settings::RunnerSettings;
@@ -11,16 +11,16 @@ use super::Placement;
 use super::suspension;
 use super::vm_image::vm_image;
 
-/// Variables by which a job says what it needs; those of the Kubernetes executor are known, too. The first that is set counts.
+/// Variables by which a job requests resources, including those of gitlab-runner's Kubernetes executor. The first one that is set counts.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
-/// `false`: the job takes no sticky context.
+/// Variable with which a job declines a sticky context, by the value `false`.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
-/// Whether the ref is protected, for servers whose payload does not say so itself.
+/// Variable that says whether the ref is protected, for servers whose payload has no such field.
 const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
-/// What `slot_cgroup_template` is by default.
+/// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
-/// Hexadecimal digits of the runner's key in the name of a context: two runners may share a machine.
+/// Number of hexadecimal digits of the runner's key in the name of a context: two runners may share a machine.
 const RUNNER_DIGITS: usize = 12;
 
 fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
@@ -30,8 +30,10 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
     })
 }
 
-/// Whether the job's ref is protected, by the server's word: a field that older ones do not send, else the first variable of
-/// this name. Later ones are the job's own: with those it could read what protected jobs keep, or leave something for them.
+/// Returns whether the job's ref is protected. `None` if the server does not say so.
+///
+/// Older servers do not send the field. Then the first variable of this name counts, because later ones may be set by the job itself,
+/// which could read data of protected jobs with them, or leave data for them.
 pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
     payload.git_info.protected.or_else(|| {
         let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;
@@ -43,10 +45,10 @@ pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
     })
 }
 
-/// What a job asks its provider for.
+/// Returns what a job requests from its executor.
 ///
 /// # Errors
-/// It asks for what it cannot have, for people.
+/// The reason why the job cannot get what it requests, for its trace.
 pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Result<EnvironmentRequest, String> {
     let resume = suspension::resumes(payload, runner)?;
     Ok(EnvironmentRequest { resume, ..needs(payload, runner) })
@@ -58,14 +60,14 @@ fn needs(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
         protected: protected(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| EnvironmentRequest::parse_cpu(text)),
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| EnvironmentRequest::parse_memory(text)),
-        // Of a level that nobody knows there is no context that could be its own.
+        // A job of an unknown protection level must not share a context with any other job.
         sticky: protected(payload).is_some() && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
         image: vm_image(payload, runner),
         ..EnvironmentRequest::new(payload.id)
     }
 }
 
-/// Needs that cannot be read. They are looked at where jobs share machines.
+/// Returns the warnings about resource requests that are invalid. They matter only if jobs share machines.
 pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<String> {
     if placement.share.is_none() {
         return Vec::new();
@@ -78,7 +80,7 @@ pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<Strin
     cpu.map(|cpu| told(cpu, "500m or 2")).into_iter().chain(memory.map(|memory| told(memory, "512Mi or 2g"))).collect()
 }
 
-/// The name of the cgroup of a slot, where there is to be one.
+/// Returns the name of the slot's cgroup. `None` if it has none.
 pub(super) fn cgroup(placement: &Placement) -> Option<String> {
     let share = placement.share.as_ref()?;
     let runner = &placement.runner;
@@ -89,7 +91,7 @@ pub(super) fn cgroup(placement: &Placement) -> Option<String> {
     Some(expand(template, |name| if name == "slot" { share.slot.to_string() } else { String::new() }))
 }
 
-/// What the agent does about it.
+/// Returns the share that the agent sets up.
 pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share> {
     let share = placement.share.as_ref()?;
     let asking = needs(payload, &placement.runner);
@@ -108,7 +110,7 @@ pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share>
     })
 }
 
-/// Whose it is: of one runner, one project, one protection level.
+/// Returns the name of the context that the jobs of one runner, project and protection level share.
 pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);

@@ -1,7 +1,7 @@
-//! Environments that jobs leave for later jobs (`FF_SUSPENDABLE_ENVIRONMENTS`; runner-api 2.5.8).
+//! Environments that a job suspends for later jobs (`FF_SUSPENDABLE_ENVIRONMENTS`).
 //!
-//! A key is `<runner id>/<system id>/<fields>`. It is no secret and no right: whose an environment is stands in the books of the
-//! scaler, and a key only names it.
+//! A key is `<runner id>/<system id>/<fields>`. It is neither secret nor an authorization: the scaler's ledger has the owner of an
+//! environment, and a key only names the environment.
 
 use muster_config::settings::RunnerSettings;
 use muster_executor::ResumeRequest;
@@ -13,7 +13,7 @@ use super::flags::Flags;
 use super::share::{context_name, protected};
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
-/// The field of a key that names the environment.
+/// Field of a key that names the environment.
 const NAME: &str = "acquisition-key";
 const EXECUTOR: &str = "instance";
 
@@ -21,7 +21,7 @@ fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     Flags::resolve(payload, runner).is_on(FLAG)
 }
 
-/// Whose the job's environment would be, where it is to be left; none where it is not.
+/// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one.
 pub(crate) fn leaves(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
     let wanted = if success { options.suspend_on_success } else { options.suspend_on_failure };
@@ -31,10 +31,10 @@ pub(crate) fn leaves(payload: &JobPayload, runner: &RunnerSettings, success: boo
     possible(payload, runner).ok()
 }
 
-/// Whose environments the jobs like this one have.
+/// Returns the owner of the environments of jobs like this one.
 ///
 /// # Errors
-/// Why it can have none.
+/// The reason why such jobs cannot have any.
 fn possible(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, String> {
     if runner.executor != EXECUTOR {
         return Err(format!("the executor `{}` has none: only `{EXECUTOR}` has", runner.executor));
@@ -47,22 +47,22 @@ fn possible(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, Str
     Ok(context_name(runner, payload.job_info.project_id, protected))
 }
 
-/// The key of the environment that a job with this claim left.
+/// Returns the key of the environment that the job with this task key suspended.
 pub(crate) fn key(runner: &RunnerSettings, claim: &str) -> String {
     let fields = form_urlencoded::Serializer::new(String::new()).append_pair(NAME, claim).finish();
     format!("{}{fields}", prefix(runner))
 }
 
-/// What the keys of this runner and this manager begin with.
+/// Returns the prefix of all keys of this runner and this manager.
 fn prefix(runner: &RunnerSettings) -> String {
     let system: String = form_urlencoded::byte_serialize(runner.system_id.as_bytes()).collect();
     format!("{}/{}/", runner.id, system.replace('+', "%20"))
 }
 
-/// What the job goes on in; none: it does not ask for it, or the flag is off.
+/// Returns the environment that the job resumes. `None` if it does not request one, or the flag is off.
 ///
 /// # Errors
-/// It asks for what is not here, for people.
+/// The reason why the job cannot resume the environment, for its trace.
 pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<Option<ResumeRequest>, String> {
     if !is_resumed(payload, runner) {
         return Ok(None);
@@ -78,24 +78,24 @@ pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<O
     Ok(Some(ResumeRequest { name: name.into_owned(), owner }))
 }
 
-/// Whether the job asks to go on in what another one left.
+/// Returns whether the job requests to resume the environment of another job.
 pub(crate) fn is_resumed(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     !payload.suspend_options.runtime_environment_key.is_empty() && is_on(payload, runner)
 }
 
-/// What the trace says of it.
+/// Returns the line of the trace about a resumed environment.
 pub(super) fn resumed(payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let key = &payload.suspend_options.runtime_environment_key;
     is_resumed(payload, runner).then(|| format!("Job environment resumed: {key}"))
 }
 
-/// Whether the job may leave its environment.
+/// Returns whether the job may suspend its environment.
 pub(super) fn may_leave(payload: &JobPayload, placement: &Placement) -> bool {
     let leaves = |success| leaves(payload, &placement.runner, success).is_some();
     placement.suspends.is_ok() && (leaves(true) || leaves(false))
 }
 
-/// What the job asks for and does not get.
+/// Returns the warnings about requests that have no effect.
 pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<String> {
     let (options, runner) = (&payload.suspend_options, &placement.runner);
     if !is_on(payload, runner) {

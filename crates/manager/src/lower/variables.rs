@@ -1,4 +1,4 @@
-//! The job's variables: layers, of which the later win, and one pass of expansion (job-execution 3.1, 3.2).
+//! The job's variables: layers, of which later ones win, expanded once.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use super::paths::Paths;
 use super::settings::job_timeout;
 use super::{Certificates, EXPANDED_MAX, LowerError, Placement};
 
-/// Names of the file variables that hold certificates (job-execution 3.1).
+/// Names of the file variables that contain certificates.
 const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
 const TLS_CERTIFICATE: &str = "CI_SERVER_TLS_CERT_FILE";
 const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
@@ -22,15 +22,15 @@ const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
 #[derive(Debug)]
 pub(super) struct Variables {
     list: Vec<Variable>,
-    /// Where each is.
+    /// Index of each variable in the list.
     places: HashMap<String, usize>,
     temp_dir: String,
-    /// Bytes that references may still become; none: they would be too many.
+    /// Number of bytes that further expansions may produce. `None` if the limit is exceeded.
     left: Cell<Option<usize>>,
 }
 
 impl Variables {
-    /// Joins the layers of job-execution 3.1 and expands them once.
+    /// Joins the layers in gitlab-runner's order and expands them once.
     pub(super) fn join(payload: &JobPayload, placement: &Placement, paths: &Paths, flags: &Flags) -> Self {
         let (list, places, left) = (Vec::new(), HashMap::new(), Cell::new(Some(EXPANDED_MAX)));
         let mut joined = Self { list, places, temp_dir: paths.temp_dir.clone(), left };
@@ -72,7 +72,7 @@ impl Variables {
         joined
     }
 
-    /// Of equal names the last counts, at its place: the order of export.
+    /// Removes all but the last variable of each name. The order of export stays.
     fn keep_last(&mut self) {
         let last: HashMap<&str, usize> =
             self.list.iter().enumerate().map(|(place, variable)| (variable.key.as_str(), place)).collect();
@@ -88,7 +88,7 @@ impl Variables {
         self.places = places.collect();
     }
 
-    /// The certificates of the coordinator, for the job's own calls to it. The key is not for services.
+    /// Adds the coordinator's certificates, for the job's own calls. The private key is not available to services.
     fn certificates(&mut self, certificates: &Certificates) {
         let all = [
             (TLS_CA, &certificates.ca, true),
@@ -103,7 +103,7 @@ impl Variables {
         }
     }
 
-    /// Which of the certificates there are.
+    /// Returns the names of the certificate variables that exist.
     pub(super) fn tls(&self) -> Tls {
         let there = |name: &str| self.get(name).map(|_| name.to_owned());
         Tls { ca: there(TLS_CA), certificate: there(TLS_CERTIFICATE), key: there(TLS_KEY) }
@@ -117,7 +117,7 @@ impl Variables {
         self.list.push(variable);
     }
 
-    /// Each value sees the others as they are before the expansion: one pass, not a fixed point.
+    /// Expands all values. Each value sees the others unexpanded: this is one pass, not a fixed point.
     fn expand_all(&mut self) {
         let refers = |variable: &Variable| !variable.raw && variable.value.contains('$');
         let expanded: Vec<Option<String>> =
@@ -129,14 +129,15 @@ impl Variables {
         }
     }
 
-    /// The value of a variable; of a file variable, its path.
+    /// Returns the value of a variable. For a file variable, that is the path of the file.
     pub(super) fn get(&self, name: &str) -> Option<String> {
         let variable = self.list.get(*self.places.get(name)?)?;
         if variable.file { Some(format!("{}/{name}", self.temp_dir)) } else { Some(variable.value.clone()) }
     }
 
-    /// Expands the references of a text; unknown names are empty. What would become too much is empty too, and
-    /// [`Self::check`] says so.
+    /// Expands the references of a text. Unknown names are empty.
+    ///
+    /// An expansion that exceeds the limit is empty, too, and [`Self::check`] fails.
     pub(super) fn expand(&self, text: &str) -> String {
         let left = self.left.get().unwrap_or_default();
         let expanded = expand_within(text, left, |name| self.get(name).unwrap_or_default());
@@ -145,7 +146,7 @@ impl Variables {
     }
 
     /// # Errors
-    /// The references that were expanded became too much.
+    /// [`LowerError`] if the expansions exceeded the limit.
     pub(super) fn check(&self) -> Result<(), LowerError> {
         self.left.get().map(drop).ok_or_else(|| LowerError::too_long("variables"))
     }
@@ -155,7 +156,7 @@ impl Variables {
     }
 }
 
-/// Go's name of this machine's architecture.
+/// Returns Go's name of this machine's architecture.
 fn go_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,4 +1,4 @@
-//! The image of a job's virtual machine (fleeting.md 8.4).
+//! The image of a job's virtual machine.
 
 use globset::GlobBuilder;
 use muster_executor::VmImage;
@@ -8,13 +8,13 @@ use muster_runner_api::payload::JobPayload;
 use muster_config::settings::RunnerSettings;
 use muster_job::expand_within;
 
-/// Bytes of an image's name, and of each text that it refers to.
+/// Maximum length of an image's name, and of each value that it refers to.
 const NAME_MAX_BYTES: usize = 4096;
 
-/// The image of the machine that the job is to run in, where jobs have such: its own, else the runner's.
+/// Returns the image of the virtual machine in which the job runs: the job's own, or the runner's.
 ///
 /// # Errors
-/// There is none, or the runner does not allow it; for the job's log.
+/// The reason why there is no image, or the runner does not allow it, for the job's trace.
 pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<VmImage, String> {
     let on = &runner.on_instances;
     let own = payload.image.as_ref().map(|image| image.name.as_str()).filter(|name| !name.trim().is_empty());
@@ -26,7 +26,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
                     [runners.autoscaler.vm_isolation]"
             .to_owned());
     }
-    // What it comes to is looked at: gitlab-runner looks at the text with its variables, which no pattern can mean.
+    // The expanded name is checked. gitlab-runner checks the name with its references, which no pattern can match.
     let allows = |pattern: &String| {
         let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
         glob.is_ok_and(|glob| glob.compile_matcher().is_match(&name))
@@ -41,7 +41,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     Ok(VmImage { name, is_of_job: own.is_some() })
 }
 
-/// The text with the job's variables, else the runner's, whose own references are put in too; nothing if it would be too long.
+/// Expands the job's and the runner's variables in a text, also inside of their values. `None` if the result is too long.
 fn put_in(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let of =
         |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());
@@ -50,7 +50,7 @@ fn put_in(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<S
     let within = |text: &str, lookup: &dyn Fn(&str) -> String| {
         (text.len() <= NAME_MAX_BYTES).then(|| expand_within(text, NAME_MAX_BYTES, lookup)).flatten()
     };
-    // One that is too long makes the whole too long.
+    // A value that is too long makes the result too long.
     let too_long = || " ".repeat(NAME_MAX_BYTES + 1);
     within(text, &|name| within(&written(name), &written).unwrap_or_else(too_long))
 }

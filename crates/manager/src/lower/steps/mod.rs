@@ -1,4 +1,4 @@
-//! The steps of a job, in GitLab's order and with its names (job-execution 1.1-1.3).
+//! The steps of a job, in GitLab's order and with its names.
 
 mod scripts;
 mod sources;
@@ -17,10 +17,10 @@ use super::suspension;
 use super::variables::Variables;
 use super::{LowerError, Placement, cache, header};
 
-/// For cleaning up behind a job, which has no limit of its own.
+/// Timeout of the clean-up after a job, which has no timeout of its own.
 const CLEANUP_LIMIT: Duration = Duration::from_secs(300);
 
-/// What a payload was read to.
+/// A payload and everything that was derived from it.
 pub(super) struct Read<'a> {
     pub(super) payload: &'a JobPayload,
     pub(super) placement: &'a Placement,
@@ -30,7 +30,7 @@ pub(super) struct Read<'a> {
     pub(super) flags: &'a Flags,
 }
 
-/// All steps. What is to be said about what is left out goes to the warnings.
+/// Returns all steps. Adds warnings about what is left out.
 pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
     let Read { payload, placement, paths, variables, settings, flags } = *read;
     let caches = cache::entries(payload, paths, variables, flags, warnings)?;
@@ -40,7 +40,7 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Ste
         Step::new("prepare_executor", &title, prepare),
         Step::new("prepare_script", "Preparing environment", Call::builtin(&header::environment(placement))),
     ];
-    // What is resumed has them, as the job before left them.
+    // A resumed environment has the sources as the previous job left them.
     if !suspension::is_resumed(payload, &placement.runner) {
         steps.push(sources::get_sources(payload, placement, variables, settings, flags)?);
     }
@@ -54,7 +54,7 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Ste
         checkout,
         clean_flags: settings.clean_flags.clone(),
         submodules: settings.submodules.clone(),
-        // A job that goes on here needs it.
+        // A job that resumes this environment needs the configuration.
         clean_config: settings.clean_config && !suspension::may_leave(payload, placement),
     };
     let title = "Cleaning up project directory and file based variables";

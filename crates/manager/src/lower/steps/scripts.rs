@@ -10,7 +10,7 @@ use super::super::variables::Variables;
 use super::super::{LowerError, Placement};
 use super::milliseconds;
 
-/// The shell that all scripts of the job run in, with no command yet.
+/// Returns the shell of all scripts of the job, without commands.
 pub(super) fn shell(payload: &JobPayload, placement: &Placement, settings: &Settings, flags: &Flags) -> Script {
     Script {
         shell: placement.runner.shell.clone(),
@@ -23,12 +23,12 @@ pub(super) fn shell(payload: &JobPayload, placement: &Placement, settings: &Sett
     }
 }
 
-/// Shell text of the operator's as a list of commands: it is one command, and none where it is empty.
+/// Returns a shell text of the operator as a list of commands: one command, or none if it is empty.
 pub(super) fn commands(text: Option<&String>) -> Vec<String> {
     text.filter(|text| !text.trim().is_empty()).into_iter().cloned().collect()
 }
 
-/// The user's scripts or steps, then `after_script`.
+/// Returns the steps for the user's scripts or steps, and then for `after_script`.
 pub(super) fn scripts(
     payload: &JobPayload,
     placement: &Placement,
@@ -42,7 +42,7 @@ pub(super) fn scripts(
     let used: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
     let script = |step: &PayloadStep, after_script: bool| {
         let expand = |line: &String| if step.name == "release" { variables.expand(line) } else { line.clone() };
-        // The operator's text stands around each script, but not around after_script (job-execution 1.6).
+        // The operator's commands run around each script, but not around after_script.
         let around = |text: &Option<String>| commands(text.as_ref().filter(|_| !after_script));
         Call::builtin(&Script {
             before: around(before),

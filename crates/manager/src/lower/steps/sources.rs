@@ -1,4 +1,4 @@
-//! Getting the sources (job-execution 2).
+//! The step that gets the sources.
 
 use muster_agent_api::builtin::{Checkout, Rewrite};
 use muster_agent_api::plan::{Call, Step};
@@ -11,10 +11,10 @@ use super::super::variables::Variables;
 use super::super::{LowerError, Placement};
 use super::{milliseconds, scripts};
 
-/// The user of job tokens.
+/// User name that belongs to job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
 
-/// The step.
+/// Returns the step that gets the sources.
 pub(super) fn get_sources(
     payload: &JobPayload,
     placement: &Placement,
@@ -27,7 +27,7 @@ pub(super) fn get_sources(
         payload.hooks.iter().filter(|hook| hook.name == name).flat_map(|hook| hook.script.clone()).collect()
     };
     let (mut before, mut after) = (Vec::new(), Vec::new());
-    // The hooks around a repository are for a repository (job-execution 2.2).
+    // These hooks run only if there is a repository.
     if settings.has_repository() {
         before = [scripts::commands(runner.scripts.pre_get_sources.as_ref()), hook("pre_get_sources_script")].concat();
         after = [hook("post_get_sources_script"), scripts::commands(runner.scripts.post_get_sources.as_ref())].concat();
@@ -66,14 +66,14 @@ pub(super) fn get_sources(
     Ok(step)
 }
 
-/// The remote with credentials: as the payload has it, or the project at `clone_url`.
+/// Returns the remote's URL with credentials: the payload's, or the project at `clone_url`.
 fn remote_url(payload: &JobPayload, placement: &Placement, variables: &Variables) -> Result<String, LowerError> {
     let Some(base) = clone_url(placement)? else { return Ok(payload.git_info.repo_url.clone()) };
     let project = variables.get("CI_PROJECT_PATH").unwrap_or_else(|| payload.job_info.project_full_path.clone());
     Ok(format!("{}/{project}.git", with_token(&base, payload).as_str().trim_end_matches('/')))
 }
 
-/// `clone_url` of the runner, where it has one.
+/// Returns the runner's `clone_url`, if it is set.
 fn clone_url(placement: &Placement) -> Result<Option<Url>, LowerError> {
     let Some(text) = placement.runner.clone_url.as_deref().map(str::trim).filter(|text| text.contains("://")) else {
         return Ok(None);
@@ -84,10 +84,10 @@ fn clone_url(placement: &Placement) -> Result<Option<Url>, LowerError> {
     Ok(Some(url))
 }
 
-/// An address with the job's token; one of SSH knows its user by its key.
+/// Returns a URL with the job's token. An SSH URL gets a user only, because the key identifies the job.
 fn with_token(url: &Url, payload: &JobPayload) -> Url {
     let mut url = url.clone();
-    // These fail for addresses that cannot have a user; then there is nothing to set.
+    // These fail for URLs that cannot have a user. Then there is nothing to set.
     let _ = match url.scheme() {
         "ssh" => url.set_username(if url.username().is_empty() { "git" } else { url.username() }.to_owned().as_str()),
         "http" | "https" => url.set_username(TOKEN_USER).and_then(|()| url.set_password(Some(&payload.token))),
@@ -96,8 +96,7 @@ fn with_token(url: &Url, payload: &JobPayload) -> Url {
     url
 }
 
-/// What else of the coordinator git can reach with the job's token: other projects of it, and its SSH addresses
-/// (job-execution 2.6).
+/// Returns rewrites that let git use the job's token for other projects of the coordinator, and for its SSH addresses.
 fn rewrites(payload: &JobPayload, placement: &Placement, variables: &Variables, settings: &Settings) -> Vec<Rewrite> {
     let base = match clone_url(placement) {
         Ok(Some(url)) => url,

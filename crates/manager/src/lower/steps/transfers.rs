@@ -1,4 +1,4 @@
-//! Caches and artifacts: what comes before the scripts, and what goes after them.
+//! Caches and artifacts: the transfers before and after the scripts.
 
 use muster_agent_api::builtin::{
     ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave, Origin,
@@ -11,7 +11,7 @@ use url::Url;
 use super::super::settings::Settings;
 use super::Read;
 
-/// The caches of the job.
+/// Returns the step that restores the job's caches.
 pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Settings) -> Option<Step> {
     let caches: Vec<_> = caches.iter().map(|(entry, _)| entry.clone()).collect();
     (!caches.is_empty()).then(|| {
@@ -22,7 +22,7 @@ pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Setting
     })
 }
 
-/// The archives of other jobs.
+/// Returns the step that downloads the archives of other jobs.
 pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Step> {
     let from: Vec<_> = payload
         .dependencies
@@ -42,8 +42,9 @@ pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Step
     })
 }
 
-/// The failure variant, then the success variant: in the other order, a failure of the success variant would let the
-/// failure variant run as well. One step for all caches of a variant.
+/// Returns the steps that save the caches: one step for the caches of each variant.
+///
+/// The failure variant comes first. In the other order, a failure of the success variant would start the failure variant, too.
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     let save = |when: When, name: &str, title: &str| {
         let fitting = caches.iter().filter(|(_, wanted)| fits(wanted, when));
@@ -60,7 +61,7 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// The failure variant, then the success variant; the order as for caches.
+/// Returns the steps that upload the artifacts: first the failure variant, then the success variant, as for caches.
 pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
     let artifacts: &[Artifact] = &read.payload.artifacts;
     let upload = |when: When, name: &str, title: &str| {
@@ -76,7 +77,7 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
                 artifact_type: artifact.artifact_type.clone(),
                 artifact_format: artifact.artifact_format.clone(),
                 expire_in: artifact.expire_in.clone(),
-                // Nothing but a zip has room for it.
+                // Only a zip archive can contain the statement.
                 provenance: (read.settings.artifacts_metadata && artifact.artifact_format == "zip")
                     .then(|| origin(read)),
             })
@@ -93,12 +94,12 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
     failed.into_iter().chain(upload(When::OnSuccess, success.0, success.1)).collect()
 }
 
-/// What a statement of provenance says of the job (job-execution 9.8).
+/// Returns the provenance information about the job.
 fn origin(read: &Read<'_>) -> Origin {
     let (git, runner) = (&read.payload.git_info, &read.placement.runner);
     let repo_url = match Url::parse(&git.repo_url) {
         Ok(mut url) => {
-            // A URL that takes no credentials has none.
+            // A URL that cannot have credentials has none.
             let _ = url.set_username("").and_then(|()| url.set_password(None));
             url.to_string()
         }
@@ -116,7 +117,7 @@ fn origin(read: &Read<'_>) -> Origin {
     }
 }
 
-/// Whether something with this `when` of the payload belongs to the variant.
+/// Returns whether something with this `when` in the payload belongs to the variant.
 fn fits(wanted: &str, variant: When) -> bool {
     match wanted {
         "always" => true,
