@@ -7,6 +7,7 @@
 //! Invariants: an invalid state transition returns an error. A [`Secret`] never prints its value.
 
 mod duration;
+mod error_chain;
 mod expand;
 mod failure;
 mod id;
@@ -17,6 +18,7 @@ mod status;
 mod variable;
 
 pub use duration::{GoDuration, go_duration, milliseconds};
+pub use error_chain::error_chain;
 pub use expand::{expand, expand_within};
 pub use failure::{FailureReason, TerminationCause};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};

@@ -122,7 +122,7 @@ fn copy_at_once(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Resul
 
 /// The agent of the directory and this user's home; jobs have their places below that.
 async fn reach(dir: PathBuf) -> Result<Reached, String> {
-    let text = |error: &dyn std::error::Error| muster_telemetry::logs::chain(error);
+    let text = |error: &dyn std::error::Error| muster_job::error_chain(error);
     let home = std::env::home_dir().filter(|home| home.is_absolute());
     let home = home.ok_or("this user has no home directory: set HOME, or give the user one")?;
     let dir = std::path::absolute(&dir).map_err(|error| text(&error))?;
@@ -175,7 +175,7 @@ fn serve(args: ServeArgs) -> ExitCode {
         match served {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                tracing::error!(error = muster_telemetry::logs::chain(&error), "the agent ended");
+                tracing::error!(error = muster_job::error_chain(&error), "the agent ended");
                 ExitCode::FAILURE
             }
         }

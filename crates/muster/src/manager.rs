@@ -107,7 +107,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         match work(args).await {
             Ok(code) => code,
             Err(error) => {
-                tracing::error!(error = muster_telemetry::logs::chain(&error), "the manager ended");
+                tracing::error!(error = muster_job::error_chain(&error), "the manager ended");
                 ExitCode::FAILURE
             }
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use muster_job::error_chain;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -119,7 +120,7 @@ impl AgentConnection {
             .await;
         let answer = match opened {
             Ok(channel) => hello(&channel).await.map(|identity| (channel, identity)),
-            Err(error) => Err(causes(&error)),
+            Err(error) => Err(error_chain(&error)),
         };
         match answer {
             Ok((channel, identity)) => Ok(Self { channel, place, identity, in_doubt: Arc::default() }),
@@ -183,15 +184,4 @@ async fn hello(channel: &Channel) -> Result<Identity, String> {
         Ok(Err(status)) => Err(status.message().to_owned()),
         Err(_) => Err(format!("no answer within {} s", HELLO_LIMIT.as_secs())),
     }
-}
-
-/// Returns the error with its causes, which tonic's own text lacks.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

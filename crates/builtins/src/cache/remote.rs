@@ -57,14 +57,7 @@ pub enum RemoteError {
 
 impl RemoteError {
     fn network(error: reqwest::Error) -> Self {
-        let error = error.without_url();
-        let mut text = error.to_string();
-        let mut cause = std::error::Error::source(&error);
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        Self::Network(text)
+        Self::Network(muster_job::error_chain(&error.without_url()))
     }
 
     fn can_heal(&self) -> bool {

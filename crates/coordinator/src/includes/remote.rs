@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_job::error_chain;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
@@ -130,7 +131,7 @@ fn read_kept(kept: &Option<PathBuf>) -> Option<Vec<u8>> {
 }
 
 async fn fetch(url: &str) -> Fetched {
-    let said = |error: reqwest::Error| RemoteError::Http(chain(&error));
+    let said = |error: reqwest::Error| RemoteError::Http(error_chain(&error));
     let client = reqwest::Client::builder().build().map_err(said)?;
     let mut response = client.get(url).send().await.map_err(said)?;
     if !response.status().is_success() {
@@ -144,16 +145,4 @@ async fn fetch(url: &str) -> Fetched {
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes)
-}
-
-/// Returns the message of an error with its causes, because reqwest's own message leaves out the most important one.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }

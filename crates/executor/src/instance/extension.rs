@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use muster_fleeting::extension::{Notice, Offer};
+use muster_job::error_chain;
 use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::types::GroupId;
 
 use super::plugin_group::PluginGroup;
-use super::provider::causes;
 
 /// Interval for polling offers. The extension has no event for price changes.
 const OFFERS_EVERY: Duration = Duration::from_secs(300);
@@ -55,7 +55,7 @@ async fn follow_once(
     // Subscribe to notices first, so that no change is missed while the offers are requested.
     let mut notices = if has_notices {
         let plugin = plugin.upgrade().ok_or_else(gone)?;
-        let notices = plugin.group().notices().await.map_err(|error| causes(&error))?;
+        let notices = plugin.group().notices().await.map_err(|error| error_chain(&error))?;
         notices.boxed()
     } else {
         futures::stream::pending().boxed()
@@ -92,7 +92,7 @@ async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>
     if !group.features().offers {
         return Some(Ok(Vec::new()));
     }
-    Some(group.offers().await.map_err(|error| causes(&error)))
+    Some(group.offers().await.map_err(|error| error_chain(&error)))
 }
 
 /// Offers of a group, which can consist of several types of machines.

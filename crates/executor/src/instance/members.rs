@@ -5,12 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_config::settings::{AutoscalerSettings, GroupSettings};
 use muster_fleeting::host::{Group, PluginSpec};
+use muster_job::error_chain;
 use muster_taskscaler::driver::{DeferredGroup, FileLedger, InstanceGroupPort, Scaler};
 use muster_taskscaler::types::GroupId;
 
 use super::plugin_group::PluginGroup;
 use super::prepare::InstancePreparer;
-use super::provider::{InstanceOptions, Shared, causes};
+use super::provider::{InstanceOptions, Shared};
 use super::settings::{self, SettingsError};
 use super::{extension, resources};
 
@@ -71,8 +72,8 @@ impl From<SettingsError> for StartError {
     fn from(error: SettingsError) -> Self {
         match error {
             // The key file may be created later.
-            SettingsError::Key { .. } => Self::Trouble(causes(&error)),
-            _ => Self::Settings(causes(&error)),
+            SettingsError::Key { .. } => Self::Trouble(error_chain(&error)),
+            _ => Self::Settings(error_chain(&error)),
         }
     }
 }
@@ -93,7 +94,7 @@ async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Resu
     let ready = InstancePreparer { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
     let store = Box::new(FileLedger::new(books));
     let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, unix_now).await;
-    Ok((scaler.map_err(|error| causes(&error))?, members))
+    Ok((scaler.map_err(|error| error_chain(&error))?, members))
 }
 
 /// Returns how to start the plugin of a group, with the settings of the group.
@@ -103,7 +104,7 @@ fn spec(
     find: fn(&str) -> Result<PluginSpec, String>,
 ) -> Result<PluginSpec, String> {
     let plugin = find(&group.plugin)?;
-    let connector = settings::of_plugins(&group.connector).map_err(|error| causes(&error))?;
+    let connector = settings::of_plugins(&group.connector).map_err(|error| error_chain(&error))?;
     let meter = shared.meter(&group.name);
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }
@@ -112,7 +113,7 @@ fn spec(
 async fn plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, String> {
     let spec = spec?;
     let name = spec.name();
-    let group = Group::start(spec).await.map_err(|error| format!("plugin {name}: {}", causes(&error)))?;
+    let group = Group::start(spec).await.map_err(|error| format!("plugin {name}: {}", error_chain(&error)))?;
     Ok(PluginGroup::new(group))
 }
 

@@ -6,10 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_fleeting::host::{CallError, Group, Status};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
+use muster_job::error_chain;
 use muster_taskscaler::driver::{HostStatus, InstanceGroupPort, NoAnswer};
 use tokio::sync::watch;
-
-use super::provider::causes;
 
 /// Delay before a call is repeated that was interrupted by the end of the plugin's process.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -57,7 +56,7 @@ impl PluginGroup {
             Err(error @ (CallError::Down { .. } | CallError::Broken { .. })) => {
                 tracing::debug!(plugin = self.group.name(), %error, "call is repeated when the plugin is up");
             }
-            answer => return Some(answer.map_err(|error| causes(&error))),
+            answer => return Some(answer.map_err(|error| error_chain(&error))),
         }
         // The connection can break before the exit of the process is noticed.
         tokio::time::sleep(RETRY_DELAY).await;
@@ -71,7 +70,7 @@ impl PluginGroup {
 
 /// Returns whether a failed call says something about the plugin or about the instance.
 fn unanswered(error: &CallError) -> NoAnswer {
-    let message = causes(error);
+    let message = error_chain(error);
     match error {
         CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => NoAnswer::Plugin(message),
         CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::Nonsense { .. } => {
@@ -87,7 +86,7 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        let snapshot = self.group.update().await.map_err(|error| causes(&error))?;
+        let snapshot = self.group.update().await.map_err(|error| error_chain(&error))?;
         let mut list: Vec<_> = snapshot.instances.into_iter().collect();
         // The scaler matches new instances with requests in this order, so it must not depend on the order of a map.
         list.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -95,11 +94,11 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
-        self.group.increase(n).await.map_err(|error| causes(&error))
+        self.group.increase(n).await.map_err(|error| error_chain(&error))
     }
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.group.decrease(ids).await.map_err(|error| causes(&error))
+        self.group.decrease(ids).await.map_err(|error| error_chain(&error))
     }
 
     fn can_suspend(&self) -> Option<bool> {
@@ -107,11 +106,11 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.group.suspend(ids).await.map_err(|error| causes(&error))
+        self.group.suspend(ids).await.map_err(|error| error_chain(&error))
     }
 
     async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.group.resume(ids).await.map_err(|error| causes(&error))
+        self.group.resume(ids).await.map_err(|error| error_chain(&error))
     }
 
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer> {

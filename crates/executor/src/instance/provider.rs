@@ -19,6 +19,7 @@ use async_trait::async_trait;
 use muster_config::settings::AutoscalerSettings;
 use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
+use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::{FileLedger, Reservation, Scaler};
 use muster_taskscaler::fleet::name_among;
@@ -196,7 +197,7 @@ impl InstanceExecutor {
             && left.is_empty()
             && let Err(error) = files::discard(&self.shared.options.books)
         {
-            tracing::warn!(error = causes(&error), "the books of a runner that is gone are left");
+            tracing::warn!(error = error_chain(&error), "the books of a runner that is gone are left");
         }
         left
     }
@@ -474,15 +475,4 @@ impl Shared {
 fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::ledger::Row>) -> Vec<String> {
     let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
     rows.keys().filter_map(id).collect()
-}
-
-/// Returns the error and its causes in one line.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use muster_fleeting::extension::Resources;
 use muster_fleeting::model::InstanceId;
+use muster_job::error_chain;
 use muster_taskscaler::driver::{Family, Kind, Sample, Scaler};
 use muster_taskscaler::engine::InstanceStatus;
 use muster_taskscaler::fleet::{InstanceUsage, name_among};
@@ -16,7 +17,6 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::plugin_group::PluginGroup;
-use super::provider::causes;
 
 /// Initial and maximum interval between two samples. The interval doubles, because a sample can be expensive for the provider.
 const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
@@ -110,7 +110,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
         match answer {
             Ok(resources) => usage.saw(of, resources, Instant::now()),
             Err(error) => {
-                tracing::debug!(runner, error = causes(&error), "what the instances use is not known now");
+                tracing::debug!(runner, error = error_chain(&error), "what the instances use is not known now");
                 usage.saw(of, Vec::new(), Instant::now());
             }
         }

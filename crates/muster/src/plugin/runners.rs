@@ -54,12 +54,7 @@ fn tell(wanted: &Wanted, path: &std::path::Path) {
 }
 
 fn fail(wanted: &Wanted, error: &PluginError) -> bool {
-    ui::error(&format!(
-        "runner: {}, plugin: {}: {}",
-        wanted.runner,
-        wanted.plugin,
-        muster_telemetry::logs::chain(error)
-    ));
+    ui::error(&format!("runner: {}, plugin: {}: {}", wanted.runner, wanted.plugin, muster_job::error_chain(error)));
     false
 }
 

@@ -7,7 +7,7 @@ pub(super) fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(&muster_telemetry::logs::chain(&error), |first| tracing::error!(fatal = true, "{first}"));
+            tell(&muster_job::error_chain(&error), |first| tracing::error!(fatal = true, "{first}"));
             ExitCode::FAILURE
         }
     }

@@ -68,7 +68,7 @@ async fn reset(args: &Args) -> Result<(), ResetError> {
             match one(args, runner).await {
                 // What cannot be written now can be written no better for the next one.
                 Err(error @ (ResetError::Unsaveable(_) | ResetError::Lost { .. })) => return Err(error),
-                Err(error) => tracing::error!("{}", muster_telemetry::logs::chain(&error)),
+                Err(error) => tracing::error!("{}", muster_job::error_chain(&error)),
                 Ok(()) => {}
             }
         }

@@ -242,14 +242,3 @@ fn is_loopback(url: &Url) -> bool {
 fn user_agent() -> String {
     format!("muster {} ({}/{})", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH)
 }
-
-/// Returns the error with its causes, which reqwest does not include in its own text.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}

@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode, header};
-use muster_job::JobStatus;
+use muster_job::{JobStatus, error_chain};
 use reqwest::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::StrDeserializer;
 
-use super::{ClientError, chain, redirect};
+use super::{ClientError, redirect};
 use crate::payload::JobPayload;
 
 /// Maximum interval between trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
@@ -113,7 +113,7 @@ async fn read(call: &'static str, response: &mut Response, body: &mut Vec<u8>) -
             }
             Ok(Some(chunk)) => body.extend_from_slice(&chunk),
             Err(error) => {
-                let cause = if error.is_timeout() { "timeout".to_owned() } else { chain(&error.without_url()) };
+                let cause = if error.is_timeout() { "timeout".to_owned() } else { error_chain(&error.without_url()) };
                 return Err(ClientError::unreachable(call, format!("the response was incomplete: {cause}")));
             }
         }

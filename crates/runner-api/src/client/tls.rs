@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_files::Limit;
+use muster_job::error_chain;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
+use super::ClientError;
 use super::pinned_certificate::Verifier;
-use super::{ClientError, chain};
 
 /// Maximum size of a certificate file. A bundle of all public authorities has a quarter of this size.
 const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "remove everything except the certificates from it" };
@@ -71,7 +72,7 @@ impl TlsFiles {
                 roots.add(certificate.clone()).map_err(|error| unusable(path, &error.to_string()))?;
             }
         }
-        let failed = |error: &dyn std::error::Error| ClientError::Setup(chain(error));
+        let failed = |error: &dyn std::error::Error| ClientError::Setup(error_chain(error));
         let provider = Arc::new(default_provider());
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
         let usual = verifier.build().map_err(|error| failed(&error))?;

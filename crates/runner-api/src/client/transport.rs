@@ -8,10 +8,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use muster_job::error_chain;
 use parking_lot::Mutex;
 use url::Url;
 
-use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, chain, is_loopback, redirect, user_agent};
+use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, is_loopback, redirect, user_agent};
 
 /// Maximum age of a connection for reuse (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -138,7 +139,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Clie
         // For HTTP, certificates are needed only after a redirect to HTTPS. That call then reports what is missing.
         Ok(None) | Err(_) => {}
     }
-    http.build().map_err(|error| ClientError::Setup(chain(&error)))
+    http.build().map_err(|error| ClientError::Setup(error_chain(&error)))
 }
 
 #[cfg(test)]

@@ -194,15 +194,3 @@ impl LogHandle {
         self.layer.clone()
     }
 }
-
-/// An error with its causes, for one line.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
 use std::time::Duration;
 
+use muster_job::error_chain;
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -18,7 +19,6 @@ use super::Parcel;
 use super::settings::{Destination, SpanSettings};
 use super::tree::{Attribute, attribute};
 use crate::Telemetry;
-use crate::logs::chain;
 
 /// Name of the tracer (docs/spec/runner-config.md, section 1.11).
 const SCOPE: &str = "gitlab-ci-runner";
@@ -135,7 +135,7 @@ impl Exporter {
                     (ExportError::Status(answer.status()), asked.map(Duration::from_secs))
                 }
                 Ok(answer) => return Err(ExportError::Status(answer.status())),
-                Err(error) => (ExportError::Unreachable(chain(&error.without_url())), None),
+                Err(error) => (ExportError::Unreachable(error_chain(&error.without_url())), None),
             };
             if tried >= tries {
                 return Err(error);
@@ -159,7 +159,7 @@ impl Exporter {
             .tls_built_in_root_certs(secure)
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|error| ExportError::Client(chain(&error)))?;
+            .map_err(|error| ExportError::Client(error_chain(&error)))?;
         Ok(kept.insert(client).clone())
     }
 }

@@ -8,6 +8,7 @@ use muster_config::settings::IsolationSettings;
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
+use muster_job::error_chain;
 use muster_remote::{self as remote, CommandResult, RemoteCommand, RunError, Session, Stream};
 use muster_taskscaler::driver::LeaseHandle as Slot;
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ use super::{Busy, Isolation, NotMade, Operation, daemon};
 use crate::deploy::{Dialed, RemoteMachine};
 use crate::instance::connect::{Addresses, NEW_MACHINE_AUTH_GRACE, TraceAddresses, trace_lines};
 use crate::instance::lease::HeldLease;
-use crate::instance::provider::{Shared, causes};
+use crate::instance::provider::Shared;
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
@@ -224,7 +225,7 @@ impl NestedMachine {
             self.look(host).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
-        let mut connector = settings::of_machines(&self.settings.connector).map_err(|error| causes(&error))?;
+        let mut connector = settings::of_machines(&self.settings.connector).map_err(|error| error_chain(&error))?;
         let mut grace = NEW_MACHINE_AUTH_GRACE.min(connector.timeout);
         if !is_first {
             connector.timeout = connector.timeout.min(AGAIN_LIMIT);

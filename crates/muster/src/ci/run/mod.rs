@@ -118,7 +118,7 @@ fn for_lack_of_space(error: CiError, folder: &Path) -> CiError {
     );
     match probe_space(folder) {
         Err(full) if may_be && full.kind() == std::io::ErrorKind::StorageFull => {
-            CiError::no_storage(folder, muster_telemetry::logs::chain(&error))
+            CiError::no_storage(folder, muster_job::error_chain(&error))
         }
         _ => error,
     }

@@ -115,7 +115,7 @@ pub(super) fn run(args: Args) -> ExitCode {
 /// How the process ends; why it fails is told.
 fn exit_code(ended: Result<ExitCode, RunError>) -> ExitCode {
     ended.unwrap_or_else(|error| {
-        tracing::error!("{}", muster_telemetry::logs::chain(&error));
+        tracing::error!("{}", muster_job::error_chain(&error));
         ExitCode::FAILURE
     })
 }
@@ -250,7 +250,7 @@ pub(crate) fn look_for_plugin(plugin: &str) -> Result<(), NoPlugin> {
 
 fn resolve(plugin: &str) -> Result<install::Found, NoPlugin> {
     install::resolve(plugin, &crate::plugin::serve::surroundings()).map_err(|error| {
-        let why = muster_telemetry::logs::chain(&error);
+        let why = muster_job::error_chain(&error);
         match error {
             install::ResolveError::Reference(_) => NoPlugin::NoName(why),
             _ => NoPlugin::NotHere(why),

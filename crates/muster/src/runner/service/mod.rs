@@ -95,7 +95,7 @@ pub(super) fn status(args: &Args) -> ExitCode {
             };
             anstream::eprintln!("{name}: {text}");
         }
-        Err(error) => anstream::eprintln!("{name}: {}", muster_telemetry::logs::chain(&error)),
+        Err(error) => anstream::eprintln!("{name}: {}", muster_job::error_chain(&error)),
     }
     ExitCode::FAILURE
 }

@@ -240,7 +240,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
         if args.store.url.is_empty() {
             tracing::info!("{NO_DOWNLOAD}");
         } else if let Err(error) = fetch(args, &site, stop).await {
-            tracing::warn!("{}", muster_telemetry::logs::chain(&error));
+            tracing::warn!("{}", muster_job::error_chain(&error));
             return Ok(ExitCode::FAILURE);
         }
         let archive = match File::open(&args.file) {
