@@ -88,7 +88,7 @@ async fn seed(dir: &Path, pipelines: i64) {
     let rows = [
         "INSERT INTO pipelines SELECT id + i, root + i, parent_pipeline, parent_bridge, open, status, created_at,
          finished_at, detail, spec, compiled FROM pipelines, n WHERE id = 1",
-        "INSERT INTO jobs SELECT id + i, pipeline_id + i, place, name, stage, kind, status, attempt, created_at,
+        "INSERT INTO jobs SELECT id + i, pipeline_id + i, job_index, name, stage, kind, status, attempt, created_at,
          queued_at, started_at, finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail
          FROM jobs, n WHERE id = 1",
     ];

@@ -44,8 +44,8 @@ CREATE INDEX pipelines_open ON pipelines (id) WHERE open = 1;
 CREATE TABLE jobs (
     id             INTEGER PRIMARY KEY,
     pipeline_id    INTEGER NOT NULL REFERENCES pipelines (id),
-    -- Place of the job in the compiled configuration.
-    place          INTEGER NOT NULL,
+    -- Index of the job in the compiled configuration.
+    job_index      INTEGER NOT NULL,
     name           TEXT    NOT NULL,
     stage          TEXT    NOT NULL,
     kind           TEXT    NOT NULL,

@@ -23,7 +23,7 @@ use muster_runner_api::service::{JobRequestAnswer, ServiceError};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
-use crate::artifacts::Places;
+use crate::artifacts::ArtifactLocks;
 use crate::blobs::Blobs;
 use crate::child::ChildResult;
 use crate::clock::{Timestamp, engine_time, from_millis, to_millis};
@@ -37,20 +37,20 @@ use crate::options::Options;
 use crate::queue::Queue;
 use crate::residency::Residency;
 use crate::schedule::{self, Target};
+use crate::state::{CoordinatorState, Dirty, RestoredActions};
 use crate::store::{Member, Store};
 use crate::timers::{Timer, Timers};
 use crate::views::Event;
-use crate::world::{Dirty, Repeated, World};
 
 /// Maximum number of commands in one transaction.
-const BATCH_MAX: usize = 128;
+const MAX_BATCH: usize = 128;
 /// Delay after a failed write before the next attempt, unless a command comes first.
-const FLUSH_AGAIN: Duration = Duration::from_secs(1);
+const FLUSH_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The state of the event loop.
 pub(crate) struct Actor {
     pub(crate) options: Options,
-    pub(crate) world: World,
+    pub(crate) state: CoordinatorState,
     pub(crate) queue: Queue,
     pub(crate) timers: Timers,
     pub(crate) keys: Keys,
@@ -58,7 +58,7 @@ pub(crate) struct Actor {
     pub(crate) blobs: Arc<dyn Blobs>,
     pub(crate) residency: Residency,
     pub(crate) expiry: Expiry,
-    pub(crate) staged: Vec<Staged>,
+    pub(crate) staged: Vec<StagedReply>,
     /// Bridges whose child pipeline is created after the batch is written.
     pub(crate) bridges: Vec<JobId>,
     /// Bridges of an earlier process that wait for the files of their pipeline.
@@ -76,7 +76,7 @@ pub(crate) struct Actor {
 type Written<'a> = Result<(), &'a StoreError>;
 
 /// An answer that is sent after the write.
-pub(crate) enum Staged {
+pub(crate) enum StagedReply {
     /// An answer, which becomes an error if the write fails.
     Answer(Box<dyn FnOnce(Written<'_>) + Send>),
     /// The id of a new pipeline. If its caller gets an error, the jobs must not run later.
@@ -87,22 +87,22 @@ pub(crate) enum Staged {
         reply: Reply<PipelineId>,
     },
     /// The assignment of a job. If it cannot be delivered, the job returns to the queue.
-    Handout {
+    Assignment {
         /// The assigned job.
         job: JobId,
         /// Number of the assignment.
-        handout: u32,
+        assignment: u32,
         /// Answer with the payload.
-        assignment: JobRequestAnswer,
+        answer: JobRequestAnswer,
         /// Channel for the answer.
         reply: ServiceReply<JobRequestAnswer>,
     },
 }
 
 /// A staged change that its caller did not learn of.
-enum Undelivered {
+enum UndeliveredChange {
     /// The assignment of a job, by its number.
-    Handout(JobId, u32),
+    Assignment(JobId, u32),
     /// The creation of a pipeline.
     Pipeline(PipelineId),
 }
@@ -112,17 +112,17 @@ impl Actor {
     pub(crate) fn new(
         options: Options,
         store: Arc<dyn Store>,
-        (world, actions): (World, Repeated),
+        (state, actions): (CoordinatorState, RestoredActions),
         (keys, signer): (Keys, Signer),
-        (blobs, places): (Arc<dyn Blobs>, Places),
+        (blobs, locks): (Arc<dyn Blobs>, ArtifactLocks),
         events: broadcast::Sender<Event>,
     ) -> Self {
         let kept = options.limits.finished_in_memory;
         let mut actor = Self {
-            residency: Residency::new(Arc::clone(&store), places.clone(), kept),
-            expiry: Expiry::new(Arc::clone(&store), Arc::clone(&blobs), places),
+            residency: Residency::new(Arc::clone(&store), locks.clone(), kept),
+            expiry: Expiry::new(Arc::clone(&store), Arc::clone(&blobs), locks),
             options,
-            world,
+            state,
             queue: Queue::new(),
             timers: Timers::default(),
             keys,
@@ -166,7 +166,7 @@ impl Actor {
                 }
                 () = sleep(wake) => None,
             };
-            if self.take_in(command, &mut commands).await {
+            if self.ingest(command, &mut commands).await {
                 break;
             }
             self.settle().await;
@@ -175,7 +175,7 @@ impl Actor {
         self.children.shutdown().await;
         self.expiry.stop().await;
         // Before the last batch: no job may be assigned now, because its manager could not report to this process.
-        self.send_held_away();
+        self.close_long_polls();
         self.settle().await;
         if let Err(error) = self.store.close().await {
             tracing::warn!(%error, "the database was not closed in order; its log is replayed at the next start");
@@ -183,13 +183,13 @@ impl Actor {
     }
 
     /// Processes a command with all commands that wait after it, and the due timers. Returns whether to stop.
-    async fn take_in(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
+    async fn ingest(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
         let (mut next, mut taken) = (first, 0);
         while let Some(command) = next.take() {
             if matches!(command, Command::Shutdown) {
                 return true;
             }
-            match self.bring_in(&command).await {
+            match self.load_members(&command).await {
                 Ok(()) => self.handle(command),
                 Err(error) => {
                     tracing::error!(%error, "failed to read what a command is about");
@@ -197,16 +197,16 @@ impl Actor {
                 }
             }
             taken += 1;
-            if taken < BATCH_MAX {
+            if taken < MAX_BATCH {
                 next = commands.try_recv().ok();
             }
         }
         // Assign jobs before timers end long polls without a job.
         self.dispatch().await;
-        self.bound_held();
+        self.shed_long_polls();
         let now = self.now();
         while let Some(timer) = self.timers.pop_due(now) {
-            self.fire(timer);
+            self.on_timer(timer);
         }
         false
     }
@@ -216,12 +216,12 @@ impl Actor {
         loop {
             let failing = self.storage_problem.is_some();
             self.dispatch().await;
-            self.residency.note_open(&mut self.world);
+            self.residency.note_open(&mut self.state);
             let written = self.write().await;
             let undelivered = self.answer(written.as_ref().err());
             let settled = undelivered.is_empty();
             for undo in undelivered {
-                self.undo(undo);
+                self.roll_back(undo);
             }
             if let Err(error) = written {
                 self.storage_failed(&error);
@@ -239,14 +239,14 @@ impl Actor {
     }
 
     /// Reads the pipelines that a command needs into memory.
-    async fn bring_in(&mut self, command: &Command) -> Result<(), StoreError> {
+    async fn load_members(&mut self, command: &Command) -> Result<(), StoreError> {
         for member in command.members(&self.keys) {
             self.admit(member).await?;
         }
         if let Command::RequestJob { request, .. } = command
-            && let Some(job) = self.assigned_before(request)
+            && let Some(job) = self.earlier_assignment(request)
         {
-            while let Some(pipeline) = self.lacks(job) {
+            while let Some(pipeline) = self.missing_upstream(job) {
                 self.admit(Member::Pipeline(pipeline)).await?;
             }
         }
@@ -256,7 +256,7 @@ impl Actor {
     /// Reads a family of pipelines into memory, unless it is already there.
     pub(crate) async fn admit(&mut self, member: Member) -> Result<(), StoreError> {
         let now = engine_time(self.now());
-        for (project, actions) in self.residency.admit(&mut self.world, member, now).await? {
+        for (project, actions) in self.residency.admit(&mut self.state, member, now).await? {
             self.carry_out(project, &actions);
         }
         Ok(())
@@ -265,23 +265,23 @@ impl Actor {
     /// Removes finished pipelines from memory, and what the actor keeps about them.
     fn evict(&mut self) {
         let watch = &mut self.watch;
-        self.residency.evict(&mut self.world, |world, root| {
-            for row in world.family(root).flat_map(|pipeline| world.jobs_of(pipeline.id)) {
+        self.residency.evict(&mut self.state, |state, root| {
+            for row in state.family(root).flat_map(|pipeline| state.jobs_of(pipeline.id)) {
                 watch.forget(row.id);
             }
         });
-        let jobs = &self.world.jobs;
+        let jobs = &self.state.jobs;
         self.timers.prune(jobs.len(), |job| jobs.contains_key(&job));
     }
 
     /// Writes the changed rows, and publishes them.
     async fn write(&mut self) -> Result<(), StoreError> {
-        let changes = self.world.changes();
+        let changes = self.state.changes();
         if changes.is_empty() {
             return Ok(());
         }
         self.store.write(&changes).await?;
-        let dirty = std::mem::take(&mut self.world.dirty);
+        let dirty = std::mem::take(&mut self.state.dirty);
         if self.storage_problem.take().is_some() {
             tracing::info!("the database can be written again");
             let _ = self.events.send(Event::StorageProblem(None));
@@ -293,10 +293,10 @@ impl Actor {
 
     /// Checks the written rows against the invariants.
     fn check(&mut self, dirty: &Dirty) {
-        let written = dirty.jobs.iter().filter_map(|job| self.world.jobs.get(job));
+        let written = dirty.jobs.iter().filter_map(|job| self.state.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
             let standing =
-                JobSnapshot { status: row.status(), assignment: row.detail.handout, alive: row.detail.alive };
+                JobSnapshot { status: row.status(), assignment: row.detail.assignment, alive: row.detail.accepted };
             if let Err(violation) = self.watch.note(row.id, standing) {
                 tracing::error!(%violation, "this is a defect of the coordinator");
                 debug_assert!(false, "{violation}");
@@ -313,7 +313,7 @@ impl Actor {
             self.publish_pipeline(*pipeline);
         }
         for job in &dirty.jobs {
-            if let Some(view) = self.world.job_view(*job) {
+            if let Some(view) = self.state.job_view(*job) {
                 let _ = self.events.send(Event::JobChanged(Arc::new(view)));
             }
         }
@@ -323,34 +323,34 @@ impl Actor {
     }
 
     fn publish_pipeline(&self, pipeline: PipelineId) {
-        if let Some(row) = self.world.pipelines.get(&pipeline) {
+        if let Some(row) = self.state.pipelines.get(&pipeline) {
             let summary = crate::views::summary(row, self.storage_problem.as_deref());
             let _ = self.events.send(Event::PipelineChanged(Arc::new(summary)));
         }
     }
 
     /// Sends the staged answers. Returns the changes that their callers did not learn of.
-    fn answer(&mut self, failure: Option<&StoreError>) -> Vec<Undelivered> {
+    fn answer(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
             match (staged, failure) {
-                (Staged::Answer(send), None) => send(Ok(())),
-                (Staged::Answer(send), Some(error)) => send(Err(error)),
-                (Staged::Pipeline { id, reply }, None) => {
+                (StagedReply::Answer(send), None) => send(Ok(())),
+                (StagedReply::Answer(send), Some(error)) => send(Err(error)),
+                (StagedReply::Pipeline { id, reply }, None) => {
                     let _ = reply.send(Ok(id));
                 }
-                (Staged::Pipeline { id, reply }, Some(error)) => {
+                (StagedReply::Pipeline { id, reply }, Some(error)) => {
                     let _ = reply.send(Err(error.clone().into()));
-                    undelivered.push(Undelivered::Pipeline(id));
+                    undelivered.push(UndeliveredChange::Pipeline(id));
                 }
-                (Staged::Handout { job, handout, assignment, reply }, None) => {
-                    if reply.send(Ok(assignment)).is_err() {
-                        undelivered.push(Undelivered::Handout(job, handout));
+                (StagedReply::Assignment { job, assignment, answer, reply }, None) => {
+                    if reply.send(Ok(answer)).is_err() {
+                        undelivered.push(UndeliveredChange::Assignment(job, assignment));
                     }
                 }
-                (Staged::Handout { job, handout, reply, .. }, Some(error)) => {
+                (StagedReply::Assignment { job, assignment, reply, .. }, Some(error)) => {
                     let _ = reply.send(Err(ServiceError::from(error.clone())));
-                    undelivered.push(Undelivered::Handout(job, handout));
+                    undelivered.push(UndeliveredChange::Assignment(job, assignment));
                 }
             }
         }
@@ -358,13 +358,13 @@ impl Actor {
     }
 
     /// Rolls back a change that its caller did not learn of.
-    fn undo(&mut self, undelivered: Undelivered) {
+    fn roll_back(&mut self, undelivered: UndeliveredChange) {
         match undelivered {
-            Undelivered::Handout(job, handout) => self.give_back(job, handout),
-            Undelivered::Pipeline(id) => {
+            UndeliveredChange::Assignment(job, assignment) => self.requeue(job, assignment),
+            UndeliveredChange::Pipeline(id) => {
                 let target = Target::Pipeline(id);
-                if let Err(refusal) = self.event(id, schedule::Event::Cancel { target }) {
-                    tracing::debug!(pipeline = %id, %refusal, "a pipeline that could not be stored has ended");
+                if let Err(rejection) = self.event(id, schedule::Event::Cancel { target }) {
+                    tracing::debug!(pipeline = %id, %rejection, "a pipeline that could not be stored has ended");
                 }
             }
         }
@@ -377,7 +377,7 @@ impl Actor {
             self.storage_problem = Some(text.clone());
             let _ = self.events.send(Event::StorageProblem(Some(text)));
         }
-        self.timers.add(self.now() + FLUSH_AGAIN, Timer::Flush);
+        self.timers.add(self.now() + FLUSH_RETRY_DELAY, Timer::Flush);
     }
 
     /// Returns the current time, in the precision in which times are stored.
@@ -387,7 +387,7 @@ impl Actor {
 
     /// Stages the answer to a library call.
     pub(crate) fn reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
-        self.staged.push(Staged::Answer(Box::new(move |written| {
+        self.staged.push(StagedReply::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
             // The caller may have gone away. The command takes effect anyway.
             let _ = reply.send(answer);
@@ -396,15 +396,15 @@ impl Actor {
 
     /// Stages the answer to a runner manager.
     pub(crate) fn service_reply<T: Send + 'static>(&mut self, reply: ServiceReply<T>, result: Result<T, ServiceError>) {
-        self.staged.push(Staged::Answer(Box::new(move |written| {
+        self.staged.push(StagedReply::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
             let _ = reply.send(answer);
         })));
     }
 
     /// Stages the answer to a call that only reads, which does not depend on the write.
-    pub(crate) fn reply_read<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
-        self.staged.push(Staged::Answer(Box::new(move |_| {
+    pub(crate) fn reply_read_only<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
+        self.staged.push(StagedReply::Answer(Box::new(move |_| {
             let _ = reply.send(result);
         })));
     }

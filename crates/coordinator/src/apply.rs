@@ -10,42 +10,42 @@ use crate::clock::{Timestamp, engine_time, from_millis};
 use crate::facts::JobKind;
 use crate::outbox::JobChange;
 use crate::queue::Requirement;
-use crate::schedule::{Action, Event, JobRef, JobState, Outcome, Refusal};
+use crate::schedule::{Action, Event, JobRef, JobState, Outcome, RejectedEvent};
 use crate::store::{JobDetail, JobRow};
 use crate::timers::Timer;
 
 impl Actor {
     /// Applies an event about a job, and carries out the actions.
-    pub(crate) fn job_event(&mut self, job: JobId, event: impl FnOnce(JobRef) -> Event) -> Result<(), Refusal> {
-        let Some(row) = self.world.jobs.get(&job) else {
-            let unknown = JobRef { pipeline: PipelineId(0), place: 0, retry: 0 };
-            return Err(Refusal::UnknownJob(unknown));
+    pub(crate) fn job_event(&mut self, job: JobId, event: impl FnOnce(JobRef) -> Event) -> Result<(), RejectedEvent> {
+        let Some(row) = self.state.jobs.get(&job) else {
+            let unknown = JobRef { pipeline: PipelineId(0), job_index: 0, retry: 0 };
+            return Err(RejectedEvent::UnknownJob(unknown));
         };
         let (job, pipeline) = (row.job_ref(), row.pipeline);
         self.event(pipeline, event(job))
     }
 
     /// Applies an event to the engine of a pipeline's project, and carries out the actions.
-    pub(crate) fn event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), Refusal> {
-        let project = self.project_of(pipeline).ok_or(Refusal::UnknownPipeline(pipeline))?;
+    pub(crate) fn event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), RejectedEvent> {
+        let project = self.project_of(pipeline).ok_or(RejectedEvent::UnknownPipeline(pipeline))?;
         let actions = self.apply(project, event)?;
         self.carry_out(project, &actions);
         Ok(())
     }
 
     /// Applies an event without carrying out the actions, for pipelines that have no rows yet.
-    pub(crate) fn apply(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, Refusal> {
+    pub(crate) fn apply(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, RejectedEvent> {
         let now = engine_time(self.now());
-        self.world.engines.entry(project).or_default().apply(event, now)
+        self.state.engines.entry(project).or_default().apply(event, now)
     }
 
     pub(crate) fn project_of(&self, pipeline: PipelineId) -> Option<ProjectId> {
-        self.world.pipelines.get(&pipeline).map(|row| row.spec.project.id)
+        self.state.pipelines.get(&pipeline).map(|row| row.spec.project.id)
     }
 
     /// Returns the engine's state of a job's newest record.
     fn engine_state(&self, project: ProjectId, job: JobRef) -> Option<JobState> {
-        self.world.engines.get(&project)?.job(job).cloned()
+        self.state.engines.get(&project)?.job(job).cloned()
     }
 
     /// Carries out actions in memory. Effects outside the coordinator follow after the write.
@@ -56,12 +56,12 @@ impl Actor {
                 Action::CreateRetry { old, new } => self.create_retry(project, old, new),
                 Action::Enqueue { job } => self.enqueue(job),
                 Action::StartTimer { job, at } => {
-                    if let Some(&id) = self.world.ids.get(&job) {
+                    if let Some(&id) = self.state.ids.get(&job) {
                         self.timers.add(instant(at), Timer::Delayed(id));
                     }
                 }
-                Action::CreateChild { bridge } => self.bridges.extend(self.world.ids.get(&bridge).copied()),
-                // The manager learns it from `Job-Status`. One that is never heard of again is ended by its timer.
+                Action::CreateChild { bridge } => self.bridges.extend(self.state.ids.get(&bridge).copied()),
+                // The manager learns of it from `Job-Status`. If it never makes contact again, the timer ends the job.
                 Action::CancelOnRunner { .. } => {}
                 Action::PipelineStatusChanged { pipeline, to, warnings, .. } => {
                     self.pipeline_status_changed(pipeline, to, warnings);
@@ -73,11 +73,11 @@ impl Actor {
     fn status_changed(&mut self, project: ProjectId, job: JobRef, to: JobStatus, reason: Option<FailureReason>) {
         let now = self.now();
         let state = self.engine_state(project, job);
-        let Some(&id) = self.world.ids.get(&job) else {
+        let Some(&id) = self.state.ids.get(&job) else {
             tracing::error!(%job, "the engine speaks of a job that has no row");
             return;
         };
-        let Some(row) = self.world.job_mut(id) else { return };
+        let Some(row) = self.state.job_mut(id) else { return };
         match state {
             Some(state) => row.detail.state = state,
             None => row.detail.state.status = to,
@@ -101,39 +101,39 @@ impl Actor {
             to => Some(JobChange::Moved { to }),
         };
         if let Some(change) = change {
-            self.world.report(now, id, change);
+            self.state.report(now, id, change);
         }
-        let Some(row) = self.world.job_mut(id) else { return };
+        let Some(row) = self.state.job_mut(id) else { return };
         if to.is_complete() {
             let key = row.runner.zip(row.detail.idempotency_key.take());
             self.blobs.close_trace(id);
-            self.world.heard.remove(&id);
+            self.state.last_contact.remove(&id);
             if let Some(key) = key {
-                self.world.keys.remove(&key);
+                self.state.keys.remove(&key);
             }
         }
     }
 
     fn create_retry(&mut self, project: ProjectId, old: JobRef, new: JobRef) {
         let Some(state) = self.engine_state(project, new) else { return };
-        let Some(&old_id) = self.world.ids.get(&old) else { return };
-        let (id, now) = (self.world.new_job_id(), self.now());
-        let Some(row) = self.world.job_mut(old_id) else { return };
+        let Some(&old_id) = self.state.ids.get(&old) else { return };
+        let (id, now) = (self.state.new_job_id(), self.now());
+        let Some(row) = self.state.job_mut(old_id) else { return };
         row.detail.retried = true;
-        let (place, names) = ((row.pipeline, row.place), (row.name.clone(), row.stage.clone()));
+        let (job_index, names) = ((row.pipeline, row.job_index), (row.name.clone(), row.stage.clone()));
         let detail = JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) };
-        let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, place, names, row.kind, detail, now) };
-        self.world.report(now, old_id, JobChange::Replaced { by: id });
-        self.world.add_new(record);
+        let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, job_index, names, row.kind, detail, now) };
+        self.state.report(now, old_id, JobChange::Replaced { by: id });
+        self.state.add_new(record);
     }
 
     fn enqueue(&mut self, job: JobRef) {
-        let Some(row) = self.world.ids.get(&job).and_then(|id| self.world.jobs.get(id)) else { return };
-        let Some(pipeline) = self.world.pipelines.get(&row.pipeline) else { return };
-        let Some(compiled) = pipeline.compiled.jobs.get(row.place) else { return };
+        let Some(row) = self.state.ids.get(&job).and_then(|id| self.state.jobs.get(id)) else { return };
+        let Some(pipeline) = self.state.pipelines.get(&row.pipeline) else { return };
+        let Some(compiled) = pipeline.compiled.jobs.get(row.job_index) else { return };
         let requirement =
             Requirement { tags: compiled.tags.iter().cloned().collect(), protected: pipeline.spec.ref_protected() };
-        let priority = self.world.priorities.get(&row.pipeline).and_then(|all| all.get(row.place)).copied();
+        let priority = self.state.priorities.get(&row.pipeline).and_then(|all| all.get(row.job_index)).copied();
         let (id, queued_at) = (row.id, row.queued_at.unwrap_or(row.created_at));
         self.queue.add(id, requirement, priority.unwrap_or(0));
         self.timers.add(queued_at + self.options.limits.pending_without_runner, Timer::Pending(id));
@@ -141,7 +141,7 @@ impl Actor {
 
     fn pipeline_status_changed(&mut self, pipeline: PipelineId, to: JobStatus, warnings: bool) {
         let now = self.now();
-        let Some(row) = self.world.pipeline_mut(pipeline) else { return };
+        let Some(row) = self.state.pipeline_mut(pipeline) else { return };
         row.status = to;
         row.detail.warnings = warnings;
         row.finished_at = to.is_complete().then_some(now);
@@ -152,14 +152,14 @@ impl Actor {
         let now = self.now();
         let Some(project) = self.project_of(pipeline) else { return };
         let states: Vec<JobState> =
-            self.world.engines.get(&project).and_then(|engine| engine.jobs(pipeline)).unwrap_or_default().to_vec();
-        for (place, (job, state)) in compiled.jobs.iter().zip(states).enumerate() {
+            self.state.engines.get(&project).and_then(|engine| engine.jobs(pipeline)).unwrap_or_default().to_vec();
+        for (job_index, (job, state)) in compiled.jobs.iter().zip(states).enumerate() {
             let kind = match job.work {
                 Work::Script(_) => JobKind::Script,
                 Work::Bridge(_) => JobKind::Bridge,
             };
-            let (id, names) = (self.world.new_job_id(), (job.name.clone(), job.stage.clone()));
-            self.world.add_new(JobRow::new(id, (pipeline, place), names, kind, JobDetail::new(state), now));
+            let (id, names) = (self.state.new_job_id(), (job.name.clone(), job.stage.clone()));
+            self.state.add_new(JobRow::new(id, (pipeline, job_index), names, kind, JobDetail::new(state), now));
         }
     }
 
@@ -168,12 +168,12 @@ impl Actor {
         let outcome = Outcome::Failed { reason, exit_code: None };
         match self.job_event(job, |job| Event::JobFinished { job, outcome }) {
             Ok(()) => {
-                if let Some(row) = self.world.job_mut(job) {
+                if let Some(row) = self.state.job_mut(job) {
                     row.detail.message = Some(message.into());
                 }
             }
-            Err(refusal) => {
-                tracing::debug!(%job, %refusal, "a job that was to be dropped has ended by itself");
+            Err(rejection) => {
+                tracing::debug!(%job, %rejection, "a job that was to be dropped has ended by itself");
                 self.queue.remove(job);
             }
         }
@@ -181,8 +181,8 @@ impl Actor {
 
     /// Returns the pipelines that a new pipeline of the same ref may cancel (docs/spec/pipeline-yaml.md, section 5.8).
     pub(crate) fn older_on_same_ref(&self, pipeline: PipelineId) -> BTreeSet<PipelineId> {
-        let Some(new) = self.world.pipelines.get(&pipeline) else { return BTreeSet::new() };
-        let older = self.world.pipelines.values().filter(|row| {
+        let Some(new) = self.state.pipelines.get(&pipeline) else { return BTreeSet::new() };
+        let older = self.state.pipelines.values().filter(|row| {
             row.id < new.id
                 && row.parent.is_none()
                 && !row.status.is_complete()

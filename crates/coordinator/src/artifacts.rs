@@ -61,18 +61,18 @@ const KINDS: &[&str] = &[
     "terraform",
 ];
 /// Maximum number of bytes to unpack from a dotenv report. The parser allows far fewer.
-const DOTENV_READ_MAX: u64 = 64 * 1024;
+const MAX_DOTENV_READ: u64 = 64 * 1024;
 /// Number of locks, which all jobs share.
 const LOCKS: usize = 64;
 /// Maximum length of a file name in bytes.
-const NAME_MAX: usize = 200;
+const MAX_NAME_BYTES: usize = 200;
 
 /// Result of receiving an upload.
 pub(crate) enum Upload {
     /// The content is complete and valid, but not kept yet.
     Received(Box<dyn Incoming>, NewArtifact),
     /// The content is an invalid report. Holds the reason.
-    Refused(String),
+    Rejected(String),
 }
 
 /// An artifact whose content was received.
@@ -104,15 +104,15 @@ pub(crate) fn name_of(row: &ArtifactRow) -> ArtifactName {
 /// A lock is held from before content is kept until its row is written or the content is deleted. Rows and content therefore agree for
 /// the holder of the lock.
 #[derive(Debug, Clone)]
-pub(crate) struct Places(Arc<[Arc<Mutex<()>>]>);
+pub(crate) struct ArtifactLocks(Arc<[Arc<Mutex<()>>]>);
 
-impl Default for Places {
+impl Default for ArtifactLocks {
     fn default() -> Self {
         Self((0..LOCKS).map(|_| Arc::default()).collect())
     }
 }
 
-impl Places {
+impl ArtifactLocks {
     fn of(&self, job: JobId) -> Arc<Mutex<()>> {
         self.0.get(self.number(job)).cloned().unwrap_or_default()
     }
@@ -170,7 +170,7 @@ pub(crate) async fn receive(
             Upload::Received(incoming, NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
         }
         // An invalid report is dropped with `incoming`.
-        Err(why) => Upload::Refused(why),
+        Err(why) => Upload::Rejected(why),
     })
 }
 
@@ -196,7 +196,7 @@ fn check_names(kind: &str, format: &str) -> Result<(), ServiceError> {
 fn safe_name(name: &str) -> String {
     let base = name.rsplit(['/', '\\']).next().unwrap_or_default();
     let clean: String = base.chars().filter(|letter| !letter.is_control()).collect();
-    let mut end = clean.len().min(NAME_MAX);
+    let mut end = clean.len().min(MAX_NAME_BYTES);
     while !clean.is_char_boundary(end) {
         end -= 1;
     }
@@ -206,13 +206,13 @@ fn safe_name(name: &str) -> String {
     }
 }
 
-async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, bytes_max: u64) -> Result<u64, ServiceError> {
+async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, max_bytes: u64) -> Result<u64, ServiceError> {
     let mut size = 0_u64;
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|error| ServiceError::BadRequest(format!("the upload broke off: {error}")))?;
         size = size.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
-        if size > bytes_max {
-            return Err(ServiceError::TooLarge(format!("an artifact may have {bytes_max} bytes")));
+        if size > max_bytes {
+            return Err(ServiceError::TooLarge(format!("an artifact may have {max_bytes} bytes")));
         }
         incoming.write(&piece).await?;
     }
@@ -232,8 +232,8 @@ fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)
     file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();
     let read = match format {
-        "gzip" => flate2::read::MultiGzDecoder::new(file).take(DOTENV_READ_MAX).read_to_end(&mut report),
-        "raw" => file.take(DOTENV_READ_MAX).read_to_end(&mut report),
+        "gzip" => flate2::read::MultiGzDecoder::new(file).take(MAX_DOTENV_READ).read_to_end(&mut report),
+        "raw" => file.take(MAX_DOTENV_READ).read_to_end(&mut report),
         _ => return Err(ServiceError::BadRequest("a dotenv report is gzip or raw".to_owned())),
     };
     if let Err(error) = read {
@@ -249,15 +249,15 @@ fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)
 pub(crate) fn read_entry(
     archive: File,
     entry: &str,
-    bytes_max: u64,
+    max_bytes: u64,
     limits: &muster_archive::Limits,
 ) -> Result<Vec<u8>, String> {
-    let limits = muster_archive::Limits { bytes: bytes_max, ..*limits };
+    let limits = muster_archive::Limits { bytes: max_bytes, ..*limits };
     match muster_archive::read_zip_file(archive, entry, &limits) {
         Ok(Some(bytes)) => Ok(bytes),
         Ok(None) => Err(format!("the archive has no `{entry}`")),
         Err(UnpackError::Limit(Exceeded { limit: Limit::Bytes, .. })) => {
-            Err(format!("`{entry}` is larger than {bytes_max} bytes"))
+            Err(format!("`{entry}` is larger than {max_bytes} bytes"))
         }
         Err(error) => Err(format!("cannot unpack `{entry}`: {}", unusable(&error))),
     }

@@ -15,17 +15,17 @@ use crate::artifacts;
 use crate::blobs::ArtifactName;
 use crate::child::{ChildError, ChildPipeline, ChildResult, Text, caught, child_context, compile, failed, opened};
 use crate::facts::{NewPipeline, Parent, SharedSources};
-use crate::inherit::Obstacle;
 use crate::schedule::Event;
 use crate::store::{JobRow, Member};
 use crate::timers::Timer;
+use crate::upstream::Obstacle;
 use crate::variables;
 
 impl Actor {
     /// Starts compiling the child configurations that the last batch requested.
     pub(crate) async fn start_bridges(&mut self) {
         for bridge in std::mem::take(&mut self.bridges) {
-            while let Some(pipeline) = self.lacks(bridge) {
+            while let Some(pipeline) = self.missing_upstream(bridge) {
                 if let Err(error) = self.admit(Member::Pipeline(pipeline)).await {
                     tracing::error!(%error, %pipeline, "failed to read a pipeline whose artifacts a bridge needs");
                     break;
@@ -33,7 +33,7 @@ impl Actor {
             }
             if !self.has_sources(bridge) {
                 self.sourceless.insert(bridge);
-                self.timers.add(self.now() + self.options.limits.sources_wait, Timer::Sources(bridge));
+                self.timers.add(self.now() + self.options.limits.sources_timeout, Timer::Sources(bridge));
                 continue;
             }
             match self.plan(bridge) {
@@ -55,17 +55,17 @@ impl Actor {
     }
 
     fn has_sources(&self, bridge: JobId) -> bool {
-        self.world.jobs.get(&bridge).is_none_or(|row| self.world.sources.contains_key(&row.pipeline))
+        self.state.jobs.get(&bridge).is_none_or(|row| self.state.sources.contains_key(&row.pipeline))
     }
 
     /// Attaches the files of a pipeline from an earlier process. Bridges that waited for them continue.
     pub(crate) fn attach_sources(&mut self, pipeline: PipelineId, sources: &SharedSources) {
-        self.world.attach(pipeline, sources);
+        self.state.attach(pipeline, sources);
         self.bridges.extend(std::mem::take(&mut self.sourceless));
     }
 
     /// Fails a bridge that has waited too long for the files of its pipeline.
-    pub(crate) fn sources_over(&mut self, bridge: JobId) {
+    pub(crate) fn on_sources_timeout(&mut self, bridge: JobId) {
         if self.sourceless.remove(&bridge) {
             let error =
                 failed("the pipeline is from an earlier process, and its repository was not attached again in time");
@@ -75,10 +75,11 @@ impl Actor {
 
     /// Returns the input for compiling the child configuration of a bridge.
     fn plan(&self, bridge: JobId) -> Result<(Vec<Text<ArtifactName>>, Context, SharedSources), ChildError> {
-        let row = self.world.jobs.get(&bridge).ok_or_else(|| failed("the bridge is gone"))?;
-        let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline is gone"))?;
-        let context = self.world.contexts.get(&row.pipeline).ok_or_else(|| failed("the pipeline's context is gone"))?;
-        let job = pipeline.compiled.jobs.get(row.place).ok_or_else(|| failed("the bridge's configuration is gone"))?;
+        let row = self.state.jobs.get(&bridge).ok_or_else(|| failed("the bridge is gone"))?;
+        let pipeline = self.state.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline is gone"))?;
+        let context = self.state.contexts.get(&row.pipeline).ok_or_else(|| failed("the pipeline's context is gone"))?;
+        let job =
+            pipeline.compiled.jobs.get(row.job_index).ok_or_else(|| failed("the bridge's configuration is gone"))?;
         let Work::Bridge(work) = &job.work else { return Err(failed("the job is not a bridge")) };
         let includes = match &work.target {
             BridgeTarget::Child(includes) => includes,
@@ -92,10 +93,12 @@ impl Actor {
             }
         };
         let sources =
-            self.world.sources.get(&row.pipeline).ok_or_else(|| failed("the pipeline's repository is gone"))?;
+            self.state.sources.get(&row.pipeline).ok_or_else(|| failed("the pipeline's repository is gone"))?;
         let texts = includes.iter().map(|include| self.text(row, include)).collect::<Result<_, _>>()?;
-        let dotenv = self.inherited(row).map(|inherited| inherited.dotenv).map_err(|obstacle| match obstacle {
-            Obstacle::Unfit(unfit) => ChildError { reason: unfit.reason, message: unfit.message },
+        let dotenv = self.upstream(row).map(|upstream| upstream.dotenv).map_err(|obstacle| match obstacle {
+            Obstacle::Undispatchable(undispatchable) => {
+                ChildError { reason: undispatchable.reason, message: undispatchable.message }
+            }
             Obstacle::NotRead(pipeline) => failed(format!("pipeline {pipeline} cannot be read")),
         })?;
         let forwarded = variables::forwarded(context, job, work, row.pipeline, &dotenv);
@@ -107,9 +110,9 @@ impl Actor {
             ChildInclude::Entry(entry) => Ok(Text::Entry(entry.clone())),
             ChildInclude::Artifact { path, job, inputs } => {
                 let archive = self
-                    .world
+                    .state
                     .newest_named(bridge.pipeline, job)
-                    .and_then(|row| self.world.artifact(row.id, artifacts::ARCHIVE))
+                    .and_then(|row| self.state.artifact(row.id, artifacts::ARCHIVE))
                     .filter(|archive| self.has_archive(archive))
                     .map(artifacts::name_of)
                     .ok_or_else(|| failed(format!("job `{job}` has no archive to read `{path}` from")))?;
@@ -137,17 +140,17 @@ impl Actor {
         };
         match self.job_event(bridge, |bridge| Event::ChildFailed { bridge, reason: error.reason }) {
             Ok(()) => {
-                if let Some(row) = self.world.job_mut(bridge) {
+                if let Some(row) = self.state.job_mut(bridge) {
                     row.detail.message = Some(error.message);
                 }
             }
-            Err(refusal) => tracing::debug!(%bridge, %refusal, "the bridge was canceled meanwhile"),
+            Err(rejection) => tracing::debug!(%bridge, %rejection, "the bridge was canceled meanwhile"),
         }
     }
 
     fn create_child(&mut self, bridge: JobId, child: ChildPipeline) -> Result<(), ChildError> {
-        let row = self.world.jobs.get(&bridge).ok_or_else(|| failed("the bridge is gone"))?;
-        let parent = self.world.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline is gone"))?;
+        let row = self.state.jobs.get(&bridge).ok_or_else(|| failed("the bridge is gone"))?;
+        let parent = self.state.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline is gone"))?;
         let new = NewPipeline {
             project: parent.spec.project.clone(),
             context: child.context,

@@ -15,7 +15,7 @@ use crate::options::Limits;
 use crate::store::JobRow;
 
 /// Maximum number of configuration errors that are shown on the bridge.
-const ERRORS_SHOWN: usize = 10;
+const MAX_ERRORS_SHOWN: usize = 10;
 
 /// Reason why a bridge has no pipeline.
 #[derive(Debug)]
@@ -136,8 +136,8 @@ fn errors(compiled: &Compiled) -> String {
             None => error.to_string(),
         })
         .collect();
-    let hidden = lines.len().saturating_sub(ERRORS_SHOWN);
-    lines.truncate(ERRORS_SHOWN);
+    let hidden = lines.len().saturating_sub(MAX_ERRORS_SHOWN);
+    lines.truncate(MAX_ERRORS_SHOWN);
     if hidden > 0 {
         lines.push(format!("and {hidden} more"));
     }

@@ -94,8 +94,8 @@ pub(crate) enum Command {
     Authorize {
         job: JobId,
         token: String,
-        purpose: Purpose,
-        reply: ServiceReply<Grant>,
+        token_use: TokenUse,
+        reply: ServiceReply<Authorization>,
     },
     Finish {
         job: JobId,
@@ -121,7 +121,7 @@ pub(crate) enum Command {
         reply: ServiceReply<RunnerCredentials>,
     },
     /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (C163).
-    ReportRefused {
+    ReportRejected {
         job: JobId,
         token: String,
         why: String,
@@ -131,7 +131,7 @@ pub(crate) enum Command {
         job: JobId,
         token: String,
         artifact: Box<NewArtifact>,
-        reply: ServiceReply<Kept>,
+        reply: ServiceReply<StoredUpload>,
     },
     /// Notifies that an upload has ended and no longer uses the files of its job.
     UploadOver,
@@ -141,7 +141,7 @@ pub(crate) enum Command {
 impl Command {
     /// Returns what must be in memory for this command. A job is only included if the token is valid for it.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
-        let genuine = |job: &JobId, token: &str| keys.handout(*job, token).map(|_| Member::Job(*job));
+        let genuine = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {
             Self::AttachSources { pipeline, .. } | Self::CancelPipeline { pipeline, .. } => {
                 vec![Member::Pipeline(*pipeline)]
@@ -152,7 +152,7 @@ impl Command {
             | Self::DropJob { job, .. } => vec![Member::Job(*job)],
             Self::Authorize { job, token, .. }
             | Self::Finish { job, token, .. }
-            | Self::ReportRefused { job, token, .. }
+            | Self::ReportRejected { job, token, .. }
             | Self::ArtifactStored { job, token, .. } => genuine(job, token).into_iter().collect(),
             Self::Download { producer, token, .. } => {
                 let asking = keys.read(token).map(|(asking, _)| [Member::Job(asking), Member::Job(*producer)]);
@@ -190,7 +190,7 @@ impl Command {
             Self::PlayJob { reply, .. } | Self::RetryJob { reply, .. } => library(reply, error),
             Self::DropJob { reply, .. } | Self::Finish { reply, .. } => service(reply, error),
             Self::Authorize { reply, .. } => service(reply, error),
-            Self::ReportRefused { reply, .. } => service(reply, error),
+            Self::ReportRejected { reply, .. } => service(reply, error),
             Self::ArtifactStored { reply, .. } => service(reply, error),
             Self::Download { reply, .. } => service(reply, error),
             Self::RequestJob { reply, .. } => service(reply, error),
@@ -202,7 +202,7 @@ impl Command {
 
 /// Use of a job token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum TokenUse {
     /// The assignee is preparing and has not accepted the job yet (docs/spec/runner-api.md, section 2.6).
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
@@ -217,7 +217,7 @@ pub(crate) enum Purpose {
 
 /// Information about a job, for a valid token.
 #[derive(Debug, Clone)]
-pub(crate) struct Grant {
+pub(crate) struct Authorization {
     /// Status of the job.
     pub(crate) status: JobStatus,
     /// Regular expression of the job's `coverage` keyword, if any.
@@ -241,7 +241,7 @@ pub(crate) struct Outcome {
 
 /// Result of storing an uploaded artifact.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct StoredUpload {
     /// Whether the artifact has a row.
     pub(crate) result: Result<(), ServiceError>,
     /// Name of a file without a row, to be deleted: the replaced file, or the new one if it was rejected.

@@ -15,12 +15,12 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::actor::Actor;
-use crate::artifacts::{self, Places};
+use crate::artifacts::{self, ArtifactLocks};
 use crate::blobs::directory::DirectoryBlobs;
 use crate::blobs::memory::MemoryBlobs;
 use crate::blobs::{ArtifactName, Blobs};
 use crate::clock::engine_time;
-use crate::command::{Command, Purpose};
+use crate::command::{Command, TokenUse};
 use crate::error::{BlobError, CoordinatorError, OpenError, StoreError, unwritable};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
 use crate::jwt::Signer;
@@ -28,17 +28,17 @@ use crate::keys::{self, Keys};
 use crate::options::Options;
 use crate::outbox::JobEvent;
 use crate::past::Past;
-use crate::readers::Readers;
+use crate::state::{CoordinatorState, RestoredActions};
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::sqlite::{self, SqliteStore};
+use crate::trace_viewers::TraceViewers;
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
-use crate::world::{Repeated, World};
 
 /// Maximum number of commands that wait for the actor.
-const COMMANDS_MAX: usize = 1024;
+const MAX_COMMANDS: usize = 1024;
 /// Number of events that a slow receiver may miss before it must read the pipelines again.
-const EVENTS_MAX: usize = 4096;
+const MAX_EVENTS: usize = 4096;
 
 /// Holds pipelines and jobs, assigns jobs to runner managers, and stores traces and artifacts.
 ///
@@ -49,8 +49,8 @@ pub struct Coordinator {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) blobs: Arc<dyn Blobs>,
-    pub(crate) places: Places,
-    pub(crate) readers: Readers,
+    pub(crate) locks: ArtifactLocks,
+    pub(crate) trace_viewers: TraceViewers,
     past: Past,
     store: Arc<dyn Store>,
     keys: Keys,
@@ -89,16 +89,16 @@ impl Coordinator {
     ) -> Result<Arc<Self>, StoreError> {
         let state = restore(&*store, &options).await?;
         sweep(&state.0, &*blobs).await;
-        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
-        let (events, _) = broadcast::channel(EVENTS_MAX);
-        let places = Places::default();
-        let files = (Arc::clone(&blobs), places.clone());
+        let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
+        let (events, _) = broadcast::channel(MAX_EVENTS);
+        let locks = ArtifactLocks::default();
+        let files = (Arc::clone(&blobs), locks.clone());
         let past = Past::new(Arc::clone(&store), Arc::clone(&blobs));
         let actor =
             Actor::new(options.clone(), Arc::clone(&store), state, (keys.clone(), signer), files, events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
-        let readers = Readers::new(Arc::clone(&options.clock));
-        Ok(Arc::new(Self { options, commands, events, blobs, places, readers, past, store, keys, actor }))
+        let trace_viewers = TraceViewers::new(Arc::clone(&options.clock));
+        Ok(Arc::new(Self { options, commands, events, blobs, locks, trace_viewers, past, store, keys, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -122,7 +122,7 @@ impl Coordinator {
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
-        let command = Command::Authorize { job, token: token.to_owned(), purpose: Purpose::Read, reply };
+        let command = Command::Authorize { job, token: token.to_owned(), token_use: TokenUse::Read, reply };
         if self.commands.send(command).await.is_err() {
             return TokenCheck::Unavailable;
         }
@@ -263,7 +263,7 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::Blob`].
     pub async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, CoordinatorError> {
-        self.readers.note(job);
+        self.trace_viewers.record(job);
         Ok(self.blobs.read_trace(job, offset).await?)
     }
 
@@ -306,18 +306,18 @@ fn prepare(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
 }
 
 /// Returns the state of the open work.
-async fn restore(store: &dyn Store, options: &Options) -> Result<(World, Repeated), StoreError> {
+async fn restore(store: &dyn Store, options: &Options) -> Result<(CoordinatorState, RestoredActions), StoreError> {
     let (contents, last) = (store.open_work().await?, store.last_ids().await?);
     let now = engine_time(options.clock.now());
-    World::restore(contents, last, (options.first_pipeline_id, options.first_job_id), now)
+    CoordinatorState::restore(contents, last, (options.first_pipeline_id, options.first_job_id), now)
 }
 
 /// Deletes artifact content without a row that open jobs left.
 ///
 /// Finished pipelines have none: a pipeline stays open while one of its jobs uploads.
-async fn sweep(world: &World, blobs: &dyn Blobs) {
-    for job in world.jobs.keys() {
-        let rows = world.artifacts.get(job).into_iter().flatten().filter(|row| !row.deleted);
+async fn sweep(state: &CoordinatorState, blobs: &dyn Blobs) {
+    for job in state.jobs.keys() {
+        let rows = state.artifacts.get(job).into_iter().flatten().filter(|row| !row.deleted);
         let known: BTreeSet<ArtifactName> = rows.map(artifacts::name_of).collect();
         let swept = async {
             for name in blobs.list(*job).await?.iter().filter(|name| !known.contains(name)) {

@@ -11,11 +11,11 @@ use muster_pipeline::regexp;
 use regex::Regex;
 
 /// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
-const STAMP_BYTES: usize = 32;
+const STAMP_LEN: usize = 32;
 /// Number of bytes that are read at a time.
 const CHUNK: u64 = 64 * 1024;
 /// Maximum length of a line in bytes. Of a longer line, only the end is searched.
-const LINE_MAX: usize = 64 * 1024;
+const MAX_LINE: usize = 64 * 1024;
 
 /// Matches section markers, and escape sequences for colors and cursor movements.
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
@@ -55,15 +55,15 @@ pub fn find(expression: &str, trace: &str) -> Option<f64> {
 pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f64>> {
     let Ok(regex) = regexp::compile(expression) else { return Ok(None) };
     let mut lines = LinesFromEnd::open(trace)?;
-    let mut begun = Begun::default();
+    let mut partial = PartialLines::default();
     while let Some(line) = lines.next()? {
-        let Some(line) = begun.join(&line) else { continue };
+        let Some(line) = partial.join(&line) else { continue };
         if let Some(found) = number(&regex, &CONTROL.replace_all(&line, "")) {
             return Ok(Some(found));
         }
     }
     // The line that these continue is missing.
-    let mut rests = begun.0.into_values().rev();
+    let mut rests = partial.0.into_values().rev();
     Ok(rests.find_map(|rest| number(&regex, &CONTROL.replace_all(&rest, ""))))
 }
 
@@ -76,15 +76,15 @@ fn number(regex: &Regex, line: &str) -> Option<f64> {
 
 /// Continuations of lines whose start is still to be read, by stream. There are few streams: two digits and a letter.
 #[derive(Default)]
-struct Begun(BTreeMap<String, String>);
+struct PartialLines(BTreeMap<String, String>);
 
-impl Begun {
+impl PartialLines {
     /// Adds the line before the last one. Returns a complete line without its timestamp, or `None` for a continuation.
     fn join<'a>(&mut self, line: &'a str) -> Option<Cow<'a, str>> {
         let Some((_, [stream, flag])) = STAMP.captures(line).map(|stamp| stamp.extract()) else {
             return Some(Cow::Borrowed(line));
         };
-        let text = &line[STAMP_BYTES..];
+        let text = &line[STAMP_LEN..];
         let rest = self.0.remove(stream);
         if flag == "+" {
             let mut joined = text.to_owned() + rest.as_deref().unwrap_or_default();
@@ -96,15 +96,15 @@ impl Begun {
     }
 }
 
-/// Truncates a text to its last [`LINE_MAX`] bytes, or a few less.
+/// Truncates a text to its last [`MAX_LINE`] bytes, or a few less.
 fn cut_front(text: &mut String) {
-    if let Some(over) = text.len().checked_sub(LINE_MAX) {
+    if let Some(over) = text.len().checked_sub(MAX_LINE) {
         let from = (over..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
         text.drain(..from);
     }
 }
 
-/// The lines of a file, last one first. Of a line that is longer than [`LINE_MAX`], only the end is returned.
+/// The lines of a file, last one first. Of a line that is longer than [`MAX_LINE`], only the end is returned.
 struct LinesFromEnd<T> {
     file: T,
     /// Offset up to which the file is still to be read.
@@ -135,7 +135,7 @@ impl<T: Read + Seek> LinesFromEnd<T> {
             } else if self.unread == 0 {
                 self.over = true;
                 std::mem::take(&mut self.held)
-            } else if self.held.len() > LINE_MAX {
+            } else if self.held.len() > MAX_LINE {
                 let line = std::mem::take(&mut self.held);
                 self.searched = 0;
                 if !std::mem::replace(&mut self.within_long, true) {
@@ -249,11 +249,11 @@ mod tests {
         let trace = format!("{}cov\n{}begin\n{pieces}{} 93.5%\n", stamp(' '), stamp(' '), stamp('+'));
         assert_eq!(find(r"z 93\.5%$", &trace), Some(93.5));
         let mut lines = LinesFromEnd::open(Cursor::new(&trace)).expect("open");
-        let (mut begun, mut most) = (Begun::default(), 0);
+        let (mut partial, mut most) = (PartialLines::default(), 0);
         while let Some(line) = lines.next().expect("read") {
-            begun.join(&line);
-            most = most.max(begun.0.values().map(String::len).sum::<usize>() + lines.held.len());
+            partial.join(&line);
+            most = most.max(partial.0.values().map(String::len).sum::<usize>() + lines.held.len());
         }
-        assert!(most <= 4 * LINE_MAX, "{most}");
+        assert!(most <= 4 * MAX_LINE, "{most}");
     }
 }

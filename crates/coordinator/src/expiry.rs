@@ -11,14 +11,14 @@ use muster_job::JobId;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
-use crate::artifacts::{self, Places};
+use crate::artifacts::{self, ArtifactLocks};
 use crate::blobs::Blobs;
 use crate::clock::Timestamp;
 use crate::error::StoreError;
 use crate::store::{ArtifactRow, Store};
 
 /// Number of artifacts that are deleted at a time.
-const AT_ONCE: usize = 64;
+const MAX_DELETIONS: usize = 64;
 
 /// A completed step of the work.
 pub(crate) enum Step {
@@ -31,7 +31,7 @@ pub(crate) enum Step {
 /// The state of the work.
 pub(crate) struct Expiry {
     store: Arc<dyn Store>,
-    places: Places,
+    locks: ArtifactLocks,
     blobs: Arc<dyn Blobs>,
     /// Time of the next query for expired artifacts. `None` if no artifact expires.
     next: Option<Timestamp>,
@@ -42,8 +42,8 @@ pub(crate) struct Expiry {
 
 impl Expiry {
     /// Creates the state. Work starts with the first call of [`Expiry::look`].
-    pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, places: Places) -> Self {
-        Self { store, places, blobs, next: None, is_overdue: false, work: JoinSet::new() }
+    pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, locks: ArtifactLocks) -> Self {
+        Self { store, locks, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
 
     /// Records when an artifact expires. Returns whether that is before the known time, so that a timer must be set.
@@ -64,7 +64,7 @@ impl Expiry {
         self.next = None;
         let store = Arc::clone(&self.store);
         self.work.spawn(async move {
-            let found = async { Ok((store.expired(now, AT_ONCE).await?, store.next_expiry().await?)) };
+            let found = async { Ok((store.expired(now, MAX_DELETIONS).await?, store.next_expiry().await?)) };
             Step::Found(found.await)
         });
     }
@@ -91,9 +91,9 @@ impl Expiry {
         let mut free = Vec::new();
         for row in expired {
             // Jobs share locks, and the guard of one may be that of another.
-            let lock = self.places.number(row.job);
+            let lock = self.locks.number(row.job);
             if let Entry::Vacant(entry) = guards.entry(lock) {
-                let Some(guard) = self.places.try_lock(row.job) else { continue };
+                let Some(guard) = self.locks.try_lock(row.job) else { continue };
                 entry.insert(guard);
             }
             free.push(row);

@@ -11,7 +11,7 @@ use muster_pipeline::context::{Context, Sources};
 use muster_pipeline::model::Pipeline;
 use serde::{Deserialize, Serialize};
 
-/// Access to the files of a pipeline, shared between threads. Kept with the pipeline to compile its child configurations.
+/// Access to the files of a pipeline, shared between threads. StoredUpload with the pipeline to compile its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
 /// A project with the settings that jobs need.

@@ -12,10 +12,10 @@ use muster_job::{JobId, PipelineId, RunnerId, Secret, Variable};
 use muster_pipeline::layers;
 
 use crate::artifacts;
+use crate::assignment::JobAssignment;
 use crate::blobs::directory::DirectoryBlobs;
 use crate::blobs::{ArtifactName, Blobs};
 use crate::error::{CoordinatorError, OpenError};
-use crate::handout::Handout;
 use crate::past::{Past, not_found};
 use crate::payload::Archive;
 use crate::store::Member;
@@ -56,7 +56,7 @@ impl History {
     /// [`OpenError`] if it is not the directory of a run, or was written by a newer version.
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
         let store = SqliteStore::open_read_only(dir).await?;
-        let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::of_past(dir));
+        let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::open_read_only(dir));
         let past = Past::new(Arc::new(store), Arc::clone(&blobs));
         Ok(Self { dir: dir.to_owned(), past, blobs })
     }
@@ -87,15 +87,15 @@ impl History {
     /// [`CoordinatorError::NotFound`].
     pub async fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
         let missing = || not_found(Member::Job(job));
-        let mut world = self.past.family(Member::Job(job)).await?;
-        let row = world.jobs.get(&job).cloned().ok_or_else(missing)?;
-        let inherited = self.past.inherited(&mut world, &row).await?;
-        let pipeline = world.pipelines.get(&row.pipeline).ok_or_else(missing)?;
-        let context = world.contexts.get(&row.pipeline).ok_or_else(missing)?;
-        let compiled = pipeline.compiled.jobs.get(row.place).ok_or_else(missing)?;
+        let mut state = self.past.family(Member::Job(job)).await?;
+        let row = state.jobs.get(&job).cloned().ok_or_else(missing)?;
+        let upstream = self.past.upstream(&mut state, &row).await?;
+        let pipeline = state.pipelines.get(&row.pipeline).ok_or_else(missing)?;
+        let context = state.contexts.get(&row.pipeline).ok_or_else(missing)?;
+        let compiled = pipeline.compiled.jobs.get(row.job_index).ok_or_else(missing)?;
         let now = row.started_at.unwrap_or(pipeline.created_at);
-        let runner = row.runner.and_then(|runner| world.runners.get(&runner));
-        let handout = Handout {
+        let runner = row.runner.and_then(|runner| state.runners.get(&runner));
+        let assignment = JobAssignment {
             job: compiled,
             job_id: job,
             pipeline_id: row.pipeline,
@@ -108,21 +108,21 @@ impl History {
             now,
         };
         let variables = job_variables(&JobVariablesInput {
-            handout,
+            assignment,
             runner: RunnerFacts {
                 id: row.runner.unwrap_or(RunnerId(0)),
                 description: runner.map_or("", |runner| &runner.settings.description),
                 tags: runner.map_or(&[], |runner| &runner.settings.tags),
             },
-            dotenv: &inherited.dotenv,
+            dotenv: &upstream.dotenv,
             manual: &row.detail.variables,
         });
         let archive = |name: &Archive| {
-            let archive = world.artifact(name.job, artifacts::ARCHIVE)?;
+            let archive = state.artifact(name.job, artifacts::ARCHIVE)?;
             Some(artifacts::name_of(archive))
         };
         let mut archives = Vec::new();
-        for name in inherited.archives.iter().filter_map(archive) {
+        for name in upstream.archives.iter().filter_map(archive) {
             archives.push(self.past.open(&name).await?);
         }
         Ok(JobSetup {

@@ -15,7 +15,7 @@ use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::handout::Handout;
+use crate::assignment::JobAssignment;
 
 /// Maximum difference between the clocks of signer and verifier, in seconds.
 const CLOCK_SKEW: i64 = 5;
@@ -102,10 +102,15 @@ pub struct Claims(Map<String, Value>);
 impl Claims {
     /// Returns the claims about a job. A single audience is a text, several are a list. IDs are text, as on GitLab.
     #[must_use]
-    pub fn of(handout: &Handout<'_>, variables: &[Variable], audiences: &[String], lifetime: Duration) -> Self {
-        let Handout { job, context, project, git, .. } = handout;
-        let now = handout.now.unix_timestamp();
-        let tag = context.ref_kind == RefKind::Tag && !handout.is_merge_request();
+    pub fn of(
+        assignment: &JobAssignment<'_>,
+        variables: &[Variable],
+        audiences: &[String],
+        lifetime: Duration,
+    ) -> Self {
+        let JobAssignment { job, context, project, git, .. } = assignment;
+        let now = assignment.now.unix_timestamp();
+        let tag = context.ref_kind == RefKind::Tag && !assignment.is_merge_request();
         let ref_type = if tag { "tag" } else { "branch" };
         let ref_name = &context.ref_name;
         let path = &project.path;
@@ -114,7 +119,7 @@ impl Claims {
             [one] => json!(one),
             several => json!(several),
         };
-        let ref_path = match (tag, handout.is_merge_request()) {
+        let ref_path = match (tag, assignment.is_merge_request()) {
             (_, true) => ref_name.clone(),
             (true, _) => format!("refs/tags/{ref_name}"),
             (false, _) => format!("refs/heads/{ref_name}"),
@@ -124,7 +129,7 @@ impl Claims {
         let mut claim = |name: &str, value: Value| {
             claims.insert(name.to_owned(), value);
         };
-        claim("iss", json!(handout.server_url));
+        claim("iss", json!(assignment.server_url));
         claim("sub", json!(format!("project_path:{path}:ref_type:{ref_type}:ref:{ref_name}")));
         claim("aud", audience);
         claim("iat", json!(now));
@@ -135,9 +140,9 @@ impl Claims {
         claim("namespace_path", json!(namespace));
         claim("project_id", json!(project.id.to_string()));
         claim("project_path", json!(path));
-        claim("pipeline_id", json!(handout.pipeline_id.to_string()));
+        claim("pipeline_id", json!(assignment.pipeline_id.to_string()));
         claim("pipeline_source", json!(context.source.as_str()));
-        claim("job_id", json!(handout.job_id.to_string()));
+        claim("job_id", json!(assignment.job_id.to_string()));
         claim("ref", json!(ref_name));
         claim("ref_type", json!(ref_type));
         claim("ref_path", json!(ref_path));

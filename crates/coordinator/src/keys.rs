@@ -54,24 +54,24 @@ impl Keys {
     }
 
     /// Returns the token of one assignment of a job.
-    pub(crate) fn job_token(&self, job: JobId, handout: u32) -> String {
-        let body = format!("{job}-{handout}");
+    pub(crate) fn job_token(&self, job: JobId, assignment: u32) -> String {
+        let body = format!("{job}-{assignment}");
         let tag = hmac::sign(&self.key, body.as_bytes());
         format!("{JOB_PREFIX}{body}-{}", hex::encode(tag))
     }
 
     /// Returns the number of the assignment of `job` that a token is for. `None` for invalid tokens and tokens of other jobs.
-    pub(crate) fn handout(&self, job: JobId, token: &str) -> Option<u32> {
-        let (of, handout) = self.read(token)?;
-        (of == job).then_some(handout)
+    pub(crate) fn assignment_of(&self, job: JobId, token: &str) -> Option<u32> {
+        let (of, assignment) = self.read(token)?;
+        (of == job).then_some(assignment)
     }
 
     /// Returns the job and the number of the assignment of a valid token.
     pub(crate) fn read(&self, token: &str) -> Option<(JobId, u32)> {
         let (body, tag) = token.strip_prefix(JOB_PREFIX)?.rsplit_once('-')?;
         hmac::verify(&self.key, body.as_bytes(), &hex::decode(tag).ok()?).ok()?;
-        let (job, handout) = body.split_once('-')?;
-        Some((job.parse().ok()?, handout.parse().ok()?))
+        let (job, assignment) = body.split_once('-')?;
+        Some((job.parse().ok()?, assignment.parse().ok()?))
     }
 }
 
@@ -131,10 +131,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let keys = Keys::open(dir.path()).expect("a key");
         let token = keys.job_token(JobId(7), 2);
-        assert_eq!(keys.handout(JobId(7), &token), Some(2));
-        assert_eq!(keys.handout(JobId(8), &token), None);
-        assert_eq!(keys.handout(JobId(7), &token.replace("-2-", "-3-")), None);
-        assert_eq!(keys.handout(JobId(7), "glcbt-7-2-"), None);
+        assert_eq!(keys.assignment_of(JobId(7), &token), Some(2));
+        assert_eq!(keys.assignment_of(JobId(8), &token), None);
+        assert_eq!(keys.assignment_of(JobId(7), &token.replace("-2-", "-3-")), None);
+        assert_eq!(keys.assignment_of(JobId(7), "glcbt-7-2-"), None);
         let again = Keys::open(dir.path()).expect("the same key");
         assert_eq!(again.job_token(JobId(7), 2), token);
     }

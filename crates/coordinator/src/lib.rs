@@ -12,9 +12,11 @@
 //! ends once (J1, J2). A trace only grows, and only at its end (J3).
 
 mod actor;
+mod api;
 mod apply;
 mod artifacts;
 mod assign;
+pub mod assignment;
 mod blobs;
 mod bridges;
 mod child;
@@ -26,30 +28,28 @@ pub mod dotenv;
 mod error;
 mod expiry;
 mod facts;
-pub mod handout;
 mod history;
 pub mod http;
 pub mod includes;
-mod inherit;
 pub mod jwt;
 mod keys;
-mod library;
 mod options;
 pub mod outbox;
 mod past;
 pub mod payload;
 mod queue;
-mod readers;
 mod registry;
 mod reports;
 mod residency;
 pub mod schedule;
 mod service;
+mod state;
 mod store;
 mod timers;
+mod trace_viewers;
+mod upstream;
 pub mod variables;
 pub mod views;
-mod world;
 
 pub use coordinator::Coordinator;
 pub use error::{BlobError, CoordinatorError, OpenError, StoreError};

@@ -22,7 +22,7 @@ pub struct Options {
     /// Time for which a job request is held if there is no job. Defaults to 50 seconds, GitLab's maximum.
     pub long_poll: Duration,
     /// Time for a runner manager to accept an assigned job before the job returns to the queue. Defaults to 60 seconds.
-    pub handout_lease: Duration,
+    pub accept_timeout: Duration,
     /// Whether to send [`crate::GitFacts::repo_path`] to managers on this machine, so that they need no transport for the checkout.
     pub local_repository: bool,
     /// Base URL of the coordinator, such as `http://127.0.0.1:1234`.
@@ -49,7 +49,7 @@ impl Options {
             first_pipeline_id: PipelineId(1),
             first_job_id: JobId(1),
             long_poll: Duration::from_secs(50),
-            handout_lease: Duration::from_secs(60),
+            accept_timeout: Duration::from_secs(60),
             local_repository: false,
             server_url: "http://127.0.0.1".to_owned(),
             registration_token: None,
@@ -78,13 +78,13 @@ pub struct Limits {
     /// Time that a job may run beyond its timeout before the coordinator ends it. Defaults to 15 minutes.
     pub timeout_grace: Duration,
     /// Maximum time without contact from the manager of a running or canceling job. Defaults to 1 hour.
-    pub silence: Duration,
+    pub contact_timeout: Duration,
     /// Maximum time that a job waits while no runner matches. Defaults to 1 hour.
     pub pending_without_runner: Duration,
     /// Maximum time that a job waits although a runner matches. Defaults to 24 hours.
     pub pending_with_runner: Duration,
     /// Time that the bridges of an earlier process wait for [`crate::Coordinator::attach_sources`]. Defaults to 60 seconds.
-    pub sources_wait: Duration,
+    pub sources_timeout: Duration,
     /// Minimum time between two trace uploads while a user reads the trace, sent in whole seconds. Defaults to 3 seconds.
     pub trace_interval: Duration,
     /// Minimum time between two trace uploads while no user reads the trace. Defaults to 60 seconds.
@@ -105,10 +105,10 @@ impl Default for Limits {
             held_requests: 10_000,
             finished_in_memory: 8,
             timeout_grace: Duration::from_secs(15 * 60),
-            silence: Duration::from_secs(3600),
+            contact_timeout: Duration::from_secs(3600),
             pending_without_runner: Duration::from_secs(3600),
             pending_with_runner: Duration::from_secs(24 * 3600),
-            sources_wait: Duration::from_secs(60),
+            sources_timeout: Duration::from_secs(60),
             trace_interval: Duration::from_secs(3),
             unwatched_trace_interval: Duration::from_secs(60),
             own_trace_interval: Duration::from_millis(100),

@@ -8,10 +8,10 @@ use muster_job::{JobId, PipelineId};
 
 use crate::blobs::{ArtifactName, Blobs};
 use crate::error::CoordinatorError;
-use crate::inherit::{Inheritance, Inherited, Obstacle};
+use crate::state::CoordinatorState;
 use crate::store::{JobRow, Member, Store};
+use crate::upstream::{Obstacle, UpstreamOutputs, UpstreamResolver};
 use crate::views::{self, JobView, PipelineSummary, PipelineView};
-use crate::world::World;
 
 /// Read access to the rows and blobs of a coordinator.
 #[derive(Debug, Clone)]
@@ -47,9 +47,9 @@ impl Past {
     }
 
     /// Returns the rows of a family.
-    pub(crate) async fn family(&self, of: Member) -> Result<World, CoordinatorError> {
+    pub(crate) async fn family(&self, of: Member) -> Result<CoordinatorState, CoordinatorError> {
         let contents = self.store.family(of).await?;
-        if contents.pipelines.is_empty() { Err(not_found(of)) } else { Ok(World::read(contents)) }
+        if contents.pipelines.is_empty() { Err(not_found(of)) } else { Ok(CoordinatorState::read(contents)) }
     }
 
     /// Opens the content of an artifact.
@@ -58,25 +58,29 @@ impl Past {
         self.blobs.open(name).await?.ok_or_else(missing)
     }
 
-    /// Returns what a job got from earlier jobs. Reads the families of these jobs into `world` if necessary.
-    pub(crate) async fn inherited(&self, world: &mut World, row: &JobRow) -> Result<Inherited, CoordinatorError> {
+    /// Returns what a job got from earlier jobs. Reads the families of these jobs into `state` if necessary.
+    pub(crate) async fn upstream(
+        &self,
+        state: &mut CoordinatorState,
+        row: &JobRow,
+    ) -> Result<UpstreamOutputs, CoordinatorError> {
         let now = row.started_at.unwrap_or(row.created_at);
         let mut absent = BTreeSet::new();
         loop {
-            let is_read = |pipeline| world.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
-            let inheritance = Inheritance { world, blobs: &*self.blobs, now, is_read: Box::new(is_read) };
-            let pipeline = match inheritance.of(row) {
-                Ok(inherited) => return Ok(inherited),
+            let is_read = |pipeline| state.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
+            let resolver = UpstreamResolver { state, blobs: &*self.blobs, now, is_read: Box::new(is_read) };
+            let pipeline = match resolver.of(row) {
+                Ok(upstream) => return Ok(upstream),
                 // A job that could not get all artifacts that it needs was not assigned, and got none.
-                Err(Obstacle::Unfit(_)) => return Ok(Inherited::default()),
+                Err(Obstacle::Undispatchable(_)) => return Ok(UpstreamOutputs::default()),
                 Err(Obstacle::NotRead(pipeline)) => pipeline,
             };
-            drop(inheritance);
+            drop(resolver);
             let contents = self.store.family(Member::Pipeline(pipeline)).await?;
             if contents.pipelines.is_empty() {
                 absent.insert(pipeline);
             }
-            world.take_rows(contents);
+            state.take_rows(contents);
         }
     }
 }

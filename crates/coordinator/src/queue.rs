@@ -25,7 +25,7 @@ pub(crate) struct Requirement {
 
 impl Requirement {
     /// Returns why a runner may not get jobs with this requirement. `None` if it may.
-    pub(crate) fn misfit(&self, runner: &NewRunner) -> Option<String> {
+    pub(crate) fn mismatch_reason(&self, runner: &NewRunner) -> Option<String> {
         if runner.paused {
             return Some("the runner is paused".to_owned());
         }
@@ -50,10 +50,10 @@ impl Requirement {
 }
 
 /// Position of a job in its group: longest remaining path first, then the oldest job.
-type Place = (Reverse<u64>, JobId);
+type QueuePosition = (Reverse<u64>, JobId);
 
 /// A held job request.
-pub(crate) struct Waiter {
+pub(crate) struct HeldRequest {
     /// Number of the request, for its timer.
     pub(crate) number: u64,
     /// Runner that sent the request.
@@ -67,10 +67,10 @@ pub(crate) struct Waiter {
 /// The queue of one coordinator.
 #[derive(Default)]
 pub(crate) struct Queue {
-    groups: BTreeMap<Requirement, BTreeSet<Place>>,
-    places: HashMap<JobId, (Requirement, Place)>,
-    waiters: VecDeque<Waiter>,
-    waiters_so_far: u64,
+    groups: BTreeMap<Requirement, BTreeSet<QueuePosition>>,
+    positions: HashMap<JobId, (Requirement, QueuePosition)>,
+    held: VecDeque<HeldRequest>,
+    held_so_far: u64,
     version: u64,
     /// Random number of this process, so that versions differ from those of earlier processes.
     process: u32,
@@ -94,20 +94,20 @@ impl Queue {
 
     /// Adds a pending job, unless it is already in the queue.
     pub(crate) fn add(&mut self, job: JobId, requirement: Requirement, priority: u64) {
-        if self.places.contains_key(&job) {
+        if self.positions.contains_key(&job) {
             return;
         }
         self.version += 1;
-        let place = (Reverse(priority), job);
-        self.groups.entry(requirement.clone()).or_default().insert(place);
-        self.places.insert(job, (requirement, place));
+        let position = (Reverse(priority), job);
+        self.groups.entry(requirement.clone()).or_default().insert(position);
+        self.positions.insert(job, (requirement, position));
     }
 
     /// Removes a job, if it is in the queue.
     pub(crate) fn remove(&mut self, job: JobId) {
-        let Some((requirement, place)) = self.places.remove(&job) else { return };
+        let Some((requirement, position)) = self.positions.remove(&job) else { return };
         if let Some(group) = self.groups.get_mut(&requirement) {
-            group.remove(&place);
+            group.remove(&position);
             if group.is_empty() {
                 self.groups.remove(&requirement);
             }
@@ -116,54 +116,54 @@ impl Queue {
 
     /// Returns the job that a runner would get now.
     pub(crate) fn best_for(&self, runner: &NewRunner) -> Option<JobId> {
-        let fitting = self.groups.iter().filter(|(requirement, _)| requirement.misfit(runner).is_none());
+        let fitting = self.groups.iter().filter(|(requirement, _)| requirement.mismatch_reason(runner).is_none());
         fitting.filter_map(|(_, group)| group.first()).min().map(|(_, job)| *job)
     }
 
     /// Returns the number of waiting jobs.
     pub(crate) fn len(&self) -> usize {
-        self.places.len()
+        self.positions.len()
     }
 
     /// Returns the waiting jobs, ordered by id.
     pub(crate) fn jobs(&self) -> BTreeSet<JobId> {
-        self.places.keys().copied().collect()
+        self.positions.keys().copied().collect()
     }
 
     /// Returns the requirement of a waiting job.
     pub(crate) fn requirement(&self, job: JobId) -> Option<&Requirement> {
-        self.places.get(&job).map(|(requirement, _)| requirement)
+        self.positions.get(&job).map(|(requirement, _)| requirement)
     }
 
     /// Holds a request, and returns its number.
-    pub(crate) fn hold(
+    pub(crate) fn hold_request(
         &mut self,
         runner: RunnerId,
         request: Box<JobRequest>,
         reply: ServiceReply<JobRequestAnswer>,
     ) -> u64 {
-        self.waiters_so_far += 1;
-        let number = self.waiters_so_far;
-        self.waiters.push_back(Waiter { number, runner, request, reply });
+        self.held_so_far += 1;
+        let number = self.held_so_far;
+        self.held.push_back(HeldRequest { number, runner, request, reply });
         number
     }
 
     /// Removes and returns the held requests that `which` selects.
-    pub(crate) fn release(&mut self, mut which: impl FnMut(&Waiter) -> bool) -> Vec<Waiter> {
+    pub(crate) fn release(&mut self, mut which: impl FnMut(&HeldRequest) -> bool) -> Vec<HeldRequest> {
         let mut gone = Vec::new();
-        for waiter in std::mem::take(&mut self.waiters) {
-            if which(&waiter) { gone.push(waiter) } else { self.waiters.push_back(waiter) }
+        for held_request in std::mem::take(&mut self.held) {
+            if which(&held_request) { gone.push(held_request) } else { self.held.push_back(held_request) }
         }
         gone
     }
 
     /// Removes and returns the newest held requests, so that at most `most` are left. Requests with a closed connection do not count.
-    pub(crate) fn shed(&mut self, most: usize) -> VecDeque<Waiter> {
-        if self.waiters.len() <= most {
+    pub(crate) fn shed_newest(&mut self, most: usize) -> VecDeque<HeldRequest> {
+        if self.held.len() <= most {
             return VecDeque::new();
         }
-        self.waiters.retain(|waiter| !waiter.reply.is_closed());
-        self.waiters.split_off(most.min(self.waiters.len()))
+        self.held.retain(|held_request| !held_request.reply.is_closed());
+        self.held.split_off(most.min(self.held.len()))
     }
 
     /// Returns the index of the first held request that matches a waiting job, and the job. Drops requests with a closed connection.
@@ -171,28 +171,28 @@ impl Queue {
         &mut self,
         settings: impl Fn(RunnerId) -> Option<&'a NewRunner>,
     ) -> Option<(usize, JobId)> {
-        self.waiters.retain(|waiter| !waiter.reply.is_closed());
-        if self.places.is_empty() {
+        self.held.retain(|held_request| !held_request.reply.is_closed());
+        if self.positions.is_empty() {
             return None;
         }
         // One runner can have many held requests, so the best job is looked up once per runner.
         let mut looked: HashMap<RunnerId, Option<JobId>> = HashMap::new();
-        self.waiters.iter().enumerate().find_map(|(index, waiter)| {
+        self.held.iter().enumerate().find_map(|(index, held_request)| {
             let found = *looked
-                .entry(waiter.runner)
-                .or_insert_with(|| settings(waiter.runner).and_then(|runner| self.best_for(runner)));
+                .entry(held_request.runner)
+                .or_insert_with(|| settings(held_request.runner).and_then(|runner| self.best_for(runner)));
             found.map(|job| (index, job))
         })
     }
 
     /// Returns a held request.
-    pub(crate) fn waiter(&self, index: usize) -> Option<&Waiter> {
-        self.waiters.get(index)
+    pub(crate) fn held_request(&self, index: usize) -> Option<&HeldRequest> {
+        self.held.get(index)
     }
 
     /// Removes and returns a held request.
-    pub(crate) fn take(&mut self, index: usize) -> Option<Waiter> {
-        self.waiters.remove(index)
+    pub(crate) fn take(&mut self, index: usize) -> Option<HeldRequest> {
+        self.held.remove(index)
     }
 }
 

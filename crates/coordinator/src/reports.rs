@@ -8,7 +8,7 @@ use muster_runner_api::service::ServiceError;
 use crate::actor::Actor;
 use crate::artifacts;
 use crate::artifacts::NewArtifact;
-use crate::command::{Grant, Kept, Outcome, Purpose};
+use crate::command::{Authorization, Outcome, StoredUpload, TokenUse};
 use crate::expiry::Step;
 use crate::outbox::JobChange;
 use crate::schedule::{self, Event};
@@ -16,52 +16,57 @@ use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 
 /// Delay after expired files could not be read or deleted, before the next attempt.
-const EXPIRE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
+const EXPIRY_RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl Actor {
-    /// Checks whether a token is valid for a job whose status allows `purpose` (docs/spec/runner-api.md, section 9.2).
-    pub(crate) fn authorize(&mut self, job: JobId, token: &str, purpose: Purpose) -> Result<Grant, ServiceError> {
+    /// Checks whether a token is valid for a job whose status allows `token_use` (docs/spec/runner-api.md, section 9.2).
+    pub(crate) fn authorize(
+        &mut self,
+        job: JobId,
+        token: &str,
+        token_use: TokenUse,
+    ) -> Result<Authorization, ServiceError> {
         let unknown = ServiceError::Forbidden { status: None };
-        let Some(handout) = self.keys.handout(job, token) else { return Err(unknown) };
-        let Some(row) = self.world.jobs.get(&job) else { return Err(unknown) };
+        let Some(assignment) = self.keys.assignment_of(job, token) else { return Err(unknown) };
+        let Some(row) = self.state.jobs.get(&job) else { return Err(unknown) };
         let status = row.status();
         let on_runner = status.is_on_runner();
-        if handout != row.detail.handout || !(on_runner || status.is_complete()) {
+        if assignment != row.detail.assignment || !(on_runner || status.is_complete()) {
             // The job is assigned to another manager, or back in the queue. This manager must stop.
             return Err(ServiceError::Forbidden { status: Some(JobStatus::Canceled) });
         }
-        if !on_runner && purpose != Purpose::Report {
+        if !on_runner && token_use != TokenUse::Report {
             return Err(ServiceError::Forbidden { status: Some(status) });
         }
-        let grant = Grant { status, coverage: self.coverage_expression(row) };
-        let taker = row.runner.zip(row.system_id.clone());
-        if on_runner && purpose != Purpose::Read {
-            let alive = row.detail.alive;
-            if alive && purpose == Purpose::Waiting {
+        let authorization = Authorization { status, coverage: self.coverage_expression(row) };
+        let assignee = row.runner.zip(row.system_id.clone());
+        if on_runner && token_use != TokenUse::Read {
+            let alive = row.detail.accepted;
+            if alive && token_use == TokenUse::Waiting {
                 return Err(ServiceError::Conflict("the job was accepted before".to_owned()));
             }
-            self.world.heard.insert(job, self.now());
+            self.state.last_contact.insert(job, self.now());
             // Any of these calls shows that the manager has the job. From here on, no other manager gets it (J2). A manager that lost the
             // answer to its acceptance sends no second one, and some managers do not know acceptance at all.
             if !alive
-                && purpose != Purpose::Waiting
-                && let Some(row) = self.world.job_mut(job)
+                && token_use != TokenUse::Waiting
+                && let Some(row) = self.state.job_mut(job)
             {
-                row.detail.alive = true;
-                self.world.report(self.now(), job, JobChange::Accepted);
+                row.detail.accepted = true;
+                self.state.report(self.now(), job, JobChange::Accepted);
             }
             // The last jobs of a manager that was unregistered, or whose runner was, do not register it again.
-            if let Some(manager) = taker.filter(|_| purpose != Purpose::Transfer)
-                && self.world.managers.contains_key(&manager)
+            if let Some(manager) = assignee.filter(|_| token_use != TokenUse::Transfer)
+                && self.state.managers.contains_key(&manager)
             {
                 self.contact(manager.0, &manager.1, None);
             }
         }
-        Ok(grant)
+        Ok(authorization)
     }
 
     fn coverage_expression(&self, row: &JobRow) -> Option<String> {
-        let job = self.world.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.place)?;
+        let job = self.state.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.job_index)?;
         match &job.work {
             Work::Script(work) => work.coverage.clone(),
             Work::Bridge(_) => None,
@@ -70,7 +75,7 @@ impl Actor {
 
     /// Processes a final report. A repeated report gets the same answer (docs/spec/runner-api.md, section 11, trap 23).
     pub(crate) fn finish(&mut self, job: JobId, token: &str, outcome: Outcome) -> Result<JobStatus, ServiceError> {
-        let status = self.authorize(job, token, Purpose::Report)?.status;
+        let status = self.authorize(job, token, TokenUse::Report)?.status;
         if status.is_complete() {
             let same = match status {
                 JobStatus::Success => outcome.success,
@@ -80,7 +85,7 @@ impl Actor {
             };
             return if same { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
         }
-        let refused = self.world.jobs.get(&job).and_then(|row| row.detail.refused_report.clone());
+        let refused = self.state.jobs.get(&job).and_then(|row| row.detail.invalid_report.clone());
         let ended = if outcome.success && refused.is_none() {
             schedule::Outcome::Success
         } else {
@@ -91,8 +96,8 @@ impl Actor {
             }
         };
         self.job_event(job, |job| Event::JobFinished { job, outcome: ended })
-            .map_err(|refusal| ServiceError::Conflict(refusal.to_string()))?;
-        let Some(row) = self.world.job_mut(job) else { return Ok(status) };
+            .map_err(|rejection| ServiceError::Conflict(rejection.to_string()))?;
+        let Some(row) = self.state.job_mut(job) else { return Ok(status) };
         row.exit_code = outcome.exit_code;
         let (code, ended) = (outcome.exit_code, row.status().is_complete());
         row.coverage = outcome.coverage;
@@ -107,31 +112,31 @@ impl Actor {
         }
         let status = row.status();
         if ended {
-            self.world.dirty.complete_end(job, code);
+            self.state.dirty.complete_end(job, code);
         }
         Ok(status)
     }
 
     /// Adds the row of an uploaded file. Returns the file that must be deleted: the replaced one, or a rejected one.
-    pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Kept {
+    pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
-        let before = self.world.artifact(job, &kind).map(|row| row.filename.clone());
+        let before = self.state.artifact(job, &kind).map(|row| row.filename.clone());
         let result = self.note_artifact(job, token, artifact);
         let leftover = if result.is_ok() { before } else { Some(filename) };
-        let row = self.world.artifact(job, &kind);
+        let row = self.state.artifact(job, &kind);
         let leftover = leftover.filter(|name| row.is_none_or(|row| row.filename != *name));
-        Kept { result, leftover }
+        StoredUpload { result, leftover }
     }
 
     fn note_artifact(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Transfer)?;
+        self.authorize(job, token, TokenUse::Transfer)?;
         let now = self.now();
         let expires_at = artifacts::expiry(artifact.expire_in.as_deref())?.map(|after| now + after);
         if artifact.kind == artifacts::DOTENV
-            && let Some(row) = self.world.job_mut(job)
+            && let Some(row) = self.state.job_mut(job)
         {
             row.detail.dotenv = artifact.dotenv;
-            row.detail.refused_report = None;
+            row.detail.invalid_report = None;
         }
         if let Some(at) = expires_at.filter(|at| self.expiry.is_first(*at)) {
             self.timers.add(at, Timer::Expiry);
@@ -146,20 +151,20 @@ impl Actor {
             expires_at,
             deleted: false,
         };
-        self.world.dirty.jobs.insert(job);
-        self.world.dirty.artifacts.insert((job, row.kind.clone()));
-        let all = self.world.artifacts.entry(job).or_default();
+        self.state.dirty.jobs.insert(job);
+        self.state.dirty.artifacts.insert((job, row.kind.clone()));
+        let all = self.state.artifacts.entry(job).or_default();
         all.retain(|known| known.kind != row.kind);
         all.push(row);
-        self.world.note_producer(job);
+        self.state.note_producer(job);
         Ok(())
     }
 
     /// Records that an uploaded report is invalid.
-    pub(crate) fn report_refused(&mut self, job: JobId, token: &str, why: String) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Transfer)?;
-        if let Some(row) = self.world.job_mut(job) {
-            row.detail.refused_report = Some(why);
+    pub(crate) fn report_rejected(&mut self, job: JobId, token: &str, why: String) -> Result<(), ServiceError> {
+        self.authorize(job, token, TokenUse::Transfer)?;
+        if let Some(row) = self.state.job_mut(job) {
+            row.detail.invalid_report = Some(why);
         }
         Ok(())
     }
@@ -171,11 +176,11 @@ impl Actor {
             Step::Found(Ok((expired, next))) => {
                 // Files that were uploaded again after the query are in memory: only open jobs upload.
                 let current = |row: &ArtifactRow| {
-                    let known = self.world.artifact(row.job, &row.kind);
+                    let known = self.state.artifact(row.job, &row.kind);
                     known.is_none_or(|known| known.expires_at.is_some_and(|at| at <= now) && !known.deleted)
                 };
                 // If nothing had expired, the next artifact may have expired since. It is not delayed.
-                let delay = if expired.is_empty() { std::time::Duration::ZERO } else { EXPIRE_AGAIN };
+                let delay = if expired.is_empty() { std::time::Duration::ZERO } else { EXPIRY_RETRY_DELAY };
                 let expired: Vec<_> = expired.into_iter().filter(current).collect();
                 if !expired.is_empty() {
                     self.expiry.delete(expired);
@@ -187,17 +192,17 @@ impl Actor {
             }
             Step::Found(Err(error)) => {
                 tracing::warn!(%error, "failed to read which artifacts have expired, retrying");
-                if self.expiry.is_first(now + EXPIRE_AGAIN) {
-                    self.timers.add(now + EXPIRE_AGAIN, Timer::Expiry);
+                if self.expiry.is_first(now + EXPIRY_RETRY_DELAY) {
+                    self.timers.add(now + EXPIRY_RETRY_DELAY, Timer::Expiry);
                 }
             }
             Step::Deleted(deleted, _held) => {
                 for (job, kind) in deleted.iter().cloned() {
-                    let row = self.world.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
+                    let row = self.state.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
                     if let Some(row) = row {
                         row.deleted = true;
                     }
-                    self.world.dirty.deleted_artifacts.insert((job, kind));
+                    self.state.dirty.deleted_artifacts.insert((job, kind));
                 }
                 // There may be more than one batch. Files that could not be deleted wait for their timer, unless it has already fired.
                 if self.expiry.take_overdue() || !deleted.is_empty() {
@@ -210,12 +215,12 @@ impl Actor {
     /// Returns the archive of `producer`, for the token of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (asking, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
-        self.authorize(asking, token, Purpose::Transfer)?;
-        let project = |job| self.project_of(self.world.jobs.get(job)?.pipeline);
+        self.authorize(asking, token, TokenUse::Transfer)?;
+        let project = |job| self.project_of(self.state.jobs.get(job)?.pipeline);
         if project(&asking) != project(&producer) {
             return Err(ServiceError::Forbidden { status: None });
         }
-        let archive = self.world.artifact(producer, artifacts::ARCHIVE);
+        let archive = self.state.artifact(producer, artifacts::ARCHIVE);
         archive
             .filter(|archive| self.has_archive(archive))
             .cloned()
@@ -226,23 +231,23 @@ impl Actor {
     pub(crate) fn watch_jobs_on_runners(&mut self) {
         let now = self.now();
         let on_runner: Vec<(JobId, u32, bool)> = self
-            .world
+            .state
             .jobs
             .values()
             .filter(|row| row.status().is_on_runner() && row.runner.is_some())
-            .map(|row| (row.id, row.detail.handout, row.detail.alive))
+            .map(|row| (row.id, row.detail.assignment, row.detail.accepted))
             .collect();
-        for (job, handout, alive) in on_runner {
-            self.world.heard.insert(job, now);
+        for (job, assignment, alive) in on_runner {
+            self.state.last_contact.insert(job, now);
             if !alive {
-                self.timers.add(now + self.options.handout_lease, Timer::Handout(job, handout));
+                self.timers.add(now + self.options.accept_timeout, Timer::AcceptTimeout(job, assignment));
             }
-            self.watch(job);
+            self.arm_job_timer(job);
         }
     }
 
     /// Sets the timer that ends a job which runs for too long or whose manager is silent for too long.
-    pub(crate) fn watch(&mut self, job: JobId) {
+    pub(crate) fn arm_job_timer(&mut self, job: JobId) {
         if let Some(at) = self.ends_at(job) {
             self.timers.add(at.0.min(at.1), Timer::Runner(job));
         }
@@ -250,59 +255,59 @@ impl Actor {
 
     /// Returns when a job on a runner will have run for too long, and when its manager will have been silent for too long.
     fn ends_at(&self, job: JobId) -> Option<(crate::clock::Timestamp, crate::clock::Timestamp)> {
-        let row = self.world.jobs.get(&job).filter(|row| row.status().is_on_runner())?;
+        let row = self.state.jobs.get(&job).filter(|row| row.status().is_on_runner())?;
         let limits = &self.options.limits;
         let started = row.started_at.unwrap_or(row.created_at);
         let too_long = started + std::time::Duration::from_secs(row.detail.timeout_s) + limits.timeout_grace;
-        let heard = self.world.heard.get(&job).copied().unwrap_or(started);
-        Some((too_long, heard + limits.silence))
+        let last_contact = self.state.last_contact.get(&job).copied().unwrap_or(started);
+        Some((too_long, last_contact + limits.contact_timeout))
     }
 
     /// Handles a timer, if it still applies.
-    pub(crate) fn fire(&mut self, timer: Timer) {
+    pub(crate) fn on_timer(&mut self, timer: Timer) {
         match timer {
             Timer::Delayed(job) => {
-                if let Err(refusal) = self.job_event(job, |job| Event::TimerFired { job }) {
-                    tracing::debug!(%job, %refusal, "a delay ended for nobody");
+                if let Err(rejection) = self.job_event(job, |job| Event::TimerFired { job }) {
+                    tracing::debug!(%job, %rejection, "a delay ended for nobody");
                 }
             }
-            Timer::Handout(job, handout) => self.handout_over(job, handout),
-            Timer::Runner(job) => self.runner_over(job),
-            Timer::Pending(job) => self.pending_over(job),
+            Timer::AcceptTimeout(job, assignment) => self.on_accept_timeout(job, assignment),
+            Timer::Runner(job) => self.on_runner_timeout(job),
+            Timer::Pending(job) => self.on_pending_timeout(job),
             Timer::Expiry => self.expiry.look(self.now()),
-            Timer::Sources(bridge) => self.sources_over(bridge),
+            Timer::Sources(bridge) => self.on_sources_timeout(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
-            // The write that follows every batch is the purpose of this timer.
+            // The write that follows every batch is the token_use of this timer.
             Timer::Flush => {}
         }
     }
 
-    fn handout_over(&mut self, job: JobId, handout: u32) {
-        let Some(row) = self.world.jobs.get(&job) else { return };
-        if row.detail.handout != handout || row.detail.alive {
+    fn on_accept_timeout(&mut self, job: JobId, assignment: u32) {
+        let Some(row) = self.state.jobs.get(&job) else { return };
+        if row.detail.assignment != assignment || row.detail.accepted {
             return;
         }
-        let over = self.world.heard.get(&job).map(|heard| *heard + self.options.handout_lease);
+        let over = self.state.last_contact.get(&job).map(|last_contact| *last_contact + self.options.accept_timeout);
         if let Some(over) = over.filter(|over| *over > self.now()) {
             // The job was sent to the same manager again since.
-            self.timers.add(over, Timer::Handout(job, handout));
+            self.timers.add(over, Timer::AcceptTimeout(job, assignment));
             return;
         }
         if row.status() == JobStatus::Canceling {
             // No manager can cancel the job gracefully.
             let target = schedule::Target::Job(row.job_ref());
             let pipeline = row.pipeline;
-            if let Err(refusal) = self.event(pipeline, Event::ForceCancel { target }) {
-                tracing::debug!(%job, %refusal, "a canceled job has ended by itself");
+            if let Err(rejection) = self.event(pipeline, Event::ForceCancel { target }) {
+                tracing::debug!(%job, %rejection, "a canceled job has ended by itself");
             }
         } else if row.status() == JobStatus::Running {
-            self.give_back(job, handout);
+            self.requeue(job, assignment);
         }
     }
 
-    fn runner_over(&mut self, job: JobId) {
+    fn on_runner_timeout(&mut self, job: JobId) {
         let Some((too_long, silent)) = self.ends_at(job) else { return };
-        let Some(status) = self.world.jobs.get(&job).map(JobRow::status) else { return };
+        let Some(status) = self.state.jobs.get(&job).map(JobRow::status) else { return };
         let canceling = status == JobStatus::Canceling;
         let now = self.now();
         if now >= too_long {
@@ -311,21 +316,21 @@ impl Actor {
             self.drop_job(job, reason, "the job ran past its timeout, and its runner did not end it");
         } else if now >= silent {
             let reason = if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
-            self.drop_job(job, reason, "nothing was heard of the job's runner for too long");
+            self.drop_job(job, reason, "nothing was last_contact of the job's runner for too long");
         } else {
             self.timers.add(too_long.min(silent), Timer::Runner(job));
         }
     }
 
-    fn pending_over(&mut self, job: JobId) {
-        let Some(row) = self.world.jobs.get(&job) else { return };
+    fn on_pending_timeout(&mut self, job: JobId) {
+        let Some(row) = self.state.jobs.get(&job) else { return };
         if row.status() != JobStatus::Pending {
             return;
         }
         let (now, limits) = (self.now(), self.options.limits.clone());
         let queued = row.queued_at.unwrap_or(row.created_at);
-        let misfit = self.misfit(job);
-        if let Some(why) = misfit
+        let mismatch_reason = self.mismatch_reason(job);
+        if let Some(why) = mismatch_reason
             && now >= queued + limits.pending_without_runner
         {
             self.drop_job(job, FailureReason::StuckPendingNoMatchingRunners, why);

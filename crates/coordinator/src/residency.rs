@@ -12,17 +12,17 @@ use std::sync::Arc;
 
 use muster_job::PipelineId;
 
-use crate::artifacts::Places;
+use crate::artifacts::ArtifactLocks;
 use crate::error::StoreError;
+use crate::state::{CoordinatorState, RestoredActions};
 use crate::store::{Member, Store};
-use crate::world::{Repeated, World};
 
 /// Reads families into memory, and removes them.
 pub(crate) struct Residency {
     store: Arc<dyn Store>,
-    places: Places,
+    locks: ArtifactLocks,
     /// Maximum number of finished families in memory.
-    kept_max: usize,
+    max_finished: usize,
     /// Roots of families that are not open, least recently used first.
     kept: VecDeque<PipelineId>,
     /// Roots of finished families with an upload in progress. They stay open until it ends.
@@ -32,25 +32,25 @@ pub(crate) struct Residency {
 }
 
 impl Residency {
-    /// Creates the state. At most `kept_max` finished families are kept in memory.
-    pub(crate) fn new(store: Arc<dyn Store>, places: Places, kept_max: usize) -> Self {
+    /// Creates the state. At most `max_finished` finished families are kept in memory.
+    pub(crate) fn new(store: Arc<dyn Store>, locks: ArtifactLocks, max_finished: usize) -> Self {
         let (kept, uploading, absent) = Default::default();
-        Self { store, places, kept_max, kept, uploading, absent }
+        Self { store, locks, max_finished, kept, uploading, absent }
     }
 
     /// Reads a family into memory, unless it is already there or does not exist.
     pub(crate) async fn admit(
         &mut self,
-        world: &mut World,
+        state: &mut CoordinatorState,
         member: Member,
         now_ms: u64,
-    ) -> Result<Repeated, StoreError> {
+    ) -> Result<RestoredActions, StoreError> {
         let known = match member {
-            Member::Pipeline(id) => world.pipelines.contains_key(&id) || self.absent.contains(&id),
-            Member::Job(id) => world.jobs.contains_key(&id),
+            Member::Pipeline(id) => state.pipelines.contains_key(&id) || self.absent.contains(&id),
+            Member::Job(id) => state.jobs.contains_key(&id),
         };
         if known {
-            return Ok(Repeated::new());
+            return Ok(RestoredActions::new());
         }
         let mut contents = self.store.family(member).await?;
         // All runners are in memory.
@@ -63,7 +63,7 @@ impl Residency {
             }
             (None, Member::Job(_)) => {}
         }
-        world.admit(contents, now_ms)
+        state.admit(contents, now_ms)
     }
 
     /// Returns whether the current batch needs this pipeline and it does not exist.
@@ -72,27 +72,27 @@ impl Residency {
     }
 
     /// Handles the end of an upload: checks the families that stayed open for it.
-    pub(crate) fn upload_is_over(&mut self, world: &mut World) {
+    pub(crate) fn upload_is_over(&mut self, state: &mut CoordinatorState) {
         for root in std::mem::take(&mut self.uploading) {
-            self.look_at(world, root);
+            self.look_at(state, root);
         }
     }
 
     /// Updates in the rows of each changed family whether it is open. Called before a write.
-    pub(crate) fn note_open(&mut self, world: &mut World) {
-        for root in world.changed_families() {
-            self.look_at(world, root);
+    pub(crate) fn note_open(&mut self, state: &mut CoordinatorState) {
+        for root in state.changed_families() {
+            self.look_at(state, root);
         }
     }
 
-    fn look_at(&mut self, world: &mut World, root: PipelineId) {
-        let mut finished = world.is_finished(root);
-        if finished && !world.family(root).all(|row| world.jobs_of(row.id).all(|job| self.places.is_free(job.id))) {
+    fn look_at(&mut self, state: &mut CoordinatorState, root: PipelineId) {
+        let mut finished = state.is_finished(root);
+        if finished && !state.family(root).all(|row| state.jobs_of(row.id).all(|job| self.locks.is_free(job.id))) {
             // If the process is killed during the upload, it leaves a file without a row. The next start looks for these in open work only.
             self.uploading.insert(root);
             finished = false;
         }
-        world.set_open(root, !finished);
+        state.set_open(root, !finished);
         if finished {
             self.keep(root);
         }
@@ -106,21 +106,21 @@ impl Residency {
     /// Removes finished families from memory after a batch, least recently used first.
     ///
     /// Families with unwritten rows stay. `gone` is called with each root before the family is removed.
-    pub(crate) fn evict(&mut self, world: &mut World, mut gone: impl FnMut(&World, PipelineId)) {
+    pub(crate) fn evict(&mut self, state: &mut CoordinatorState, mut gone: impl FnMut(&CoordinatorState, PipelineId)) {
         self.absent.clear();
-        if self.kept.len() <= self.kept_max {
+        if self.kept.len() <= self.max_finished {
             return;
         }
-        let unwritten = world.changed_families();
+        let unwritten = state.changed_families();
         let mut stay = VecDeque::new();
-        while self.kept.len() + stay.len() > self.kept_max
+        while self.kept.len() + stay.len() > self.max_finished
             && let Some(root) = self.kept.pop_front()
         {
             if unwritten.contains(&root) {
                 stay.push_back(root);
-            } else if world.family(root).all(|row| !row.open) {
-                gone(world, root);
-                world.evict(root);
+            } else if state.family(root).all(|row| !row.open) {
+                gone(state, root);
+                state.evict(root);
             }
         }
         stay.append(&mut self.kept);

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::artifacts;
 use crate::artifacts::{NewArtifact, Upload};
 use crate::blobs::{Appended, ArtifactName, Incoming, blocking};
-use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply};
+use crate::command::{Authorization, Command, Outcome, ServiceReply, TokenUse};
 use crate::coordinator::Coordinator;
 use crate::coverage;
 use crate::error::BlobError;
@@ -62,16 +62,20 @@ impl RunnerService for Coordinator {
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
         let success = match request.state.as_str() {
             "running" | "pending" => {
-                let purpose = if request.state == "running" { Purpose::Work } else { Purpose::Waiting };
-                let grant = self.authorize(job, &request.token, purpose).await?;
-                return Ok(self.updated(job, grant.status));
+                let token_use = if request.state == "running" { TokenUse::Work } else { TokenUse::Waiting };
+                let authorization = self.authorize(job, &request.token, token_use).await?;
+                return Ok(self.updated(job, authorization.status));
             }
             "success" => true,
             "failed" => false,
             other => return Err(ServiceError::BadRequest(format!("state does not have a valid value: `{other}`"))),
         };
-        let grant = self.authorize(job, &request.token, Purpose::Report).await?;
-        let coverage = if grant.status.is_complete() { None } else { self.end_trace(job, &request, &grant).await? };
+        let authorization = self.authorize(job, &request.token, TokenUse::Report).await?;
+        let coverage = if authorization.status.is_complete() {
+            None
+        } else {
+            self.end_trace(job, &request, &authorization).await?
+        };
         let reason = request.failure_reason.as_deref().unwrap_or_default();
         let outcome = Outcome {
             success,
@@ -96,11 +100,11 @@ impl RunnerService for Coordinator {
         start: u64,
         bytes: Bytes,
     ) -> Result<TraceAnswer, ServiceError> {
-        let status = self.authorize(job, token, Purpose::Work).await?.status;
+        let status = self.authorize(job, token, TokenUse::Work).await?.status;
         let update_interval = self.update_interval(job);
         let grows = !bytes.is_empty();
-        let bytes_max = self.options.limits.trace_bytes;
-        let appended = self.blobs.append_trace(job, start, bytes, bytes_max).await.inspect_err(|error| {
+        let max_bytes = self.options.limits.trace_bytes;
+        let appended = self.blobs.append_trace(job, start, bytes, max_bytes).await.inspect_err(|error| {
             if let BlobError::Full { .. } = error {
                 let _ = self.events.send(Event::StorageProblem(Some(error.to_string())));
             }
@@ -131,14 +135,14 @@ impl RunnerService for Coordinator {
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Transfer).await?;
+        self.authorize(job, token, TokenUse::Transfer).await?;
         let upload = artifacts::receive(&*self.blobs, query, &filename, body, &self.options.limits).await?;
         let token = token.to_owned();
         match upload {
             Upload::Received(incoming, artifact) => self.keep(job, token, incoming, artifact).await,
-            Upload::Refused(why) => {
+            Upload::Rejected(why) => {
                 let told = why.clone();
-                self.call(|reply| Command::ReportRefused { job, token, why: told, reply }).await?;
+                self.call(|reply| Command::ReportRejected { job, token, why: told, reply }).await?;
                 Err(ServiceError::BadRequest(why))
             }
         }
@@ -166,10 +170,10 @@ impl Coordinator {
         incoming: Box<dyn Incoming>,
         artifact: NewArtifact,
     ) -> Result<(), ServiceError> {
-        let (blobs, places, commands) = (Arc::clone(&self.blobs), self.places.clone(), self.commands.clone());
+        let (blobs, locks, commands) = (Arc::clone(&self.blobs), self.locks.clone(), self.commands.clone());
         let over = commands.clone();
         let keeping = async move {
-            let _held = places.lock(job).await;
+            let _held = locks.lock(job).await;
             let (name, artifact) = (artifact.name(job), Box::new(artifact));
             incoming.keep(&name).await?;
             let (reply, answer) = oneshot::channel();
@@ -192,9 +196,14 @@ impl Coordinator {
     }
 
     /// Checks the trace of a finished job against the reported checksum, and returns the coverage from it.
-    async fn end_trace(&self, job: JobId, request: &UpdateRequest, grant: &Grant) -> Result<Option<f64>, ServiceError> {
+    async fn end_trace(
+        &self,
+        job: JobId,
+        request: &UpdateRequest,
+        authorization: &Authorization,
+    ) -> Result<Option<f64>, ServiceError> {
         if request.output.checksum.is_some() || request.output.bytesize.is_some() {
-            let (size, crc) = self.blobs.sum_of_trace(job).await?;
+            let (size, crc) = self.blobs.trace_checksum(job).await?;
             let wrong_size = request.output.bytesize.is_some_and(|told| told != size);
             let wrong_sum = request.output.checksum.as_ref().is_some_and(|told| *told != checksum_text(crc));
             if wrong_size || wrong_sum {
@@ -202,15 +211,15 @@ impl Coordinator {
                 tracing::warn!(%job, size, checksum = checksum_text(crc), told = ?request.output, "the trace is not what its runner sent");
             }
         }
-        let Some(expression) = grant.coverage.clone() else { return Ok(None) };
+        let Some(expression) = authorization.coverage.clone() else { return Ok(None) };
         // The report is also accepted if the trace is missing or cannot be read.
         let Ok(Some(trace)) = self.blobs.open_trace(job).await else { return Ok(None) };
         blocking(move || Ok(coverage::find_in(&expression, trace).unwrap_or_default())).await
     }
 
-    async fn authorize(&self, job: JobId, token: &str, purpose: Purpose) -> Result<Grant, ServiceError> {
+    async fn authorize(&self, job: JobId, token: &str, token_use: TokenUse) -> Result<Authorization, ServiceError> {
         let token = token.to_owned();
-        self.call(|reply| Command::Authorize { job, token, purpose, reply }).await
+        self.call(|reply| Command::Authorize { job, token, token_use, reply }).await
     }
 
     fn updated(&self, job: JobId, status: JobStatus) -> UpdateAnswer {
@@ -220,7 +229,7 @@ impl Coordinator {
     /// Returns the interval for updates of a job's trace, which is short while a user reads it (docs/spec/runner-api.md, section 3.2).
     fn update_interval(&self, job: JobId) -> Duration {
         let limits = &self.options.limits;
-        if self.readers.reads(job) { limits.trace_interval } else { limits.unwatched_trace_interval }
+        if self.trace_viewers.is_viewed(job) { limits.trace_interval } else { limits.unwatched_trace_interval }
     }
 
     async fn call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Result<T, ServiceError> {

@@ -21,7 +21,7 @@ pub(crate) enum Timer {
     /// The delay of a delayed job is over.
     Delayed(JobId),
     /// The time for accepting the n-th assignment of a job is over.
-    Handout(JobId, u32),
+    AcceptTimeout(JobId, u32),
     /// A job on a runner may have run for too long, or its manager may have been silent for too long.
     Runner(JobId),
     /// A job may have been pending for too long.
@@ -58,7 +58,7 @@ impl Timers {
         }
         self.0.retain(|Reverse((_, timer))| match timer {
             Timer::Delayed(job)
-            | Timer::Handout(job, _)
+            | Timer::AcceptTimeout(job, _)
             | Timer::Runner(job)
             | Timer::Pending(job)
             | Timer::Sources(job) => known(*job),

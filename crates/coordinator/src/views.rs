@@ -219,7 +219,7 @@ pub(crate) fn job(
         stage: row.stage.clone(),
         kind: row.kind,
         status: state.status,
-        allow_failure: state.allowed,
+        allow_failure: state.failure_allowed,
         attempt: row.attempt,
         retried: row.detail.retried,
         created_at: row.created_at,
@@ -240,8 +240,8 @@ pub(crate) fn job(
         result_tree: row.detail.result_tree.clone(),
         environment,
         downstream: match state.child {
-            Some(Child::Here(pipeline)) => Some(pipeline),
-            Some(Child::Elsewhere) | None => None,
+            Some(Child::SameProject(pipeline)) => Some(pipeline),
+            Some(Child::OtherProject) | None => None,
         },
     }
 }

@@ -92,15 +92,15 @@ pub(super) async fn traces(blobs: &dyn Blobs) {
     assert_eq!(append(blobs, 0, "hello ").await, Appended::WrongOffset(6));
     assert_eq!(append(blobs, 7, "gap").await, Appended::WrongOffset(6));
     blobs.close_trace(JobId(1));
-    assert_eq!(append(blobs, 6, "world").await, Appended::Yes(11), "also after it was closed");
-    assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("read"), "world");
+    assert_eq!(append(blobs, 6, "state").await, Appended::Yes(11), "also after it was closed");
+    assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("read"), "state");
     assert_eq!(blobs.read_trace(JobId(1), 11).await.expect("read"), "");
     assert_eq!(blobs.read_trace(JobId(1), 99).await.expect("read"), "");
-    assert_eq!(blobs.sum_of_trace(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello world")));
+    assert_eq!(blobs.trace_checksum(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello state")));
     let mut text = String::new();
     let mut file = blobs.open_trace(JobId(1)).await.expect("readable").expect("a trace");
     file.read_to_string(&mut text).expect("read");
-    assert_eq!(text, "hello world");
+    assert_eq!(text, "hello state");
 }
 
 pub(super) async fn limited_traces(blobs: &dyn Blobs) {

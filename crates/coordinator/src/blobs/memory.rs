@@ -12,7 +12,7 @@ use muster_job::JobId;
 use muster_runner_api::service::ByteStream;
 use parking_lot::Mutex;
 
-use super::{Appended, ArtifactName, BlobError, Blobs, Incoming, READ_MAX};
+use super::{Appended, ArtifactName, BlobError, Blobs, Incoming, MAX_READ};
 
 /// Blobs in memory.
 #[derive(Debug, Default)]
@@ -29,20 +29,20 @@ struct Received {
 
 #[async_trait]
 impl Blobs for MemoryBlobs {
-    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, bytes_max: u64) -> Result<Appended, BlobError> {
+    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, max_bytes: u64) -> Result<Appended, BlobError> {
         let mut traces = self.traces.lock();
         let trace = traces.entry(job).or_default();
         if start != length(trace) {
             return Ok(Appended::WrongOffset(length(trace)));
         }
-        if start.saturating_add(length(&bytes)) > bytes_max {
+        if start.saturating_add(length(&bytes)) > max_bytes {
             return Ok(Appended::TooLarge);
         }
         trace.extend_from_slice(&bytes);
         Ok(Appended::Yes(length(trace)))
     }
 
-    async fn sum_of_trace(&self, job: JobId) -> Result<(u64, u32), BlobError> {
+    async fn trace_checksum(&self, job: JobId) -> Result<(u64, u32), BlobError> {
         let traces = self.traces.lock();
         let trace = traces.get(&job).map_or(&[][..], Vec::as_slice);
         Ok((length(trace), crc32fast::hash(trace)))
@@ -52,7 +52,7 @@ impl Blobs for MemoryBlobs {
         let traces = self.traces.lock();
         let trace = traces.get(&job).map_or(&[][..], Vec::as_slice);
         let rest = usize::try_from(offset).ok().and_then(|offset| trace.get(offset..)).unwrap_or_default();
-        let end = rest.len().min(usize::try_from(READ_MAX).unwrap_or(usize::MAX));
+        let end = rest.len().min(usize::try_from(MAX_READ).unwrap_or(usize::MAX));
         Ok(Bytes::copy_from_slice(rest.get(..end).unwrap_or_default()))
     }
 

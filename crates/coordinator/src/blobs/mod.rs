@@ -23,7 +23,7 @@ use muster_runner_api::service::ByteStream;
 use crate::error::BlobError;
 
 /// Maximum number of bytes that one read of a trace returns.
-pub(crate) const READ_MAX: u64 = 1024 * 1024;
+pub(crate) const MAX_READ: u64 = 1024 * 1024;
 
 /// Result of an append to a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,13 +47,13 @@ pub(crate) struct ArtifactName {
 /// The port. All calls are idempotent.
 #[async_trait]
 pub(crate) trait Blobs: Send + Sync + fmt::Debug {
-    /// Appends bytes to a trace, if they start at its end and it stays within `bytes_max`.
-    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, bytes_max: u64) -> Result<Appended, BlobError>;
+    /// Appends bytes to a trace, if they start at its end and it stays within `max_bytes`.
+    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, max_bytes: u64) -> Result<Appended, BlobError>;
 
     /// Returns the length and the CRC-32 checksum of a trace.
-    async fn sum_of_trace(&self, job: JobId) -> Result<(u64, u32), BlobError>;
+    async fn trace_checksum(&self, job: JobId) -> Result<(u64, u32), BlobError>;
 
-    /// Returns at most [`READ_MAX`] bytes of a trace, starting at `offset`. Empty at the end, or if the trace does not exist.
+    /// Returns at most [`MAX_READ`] bytes of a trace, starting at `offset`. Empty at the end, or if the trace does not exist.
     async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, BlobError>;
 
     /// Opens a trace for reading. `None` if it does not exist.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::pins::Pins;
-use super::remote::{TOTAL_LIMIT, Waits};
+use super::remote::{TOTAL_TIMEOUT, WaitCallback};
 
 /// Sources for files of other projects, components, templates and URLs.
 #[derive(Clone)]
@@ -21,9 +21,9 @@ pub struct IncludeConfig {
     /// Whether URLs are fetched.
     pub remote: RemotePolicy,
     /// Maximum time for fetching all URLs of a pipeline. Defaults to 30 seconds.
-    pub remote_limit: Duration,
+    pub remote_timeout: Duration,
     /// Called if fetching URLs takes long.
-    pub waits: Option<Waits>,
+    pub on_wait: Option<WaitCallback>,
     /// Directory of fetched files, for use without a network. `None` caches no files.
     pub cache: Option<PathBuf>,
     /// Pins that `muster ci vendor` created.
@@ -40,8 +40,8 @@ impl Default for IncludeConfig {
             templates: None,
             remotes: BTreeMap::new(),
             remote: RemotePolicy::default(),
-            remote_limit: TOTAL_LIMIT,
-            waits: None,
+            remote_timeout: TOTAL_TIMEOUT,
+            on_wait: None,
             cache: None,
             pins: Pins::default(),
             config_file: PathBuf::new(),
@@ -51,7 +51,7 @@ impl Default for IncludeConfig {
 
 impl IncludeConfig {
     /// Returns the local directory of a project, which may be configured as that of its components.
-    pub(super) fn folder_of(&self, project: &str) -> Option<&PathBuf> {
+    pub(super) fn directory_of(&self, project: &str) -> Option<&PathBuf> {
         let of_components = || {
             let mut all = self.components.iter();
             all.find(|(base, _)| base.split_once('/').is_some_and(|(_, path)| path == project))

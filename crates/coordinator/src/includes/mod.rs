@@ -12,6 +12,6 @@ mod versions;
 
 pub use config::{IncludeConfig, RemotePolicy};
 pub use pins::{Pin, Pins};
-pub use remote::Waits;
+pub use remote::WaitCallback;
 pub use sources::SnapshotSources;
 pub use vendor::VendorOptions;

@@ -115,7 +115,7 @@ fn at(project: &str, git_ref: &Option<String>) -> String {
 }
 
 /// Writes a file atomically.
-pub(super) fn keep(file: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn cache_file(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let mut new = tempfile::NamedTempFile::new_in(folder)?;

@@ -12,13 +12,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::config::{IncludeConfig, RemotePolicy};
-use super::pins::keep;
+use super::pins::cache_file;
 
 /// Maximum size of a remote file in bytes, the same as GitLab's.
-const REMOTE_LIMIT: usize = 2 << 20;
+const MAX_REMOTE_BYTES: usize = 2 << 20;
 /// Maximum time for fetching all files of a pipeline, the same as GitLab's.
-pub(super) const TOTAL_LIMIT: Duration = Duration::from_secs(30);
-/// Fraction of the timeout after which [`Waits`] is called: one fifteenth.
+pub(super) const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Fraction of the timeout after which [`WaitCallback`] is called: one fifteenth.
 const SILENCE: u32 = 15;
 
 /// Reason why a file could not be fetched.
@@ -28,7 +28,7 @@ pub(super) enum RemoteError {
     Offline,
     #[error("the server answered {0}")]
     Status(reqwest::StatusCode),
-    #[error("the file is larger than {} MiB", REMOTE_LIMIT >> 20)]
+    #[error("the file is larger than {} MiB", MAX_REMOTE_BYTES >> 20)]
     TooLarge,
     #[error("no answer: all remote files together may take {} seconds", .0.as_secs_f32())]
     TimeOut(Duration),
@@ -55,18 +55,18 @@ impl Remotes {
             return;
         }
         let started = *self.started.lock().get_or_insert_with(Instant::now);
-        let limit = config.remote_limit;
+        let limit = config.remote_timeout;
         let (deadline, silence) = (started + limit, Instant::now() + limit / SILENCE);
         let mut waiting = urls.clone();
         let mut tasks = JoinSet::new();
         for url in urls {
             let config = config.clone();
             tasks.spawn(async move {
-                let fetched = fetch_or_kept(&url, &config, deadline).await;
+                let fetched = fetch_or_cached(&url, &config, deadline).await;
                 (url, fetched)
             });
         }
-        let mut is_told = false;
+        let mut was_called = false;
         while !waiting.is_empty() {
             tokio::select! {
                 joined = tasks.join_next() => match joined {
@@ -78,10 +78,10 @@ impl Remotes {
                     Some(Err(_)) => {}
                     None => return,
                 },
-                () = tokio::time::sleep_until(silence), if !is_told => {
-                    is_told = true;
-                    if let Some(waits) = &config.waits {
-                        waits(&waiting, deadline.saturating_duration_since(Instant::now()));
+                () = tokio::time::sleep_until(silence), if !was_called => {
+                    was_called = true;
+                    if let Some(on_wait) = &config.on_wait {
+                        on_wait(&waiting, deadline.saturating_duration_since(Instant::now()));
                     }
                 }
             }
@@ -96,26 +96,26 @@ impl Remotes {
 }
 
 /// Called with the URLs that are still being fetched, and the time until the timeout.
-pub type Waits = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
+pub type WaitCallback = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
 
 /// Fetches a URL and caches its content, or returns the cached copy if the network fails.
-async fn fetch_or_kept(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
+async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
     let kept = config.cache.as_ref().map(|folder| folder.join(hex::encode(Sha256::digest(url))));
     if config.remote == RemotePolicy::Offline {
-        return read_kept(&kept).ok_or(RemoteError::Offline);
+        return read_cached(&kept).ok_or(RemoteError::Offline);
     }
     let fetched = tokio::time::timeout_at(deadline, fetch(url));
-    match fetched.await.unwrap_or(Err(RemoteError::TimeOut(config.remote_limit))) {
+    match fetched.await.unwrap_or(Err(RemoteError::TimeOut(config.remote_timeout))) {
         Ok(bytes) => {
             if let Some(file) = &kept
-                && let Err(error) = keep(file, &bytes)
+                && let Err(error) = cache_file(file, &bytes)
             {
                 tracing::debug!(%error, file = %file.display(), "cannot keep a fetched include");
             }
             Ok(bytes)
         }
         // The cached copy replaces the file if the network fails, but not if the server answers with an error.
-        Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_kept(&kept) {
+        Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_cached(&kept) {
             Some(bytes) => {
                 tracing::warn!(url, %error, "cannot fetch the include; the copy of an earlier run is used");
                 Ok(bytes)
@@ -126,7 +126,7 @@ async fn fetch_or_kept(url: &str, config: &IncludeConfig, deadline: Instant) -> 
     }
 }
 
-fn read_kept(kept: &Option<PathBuf>) -> Option<Vec<u8>> {
+fn read_cached(kept: &Option<PathBuf>) -> Option<Vec<u8>> {
     kept.as_ref().and_then(|file| std::fs::read(file).ok())
 }
 
@@ -139,7 +139,7 @@ async fn fetch(url: &str) -> Fetched {
     }
     let mut bytes = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(said)? {
-        if bytes.len() + chunk.len() > REMOTE_LIMIT {
+        if bytes.len() + chunk.len() > MAX_REMOTE_BYTES {
             return Err(RemoteError::TooLarge);
         }
         bytes.extend_from_slice(&chunk);

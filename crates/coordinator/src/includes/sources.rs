@@ -100,7 +100,7 @@ impl SnapshotSources {
         let git = if project == self.project_path {
             self.snapshot.git().clone()
         } else {
-            match self.config.folder_of(project) {
+            match self.config.directory_of(project) {
                 None => return Ok(None),
                 Some(folder) if is_repository(folder) => Git::discover(folder),
                 Some(folder) => return Ok(Some(Tree::Folder(folder.clone()))),

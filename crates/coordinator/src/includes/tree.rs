@@ -8,7 +8,7 @@ use muster_pipeline::context::SourceError;
 use muster_source::{BlobReader, FILE_LIMIT, Git, SnapshotError, line, nul_separated};
 
 /// Maximum number of files in a plain directory.
-const FOLDER_FILES: usize = 100_000;
+const MAX_DIRECTORY_FILES: usize = 100_000;
 
 /// The files of a project on this machine.
 #[derive(Debug, Clone)]
@@ -109,8 +109,8 @@ fn list(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result
         let entry = entry?;
         let (name, kind) = (entry.file_name(), entry.file_type()?);
         let path = format!("{prefix}{}", name.to_string_lossy());
-        if found.len() >= FOLDER_FILES {
-            return Err(io::Error::other(format!("it has more than {FOLDER_FILES} files")));
+        if found.len() >= MAX_DIRECTORY_FILES {
+            return Err(io::Error::other(format!("it has more than {MAX_DIRECTORY_FILES} files")));
         }
         // Symbolic links are skipped: they may lead out of the directory, or form a circle.
         if kind.is_dir() {

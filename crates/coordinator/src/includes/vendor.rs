@@ -9,12 +9,12 @@ use muster_pipeline::context::{ComponentFields, IncludeTarget, IncludedFile, Ori
 use muster_source::{Git, line};
 use parking_lot::Mutex;
 
-use super::pins::{Pin, digest, keep, name_of, name_of_tree};
+use super::pins::{Pin, cache_file, digest, name_of, name_of_tree};
 use super::tree::{Tree, unreachable};
 use super::versions;
 
 /// Maximum time of one git command.
-const GIT_LIMIT: Duration = Duration::from_secs(300);
+const GIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Locations from which `muster ci vendor` fetches.
 #[derive(Debug, Clone)]
@@ -141,7 +141,7 @@ impl Vendor {
 
     fn keep(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
         let file = self.options.folder.join(&pin.sha256);
-        keep(&file, bytes).map_err(|error| {
+        cache_file(&file, bytes).map_err(|error| {
             SourceError::Unreachable(format!("cannot keep `{}` at `{}`: {error}", pin.include, file.display()))
         })?;
         self.pins.lock().insert(pin.include.clone(), pin);
@@ -239,7 +239,7 @@ impl Vendor {
         let login = self.options.projects.as_deref().zip(self.options.login.as_ref().map(Secret::expose));
         let mut command = tokio::process::Command::from(git.network_command(arguments, login));
         command.kill_on_drop(true);
-        let output = self.runtime.block_on(async { tokio::time::timeout(GIT_LIMIT, command.output()).await });
+        let output = self.runtime.block_on(async { tokio::time::timeout(GIT_TIMEOUT, command.output()).await });
         match output {
             Ok(Ok(output)) if output.status.success() => Ok(output.stdout),
             Ok(Ok(output)) => Err(unreachable(&git.failure(arguments, &output))),
@@ -247,7 +247,7 @@ impl Vendor {
             Err(_) => Err(SourceError::Unreachable(format!(
                 "`git {}` did not end within {} minutes",
                 arguments.join(" "),
-                GIT_LIMIT.as_secs() / 60
+                GIT_TIMEOUT.as_secs() / 60
             ))),
         }
     }

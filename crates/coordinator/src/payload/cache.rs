@@ -3,15 +3,15 @@
 use muster_pipeline::model::{self, ScriptWork};
 use muster_runner_api::payload::Cache;
 
-use crate::handout::Handout;
+use crate::assignment::JobAssignment;
 
 /// Returns the caches in the order of the configuration, without those that have no paths.
-pub(super) fn caches(handout: &Handout<'_>, work: &ScriptWork) -> Vec<Cache> {
+pub(super) fn caches(assignment: &JobAssignment<'_>, work: &ScriptWork) -> Vec<Cache> {
     work.cache
         .iter()
         .filter(|cache| cache.untracked || !cache.paths.is_empty())
         .map(|cache| {
-            let suffix = suffix(handout, cache);
+            let suffix = suffix(assignment, cache);
             let key = if cache.key.is_empty() { "default" } else { &cache.key };
             let or = |value: &String, default: &str| if value.is_empty() { default.to_owned() } else { value.clone() };
             Cache {
@@ -27,8 +27,8 @@ pub(super) fn caches(handout: &Handout<'_>, work: &ScriptWork) -> Vec<Cache> {
 }
 
 /// Returns the suffix of cache keys. It keeps jobs of unprotected refs from writing caches that jobs of protected refs read.
-fn suffix(handout: &Handout<'_>, cache: &model::Cache) -> &'static str {
-    match (handout.project.separate_caches, handout.context.ref_protected && !cache.unprotect) {
+fn suffix(assignment: &JobAssignment<'_>, cache: &model::Cache) -> &'static str {
+    match (assignment.project.separate_caches, assignment.context.ref_protected && !cache.unprotect) {
         (false, _) => "",
         (true, true) => "-protected",
         (true, false) => "-non_protected",

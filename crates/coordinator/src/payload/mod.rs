@@ -28,14 +28,14 @@ use muster_runner_api::payload as wire;
 pub use error::PayloadError;
 pub use requirements::missing_feature;
 
-use crate::handout::Handout;
+use crate::assignment::JobAssignment;
 use crate::jwt::Signer;
 
 /// Input for [`build`].
 #[derive(Debug, Clone, Copy)]
 pub struct PayloadInput<'a> {
     /// The job, its project and its pipeline.
-    pub handout: Handout<'a>,
+    pub assignment: JobAssignment<'a>,
     /// Variables from [`crate::variables::job_variables`].
     pub variables: &'a [Variable],
     /// Archives for the job, in the order in which they are unpacked.
@@ -83,26 +83,26 @@ pub struct QueueFacts {
 /// # Errors
 /// [`PayloadError`] if a secret has no value, an ID token cannot be signed, or the job is a bridge.
 pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError> {
-    let handout = &input.handout;
-    let job = handout.job;
+    let assignment = &input.assignment;
+    let job = assignment.job;
     let Work::Script(work) = &job.work else {
         return Err(PayloadError::Bridge { job: job.name.clone() });
     };
     let variables =
         layers::merge([input.variables.to_vec(), secrets::id_tokens(input, work)?, secrets::resolved(input, work)?]);
     let mut payload = wire::JobPayload {
-        id: handout.job_id,
-        token: handout.token.expose().to_owned(),
-        allow_git_fetch: handout.project.allow_git_fetch,
+        id: assignment.job_id,
+        token: assignment.token.expose().to_owned(),
+        allow_git_fetch: assignment.project.allow_git_fetch,
         job_info: job_info(input),
-        git_info: git::git_info(handout, input.variables),
+        git_info: git::git_info(assignment, input.variables),
         runner_info: wire::RunnerInfo { timeout: seconds(input.timeout) },
         variables,
         steps: steps::steps(work, input.timeout),
         image: work.image.as_ref().map(image::image),
         services: work.services.iter().map(image::image).collect(),
         artifacts: artifacts::artifacts(work),
-        cache: cache::caches(handout, work),
+        cache: cache::caches(assignment, work),
         credentials: Vec::new(),
         dependencies: dependencies(input),
         features: features(),
@@ -124,7 +124,7 @@ fn run(work: &ScriptWork) -> Option<String> {
 }
 
 fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
-    let Handout { job, job_id, pipeline_id, project, .. } = input.handout;
+    let JobAssignment { job, job_id, pipeline_id, project, .. } = input.assignment;
     wire::JobInfo {
         id: job_id.0,
         name: job.name.clone(),
@@ -150,7 +150,7 @@ fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
         .iter()
         .map(|archive| wire::Dependency {
             id: archive.job.0,
-            token: input.handout.token.expose().to_owned(),
+            token: input.assignment.token.expose().to_owned(),
             name: archive.name.clone(),
             artifacts_file: wire::ArtifactsFile {
                 filename: archive.filename.clone(),
@@ -170,7 +170,7 @@ fn features() -> wire::Features {
 }
 
 fn extension(input: &PayloadInput<'_>) -> wire::MusterExtension {
-    let path = input.handout.git.repo_path.as_ref().filter(|_| input.local_repository);
+    let path = input.assignment.git.repo_path.as_ref().filter(|_| input.local_repository);
     wire::MusterExtension {
         local_repository: path.map(|path| path.to_string_lossy().into_owned()),
         trace_interval_ms: u64::try_from(input.trace_interval.as_millis()).ok(),

@@ -23,9 +23,9 @@ pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<V
             let audiences: Vec<String> =
                 audiences.iter().map(|audience| expand::expand_text(audience, &lookup, Unknown::Keep)).collect();
             let claims =
-                Claims::of(&input.handout, input.variables, &audiences, input.timeout.saturating_add(TOKEN_SLACK));
+                Claims::of(&input.assignment, input.variables, &audiences, input.timeout.saturating_add(TOKEN_SLACK));
             let token = input.signer.sign(&claims).map_err(|source| PayloadError::IdToken {
-                job: input.handout.job.name.clone(),
+                job: input.assignment.job.name.clone(),
                 token: name.clone(),
                 source,
             })?;
@@ -40,7 +40,7 @@ pub(super) fn resolved(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Ve
         .iter()
         .map(|(name, entry)| {
             let value = input.secrets.get(name).ok_or_else(|| PayloadError::MissingSecret {
-                job: input.handout.job.name.clone(),
+                job: input.assignment.job.name.clone(),
                 secret: name.clone(),
             })?;
             let file = entry.get("file").and_then(Value::as_bool).unwrap_or(true);

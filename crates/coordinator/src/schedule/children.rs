@@ -4,47 +4,47 @@ use muster_job::{FailureReason, JobEvent, JobStatus, PipelineId};
 use muster_pipeline::model::Strategy;
 
 use super::engine::Engine;
-use super::event::{Child, JobRef, Refusal};
+use super::event::{Child, JobRef, RejectedEvent};
 
 /// Depth from which a pipeline cannot start child pipelines. A pipeline without a parent has depth 0.
-pub(super) const DEPTH_MAX: u32 = 2;
+pub(super) const MAX_DEPTH: u32 = 2;
 
 impl Engine {
     /// Checks that a bridge is pending and has no pipeline yet.
-    pub(super) fn check_waiting_bridge(&self, bridge: JobRef) -> Result<(), Refusal> {
+    pub(super) fn check_waiting_bridge(&self, bridge: JobRef) -> Result<(), RejectedEvent> {
         let state = self.newest_state(bridge)?;
         let (status, child) = (state.status, state.child);
         if self.strategy(bridge).is_none() {
-            return Err(Refusal::NotABridge(bridge));
+            return Err(RejectedEvent::NotABridge(bridge));
         }
         if status != JobStatus::Pending || child.is_some() {
-            return Err(Refusal::BridgeNotWaiting { job: bridge, status });
+            return Err(RejectedEvent::BridgeNotWaiting { job: bridge, status });
         }
         Ok(())
     }
 
     /// Records the pipeline that was created for a waiting bridge.
     pub(super) fn child_exists(&mut self, bridge: JobRef, child: Child, status: JobStatus) {
-        self.change(bridge.pipeline, bridge.place, |state| state.child = Some(child));
+        self.change(bridge.pipeline, bridge.job_index, |state| state.child = Some(child));
         match self.strategy(bridge) {
-            Some(Strategy::None) => self.move_to(bridge.pipeline, bridge.place, JobStatus::Success, None),
+            Some(Strategy::None) => self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Success, None),
             _ => self.show(bridge, status),
         }
     }
 
     /// Fails a waiting bridge whose pipeline could not be created.
-    pub(super) fn child_failed(&mut self, bridge: JobRef, reason: FailureReason) -> Result<(), Refusal> {
+    pub(super) fn child_failed(&mut self, bridge: JobRef, reason: FailureReason) -> Result<(), RejectedEvent> {
         self.check_waiting_bridge(bridge)?;
-        self.fail(bridge.pipeline, bridge.place, reason, None);
+        self.fail(bridge.pipeline, bridge.job_index, reason, None);
         Ok(())
     }
 
     /// Records the status of a bridge's pipeline in another project. The first report also says that the pipeline exists.
-    pub(super) fn child_elsewhere(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), Refusal> {
+    pub(super) fn remote_child_changed(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), RejectedEvent> {
         let state = self.newest_state(bridge)?;
-        if state.child != Some(Child::Elsewhere) {
+        if state.child != Some(Child::OtherProject) {
             self.check_waiting_bridge(bridge)?;
-            self.child_exists(bridge, Child::Elsewhere, status);
+            self.child_exists(bridge, Child::OtherProject, status);
         } else if state.status == JobStatus::Canceled {
             // Canceling the bridge did not cancel the other project's pipeline, so the end of that pipeline changes nothing here.
             return Err(muster_job::InvalidTransition { from: JobStatus::Canceled, event: JobEvent::Run }.into());
@@ -58,7 +58,7 @@ impl Engine {
     ///
     /// A retry inside the child can also move a finished bridge back to running.
     pub(super) fn follow(&mut self, bridge: JobRef, child: PipelineId, status: JobStatus) {
-        let waits = self.newest_state(bridge).is_ok_and(|state| state.child == Some(Child::Here(child)));
+        let waits = self.newest_state(bridge).is_ok_and(|state| state.child == Some(Child::SameProject(child)));
         if waits && self.strategy(bridge) != Some(Strategy::None) {
             self.show(bridge, status);
         }
@@ -80,15 +80,15 @@ impl Engine {
         };
         if to == JobStatus::Failed {
             if state.status != to {
-                self.fail(bridge.pipeline, bridge.place, FailureReason::UnknownFailure, None);
+                self.fail(bridge.pipeline, bridge.job_index, FailureReason::UnknownFailure, None);
             }
         } else {
-            self.move_to(bridge.pipeline, bridge.place, to, None);
+            self.move_to(bridge.pipeline, bridge.job_index, to, None);
         }
     }
 
     /// Returns how a bridge follows its pipeline. `None` if the job is not a bridge.
     pub(super) fn strategy(&self, bridge: JobRef) -> Option<Strategy> {
-        self.pipelines.get(&bridge.pipeline)?.graph.nodes.get(bridge.place)?.bridge.map(|kind| kind.strategy)
+        self.pipelines.get(&bridge.pipeline)?.graph.nodes.get(bridge.job_index)?.bridge.map(|kind| kind.strategy)
     }
 }

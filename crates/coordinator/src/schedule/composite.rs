@@ -5,7 +5,7 @@ use muster_job::JobStatus;
 /// Status of a job as seen by other jobs, with `allow_failure` applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Class {
+pub(super) enum StatusClass {
     Created,
     WaitingForResource,
     Pending,
@@ -28,7 +28,7 @@ pub(super) enum Class {
 
 const CLASSES: usize = 14;
 
-impl Class {
+impl StatusClass {
     pub(super) fn of(status: JobStatus, allowed: bool) -> Self {
         match (status, allowed) {
             (JobStatus::Created, _) => Self::Created,
@@ -49,8 +49,8 @@ impl Class {
     }
 
     /// Returns whether later jobs do not wait for a job of this class: it is complete, or an optional manual job.
-    pub(super) fn rests(self) -> bool {
-        REST & self.bit() != 0
+    pub(super) fn is_non_blocking(self) -> bool {
+        NON_BLOCKING & self.bit() != 0
     }
 
     /// Returns whether a job of this class counts as "did not run" for the jobs that need it.
@@ -64,7 +64,7 @@ impl Class {
 }
 
 /// Returns the union of the bits of `classes`.
-const fn set<const N: usize>(classes: [Class; N]) -> u16 {
+const fn set<const N: usize>(classes: [StatusClass; N]) -> u16 {
     let mut bits = 0;
     let mut next = 0;
     while next < N {
@@ -74,22 +74,23 @@ const fn set<const N: usize>(classes: [Class; N]) -> u16 {
     bits
 }
 
-const WARN: u16 = set([Class::FailedAllowed, Class::CanceledAllowed]);
-const IGNORED: u16 = set([Class::ManualAllowed]);
-const NOT_RUN: u16 = set([Class::Skipped, Class::ManualAllowed]);
-const REST: u16 = set([Class::Success, Class::Failed, Class::Canceled, Class::Skipped]) | WARN | IGNORED;
+const WARN: u16 = set([StatusClass::FailedAllowed, StatusClass::CanceledAllowed]);
+const IGNORED: u16 = set([StatusClass::ManualAllowed]);
+const NOT_RUN: u16 = set([StatusClass::Skipped, StatusClass::ManualAllowed]);
+const NON_BLOCKING: u16 =
+    set([StatusClass::Success, StatusClass::Failed, StatusClass::Canceled, StatusClass::Skipped]) | WARN | IGNORED;
 
 /// Number of jobs in each class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts([u32; CLASSES]);
 
 impl Counts {
-    pub(super) fn add(&mut self, class: Class) {
+    pub(super) fn add(&mut self, class: StatusClass) {
         self.0[class as usize] += 1;
     }
 
     /// Moves one job from one class to another.
-    pub(super) fn shift(&mut self, from: Class, to: Class) {
+    pub(super) fn shift(&mut self, from: StatusClass, to: StatusClass) {
         self.0[from as usize] -= 1;
         self.0[to as usize] += 1;
     }
@@ -104,7 +105,7 @@ impl Counts {
 
     /// Returns whether a job failed that is allowed to fail.
     pub(super) fn has_warnings(&self) -> bool {
-        self.0[Class::FailedAllowed as usize] > 0
+        self.0[StatusClass::FailedAllowed as usize] > 0
     }
 
     /// Returns whether no job was counted.
@@ -128,16 +129,20 @@ impl Counts {
         match () {
             () if dag && any(NOT_RUN) => JobStatus::Skipped,
             () if only(NOT_RUN) => JobStatus::Skipped,
-            () if only(set([Class::Success, Class::Skipped]) | ANY) => JobStatus::Success,
-            () if only(set([Class::Created]) | ANY) => JobStatus::Created,
-            () if only(set([Class::Canceled, Class::Success, Class::Skipped]) | ANY) => JobStatus::Canceled,
-            () if only(set([Class::Pending, Class::Created, Class::Skipped]) | ANY) => JobStatus::Pending,
-            () if any(set([Class::Running, Class::Pending])) => JobStatus::Running,
-            () if any(set([Class::WaitingForResource])) => JobStatus::WaitingForResource,
-            () if any(set([Class::Manual])) => JobStatus::Manual,
-            () if any(set([Class::Scheduled])) => JobStatus::Scheduled,
-            () if any(set([Class::Created])) => JobStatus::Running,
-            () if any(set([Class::Canceling])) => JobStatus::Canceling,
+            () if only(set([StatusClass::Success, StatusClass::Skipped]) | ANY) => JobStatus::Success,
+            () if only(set([StatusClass::Created]) | ANY) => JobStatus::Created,
+            () if only(set([StatusClass::Canceled, StatusClass::Success, StatusClass::Skipped]) | ANY) => {
+                JobStatus::Canceled
+            }
+            () if only(set([StatusClass::Pending, StatusClass::Created, StatusClass::Skipped]) | ANY) => {
+                JobStatus::Pending
+            }
+            () if any(set([StatusClass::Running, StatusClass::Pending])) => JobStatus::Running,
+            () if any(set([StatusClass::WaitingForResource])) => JobStatus::WaitingForResource,
+            () if any(set([StatusClass::Manual])) => JobStatus::Manual,
+            () if any(set([StatusClass::Scheduled])) => JobStatus::Scheduled,
+            () if any(set([StatusClass::Created])) => JobStatus::Running,
+            () if any(set([StatusClass::Canceling])) => JobStatus::Canceling,
             () => JobStatus::Failed,
         }
     }
@@ -149,7 +154,7 @@ mod tests {
 
     fn composite(jobs: &[(JobStatus, bool)], dag: bool) -> JobStatus {
         let mut counts = Counts::default();
-        jobs.iter().for_each(|&(status, allowed)| counts.add(Class::of(status, allowed)));
+        jobs.iter().for_each(|&(status, allowed)| counts.add(StatusClass::of(status, allowed)));
         counts.composite(dag)
     }
 

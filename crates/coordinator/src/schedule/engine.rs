@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use muster_job::{JobEvent, JobStatus, PipelineId};
 
-use super::event::{Action, Child, Event, JobRef, JobState, PipelineOptions, Refusal};
+use super::event::{Action, Child, Event, JobRef, JobState, PipelineOptions, RejectedEvent};
 use super::graph::Graph;
-use super::groups::Groups;
+use super::groups::ResourceGroups;
 use super::state::{PipelineState, new_jobs};
 
 /// Maximum delay of a timer, in milliseconds. A delayed job whose timer fires later fails as `stale_schedule`.
@@ -16,7 +16,7 @@ const STALE_AFTER_MS: u64 = 60 * 60 * 1000;
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
     pub(super) pipelines: BTreeMap<PipelineId, PipelineState>,
-    pub(super) groups: Groups,
+    pub(super) groups: ResourceGroups,
     pub(super) work: Work,
 }
 
@@ -49,28 +49,28 @@ impl Engine {
     /// `now` is the caller's time in milliseconds, on the same clock as its timers.
     ///
     /// # Errors
-    /// [`Refusal`] if the event is late, repeated, or not possible in this state. Nothing has changed then.
-    pub fn apply(&mut self, event: Event, now: u64) -> Result<Vec<Action>, Refusal> {
+    /// [`RejectedEvent`] if the event is late, repeated, or not possible in this state. Nothing has changed then.
+    pub fn apply(&mut self, event: Event, now: u64) -> Result<Vec<Action>, RejectedEvent> {
         self.work.now = now;
         self.take_in(event)?;
-        self.settle();
+        self.propagate();
         Ok(std::mem::take(&mut self.work.actions))
     }
 
     /// Dispatches an event. Every arm checks the event before it changes anything.
-    fn take_in(&mut self, event: Event) -> Result<(), Refusal> {
+    fn take_in(&mut self, event: Event) -> Result<(), RejectedEvent> {
         match event {
             Event::PipelineCreated { pipeline, graph, options } => self.create(pipeline, *graph, options),
-            Event::JobTaken { job, winds_down } => self.job_taken(job, winds_down),
-            Event::JobGivenBack { job } => self.job_given_back(job),
+            Event::JobAssigned { job, supports_graceful_cancel } => self.job_assigned(job, supports_graceful_cancel),
+            Event::JobRequeued { job } => self.job_requeued(job),
             Event::JobFinished { job, outcome } => self.job_finished(job, outcome),
             Event::Cancel { target } => self.cancel(target, false),
             Event::ForceCancel { target } => self.cancel(target, true),
             Event::Play { job } => self.play(job),
             Event::Unschedule { job } => self.unschedule(job),
-            Event::RetryJob { job } => self.retry_by_person(job),
+            Event::RetryJob { job } => self.retry_by_user(job),
             Event::TimerFired { job } => self.timer_fired(job),
-            Event::ChildStatusChanged { bridge, status } => self.child_elsewhere(bridge, status),
+            Event::ChildStatusChanged { bridge, status } => self.remote_child_changed(bridge, status),
             Event::ChildFailed { bridge, reason } => self.child_failed(bridge, reason),
             Event::NewerPipeline { older } => self.newer_pipeline(older),
             Event::SetResourceMode { group, mode } => {
@@ -84,14 +84,14 @@ impl Engine {
     /// Returns the state of a job's newest record. `None` if `job` names a record that was replaced.
     #[must_use]
     pub fn job(&self, job: JobRef) -> Option<&JobState> {
-        self.pipelines.get(&job.pipeline)?.jobs.get(job.place).filter(|state| state.retry == job.retry)
+        self.pipelines.get(&job.pipeline)?.jobs.get(job.job_index).filter(|state| state.retry == job.retry)
     }
 
     /// Returns the newest record of the job at an index.
     #[must_use]
-    pub fn newest(&self, pipeline: PipelineId, place: usize) -> Option<JobRef> {
+    pub fn newest(&self, pipeline: PipelineId, job_index: usize) -> Option<JobRef> {
         let state = self.pipelines.get(&pipeline)?;
-        (place < state.jobs.len()).then(|| state.job_ref(place))
+        (job_index < state.jobs.len()).then(|| state.job_ref(job_index))
     }
 
     /// Returns the newest records of all jobs of a pipeline, by job index.
@@ -123,9 +123,9 @@ impl Engine {
         self.pipelines.keys().copied()
     }
 
-    fn create(&mut self, pipeline: PipelineId, graph: Graph, options: PipelineOptions) -> Result<(), Refusal> {
+    fn create(&mut self, pipeline: PipelineId, graph: Graph, options: PipelineOptions) -> Result<(), RejectedEvent> {
         if self.pipelines.contains_key(&pipeline) {
-            return Err(Refusal::PipelineExists(pipeline));
+            return Err(RejectedEvent::PipelineExists(pipeline));
         }
         if let Some(bridge) = options.parent {
             self.check_waiting_bridge(bridge)?;
@@ -133,7 +133,7 @@ impl Engine {
         let jobs = new_jobs(&graph, &options);
         self.insert(pipeline, graph, jobs, options.parent);
         if let Some(bridge) = options.parent {
-            self.child_exists(bridge, Child::Here(pipeline), JobStatus::Created);
+            self.child_exists(bridge, Child::SameProject(pipeline), JobStatus::Created);
         }
         Ok(())
     }
@@ -147,61 +147,61 @@ impl Engine {
         }
         self.work.wake.extend(state.candidates());
         self.work.touched.insert(id);
-        let places = state.jobs.len();
+        let indexes = state.jobs.len();
         self.pipelines.insert(id, state);
-        for place in 0..places {
-            self.claim_resource(id, place);
+        for job_index in 0..indexes {
+            self.claim_resource(id, job_index);
         }
     }
 
-    fn play(&mut self, job: JobRef) -> Result<(), Refusal> {
+    fn play(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let state = self.newest_state(job)?;
         if state.child.is_some() {
-            return Err(Refusal::FollowsChild(job));
+            return Err(RejectedEvent::FollowsChild(job));
         }
         if !matches!(state.status, JobStatus::Manual | JobStatus::Scheduled) {
             return Err(muster_job::InvalidTransition { from: state.status, event: JobEvent::Enqueue }.into());
         }
-        self.change(job.pipeline, job.place, |state| state.asked = true);
-        self.start(job.pipeline, job.place);
+        self.change(job.pipeline, job.job_index, |state| state.requested_by_user = true);
+        self.start(job.pipeline, job.job_index);
         Ok(())
     }
 
-    fn unschedule(&mut self, job: JobRef) -> Result<(), Refusal> {
+    fn unschedule(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let state = self.newest_state(job)?;
         if state.child.is_some() {
-            return Err(Refusal::FollowsChild(job));
+            return Err(RejectedEvent::FollowsChild(job));
         }
         let to = state.status.after(JobEvent::Unschedule)?;
-        self.move_to(job.pipeline, job.place, to, None);
+        self.move_to(job.pipeline, job.job_index, to, None);
         Ok(())
     }
 
-    fn timer_fired(&mut self, job: JobRef) -> Result<(), Refusal> {
+    fn timer_fired(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let state = self.newest_state(job)?;
         let Some(at) = state.timer_at else {
             return Err(muster_job::InvalidTransition { from: state.status, event: JobEvent::Enqueue }.into());
         };
         let now = self.work.now;
         if now < at {
-            return Err(Refusal::NotDue { job, at });
+            return Err(RejectedEvent::NotDue { job, at });
         }
         if now - at > STALE_AFTER_MS {
-            self.fail(job.pipeline, job.place, muster_job::FailureReason::StaleSchedule, None);
+            self.fail(job.pipeline, job.job_index, muster_job::FailureReason::StaleSchedule, None);
         } else {
-            self.start(job.pipeline, job.place);
+            self.start(job.pipeline, job.job_index);
         }
         Ok(())
     }
 
     /// Returns the state of the record that an event names, if it is the newest record of its job.
-    pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, Refusal> {
-        let pipeline = self.pipelines.get(&job.pipeline).ok_or(Refusal::UnknownPipeline(job.pipeline))?;
-        let state = pipeline.jobs.get(job.place).ok_or(Refusal::UnknownJob(job))?;
+    pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, RejectedEvent> {
+        let pipeline = self.pipelines.get(&job.pipeline).ok_or(RejectedEvent::UnknownPipeline(job.pipeline))?;
+        let state = pipeline.jobs.get(job.job_index).ok_or(RejectedEvent::UnknownJob(job))?;
         match job.retry.cmp(&state.retry) {
             std::cmp::Ordering::Equal => Ok(state),
-            std::cmp::Ordering::Less => Err(Refusal::Replaced { job, newest: state.retry }),
-            std::cmp::Ordering::Greater => Err(Refusal::UnknownJob(job)),
+            std::cmp::Ordering::Less => Err(RejectedEvent::Replaced { job, newest: state.retry }),
+            std::cmp::Ordering::Greater => Err(RejectedEvent::UnknownJob(job)),
         }
     }
 }

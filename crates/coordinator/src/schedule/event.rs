@@ -13,14 +13,14 @@ pub struct JobRef {
     /// ID of the pipeline.
     pub pipeline: PipelineId,
     /// Index in `muster_pipeline::model::Pipeline::jobs`, from 0. All records of one job have the same index.
-    pub place: usize,
+    pub job_index: usize,
     /// Number of earlier records of this job. 0 is the first attempt; each automatic or manual retry adds 1.
     pub retry: u32,
 }
 
 impl std::fmt::Display for JobRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "job {} of pipeline {} (retry {})", self.place, self.pipeline, self.retry)
+        write!(f, "job {} of pipeline {} (retry {})", self.job_index, self.pipeline, self.retry)
     }
 }
 
@@ -37,13 +37,13 @@ pub struct JobState {
     /// Whether a failure is a warning and a manual start does not block (docs/spec/pipeline-yaml.md, section 5.4).
     ///
     /// Comes from `allow_failure`. Also set when a failure has one of the listed exit codes.
-    pub allowed: bool,
+    pub failure_allowed: bool,
     /// Whether a user named, played or retried the job. It then needs no manual start and no delay.
-    pub asked: bool,
+    pub requested_by_user: bool,
     /// Whether this record or an earlier one of the job has run (for `auto_cancel`).
     pub started: bool,
     /// Whether the runner manager that has the job declared `cancel_gracefully`.
-    pub winds_down: bool,
+    pub supports_graceful_cancel: bool,
     /// End of the delay in the caller's milliseconds. `None` if the job is not scheduled.
     pub timer_at: Option<u64>,
     /// Pipeline that this bridge started.
@@ -55,9 +55,9 @@ pub struct JobState {
 #[serde(rename_all = "snake_case")]
 pub enum Child {
     /// In the same engine, which follows its status.
-    Here(PipelineId),
+    SameProject(PipelineId),
     /// In another project. The caller reports its status.
-    Elsewhere,
+    OtherProject,
 }
 
 /// Decisions of the caller at the creation of a pipeline.
@@ -123,14 +123,14 @@ pub enum Event {
         options: PipelineOptions,
     },
     /// A pending job was assigned to a runner manager.
-    JobTaken {
+    JobAssigned {
         /// The assigned job.
         job: JobRef,
         /// Whether the runner declared `cancel_gracefully`: after a cancel, it still reports the end of the script.
-        winds_down: bool,
+        supports_graceful_cancel: bool,
     },
     /// The runner manager did not accept the job in time, and the job returns to the queue (docs/spec/life-of-a-job.md, rule R1).
-    JobGivenBack {
+    JobRequeued {
         /// The requeued job.
         job: JobRef,
     },
@@ -217,7 +217,7 @@ pub enum Action {
         /// Failure reason. Set only if the new status is `failed`.
         reason: Option<FailureReason>,
         /// Value of [`JobState::allowed`]: whether a failure is a warning.
-        allowed: bool,
+        failure_allowed: bool,
     },
     /// Store a new record in status `created`, with its own id, token and trace. It replaces an old record.
     CreateRetry {
@@ -268,7 +268,7 @@ pub enum Action {
 
 /// Reason why an event was rejected and changed nothing. Repeated and late events are normal; none of these is a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RejectedEvent {
     /// The pipeline does not exist.
     #[error("there is no pipeline {0}")]
     UnknownPipeline(PipelineId),

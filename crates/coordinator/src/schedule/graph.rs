@@ -89,19 +89,19 @@ impl Graph {
     /// [`GraphError`] if a job could never start.
     pub fn new(pipeline: &Pipeline) -> Result<Self, GraphError> {
         let stages = pipeline.stages.len();
-        let places: HashMap<&str, usize> =
-            pipeline.jobs.iter().enumerate().map(|(place, job)| (job.name.as_str(), place)).collect();
+        let indexes: HashMap<&str, usize> =
+            pipeline.jobs.iter().enumerate().map(|(job_index, job)| (job.name.as_str(), job_index)).collect();
         let mut nodes = Vec::with_capacity(pipeline.jobs.len());
         let mut stage_jobs = vec![Vec::new(); stages];
         let mut dependents = vec![Vec::new(); pipeline.jobs.len()];
-        for (place, job) in pipeline.jobs.iter().enumerate() {
+        for (job_index, job) in pipeline.jobs.iter().enumerate() {
             if job.stage_index >= stages {
                 return Err(GraphError::UnknownStage { job: job.name.clone(), stage: job.stage_index, stages });
             }
-            let needs = resolve_needs(job, &places, pipeline)?;
+            let needs = resolve_needs(job, &indexes, pipeline)?;
             match &needs {
-                Some(needs) => needs.iter().for_each(|&need| dependents[need].push(place)),
-                None => stage_jobs[job.stage_index].push(place),
+                Some(needs) => needs.iter().for_each(|&need| dependents[need].push(job_index)),
+                None => stage_jobs[job.stage_index].push(job_index),
             }
             nodes.push(node(job, needs));
         }
@@ -123,8 +123,8 @@ impl Graph {
 
     /// Returns the full name of the job at an index.
     #[must_use]
-    pub fn name(&self, place: usize) -> Option<&str> {
-        self.nodes.get(place).map(|node| node.name.as_str())
+    pub fn name(&self, job_index: usize) -> Option<&str> {
+        self.nodes.get(job_index).map(|node| node.name.as_str())
     }
 
     /// Returns the indexes of all jobs in an order that respects stages and needs.
@@ -162,23 +162,23 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
 /// Returns the indexes of a job's needs, each once. Needs on other pipelines only fetch artifacts and are left out.
 fn resolve_needs(
     job: &Job,
-    places: &HashMap<&str, usize>,
+    indexes: &HashMap<&str, usize>,
     pipeline: &Pipeline,
 ) -> Result<Option<Vec<usize>>, GraphError> {
     let Some(needs) = &job.needs else { return Ok(None) };
     let mut found = Vec::with_capacity(needs.len());
     for need in needs {
         let Need::Job { name, optional, .. } = need else { continue };
-        let Some(&place) = places.get(name.as_str()) else {
+        let Some(&job_index) = indexes.get(name.as_str()) else {
             if *optional {
                 continue;
             }
             return Err(GraphError::UnknownNeed { job: job.name.clone(), need: name.clone() });
         };
-        if pipeline.jobs[place].stage_index > job.stage_index {
+        if pipeline.jobs[job_index].stage_index > job.stage_index {
             return Err(GraphError::LaterNeed { job: job.name.clone(), need: name.clone() });
         }
-        found.push(place);
+        found.push(job_index);
     }
     found.sort_unstable();
     found.dedup();
@@ -189,18 +189,18 @@ fn resolve_needs(
 fn topological(nodes: &[Node], dependents: &[Vec<usize>], stages: usize) -> Result<Vec<usize>, GraphError> {
     let mut by_stage: Vec<Vec<usize>> = vec![Vec::new(); stages];
     let mut open = vec![0_usize; nodes.len()];
-    for (place, node) in nodes.iter().enumerate() {
-        by_stage[node.stage].push(place);
-        open[place] = node.needs.iter().flatten().filter(|&&need| nodes[need].stage == node.stage).count();
+    for (job_index, node) in nodes.iter().enumerate() {
+        by_stage[node.stage].push(job_index);
+        open[job_index] = node.needs.iter().flatten().filter(|&&need| nodes[need].stage == node.stage).count();
     }
     let mut order: Vec<usize> = Vec::with_capacity(nodes.len());
     for (stage, members) in by_stage.iter().enumerate() {
         let begin = order.len();
-        order.extend(members.iter().filter(|&&place| open[place] == 0));
+        order.extend(members.iter().filter(|&&job_index| open[job_index] == 0));
         let mut next = begin;
-        while let Some(&place) = order.get(next) {
+        while let Some(&job_index) = order.get(next) {
             next += 1;
-            for &dependent in dependents[place].iter().filter(|&&other| nodes[other].stage == stage) {
+            for &dependent in dependents[job_index].iter().filter(|&&other| nodes[other].stage == stage) {
                 open[dependent] -= 1;
                 if open[dependent] == 0 {
                     order.push(dependent);
@@ -208,7 +208,10 @@ fn topological(nodes: &[Node], dependents: &[Vec<usize>], stages: usize) -> Resu
             }
         }
         if order.len() - begin < members.len() {
-            let job = members.iter().find(|&&place| open[place] > 0).map_or("", |&place| nodes[place].name.as_str());
+            let job = members
+                .iter()
+                .find(|&&job_index| open[job_index] > 0)
+                .map_or("", |&job_index| nodes[job_index].name.as_str());
             return Err(GraphError::Circle { job: job.to_owned() });
         }
     }

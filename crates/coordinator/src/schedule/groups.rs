@@ -14,7 +14,7 @@ use super::event::ResourceMode;
 pub(super) struct Member {
     pub(super) root: PipelineId,
     pub(super) pipeline: PipelineId,
-    pub(super) place: usize,
+    pub(super) job_index: usize,
 }
 
 /// What a job currently needs of its group.
@@ -23,16 +23,16 @@ pub(super) enum Claim {
     /// The job does not need the group.
     None,
     /// The job will need the group once it is ready.
-    Later,
+    Upcoming,
     /// The job is ready and waits for the group.
-    Waits,
+    Waiting,
     /// The job has the group.
-    Holds,
+    Holding,
 }
 
 /// One resource group.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Group {
+struct ResourceGroup {
     mode: ResourceMode,
     /// Jobs that have the group. More than one only if a bridge lends the group to a job of its child.
     holders: BTreeSet<Member>,
@@ -48,14 +48,14 @@ struct Group {
 
 /// All resource groups of one project.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Groups {
+pub(super) struct ResourceGroups {
     numbers: HashMap<String, usize>,
-    groups: Vec<Group>,
+    groups: Vec<ResourceGroup>,
     /// Numbers of removed groups, to be reused.
     free: Vec<usize>,
 }
 
-impl Groups {
+impl ResourceGroups {
     /// Returns the number of the group with this name. Creates the group if necessary.
     fn number(&mut self, name: &str) -> usize {
         if let Some(&number) = self.numbers.get(name) {
@@ -63,7 +63,7 @@ impl Groups {
         }
         let number = self.free.pop().unwrap_or(self.groups.len());
         if number == self.groups.len() {
-            self.groups.push(Group::default());
+            self.groups.push(ResourceGroup::default());
         }
         self.numbers.insert(name.to_owned(), number);
         number
@@ -82,7 +82,7 @@ impl Groups {
         let group = &mut self.groups[number];
         group.members = group.members.saturating_sub(1);
         if group.members == 0 && !group.configured {
-            *group = Group::default();
+            *group = ResourceGroup::default();
             self.numbers.retain(|_, known| *known != number);
             self.free.push(number);
         }
@@ -117,16 +117,21 @@ impl Groups {
                 set.remove(&member)
             }
         };
-        let released = set(&mut group.holders, claim == Claim::Holds);
-        let gone = set(&mut group.upcoming, matches!(claim, Claim::Later | Claim::Waits));
-        set(&mut group.waiting, claim == Claim::Waits);
+        let released = set(&mut group.holders, claim == Claim::Holding);
+        let gone = set(&mut group.upcoming, matches!(claim, Claim::Upcoming | Claim::Waiting));
+        set(&mut group.waiting, claim == Claim::Waiting);
         released || gone
     }
 
     /// Returns whether a waiting job gets the group now.
     ///
     /// `is_below(pipeline, holder)` says whether the pipeline is a descendant of the bridge `holder`.
-    pub(super) fn admits(&self, number: usize, member: Member, is_below: impl Fn(PipelineId, Member) -> bool) -> bool {
+    pub(super) fn may_acquire(
+        &self,
+        number: usize,
+        member: Member,
+        is_below: impl Fn(PipelineId, Member) -> bool,
+    ) -> bool {
         let group = &self.groups[number];
         if group.holders.is_empty() {
             group.first_choice() == Some(member)
@@ -135,7 +140,7 @@ impl Groups {
         }
     }
 
-    /// Returns the waiting job that gets the group now, if any. `is_below` is as for [`Groups::admits`].
+    /// Returns the waiting job that gets the group now, if any. `is_below` is as for [`ResourceGroups::may_acquire`].
     pub(super) fn next(&self, number: usize, is_below: impl Fn(PipelineId, Member) -> bool) -> Option<Member> {
         let group = &self.groups[number];
         if group.holders.is_empty() {
@@ -146,7 +151,7 @@ impl Groups {
     }
 }
 
-impl Group {
+impl ResourceGroup {
     /// Returns the job that gets the group if no job has it.
     fn first_choice(&self) -> Option<Member> {
         match self.mode {
@@ -159,7 +164,7 @@ impl Group {
 
     /// Returns the first waiting job of a hierarchy.
     fn first_of_root(&self, root: PipelineId) -> Option<Member> {
-        let begin = Member { root, pipeline: PipelineId(i64::MIN), place: 0 };
+        let begin = Member { root, pipeline: PipelineId(i64::MIN), job_index: 0 };
         self.waiting.range(begin..).next().copied().filter(|member| member.root == root)
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  compiled pipeline --Graph::new--> PipelineCreated --+
-//!  runner API ---- JobTaken, JobFinished, JobGivenBack-+--> Engine --> Action: JobStatusChanged, CreateRetry,
+//!  runner API ---- JobAssigned, JobFinished, JobRequeued-+--> Engine --> Action: JobStatusChanged, CreateRetry,
 //!  users --------- Play, Cancel, RetryJob -------------+              PipelineStatusChanged      (to the store)
 //!  timers -------- TimerFired -------------------------+              Enqueue, CancelOnRunner,
 //!                                                                     StartTimer, CreateChild    (to the outside)
@@ -19,7 +19,7 @@
 //!   the last status is needed.
 //! - After a restart, [`Engine::restore`] creates the same engine from the rows and repeats actions that may not have been carried
 //!   out. Such actions can therefore come twice, and carrying them out must be idempotent.
-//! - A repeated or late event is rejected ([`Refusal`]) and changes nothing.
+//! - A repeated or late event is rejected ([`RejectedEvent`]) and changes nothing.
 //!
 //! Invariants
 //! - No job is stuck: when no job is pending, running, scheduled or waiting for a child, every job is complete or manual, or waits
@@ -38,15 +38,17 @@ mod finish;
 mod graph;
 mod groups;
 mod path;
+mod propagate;
 mod restore;
 mod retry;
 mod select;
-mod settle;
 mod state;
 
 pub use engine::Engine;
-pub use event::{Action, Child, Event, JobRef, JobState, Outcome, PipelineOptions, Refusal, ResourceMode, Target};
+pub use event::{
+    Action, Child, Event, JobRef, JobState, Outcome, PipelineOptions, RejectedEvent, ResourceMode, Target,
+};
 pub use graph::{Graph, GraphError};
-pub use path::{Span, critical_path, priority};
+pub use path::{RunInterval, critical_path, priority};
 pub use restore::{RestoreError, StoredPipeline};
 pub use select::{UnknownJob, select};

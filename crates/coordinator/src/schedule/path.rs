@@ -4,7 +4,7 @@ use super::graph::Graph;
 
 /// Time in which the newest record of a job ran, in milliseconds of any clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct RunInterval {
     /// Time of the start.
     pub start: u64,
     /// Time of the end.
@@ -20,15 +20,15 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     let mut remaining = vec![0_u64; graph.len()];
     // The longest path from any job in stage order: over all later stages, and over the current stage so far.
     let (mut later, mut here, mut stage) = (0, 0, usize::MAX);
-    for &place in graph.order.iter().rev() {
-        let node = &graph.nodes[place];
+    for &job_index in graph.order.iter().rev() {
+        let node = &graph.nodes[job_index];
         if node.stage != stage {
             (later, here, stage) = (later.max(here), 0, node.stage);
         }
-        let needed = graph.dependents[place].iter().map(|&dependent| remaining[dependent]).max().unwrap_or(0);
-        remaining[place] = durations.get(place).copied().unwrap_or(1).saturating_add(needed.max(later));
+        let needed = graph.dependents[job_index].iter().map(|&dependent| remaining[dependent]).max().unwrap_or(0);
+        remaining[job_index] = durations.get(job_index).copied().unwrap_or(1).saturating_add(needed.max(later));
         if node.needs.is_none() {
-            here = here.max(remaining[place]);
+            here = here.max(remaining[job_index]);
         }
     }
     remaining
@@ -39,30 +39,30 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
 /// The last one is the job that ended last. Before each job comes the job that ended last among those it waited for. Jobs without a
 /// span did not run and are skipped over.
 #[must_use]
-pub fn critical_path(graph: &Graph, spans: &[Option<Span>]) -> Vec<usize> {
-    let end = |place: usize| spans.get(place).copied().flatten().map(|span| span.end);
+pub fn critical_path(graph: &Graph, spans: &[Option<RunInterval>]) -> Vec<usize> {
+    let end = |job_index: usize| spans.get(job_index).copied().flatten().map(|span| span.end);
     // For each job, the one that ended last among it and the jobs before it, and the one that ended last in all earlier stages.
     let mut latest: Vec<Option<usize>> = vec![None; graph.len()];
     let mut before: Vec<Option<usize>> = vec![None; graph.len()];
     let (mut earlier, mut here, mut stage) = (None, None, 0);
-    for &place in &graph.order {
-        let node = &graph.nodes[place];
+    for &job_index in &graph.order {
+        let node = &graph.nodes[job_index];
         if node.stage != stage {
             (earlier, stage) = (later_of(earlier, here, end), node.stage);
             here = None;
         }
-        before[place] = match &node.needs {
+        before[job_index] = match &node.needs {
             None => earlier,
             Some(needs) => needs.iter().fold(None, |best, &need| later_of(best, latest[need], end)),
         };
-        latest[place] = if end(place).is_some() { Some(place) } else { before[place] };
-        here = later_of(here, end(place).map(|_| place), end);
+        latest[job_index] = if end(job_index).is_some() { Some(job_index) } else { before[job_index] };
+        here = later_of(here, end(job_index).map(|_| job_index), end);
     }
     let mut path = Vec::new();
     let mut next = later_of(earlier, here, end);
-    while let Some(place) = next {
-        path.push(place);
-        next = before[place];
+    while let Some(job_index) = next {
+        path.push(job_index);
+        next = before[job_index];
     }
     path.reverse();
     path

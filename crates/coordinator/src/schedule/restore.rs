@@ -84,17 +84,17 @@ impl Engine {
                 state.status = status;
             }
         }
-        self.ask_again(&admitted);
-        self.settle();
+        self.pending_actions(&admitted);
+        self.propagate();
         Ok(std::mem::take(&mut self.work.actions))
     }
 
     /// Removes a finished pipeline. Remove its descendants first.
     pub fn forget(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.remove(&pipeline) else { return };
-        for (place, group) in state.groups.iter().enumerate() {
+        for (job_index, group) in state.groups.iter().enumerate() {
             if let Some(group) = *group {
-                self.groups.leave(group, Member { root: state.root, pipeline, place });
+                self.groups.leave(group, Member { root: state.root, pipeline, job_index });
             }
         }
     }
@@ -106,11 +106,11 @@ impl Engine {
     }
 
     /// Repeats the actions that the state of the jobs says are still to be done outside the engine.
-    fn ask_again(&mut self, pipelines: &[PipelineId]) {
+    fn pending_actions(&mut self, pipelines: &[PipelineId]) {
         for state in pipelines.iter().filter_map(|id| self.pipelines.get(id)) {
-            for (place, job) in state.jobs.iter().enumerate() {
-                let bridge = state.graph.nodes[place].bridge.is_some();
-                let at = state.job_ref(place);
+            for (job_index, job) in state.jobs.iter().enumerate() {
+                let bridge = state.graph.nodes[job_index].bridge.is_some();
+                let at = state.job_ref(job_index);
                 let action = match (job.status, job.timer_at) {
                     (JobStatus::Pending, _) if !bridge => Action::Enqueue { job: at },
                     (JobStatus::Pending, _) if job.child.is_none() => Action::CreateChild { bridge: at },

@@ -23,7 +23,7 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
     let mut kept: BTreeSet<usize> = BTreeSet::new();
     for name in names {
         let named = pipeline.jobs.iter().enumerate().filter(|(_, job)| job.name == *name || job.group_name == *name);
-        let mut found = named.map(|(place, _)| place).peekable();
+        let mut found = named.map(|(job_index, _)| job_index).peekable();
         if found.peek().is_none() {
             return Err(UnknownJob(name.clone()));
         }
@@ -33,8 +33,8 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
         add_needs(pipeline, &mut kept);
     }
     let mut part = pipeline.clone();
-    part.jobs = kept.iter().map(|&place| pipeline.jobs[place].clone()).collect();
-    let left: BTreeSet<&str> = kept.iter().map(|&place| pipeline.jobs[place].name.as_str()).collect();
+    part.jobs = kept.iter().map(|&job_index| pipeline.jobs[job_index].clone()).collect();
+    let left: BTreeSet<&str> = kept.iter().map(|&job_index| pipeline.jobs[job_index].name.as_str()).collect();
     for job in &mut part.jobs {
         if let Some(needs) = &mut job.needs {
             needs.retain(|need| !matches!(need, Need::Job { name, .. } if !left.contains(name.as_str())));
@@ -48,29 +48,29 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
 
 /// Adds all jobs that the jobs in `kept` wait for. Takes time linear in jobs and needs.
 fn add_needs(pipeline: &Pipeline, kept: &mut BTreeSet<usize>) {
-    let places: HashMap<&str, usize> =
-        pipeline.jobs.iter().enumerate().map(|(place, job)| (job.name.as_str(), place)).collect();
+    let indexes: HashMap<&str, usize> =
+        pipeline.jobs.iter().enumerate().map(|(job_index, job)| (job.name.as_str(), job_index)).collect();
     let mut open: Vec<usize> = kept.iter().copied().collect();
     // All jobs of stages before this one are already in `kept`.
     let mut whole_before = 0;
-    while let Some(place) = open.pop() {
-        let job = &pipeline.jobs[place];
-        let mut add = |place: usize| {
-            if kept.insert(place) {
-                open.push(place);
+    while let Some(job_index) = open.pop() {
+        let job = &pipeline.jobs[job_index];
+        let mut add = |job_index: usize| {
+            if kept.insert(job_index) {
+                open.push(job_index);
             }
         };
         match &job.needs {
             Some(needs) => needs.iter().for_each(|need| {
                 if let Need::Job { name, .. } = need
-                    && let Some(&needed) = places.get(name.as_str())
+                    && let Some(&needed) = indexes.get(name.as_str())
                 {
                     add(needed);
                 }
             }),
             None if job.stage_index > whole_before => {
                 let earlier = pipeline.jobs.iter().enumerate().filter(|(_, other)| other.stage_index < job.stage_index);
-                earlier.for_each(|(place, _)| add(place));
+                earlier.for_each(|(job_index, _)| add(job_index));
                 whole_before = job.stage_index;
             }
             None => {}

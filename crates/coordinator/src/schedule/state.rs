@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 use muster_job::{JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, When};
 
-use super::composite::{Class, Counts};
+use super::composite::{Counts, StatusClass};
 use super::event::{JobRef, JobState, PipelineOptions};
 use super::graph::Graph;
 
 /// What should happen to a created job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Readiness {
     /// The job waits for other jobs.
     NotYet,
     /// The job is skipped because its condition is not met.
@@ -26,7 +26,7 @@ pub(super) enum Turn {
     /// The job starts.
     Start,
     /// The job waits for a manual start.
-    AskPerson,
+    WaitForManualStart,
     /// The delay of the job begins.
     Delay,
 }
@@ -52,13 +52,13 @@ pub(super) struct PipelineState {
     /// Counts of the jobs of each stage.
     by_stage: Vec<Counts>,
     /// For each stage, the number of jobs that later jobs must wait for.
-    unrest: Vec<u32>,
+    unfinished: Vec<u32>,
     /// Index of the first stage with an unfinished job, or the number of stages.
-    front: usize,
+    current_stage: usize,
     /// Counts of the jobs of all stages before the current one.
-    behind: Counts,
+    earlier_stages: Counts,
     /// For each job, the number of its needs that are unfinished.
-    open_needs: Vec<u32>,
+    pending_needs: Vec<u32>,
 }
 
 /// Returns the state of each job of a new pipeline.
@@ -66,10 +66,10 @@ pub(super) fn new_jobs(graph: &Graph, options: &PipelineOptions) -> Vec<JobState
     let new = |node: &super::graph::Node| JobState {
         retry: 0,
         status: JobStatus::Created,
-        allowed: node.allow_failure == AllowFailure::Yes,
-        asked: options.play.contains(&node.name),
+        failure_allowed: node.allow_failure == AllowFailure::Yes,
+        requested_by_user: options.play.contains(&node.name),
         started: false,
-        winds_down: false,
+        supports_graceful_cancel: false,
         timer_at: None,
         child: None,
     };
@@ -95,35 +95,35 @@ impl PipelineState {
             status: JobStatus::Created,
             total: Counts::default(),
             by_stage: vec![Counts::default(); stages],
-            unrest: vec![0; stages],
-            front: 0,
-            behind: Counts::default(),
-            open_needs: vec![0; jobs.len()],
+            unfinished: vec![0; stages],
+            current_stage: 0,
+            earlier_stages: Counts::default(),
+            pending_needs: vec![0; jobs.len()],
             graph,
             jobs,
         };
-        for place in 0..state.jobs.len() {
-            let class = state.class(place);
-            let stage = state.graph.nodes[place].stage;
+        for job_index in 0..state.jobs.len() {
+            let class = state.class(job_index);
+            let stage = state.graph.nodes[job_index].stage;
             state.total.add(class);
             state.by_stage[stage].add(class);
-            if !class.rests() {
-                state.unrest[stage] += 1;
-                for &dependent in &state.graph.dependents[place] {
-                    state.open_needs[dependent] += 1;
+            if !class.is_non_blocking() {
+                state.unfinished[stage] += 1;
+                for &dependent in &state.graph.dependents[job_index] {
+                    state.pending_needs[dependent] += 1;
                 }
             }
         }
-        while state.unrest.get(state.front) == Some(&0) {
-            state.behind.add_all(&state.by_stage[state.front]);
-            state.front += 1;
+        while state.unfinished.get(state.current_stage) == Some(&0) {
+            state.earlier_stages.add_all(&state.by_stage[state.current_stage]);
+            state.current_stage += 1;
         }
         state
     }
 
     /// Returns the newest record of the job at an index.
-    pub(super) fn job_ref(&self, place: usize) -> JobRef {
-        JobRef { pipeline: self.id, place, retry: self.jobs[place].retry }
+    pub(super) fn job_ref(&self, job_index: usize) -> JobRef {
+        JobRef { pipeline: self.id, job_index, retry: self.jobs[job_index].retry }
     }
 
     /// Returns the current composite status of all jobs.
@@ -137,76 +137,82 @@ impl PipelineState {
     }
 
     /// Returns the status class of the job at an index.
-    fn class(&self, place: usize) -> Class {
-        Class::of(self.jobs[place].status, self.jobs[place].allowed)
+    fn class(&self, job_index: usize) -> StatusClass {
+        StatusClass::of(self.jobs[job_index].status, self.jobs[job_index].failure_allowed)
     }
 
     /// Changes one job, updates the counters, and adds the created jobs that may be ready because of it to `wake`.
     pub(super) fn change(
         &mut self,
-        place: usize,
+        job_index: usize,
         wake: &mut VecDeque<(PipelineId, usize)>,
         change: impl FnOnce(&mut JobState),
     ) {
-        let before = self.class(place);
-        change(&mut self.jobs[place]);
-        let after = self.class(place);
+        let before = self.class(job_index);
+        change(&mut self.jobs[job_index]);
+        let after = self.class(job_index);
         if before == after {
             return;
         }
-        let stage = self.graph.nodes[place].stage;
+        let stage = self.graph.nodes[job_index].stage;
         self.total.shift(before, after);
         self.by_stage[stage].shift(before, after);
-        if stage < self.front {
-            self.behind.shift(before, after);
+        if stage < self.current_stage {
+            self.earlier_stages.shift(before, after);
         }
-        match (before.rests(), after.rests()) {
+        match (before.is_non_blocking(), after.is_non_blocking()) {
             (true, false) => {
-                self.unrest[stage] += 1;
-                self.retreat(stage);
+                self.unfinished[stage] += 1;
+                self.move_back(stage);
             }
-            (false, true) => self.unrest[stage] -= 1,
+            (false, true) => self.unfinished[stage] -= 1,
             _ => {}
         }
-        self.tell_dependents(place, before, after, wake);
-        if after.rests() && stage == self.front {
+        self.notify_dependents(job_index, before, after, wake);
+        if after.is_non_blocking() && stage == self.current_stage {
             self.advance(wake);
         }
     }
 
     /// Moves the current stage back to `stage`.
-    fn retreat(&mut self, stage: usize) {
-        while self.front > stage {
-            self.front -= 1;
-            self.behind.remove_all(&self.by_stage[self.front]);
+    fn move_back(&mut self, stage: usize) {
+        while self.current_stage > stage {
+            self.current_stage -= 1;
+            self.earlier_stages.remove_all(&self.by_stage[self.current_stage]);
         }
     }
 
     /// Moves the current stage forward to the next stage with an unfinished job, and wakes the created jobs of each stage on the way.
     fn advance(&mut self, wake: &mut VecDeque<(PipelineId, usize)>) {
-        while self.unrest.get(self.front) == Some(&0) {
-            self.behind.add_all(&self.by_stage[self.front]);
-            self.front += 1;
-            for &place in self.graph.stage_jobs.get(self.front).into_iter().flatten() {
-                if self.jobs[place].status == JobStatus::Created {
-                    wake.push_back((self.id, place));
+        while self.unfinished.get(self.current_stage) == Some(&0) {
+            self.earlier_stages.add_all(&self.by_stage[self.current_stage]);
+            self.current_stage += 1;
+            for &job_index in self.graph.stage_jobs.get(self.current_stage).into_iter().flatten() {
+                if self.jobs[job_index].status == JobStatus::Created {
+                    wake.push_back((self.id, job_index));
                 }
             }
         }
     }
 
     /// Updates the counters of the jobs that need a job whose status class changed, and wakes those that may be ready.
-    fn tell_dependents(&mut self, place: usize, before: Class, after: Class, wake: &mut VecDeque<(PipelineId, usize)>) {
-        if before.rests() == after.rests() && !after.did_not_run() {
+    fn notify_dependents(
+        &mut self,
+        job_index: usize,
+        before: StatusClass,
+        after: StatusClass,
+        wake: &mut VecDeque<(PipelineId, usize)>,
+    ) {
+        if before.is_non_blocking() == after.is_non_blocking() && !after.did_not_run() {
             return;
         }
-        for &dependent in &self.graph.dependents[place] {
-            match (before.rests(), after.rests()) {
-                (true, false) => self.open_needs[dependent] += 1,
-                (false, true) => self.open_needs[dependent] -= 1,
+        for &dependent in &self.graph.dependents[job_index] {
+            match (before.is_non_blocking(), after.is_non_blocking()) {
+                (true, false) => self.pending_needs[dependent] += 1,
+                (false, true) => self.pending_needs[dependent] -= 1,
                 _ => {}
             }
-            let awake = self.open_needs[dependent] == 0 || after.did_not_run();
+            let awake = self.pending_needs[dependent] == 0 || after.did_not_run();
             if awake && self.jobs[dependent].status == JobStatus::Created {
                 wake.push_back((self.id, dependent));
             }
@@ -215,36 +221,38 @@ impl PipelineState {
 
     /// Returns all created jobs that are ready.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (PipelineId, usize)> + '_ {
-        (0..self.jobs.len()).filter(|&place| self.turn(place) != Turn::NotYet).map(|place| (self.id, place))
+        (0..self.jobs.len())
+            .filter(|&job_index| self.readiness(job_index) != Readiness::NotYet)
+            .map(|job_index| (self.id, job_index))
     }
 
     /// Returns what should happen to a job (docs/spec/pipeline-yaml.md, section 5.2). `NotYet` if it is not a created job.
-    pub(super) fn turn(&self, place: usize) -> Turn {
-        let node = &self.graph.nodes[place];
-        let job = &self.jobs[place];
+    pub(super) fn readiness(&self, job_index: usize) -> Readiness {
+        let node = &self.graph.nodes[job_index];
+        let job = &self.jobs[job_index];
         if job.status != JobStatus::Created {
-            return Turn::NotYet;
+            return Readiness::NotYet;
         }
         let (input, dag) = match &node.needs {
-            None if node.stage != self.front => return Turn::NotYet,
-            None => (composite_or_success(&self.behind, false), false),
+            None if node.stage != self.current_stage => return Readiness::NotYet,
+            None => (composite_or_success(&self.earlier_stages, false), false),
             Some(needs) => (self.input_of_needs(needs), true),
         };
         if !input.is_complete() {
-            return Turn::NotYet;
+            return Readiness::NotYet;
         }
-        if !condition_met(node.when, job.asked, input, dag) {
-            return Turn::Skip;
+        if !condition_met(node.when, job.requested_by_user, input, dag) {
+            return Readiness::Skip;
         }
         // A need that did not run makes the input complete while other needs still run. That is enough to skip a job early, but not to
         // start one with `when: always` before all its needs have ended.
-        if self.open_needs[place] > 0 {
-            return Turn::NotYet;
+        if self.pending_needs[job_index] > 0 {
+            return Readiness::NotYet;
         }
         match node.when {
-            When::Manual if !job.asked => Turn::AskPerson,
-            When::Delayed if !job.asked => Turn::Delay,
-            _ => Turn::Start,
+            When::Manual if !job.requested_by_user => Readiness::WaitForManualStart,
+            When::Delayed if !job.requested_by_user => Readiness::Delay,
+            _ => Readiness::Start,
         }
     }
 
@@ -260,12 +268,12 @@ fn composite_or_success(counts: &Counts, dag: bool) -> JobStatus {
 }
 
 /// Returns whether `when` allows a job to run, for a complete input (table in docs/spec/pipeline-yaml.md, section 5.2).
-fn condition_met(when: When, asked: bool, input: JobStatus, dag: bool) -> bool {
+fn condition_met(when: When, requested_by_user: bool, input: JobStatus, dag: bool) -> bool {
     match when {
         When::OnSuccess | When::Manual | When::Delayed => {
             input == JobStatus::Success || !dag && input == JobStatus::Skipped
         }
-        When::OnFailure if !asked => input == JobStatus::Failed,
+        When::OnFailure if !requested_by_user => input == JobStatus::Failed,
         When::OnFailure | When::Always => input != JobStatus::Canceled,
     }
 }

@@ -156,15 +156,15 @@ fn job(id: i64, pipeline: i64) -> JobRow {
     let state = JobState {
         retry: 0,
         status: JobStatus::Created,
-        allowed: false,
-        asked: false,
+        failure_allowed: false,
+        requested_by_user: false,
         started: false,
-        winds_down: false,
+        supports_graceful_cancel: false,
         timer_at: None,
         child: None,
     };
-    let (place, names) = ((PipelineId(pipeline), 0), ("a".to_owned(), "test".to_owned()));
-    JobRow::new(JobId(id), place, names, JobKind::Script, JobDetail::new(state), from_millis(2))
+    let (job_index, names) = ((PipelineId(pipeline), 0), ("a".to_owned(), "test".to_owned()));
+    JobRow::new(JobId(id), job_index, names, JobKind::Script, JobDetail::new(state), from_millis(2))
 }
 
 fn artifact(job: i64, expires_ms: Option<i64>) -> ArtifactRow {

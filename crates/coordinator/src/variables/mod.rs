@@ -16,13 +16,13 @@ use muster_pipeline::{expand, layers};
 pub use forwarded::forwarded;
 pub use predefined::RUNNER_OWNED;
 
-use crate::handout::Handout;
+use crate::assignment::JobAssignment;
 
 /// Input for [`job_variables`].
 #[derive(Debug, Clone, Copy)]
 pub struct JobVariablesInput<'a> {
     /// The job, its project and its pipeline.
-    pub handout: Handout<'a>,
+    pub assignment: JobAssignment<'a>,
     /// Runner that the job is assigned to.
     pub runner: RunnerFacts<'a>,
     /// Variables from the dotenv reports of the jobs whose artifacts the job gets, in the order of those jobs.
@@ -45,13 +45,13 @@ pub struct RunnerFacts<'a> {
 /// Returns the variables of a job, lowest precedence first.
 #[must_use]
 pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
-    let Handout { job, context, .. } = input.handout;
+    let JobAssignment { job, context, .. } = input.assignment;
     let (user, predefined) = layers::split_user(&context.predefined);
     let environment = job.environment.as_ref();
     let scope = environment.map(|environment| environment.name.as_str());
     let facts = layers::JobFacts { name: &job.name, group_name: &job.group_name, stage: &job.stage, node: job.node };
     let mut variables = layers::merge([
-        predefined::persisted(&input.handout),
+        predefined::persisted(&input.assignment),
         layers::job_predefined(facts),
         predefined::manual(job),
         environment.map(environment::predefined).unwrap_or_default(),

@@ -7,7 +7,7 @@ use muster_pipeline::model::{Job, When};
 use time::format_description::well_known::Rfc3339;
 
 use super::RunnerFacts;
-use crate::handout::Handout;
+use crate::assignment::JobAssignment;
 
 /// Variables that the runner sets itself. They are never sent (C215), because a value in the payload would replace the runner's.
 pub const RUNNER_OWNED: &[&str] = &[
@@ -36,28 +36,28 @@ pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
 }
 
 /// Returns ids, URLs and the token: the layer with the lowest precedence.
-pub(super) fn persisted(handout: &Handout<'_>) -> Vec<Variable> {
-    let url = handout.server_url.trim_end_matches('/');
-    let project_url = format!("{url}/{}", handout.project.path);
+pub(super) fn persisted(assignment: &JobAssignment<'_>) -> Vec<Variable> {
+    let url = assignment.server_url.trim_end_matches('/');
+    let project_url = format!("{url}/{}", assignment.project.path);
     let hidden = |key: &str, value: String| Variable { public: false, ..Variable::public(key, value) };
     let mut variables = vec![
         Variable::public("CI", "true"),
         Variable::public("GITLAB_CI", "true"),
         Variable::public("CI_API_V4_URL", format!("{url}/api/v4")),
-        Variable::public("CI_PROJECT_ID", handout.project.id.to_string()),
-        Variable::public("CI_PROJECT_NAME", &handout.project.name),
-        Variable::public("CI_PROJECT_PATH", &handout.project.path),
-        Variable::public("CI_COMMIT_SHA", &handout.git.sha),
-        Variable::public("CI_PIPELINE_ID", handout.pipeline_id.to_string()),
-        Variable::public("CI_PIPELINE_IID", handout.pipeline_iid.to_string()),
-        Variable::public("CI_PIPELINE_URL", format!("{project_url}/-/pipelines/{}", handout.pipeline_id)),
-        Variable::public("CI_JOB_ID", handout.job_id.to_string()),
-        Variable::public("CI_JOB_URL", format!("{project_url}/-/jobs/{}", handout.job_id)),
-        Variable::secret("CI_JOB_TOKEN", handout.token.expose()),
-        hidden("CI_REPOSITORY_URL", handout.repository_url()),
+        Variable::public("CI_PROJECT_ID", assignment.project.id.to_string()),
+        Variable::public("CI_PROJECT_NAME", &assignment.project.name),
+        Variable::public("CI_PROJECT_PATH", &assignment.project.path),
+        Variable::public("CI_COMMIT_SHA", &assignment.git.sha),
+        Variable::public("CI_PIPELINE_ID", assignment.pipeline_id.to_string()),
+        Variable::public("CI_PIPELINE_IID", assignment.pipeline_iid.to_string()),
+        Variable::public("CI_PIPELINE_URL", format!("{project_url}/-/pipelines/{}", assignment.pipeline_id)),
+        Variable::public("CI_JOB_ID", assignment.job_id.to_string()),
+        Variable::public("CI_JOB_URL", format!("{project_url}/-/jobs/{}", assignment.job_id)),
+        Variable::secret("CI_JOB_TOKEN", assignment.token.expose()),
+        hidden("CI_REPOSITORY_URL", assignment.repository_url()),
     ];
     variables.extend(server(url));
-    if let Ok(started) = handout.now.format(&Rfc3339) {
+    if let Ok(started) = assignment.now.format(&Rfc3339) {
         variables.push(Variable::public("CI_JOB_STARTED_AT", started));
     }
     variables

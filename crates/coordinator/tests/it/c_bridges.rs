@@ -1,6 +1,6 @@
 //! The conformance cases of bridges and child pipelines (pipeline-yaml 8.7), as far as the engine alone decides them.
 
-use muster_coordinator::schedule::{Event, Outcome, Refusal};
+use muster_coordinator::schedule::{Event, Outcome, RejectedEvent};
 use muster_job::FailureReason;
 use muster_pipeline::model::{Strategy, When};
 
@@ -51,7 +51,7 @@ fn c190_a_blocked_child_is_running_or_mirrored() {
         w.expect(&format!("@2:manual c:{shown} t1:created"));
         if strategy == Strategy::Mirror {
             let c = w.job("c");
-            assert_eq!(w.apply(Event::Play { job: c }), Err(Refusal::FollowsChild(c)));
+            assert_eq!(w.apply(Event::Play { job: c }), Err(RejectedEvent::FollowsChild(c)));
         }
         w.restart();
         w.play("2.x1");
@@ -79,19 +79,19 @@ fn c191_a_child_that_cannot_be_created_fails_its_bridge() {
     w.expect("c:failed @1:failed");
     assert_eq!(w.reasons[&c], reason);
     let again = w.apply(Event::ChildFailed { bridge: c, reason });
-    assert_eq!(again, Err(Refusal::BridgeNotWaiting { job: c, status: muster_job::JobStatus::Failed }));
+    assert_eq!(again, Err(RejectedEvent::BridgeNotWaiting { job: c, status: muster_job::JobStatus::Failed }));
 }
 
 /// C193 and C194 are about a child's variables and source; the engine's part is to know parent and child.
 #[test]
 fn c193_c194_a_child_belongs_to_its_bridge() {
     let mut w = world(pipeline("b: b1 c").bridge("c", Strategy::Depend));
-    assert_eq!(w.add_child("b1", pipeline("x: x1")), Err(Refusal::NotABridge(w.job("b1"))));
+    assert_eq!(w.add_child("b1", pipeline("x: x1")), Err(RejectedEvent::NotABridge(w.job("b1"))));
     let mut w = world(pipeline("b: c").bridge("c", Strategy::Depend));
     w.cancel(1);
     let c = w.job("c");
     let status = muster_job::JobStatus::Canceled;
-    assert_eq!(w.add_child("c", pipeline("x: x1")), Err(Refusal::BridgeNotWaiting { job: c, status }));
+    assert_eq!(w.add_child("c", pipeline("x: x1")), Err(RejectedEvent::BridgeNotWaiting { job: c, status }));
 }
 
 #[test]
@@ -152,5 +152,8 @@ fn a_pipeline_elsewhere_is_followed_by_reports() {
 fn runners_have_no_part_in_bridges() {
     let mut w = world(pipeline("b: c").bridge("c", Strategy::Depend));
     let c = w.job("c");
-    assert_eq!(w.apply(Event::JobTaken { job: c, winds_down: false }), Err(Refusal::IsBridge(c)));
+    assert_eq!(
+        w.apply(Event::JobAssigned { job: c, supports_graceful_cancel: false }),
+        Err(RejectedEvent::IsBridge(c))
+    );
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use serde_json::{Value, json};
 
-use crate::handouts::{SHA, TOKEN, World};
+use crate::assignments::{SHA, TOKEN, World};
 
 fn texts(values: &[&str]) -> Vec<String> {
     values.iter().map(|value| (*value).to_owned()).collect()

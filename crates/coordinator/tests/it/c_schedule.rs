@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_coordinator::schedule::{Engine, Event, Outcome, Refusal, ResourceMode, RestoreError, Target};
+use muster_coordinator::schedule::{Engine, Event, Outcome, RejectedEvent, ResourceMode, RestoreError, Target};
 use muster_job::{FailureReason, PipelineId};
 use muster_pipeline::model::{AllowFailure, OnNewCommit, Strategy, When};
 
@@ -140,7 +140,7 @@ fn c178_a_delayed_job_waits_from_its_turn_on() {
     let t1 = w.job("t1");
     assert_eq!(w.timers[&t1], w.now + 60_000);
     w.now += 59_999;
-    assert_eq!(w.apply(Event::TimerFired { job: t1 }), Err(Refusal::NotDue { job: t1, at: w.now + 1 }));
+    assert_eq!(w.apply(Event::TimerFired { job: t1 }), Err(RejectedEvent::NotDue { job: t1, at: w.now + 1 }));
     w.now += 1;
     w.apply(Event::TimerFired { job: t1 }).unwrap();
     w.expect("t1:pending");
@@ -184,7 +184,7 @@ fn c179_each_retry_is_a_record_of_its_own() {
     w.expect("b1:success @1:success");
     assert_eq!(w.job("b1").retry, 1, "two records");
     let late = w.apply(Event::JobFinished { job: first, outcome: Outcome::Success });
-    assert_eq!(late, Err(Refusal::Replaced { job: first, newest: 1 }));
+    assert_eq!(late, Err(RejectedEvent::Replaced { job: first, newest: 1 }));
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn only_what_is_over_and_ran_can_be_retried() {
     w.fail("b1");
     assert!(w.apply(Event::RetryJob { job: t1 }).is_err(), "skipped");
     w.retry("b1");
-    assert_eq!(w.apply(Event::RetryJob { job: b1 }), Err(Refusal::Replaced { job: b1, newest: 1 }));
+    assert_eq!(w.apply(Event::RetryJob { job: b1 }), Err(RejectedEvent::Replaced { job: b1, newest: 1 }));
 }
 
 #[test]
@@ -474,10 +474,10 @@ fn a_job_given_back_is_offered_again() {
     let mut w = world(pipeline("b: b1"));
     w.take("b1");
     let b1 = w.job("b1");
-    w.apply(Event::JobGivenBack { job: b1 }).unwrap();
+    w.apply(Event::JobRequeued { job: b1 }).unwrap();
     w.expect("b1:pending");
     assert_eq!(w.enqueued[&b1], 2);
-    assert!(w.apply(Event::JobGivenBack { job: b1 }).is_err());
+    assert!(w.apply(Event::JobRequeued { job: b1 }).is_err());
     w.pass("b1");
 }
 

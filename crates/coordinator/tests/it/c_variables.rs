@@ -8,7 +8,7 @@ use muster_pipeline::model::{Bridge, BridgeTarget, Strategy};
 use muster_pipeline::{expression, layers, slug};
 use proptest::prelude::*;
 
-use crate::handouts::{World, environment, scoped};
+use crate::assignments::{World, environment, scoped};
 
 #[test]
 fn c154_run_form_beats_project_beats_job_beats_global() {

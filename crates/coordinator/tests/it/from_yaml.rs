@@ -7,7 +7,7 @@ use muster_job::Variable;
 use muster_pipeline::context::{Changes, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use muster_pipeline::slug::slug;
 
-use crate::handouts::World;
+use crate::assignments::World;
 
 /// A repository of one file, `Gemfile.lock`, whose content has not changed since its commit.
 struct Repository {
@@ -124,7 +124,7 @@ fn c157_expansion_from_yaml() {
 fn c161_the_scope_follows_the_environment() {
     let k = |yaml: &str| {
         let mut world = World::new();
-        world.context.project_variables = vec![crate::handouts::scoped(Variable::public("K", "v"), "review/*")];
+        world.context.project_variables = vec![crate::assignments::scoped(Variable::public("K", "v"), "review/*")];
         world.compiled(yaml).value("K")
     };
     assert_eq!(k("a: {script: [x], environment: review/x}").as_deref(), Some("v"));

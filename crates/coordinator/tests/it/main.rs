@@ -1,20 +1,20 @@
 //! Integration tests of the coordinator, one binary.
 
+mod accept_timeout;
 mod artifacts;
+mod assignments;
 mod c_bridges;
 mod c_payload;
 mod c_schedule;
 mod c_variables;
 mod c_world;
 mod clone;
-mod contact;
 mod from_yaml;
-mod handouts;
-mod leases;
 mod memory;
 mod outbox;
 mod repositories;
 mod requests;
+mod runner_contact;
 mod schedule;
 mod service;
 mod store;

@@ -47,7 +47,7 @@ async fn no_more_requests_are_held_than_the_limit_says() {
     assert_eq!(answer(ask(&tagged).await).await.as_deref(), Some("special"));
     assert!(held.iter().all(|asking| !asking.is_finished()));
 
-    // A request that was given up frees its place.
+    // A request that was given up frees its slot.
     let [given_up, first] = held;
     given_up.abort();
     let _ = given_up.await;

@@ -301,7 +301,7 @@ async fn jobs_that_run_or_are_silent_for_too_long_are_ended() {
     house.clock.advance(Duration::from_secs(120 + 15 * 60));
     house.until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
     assert_eq!(house.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
-    // A word from the runner moves the limit of silence on.
+    // A word from the runner moves the limit of contact_timeout on.
     manager.running(&long).await;
     house.clock.advance(Duration::from_secs(3599));
     assert_eq!(house.status(id, "long").await, JobStatus::Running);

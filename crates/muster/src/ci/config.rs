@@ -155,7 +155,7 @@ impl Config {
         let home = |path: &PathBuf| at_home(path);
         let all = |map: &BTreeMap<String, PathBuf>| map.iter().map(|(key, path)| (key.clone(), home(path))).collect();
         let limit = match self.remote.timeout {
-            None => IncludeConfig::default().remote_limit,
+            None => IncludeConfig::default().remote_timeout,
             Some(seconds) => {
                 Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero()).ok_or_else(|| {
                     let file = self.file.display();
@@ -171,8 +171,8 @@ impl Config {
             templates: self.templates.folder.as_ref().map(home),
             remotes: all(&self.remote.map),
             remote: if offline || self.remote.offline { RemotePolicy::Offline } else { RemotePolicy::Allowed },
-            remote_limit: limit,
-            waits: Some(Arc::new(waits)),
+            remote_timeout: limit,
+            on_wait: Some(Arc::new(waits)),
             cache: Some(cache),
             pins,
             config_file: self.file.clone(),

@@ -21,7 +21,7 @@ use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt;
 use tokio_util::io::ReaderStream;
 
-use super::{Appended, ArtifactName, BlobError, Blobs, Incoming, READ_MAX, blocking};
+use super::{Appended, ArtifactName, BlobError, Blobs, Incoming, MAX_READ, blocking};
 
 use traces::Traces;
 
@@ -56,11 +56,11 @@ impl DirectoryBlobs {
                 tracing::warn!(file = %entry.path().display(), %error, "failed to delete a leftover");
             }
         }
-        Ok(Self::of_past(dir))
+        Ok(Self::open_read_only(dir))
     }
 
     /// Opens a directory for reading only. Another process may have written it, or may still write it.
-    pub(crate) fn of_past(dir: &Path) -> Self {
+    pub(crate) fn open_read_only(dir: &Path) -> Self {
         Self { traces: Traces::new(dir.join(TRACES)), artifacts: dir.join(ARTIFACTS) }
     }
 }
@@ -84,11 +84,11 @@ fn existing(path: &Path) -> Result<Option<File>, BlobError> {
 
 #[async_trait]
 impl Blobs for DirectoryBlobs {
-    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, bytes_max: u64) -> Result<Appended, BlobError> {
-        self.traces.append(job, start, bytes, bytes_max).await
+    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, max_bytes: u64) -> Result<Appended, BlobError> {
+        self.traces.append(job, start, bytes, max_bytes).await
     }
 
-    async fn sum_of_trace(&self, job: JobId) -> Result<(u64, u32), BlobError> {
+    async fn trace_checksum(&self, job: JobId) -> Result<(u64, u32), BlobError> {
         self.traces.checksum(job).await
     }
 
@@ -97,7 +97,7 @@ impl Blobs for DirectoryBlobs {
         let read = move || {
             let Some(mut file) = existing(&path)? else { return Ok(Bytes::new()) };
             let mut bytes = Vec::new();
-            let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.take(READ_MAX).read_to_end(&mut bytes));
+            let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.take(MAX_READ).read_to_end(&mut bytes));
             read.map_err(failed(&path))?;
             Ok(bytes.into())
         };

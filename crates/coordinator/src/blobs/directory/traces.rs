@@ -19,7 +19,7 @@ use super::super::{Appended, BlobError, blocking};
 /// Bytes per read while a checksum is computed.
 const CHUNK: usize = 64 * 1024;
 /// Maximum number of bytes that the caller's own thread writes: for so few, another thread costs more than the write itself.
-const AT_ONCE: usize = 64 * 1024;
+const MAX_INLINE_WRITE: usize = 64 * 1024;
 
 /// All traces of a state directory.
 #[derive(Debug)]
@@ -61,11 +61,11 @@ impl Traces {
         job: JobId,
         start: u64,
         bytes: Bytes,
-        bytes_max: u64,
+        max_bytes: u64,
     ) -> Result<Appended, BlobError> {
-        let few = bytes.len() <= AT_ONCE;
+        let few = bytes.len() <= MAX_INLINE_WRITE;
         let append =
-            move |trace: &mut Trace| trace.append(start, &bytes, bytes_max).map_err(|error| failed(&trace.path, error));
+            move |trace: &mut Trace| trace.append(start, &bytes, max_bytes).map_err(|error| failed(&trace.path, error));
         self.with(job, few, append).await
     }
 
@@ -117,13 +117,13 @@ impl Trace {
             || std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    fn append(&mut self, start: u64, bytes: &[u8], bytes_max: u64) -> io::Result<Appended> {
+    fn append(&mut self, start: u64, bytes: &[u8], max_bytes: u64) -> io::Result<Appended> {
         let writer = self.writer()?;
         if start != writer.size {
             return Ok(Appended::WrongOffset(writer.size));
         }
         let end = writer.size.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-        if end > bytes_max {
+        if end > max_bytes {
             return Ok(Appended::TooLarge);
         }
         if let Err(error) = writer.file.write_all(bytes) {
@@ -190,8 +190,8 @@ mod tests {
         let (dir, before) = traces();
         append(&before, 0, "hello ").await;
         let after = Traces::new(dir.path().to_owned());
-        assert_eq!(append(&after, 6, "world").await, Appended::Yes(11));
-        assert_eq!(after.checksum(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello world")));
+        assert_eq!(append(&after, 6, "state").await, Appended::Yes(11));
+        assert_eq!(after.checksum(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello state")));
     }
 
     #[tokio::test]

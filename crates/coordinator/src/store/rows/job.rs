@@ -13,7 +13,7 @@ pub(crate) struct JobRow {
     pub(crate) id: JobId,
     pub(crate) pipeline: PipelineId,
     /// Index of the job in the compiled configuration.
-    pub(crate) place: usize,
+    pub(crate) job_index: usize,
     pub(crate) name: String,
     pub(crate) stage: String,
     pub(crate) kind: JobKind,
@@ -35,7 +35,7 @@ impl JobRow {
     /// Returns the first record of a job, in its initial state.
     pub(crate) fn new(
         id: JobId,
-        (pipeline, place): (PipelineId, usize),
+        (pipeline, job_index): (PipelineId, usize),
         (name, stage): (String, String),
         kind: JobKind,
         detail: JobDetail,
@@ -44,7 +44,7 @@ impl JobRow {
         Self {
             id,
             pipeline,
-            place,
+            job_index,
             name,
             stage,
             kind,
@@ -73,10 +73,10 @@ pub(crate) struct JobDetail {
     pub(crate) retried: bool,
     /// Number of assignments of the job so far. Part of the job's token.
     #[serde(default)]
-    pub(crate) handout: u32,
+    pub(crate) assignment: u32,
     /// Whether the current assignee has accepted the job or sent anything for it.
     #[serde(default)]
-    pub(crate) alive: bool,
+    pub(crate) accepted: bool,
     /// Idempotency key of the request that was answered with this job.
     #[serde(default)]
     pub(crate) idempotency_key: Option<String>,
@@ -94,7 +94,7 @@ pub(crate) struct JobDetail {
     pub(crate) dotenv: Vec<(String, String)>,
     /// Reason why an uploaded report is invalid. The job fails with it.
     #[serde(default)]
-    pub(crate) refused_report: Option<String>,
+    pub(crate) invalid_report: Option<String>,
     /// Variables that the user entered when they started the job.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
@@ -109,14 +109,14 @@ impl JobDetail {
         Self {
             state,
             retried: false,
-            handout: 0,
-            alive: false,
+            assignment: 0,
+            accepted: false,
             idempotency_key: None,
             timeout_s: 0,
             message: None,
             result_tree: None,
             dotenv: Vec::new(),
-            refused_report: None,
+            invalid_report: None,
             variables: Vec::new(),
             environment_url: None,
         }
@@ -126,7 +126,7 @@ impl JobDetail {
 impl JobRow {
     /// Returns the engine's reference to this record.
     pub(crate) fn job_ref(&self) -> JobRef {
-        JobRef { pipeline: self.pipeline, place: self.place, retry: self.attempt.saturating_sub(1) }
+        JobRef { pipeline: self.pipeline, job_index: self.job_index, retry: self.attempt.saturating_sub(1) }
     }
 
     /// Returns the status of the job.

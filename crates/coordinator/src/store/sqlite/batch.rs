@@ -8,7 +8,7 @@ use sqlx::{Arguments, AssertSqlSafe, Encode, Type};
 use crate::error::StoreError;
 
 /// Maximum number of statements in a batch whose prepared form is cached for the next batch of the same shape.
-const KEPT_MAX: usize = 8;
+const MAX_CACHED: usize = 8;
 
 /// Statements that change rows, in order.
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl Batch {
         // SQLite runs a single statement as a transaction.
         let sql = if self.statements == 1 { self.sql } else { format!("BEGIN IMMEDIATE;\n{}COMMIT", self.sql) };
         // The text consists of the constants above; values from outside are bound.
-        let query = sqlx::query_with(AssertSqlSafe(sql), self.values).persistent(self.statements <= KEPT_MAX);
+        let query = sqlx::query_with(AssertSqlSafe(sql), self.values).persistent(self.statements <= MAX_CACHED);
         query.execute(connection).await?;
         Ok(())
     }

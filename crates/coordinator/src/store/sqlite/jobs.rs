@@ -14,7 +14,7 @@ pub(super) fn put(batch: &mut Batch, row: &JobRow) -> Result<(), StoreError> {
     batch
         .statement(
             "INSERT INTO jobs
-         (id, pipeline_id, place, name, stage, kind, status, attempt, created_at, queued_at, started_at,
+         (id, pipeline_id, job_index, name, stage, kind, status, attempt, created_at, queued_at, started_at,
           finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail)
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
          ON CONFLICT (id) DO UPDATE SET
@@ -25,7 +25,7 @@ pub(super) fn put(batch: &mut Batch, row: &JobRow) -> Result<(), StoreError> {
         )
         .bind(row.id.0)
         .bind(row.pipeline.0)
-        .bind(i64::try_from(row.place).unwrap_or(i64::MAX))
+        .bind(i64::try_from(row.job_index).unwrap_or(i64::MAX))
         .bind(&row.name)
         .bind(&row.stage)
         .bind(row.kind.as_str())
@@ -85,7 +85,7 @@ fn job(row: &SqliteRow) -> Result<JobRow, StoreError> {
     Ok(JobRow {
         id: JobId(row.try_get("id")?),
         pipeline: PipelineId(row.try_get("pipeline_id")?),
-        place: usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX),
+        job_index: usize::try_from(row.try_get::<i64, _>("job_index")?).unwrap_or(usize::MAX),
         name: row.try_get("name")?,
         stage: row.try_get("stage")?,
         kind: from_name("a job's kind", row.try_get("kind")?)?,

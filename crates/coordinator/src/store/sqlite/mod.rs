@@ -54,7 +54,7 @@ impl SqliteStore {
 
     /// Opens the database of a state directory for reading only.
     pub(crate) async fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
-        let reader = Mutex::new(Reader::Open(open::of_past(dir).await?));
+        let reader = Mutex::new(Reader::Open(open::open_read_only(dir).await?));
         Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
     }
 

@@ -46,7 +46,7 @@ pub(super) async fn for_reading(path: &Path) -> Result<SqliteConnection, sqlx::E
 }
 
 /// Opens the database of a state directory that another process may have written, for reading only.
-pub(super) async fn of_past(dir: &Path) -> Result<SqliteConnection, OpenError> {
+pub(super) async fn open_read_only(dir: &Path) -> Result<SqliteConnection, OpenError> {
     let path = path_in(dir);
     if !path.is_file() {
         return Err(OpenError::Missing { dir: dir.to_owned() });

@@ -73,8 +73,8 @@ pub(super) fn build(specs: &[Spec], auto_cancel: AutoCancel) -> Pipeline {
     built.auto_cancel = auto_cancel;
     let mut specs = specs.to_vec();
     specs.sort_by_key(|spec| spec.stage);
-    for (place, spec) in specs.iter().enumerate() {
-        let mut made = job(&format!("j{place}"), &format!("s{}", spec.stage), spec.stage);
+    for (job_index, spec) in specs.iter().enumerate() {
+        let mut made = job(&format!("j{job_index}"), &format!("s{}", spec.stage), spec.stage);
         made.when = spec.when;
         made.start_in = Some(Duration::from_secs(5));
         made.allow_failure = spec.allow_failure.clone();
@@ -85,7 +85,7 @@ pub(super) fn build(specs: &[Spec], auto_cancel: AutoCancel) -> Pipeline {
             None => made.resource_group = spec.group.map(|one| if one { "one".to_owned() } else { "two".to_owned() }),
         }
         made.needs = spec.needs.as_ref().map(|needs| {
-            let earlier = needs.iter().filter(|_| place > 0).map(|need| usize::from(*need) % place);
+            let earlier = needs.iter().filter(|_| job_index > 0).map(|need| usize::from(*need) % job_index);
             let need = |earlier| Need::Job { name: format!("j{earlier}"), artifacts: true, optional: false };
             earlier.map(need).collect()
         });
@@ -133,16 +133,16 @@ pub(super) fn any_event() -> impl Strategy<Value = Event> {
         JobStatus::Manual,
         JobStatus::Scheduled,
     ];
-    let job = (0..3_i64, 0..20_usize, 0..3_u32).prop_map(|(pipeline, place, retry)| JobRef {
+    let job = (0..3_i64, 0..20_usize, 0..3_u32).prop_map(|(pipeline, job_index, retry)| JobRef {
         pipeline: PipelineId(pipeline),
-        place,
+        job_index,
         retry,
     });
     let status = proptest::sample::select(statuses.to_vec());
     let reason = proptest::sample::select(FailureReason::ALL);
     (job, status, reason, any::<bool>(), 0..15_u8).prop_map(|(job, status, reason, flag, kind)| match kind {
-        0 | 1 => Event::JobTaken { job, winds_down: flag },
-        2 => Event::JobGivenBack { job },
+        0 | 1 => Event::JobAssigned { job, supports_graceful_cancel: flag },
+        2 => Event::JobRequeued { job },
         3 | 4 => Event::JobFinished { job, outcome: Outcome::Success },
         5 => Event::JobFinished { job, outcome: Outcome::Failed { reason, exit_code: flag.then_some(42) } },
         6 => Event::Cancel { target: Target::Job(job) },

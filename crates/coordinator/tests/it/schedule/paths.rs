@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use muster_coordinator::schedule::{Graph, GraphError, Span, UnknownJob, critical_path, priority, select};
+use muster_coordinator::schedule::{Graph, GraphError, RunInterval, UnknownJob, critical_path, priority, select};
 use muster_pipeline::model::{Pipeline, When};
 
 use super::world::{Build, World, job, pipeline};
@@ -24,7 +24,7 @@ fn the_job_with_the_longest_path_behind_it_goes_first() {
 fn the_critical_path_is_what_the_end_waited_for() {
     let built = pipeline("b: b1 b2; t: t1 t2; d: d1 d2").needs("t1", &["b1"]).needs("d2", &["t1"]);
     let graph = Graph::new(&built).unwrap();
-    let span = |start, end| Some(Span { start, end });
+    let span = |start, end| Some(RunInterval { start, end });
     let all = [span(0, 5), span(0, 9), span(5, 7), span(9, 10), span(10, 12), span(7, 8)];
     assert_eq!(critical_path(&graph, &all), [1, 3, 4]);
     let without_t2 = [span(0, 5), span(0, 9), span(5, 30), None, None, span(30, 31)];
@@ -117,7 +117,7 @@ fn thousands_of_jobs_are_scheduled_without_looking_at_all_of_them_each_time() {
     while let Some(action) = actions.pop() {
         use muster_coordinator::schedule::{Action, Event, Outcome};
         if let Action::Enqueue { job } = action {
-            actions.extend(engine.apply(Event::JobTaken { job, winds_down: false }, 0).unwrap());
+            actions.extend(engine.apply(Event::JobAssigned { job, supports_graceful_cancel: false }, 0).unwrap());
             actions.extend(engine.apply(Event::JobFinished { job, outcome: Outcome::Success }, 0).unwrap());
             done += 1;
         }

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::generate::{Step, any_event, auto_cancel, build, specs, steps};
-use super::reference::rests;
+use super::reference::is_non_blocking;
 use super::run::{ROOT, Run};
 
 fn run(model: &Pipeline, steps: &[Step], people: bool, restarts: bool) -> Run {
@@ -74,11 +74,11 @@ proptest! {
         let mut run = run(&model, &steps, false, false);
         run.drain();
         let mut ended = vec![None; model.jobs.len()];
-        run.finished.iter().enumerate().for_each(|(order, &place)| ended[place] = Some(order));
-        for place in &run.finished {
-            for before in run.references[&ROOT].waits_for(*place) {
-                prop_assert!(rests(&run.jobs(ROOT)[before]), "job {} ended before job {before} rested", place);
-                prop_assert!(ended[before] <= ended[*place], "job {} ended before job {before}", place);
+        run.finished.iter().enumerate().for_each(|(order, &job_index)| ended[job_index] = Some(order));
+        for job_index in &run.finished {
+            for before in run.references[&ROOT].waits_for(*job_index) {
+                prop_assert!(is_non_blocking(&run.jobs(ROOT)[before]), "job {} ended before job {before} rested", job_index);
+                prop_assert!(ended[before] <= ended[*job_index], "job {} ended before job {before}", job_index);
             }
         }
     }

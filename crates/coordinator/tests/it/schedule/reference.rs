@@ -8,7 +8,7 @@ use muster_pipeline::model::{Job, Need, Pipeline, When, Work};
 
 /// A job's status as others see it.
 fn mapped(job: &JobState) -> &'static str {
-    match (job.status, job.allowed) {
+    match (job.status, job.failure_allowed) {
         (JobStatus::Failed | JobStatus::Canceled, true) => "warn",
         (JobStatus::Manual, true) => "ignored",
         (status, _) => status.as_str(),
@@ -43,12 +43,12 @@ fn composite(words: &[&str], dag: bool) -> &'static str {
     of_all.or_else(of_any).unwrap_or("failed")
 }
 
-/// Needs by place; `None` for stage order.
+/// Needs by job index; `None` for stage order.
 fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
-    let place = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("a sound graph");
+    let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("a sound graph");
     job.needs.as_ref().map(|needs| {
         let named = needs.iter().filter_map(|need| match need {
-            Need::Job { name, .. } => Some(place(name)),
+            Need::Job { name, .. } => Some(job_index(name)),
             _ => None,
         });
         named.collect()
@@ -68,40 +68,46 @@ impl Reference {
     }
 
     /// All jobs that a job waits for.
-    pub(super) fn waits_for(&self, place: usize) -> Vec<usize> {
-        let stage = self.model.jobs[place].stage_index;
+    pub(super) fn waits_for(&self, job_index: usize) -> Vec<usize> {
+        let stage = self.model.jobs[job_index].stage_index;
         let earlier =
             || (0..self.model.jobs.len()).filter(|&other| self.model.jobs[other].stage_index < stage).collect();
-        self.needs[place].clone().unwrap_or_else(earlier)
+        self.needs[job_index].clone().unwrap_or_else(earlier)
     }
 
     /// What a created job does now: `wait`, `skip`, `start`, `manual` or `scheduled`.
-    fn turn(&self, jobs: &[JobState], place: usize, stage_inputs: &mut BTreeMap<usize, &'static str>) -> &'static str {
-        let model = &self.model.jobs[place];
-        let words = |places: Vec<usize>| places.into_iter().map(|place| mapped(&jobs[place])).collect::<Vec<_>>();
+    fn turn(
+        &self,
+        jobs: &[JobState],
+        job_index: usize,
+        stage_inputs: &mut BTreeMap<usize, &'static str>,
+    ) -> &'static str {
+        let model = &self.model.jobs[job_index];
+        let words =
+            |indexes: Vec<usize>| indexes.into_iter().map(|job_index| mapped(&jobs[job_index])).collect::<Vec<_>>();
         let judge = |words: Vec<&str>, dag| if words.is_empty() { "success" } else { composite(&words, dag) };
-        let dag = self.needs[place].is_some();
+        let dag = self.needs[job_index].is_some();
         let input = if dag {
-            judge(words(self.waits_for(place)), true)
+            judge(words(self.waits_for(job_index)), true)
         } else {
-            stage_inputs.entry(model.stage_index).or_insert_with(|| judge(words(self.waits_for(place)), false))
+            stage_inputs.entry(model.stage_index).or_insert_with(|| judge(words(self.waits_for(job_index)), false))
         };
-        let asked = jobs[place].asked;
+        let requested_by_user = jobs[job_index].requested_by_user;
         let met = match (model.when, input) {
             (_, "canceled") => false,
             (When::OnSuccess | When::Manual | When::Delayed, "success") => true,
             (When::OnSuccess | When::Manual | When::Delayed, "skipped") => !dag,
             (When::OnSuccess | When::Manual | When::Delayed, "failed") => false,
             (When::OnFailure, "failed") => true,
-            (When::OnFailure, "success" | "skipped") => asked,
+            (When::OnFailure, "success" | "skipped") => requested_by_user,
             (When::Always, "success" | "failed" | "skipped") => true,
             _ => return "wait",
         };
         match model.when {
             _ if !met => "skip",
-            _ if dag && self.waits_for(place).iter().any(|&need| !rests(&jobs[need])) => "wait",
-            When::Manual if !asked => "manual",
-            When::Delayed if !asked => "scheduled",
+            _ if dag && self.waits_for(job_index).iter().any(|&need| !is_non_blocking(&jobs[need])) => "wait",
+            When::Manual if !requested_by_user => "manual",
+            When::Delayed if !requested_by_user => "scheduled",
             _ => "start",
         }
     }
@@ -111,33 +117,35 @@ impl Reference {
         let words: Vec<&str> = after.iter().map(mapped).collect();
         assert_eq!(status.as_str(), composite(&words, false), "the pipeline's status");
         let mut inputs = BTreeMap::new();
-        for (place, (was, is)) in before.iter().zip(after).enumerate() {
-            let turn = self.turn(after, place, &mut inputs);
+        for (job_index, (was, is)) in before.iter().zip(after).enumerate() {
+            let turn = self.turn(after, job_index, &mut inputs);
             let had_its_turn = was.status == JobStatus::Created || was.retry != is.retry;
             match is.status {
-                JobStatus::Created => assert_eq!(turn, "wait", "job {place} is left waiting"),
+                JobStatus::Created => assert_eq!(turn, "wait", "job {job_index} is left waiting"),
                 JobStatus::Canceled => {}
                 _ if !had_its_turn => {}
-                JobStatus::Skipped => assert_eq!(turn, "skip", "job {place} was skipped"),
-                JobStatus::Manual => assert_eq!(turn, "manual", "job {place} waits for a person"),
-                JobStatus::Scheduled => assert_eq!(turn, "scheduled", "job {place} is delayed"),
-                JobStatus::Pending | JobStatus::WaitingForResource => assert_eq!(turn, "start", "job {place} started"),
-                other => panic!("job {place} went from its turn to {other}"),
+                JobStatus::Skipped => assert_eq!(turn, "skip", "job {job_index} was skipped"),
+                JobStatus::Manual => assert_eq!(turn, "manual", "job {job_index} waits for a person"),
+                JobStatus::Scheduled => assert_eq!(turn, "scheduled", "job {job_index} is delayed"),
+                JobStatus::Pending | JobStatus::WaitingForResource => {
+                    assert_eq!(turn, "start", "job {job_index} started")
+                }
+                other => panic!("job {job_index} went from its turn to {other}"),
             }
-            if is.status == JobStatus::Skipped && is.child.is_none() && !self.needs_a_manual_job(place) {
-                assert_eq!(turn, "skip", "job {place} is skipped although it could still run");
+            if is.status == JobStatus::Skipped && is.child.is_none() && !self.needs_a_manual_job(job_index) {
+                assert_eq!(turn, "skip", "job {job_index} is skipped although it could still run");
             }
         }
         self.check_groups(after);
     }
 
     /// An optional manual need (or a bridge that shows one) that is canceled changes the input of a skipped job without bringing it back.
-    fn needs_a_manual_job(&self, place: usize) -> bool {
+    fn needs_a_manual_job(&self, job_index: usize) -> bool {
         let manual = |&need: &usize| {
             let need = &self.model.jobs[need];
             matches!(need.when, When::Manual | When::Delayed) || matches!(need.work, Work::Bridge(_))
         };
-        self.needs[place].iter().flatten().any(manual)
+        self.needs[job_index].iter().flatten().any(manual)
     }
 
     fn check_groups(&self, jobs: &[JobState]) {
@@ -159,6 +167,6 @@ impl Reference {
 }
 
 /// Nobody has to wait for it.
-pub(super) fn rests(job: &JobState) -> bool {
+pub(super) fn is_non_blocking(job: &JobState) -> bool {
     job.status.is_complete() || mapped(job) == "ignored"
 }

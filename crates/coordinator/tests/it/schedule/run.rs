@@ -24,7 +24,7 @@ enum Deed {
 pub(super) struct Run {
     pub(super) world: World,
     pub(super) references: BTreeMap<PipelineId, Reference>,
-    given_back: BTreeMap<JobRef, usize>,
+    requeued: BTreeMap<JobRef, usize>,
     /// The last event, to be said again.
     last: Option<Event>,
     /// Jobs of the root pipeline, in the order of their end.
@@ -35,7 +35,7 @@ impl Run {
     pub(super) fn new(model: Pipeline) -> Self {
         let world = world(model.clone());
         let references = BTreeMap::from([(ROOT, Reference::new(model))]);
-        Self { world, references, given_back: BTreeMap::new(), last: None, finished: Vec::new() }
+        Self { world, references, requeued: BTreeMap::new(), last: None, finished: Vec::new() }
     }
 
     pub(super) fn jobs(&self, pipeline: PipelineId) -> &[JobState] {
@@ -49,8 +49,9 @@ impl Run {
 
     fn pick(&self, which: u16, wanted: impl Fn(&JobState, bool) -> bool) -> Option<JobRef> {
         let of_one = |&pipeline: &PipelineId| {
-            let job_ref = move |(place, job): (usize, &JobState)| JobRef { pipeline, place, retry: job.retry };
-            let fits = |(place, job): &(usize, &JobState)| wanted(job, self.world.is_bridge(job_ref((*place, *job))));
+            let job_ref = move |(job_index, job): (usize, &JobState)| JobRef { pipeline, job_index, retry: job.retry };
+            let fits =
+                |(job_index, job): &(usize, &JobState)| wanted(job, self.world.is_bridge(job_ref((*job_index, *job))));
             self.jobs(pipeline).iter().enumerate().filter(fits).map(job_ref).collect::<Vec<_>>()
         };
         let found: Vec<JobRef> = self.references.keys().flat_map(of_one).collect();
@@ -98,9 +99,11 @@ impl Run {
             13 if people => Some(Event::NewerPipeline { older: ROOT }),
             14..=15 => self
                 .pick(which, |job, bridge| job.status == JobStatus::Running && !bridge)
-                .map(|job| Event::JobGivenBack { job }),
+                .map(|job| Event::JobRequeued { job }),
             16..=30 => self.scheduled(which).map(|job| Event::TimerFired { job }),
-            31..=100 => self.pending(which).map(|job| Event::JobTaken { job, winds_down: step.kind.is_multiple_of(2) }),
+            31..=100 => self
+                .pending(which)
+                .map(|job| Event::JobAssigned { job, supports_graceful_cancel: step.kind.is_multiple_of(2) }),
             101..=108 => return self.waiting_bridge(which).map(|bridge| Deed::Create(bridge, which)),
             109..=110 => self.waiting_bridge(which).map(|bridge| Event::ChildFailed { bridge, reason }),
             111..=130 => self.on_runner(which).map(failed(script, Some(1))),
@@ -127,7 +130,7 @@ impl Run {
         let before = self.all();
         match deed.clone() {
             Deed::Tell(event) => {
-                self.world.apply(event.clone()).unwrap_or_else(|refusal| panic!("{event:?}: {refusal}"));
+                self.world.apply(event.clone()).unwrap_or_else(|rejection| panic!("{event:?}: {rejection}"));
                 self.note(event);
             }
             Deed::Create(bridge, kind) => {
@@ -147,11 +150,11 @@ impl Run {
 
     fn note(&mut self, event: Event) {
         match event {
-            Event::JobGivenBack { job } => *self.given_back.entry(job).or_default() += 1,
+            Event::JobRequeued { job } => *self.requeued.entry(job).or_default() += 1,
             Event::JobFinished { job, .. }
-                if job.pipeline == ROOT && self.jobs(ROOT)[job.place].status.is_complete() =>
+                if job.pipeline == ROOT && self.jobs(ROOT)[job.job_index].status.is_complete() =>
             {
-                self.finished.push(job.place);
+                self.finished.push(job.job_index);
             }
             _ => {}
         }
@@ -177,7 +180,7 @@ impl Run {
         let limit = 20 * (self.all().values().map(Vec::len).sum::<usize>() + 1);
         for _ in 0..limit {
             let timer = || self.scheduled(0).map(|job| Event::TimerFired { job });
-            let taken = || self.pending(0).map(|job| Event::JobTaken { job, winds_down: false });
+            let taken = || self.pending(0).map(|job| Event::JobAssigned { job, supports_graceful_cancel: false });
             let ended = || self.on_runner(0).map(|job| Event::JobFinished { job, outcome: Outcome::Success });
             let event = timer().or_else(taken).or_else(ended).map(Deed::Tell);
             let created = || self.waiting_bridge(0).map(|bridge| Deed::Create(bridge, 1));
@@ -190,16 +193,16 @@ impl Run {
     /// Nothing is stuck: what is not over waits for a person.
     pub(super) fn expect_at_rest(&self) {
         let all = self.all();
-        let blocked = all.values().flatten().any(|job| job.status == JobStatus::Manual && !job.allowed);
+        let blocked = all.values().flatten().any(|job| job.status == JobStatus::Manual && !job.failure_allowed);
         for (pipeline, jobs) in &all {
-            for (place, job) in jobs.iter().enumerate() {
+            for (job_index, job) in jobs.iter().enumerate() {
                 let waits = job.status == JobStatus::Created || job.child.is_some();
                 let fine = job.status.is_complete() || job.status == JobStatus::Manual || blocked && waits;
-                assert!(fine, "job {place} of {pipeline} is stuck as {}", job.status);
+                assert!(fine, "job {job_index} of {pipeline} is stuck as {}", job.status);
             }
         }
         for (job, times) in &self.world.enqueued {
-            assert_eq!(*times, 1 + self.given_back.get(job).copied().unwrap_or(0), "{job} was offered");
+            assert_eq!(*times, 1 + self.requeued.get(job).copied().unwrap_or(0), "{job} was offered");
         }
     }
 

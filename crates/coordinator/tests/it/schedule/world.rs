@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_coordinator::schedule::{
-    Action, Engine, Event, Graph, JobRef, Outcome, PipelineOptions, Refusal, StoredPipeline, Target,
+    Action, Engine, Event, Graph, JobRef, Outcome, PipelineOptions, RejectedEvent, StoredPipeline, Target,
 };
 use muster_job::{FailureReason, JobStatus, PipelineId};
 use muster_pipeline::model::{
@@ -145,23 +145,23 @@ impl World {
     }
 
     /// The child pipeline that a bridge waits for.
-    pub(crate) fn add_child(&mut self, bridge: &str, pipeline: Pipeline) -> Result<PipelineId, Refusal> {
+    pub(crate) fn add_child(&mut self, bridge: &str, pipeline: Pipeline) -> Result<PipelineId, RejectedEvent> {
         self.add_child_of(self.job(bridge), pipeline)
     }
 
-    pub(crate) fn add_child_of(&mut self, bridge: JobRef, pipeline: Pipeline) -> Result<PipelineId, Refusal> {
+    pub(crate) fn add_child_of(&mut self, bridge: JobRef, pipeline: Pipeline) -> Result<PipelineId, RejectedEvent> {
         self.add_with(pipeline, PipelineOptions { play: BTreeSet::new(), parent: Some(bridge) })
     }
 
     pub(crate) fn is_bridge(&self, job: JobRef) -> bool {
-        matches!(self.pipelines[&job.pipeline].0.jobs[job.place].work, Work::Bridge(_))
+        matches!(self.pipelines[&job.pipeline].0.jobs[job.job_index].work, Work::Bridge(_))
     }
 
-    fn add_with(&mut self, pipeline: Pipeline, options: PipelineOptions) -> Result<PipelineId, Refusal> {
+    fn add_with(&mut self, pipeline: Pipeline, options: PipelineOptions) -> Result<PipelineId, RejectedEvent> {
         let id = PipelineId(i64::try_from(self.pipelines.len()).expect("few pipelines") + 1);
         let graph = Graph::new(&pipeline).expect("a sound graph");
-        for place in 0..graph.len() {
-            self.stored.insert(JobRef { pipeline: id, place, retry: 0 }, JobStatus::Created);
+        for job_index in 0..graph.len() {
+            self.stored.insert(JobRef { pipeline: id, job_index, retry: 0 }, JobStatus::Created);
         }
         self.published.insert(id, JobStatus::Created);
         self.pipelines.insert(id, (pipeline, options.clone()));
@@ -174,12 +174,12 @@ impl World {
             Some((number, name)) => (PipelineId(number.parse().expect("a number")), name),
             None => (PipelineId(1), name),
         };
-        let place = self.pipelines[&id].0.jobs.iter().position(|job| job.name == name).expect("a job of that name");
-        self.engine.newest(id, place).expect("a known place")
+        let job_index = self.pipelines[&id].0.jobs.iter().position(|job| job.name == name).expect("a job of that name");
+        self.engine.newest(id, job_index).expect("a known job")
     }
 
     /// Applies an event, checks the actions against what was said before, and keeps them.
-    pub(crate) fn apply(&mut self, event: Event) -> Result<(), Refusal> {
+    pub(crate) fn apply(&mut self, event: Event) -> Result<(), RejectedEvent> {
         let actions = self.engine.apply(event, self.now)?;
         for action in actions {
             self.keep(action);
@@ -199,7 +199,7 @@ impl World {
             }
             Action::CreateRetry { old, new } => {
                 assert!(self.stored[&old].is_complete(), "{old} is over before it is replaced");
-                assert_eq!((old.pipeline, old.place, old.retry + 1), (new.pipeline, new.place, new.retry));
+                assert_eq!((old.pipeline, old.job_index, old.retry + 1), (new.pipeline, new.job_index, new.retry));
                 assert_eq!(self.stored.insert(new, JobStatus::Created), None);
             }
             Action::Enqueue { job } => {
@@ -226,8 +226,8 @@ impl World {
         for (&pipeline, status) in &self.published {
             let Some(jobs) = self.engine.jobs(pipeline) else { continue };
             assert_eq!(self.engine.status(pipeline), Some(*status));
-            for (place, job) in jobs.iter().enumerate() {
-                assert_eq!(self.stored[&JobRef { pipeline, place, retry: job.retry }], job.status);
+            for (job_index, job) in jobs.iter().enumerate() {
+                assert_eq!(self.stored[&JobRef { pipeline, job_index, retry: job.retry }], job.status);
             }
         }
     }
@@ -263,13 +263,13 @@ impl World {
 
     pub(crate) fn take(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::JobTaken { job, winds_down: false }).expect("a pending job");
+        self.apply(Event::JobAssigned { job, supports_graceful_cancel: false }).expect("a pending job");
     }
 
     /// By a runner that winds jobs down.
     pub(crate) fn take_kindly(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::JobTaken { job, winds_down: true }).expect("a pending job");
+        self.apply(Event::JobAssigned { job, supports_graceful_cancel: true }).expect("a pending job");
     }
 
     fn finish(&mut self, name: &str, outcome: Outcome) {

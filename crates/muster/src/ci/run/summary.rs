@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use muster_coordinator::schedule::{Graph, Span, critical_path};
+use muster_coordinator::schedule::{Graph, RunInterval, critical_path};
 use muster_coordinator::views::JobView;
 use muster_job::{JobStatus, PipelineId};
 use muster_pipeline::model::Pipeline;
@@ -24,7 +24,7 @@ pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, picture: &Pic
         .iter()
         .map(|job| {
             let view = newest.get(job.name.as_str())?;
-            Some(Span { start: milliseconds(view.started_at?), end: milliseconds(view.finished_at?) })
+            Some(RunInterval { start: milliseconds(view.started_at?), end: milliseconds(view.finished_at?) })
         })
         .collect();
     let path = critical_path(&graph, &spans);

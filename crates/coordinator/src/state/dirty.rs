@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use muster_job::{JobId, PipelineId, RunnerId};
 
-use super::World;
+use super::CoordinatorState;
 use crate::clock::Timestamp;
 use crate::outbox::{JobChange, NewJobEvent};
 use crate::store::{Changes, JobRow};
@@ -43,7 +43,7 @@ impl Dirty {
     }
 }
 
-impl World {
+impl CoordinatorState {
     /// Returns the changes for the next write.
     pub(crate) fn changes(&self) -> Changes<'_> {
         let dirty = &self.dirty;

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use muster_job::{JobStatus, PipelineId, ProjectId};
 
-use super::{Repeated, World};
+use super::{CoordinatorState, RestoredActions};
 use crate::error::StoreError;
 use crate::schedule::{Graph, StoredPipeline, priority};
 use crate::store::{Contents, PipelineRow};
 
-impl World {
+impl CoordinatorState {
     /// Adds stored pipelines with all their rows. Returns the actions that may not have been carried out.
-    pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<Repeated, StoreError> {
+    pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<RestoredActions, StoreError> {
         let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
         let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();
         self.take_rows(contents);
@@ -85,9 +85,9 @@ impl World {
 
     /// Returns whether a family makes no progress without a command.
     pub(crate) fn is_finished(&self, root: PipelineId) -> bool {
-        let rests = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
+        let is_non_blocking = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
         self.family(root).all(|row| row.status.is_complete())
-            && self.family(root).all(|row| self.jobs_of(row.id).all(|job| rests(job.status())))
+            && self.family(root).all(|row| self.jobs_of(row.id).all(|job| is_non_blocking(job.status())))
     }
 
     /// Updates in the rows of a family whether it is open. Returns whether that changed a row.
@@ -124,7 +124,7 @@ impl World {
                     self.ids.remove(&row.job_ref());
                 }
                 self.artifacts.remove(&job);
-                self.heard.remove(&job);
+                self.last_contact.remove(&job);
             }
         }
         self.engines.retain(|_, engine| !engine.is_idle());

@@ -26,7 +26,7 @@ pub(crate) use dirty::Dirty;
 
 /// The state of one coordinator.
 #[derive(Default)]
-pub(crate) struct World {
+pub(crate) struct CoordinatorState {
     pub(crate) engines: BTreeMap<ProjectId, Engine>,
     pub(crate) pipelines: BTreeMap<PipelineId, PipelineRow>,
     /// Context that each pipeline was compiled for.
@@ -50,7 +50,7 @@ pub(crate) struct World {
     pub(crate) tokens: HashMap<String, RunnerId>,
     pub(crate) managers: BTreeMap<(RunnerId, String), ManagerRow>,
     /// Time of the last contact for each job on a runner. Not stored: a restart counts as contact for all jobs.
-    pub(crate) heard: HashMap<JobId, Timestamp>,
+    pub(crate) last_contact: HashMap<JobId, Timestamp>,
     /// Assigned jobs, by runner and idempotency key of the request.
     pub(crate) keys: HashMap<(RunnerId, String), JobId>,
     /// Changes that the store does not have yet.
@@ -68,15 +68,15 @@ struct Records {
     /// Newest record of each job, by job index.
     newest: Vec<JobId>,
     /// Job indexes, by the full name of the job.
-    places: HashMap<String, usize>,
+    indexes: HashMap<String, usize>,
     /// Indexes of jobs that left an archive or a dotenv report.
     producers: BTreeSet<usize>,
 }
 
 /// Actions, by project, that the last process may not have carried out.
-pub(crate) type Repeated = Vec<(ProjectId, Vec<Action>)>;
+pub(crate) type RestoredActions = Vec<(ProjectId, Vec<Action>)>;
 
-impl World {
+impl CoordinatorState {
     /// Restores the state of a store's open work, with the actions that may not have been carried out.
     ///
     /// The first ids are used if the store has never assigned any.
@@ -85,8 +85,8 @@ impl World {
         last: LastIds,
         (first_pipeline, first_job): (PipelineId, JobId),
         now_ms: u64,
-    ) -> Result<(Self, Repeated), StoreError> {
-        let mut world = Self {
+    ) -> Result<(Self, RestoredActions), StoreError> {
+        let mut state = Self {
             all_in_memory: last.pipeline.is_none(),
             next_pipeline: last.pipeline.map_or(first_pipeline.0, |id| id.0 + 1),
             next_job: last.job.map_or(first_job.0, |id| id.0 + 1),
@@ -95,24 +95,24 @@ impl World {
         };
         let mut contents = contents;
         for row in std::mem::take(&mut contents.runners) {
-            world.tokens.insert(row.token_hash.clone(), row.id);
-            world.runners.insert(row.id, row);
+            state.tokens.insert(row.token_hash.clone(), row.id);
+            state.runners.insert(row.id, row);
         }
         for row in std::mem::take(&mut contents.managers) {
-            world.managers.insert((row.runner, row.system_id.clone()), row);
+            state.managers.insert((row.runner, row.system_id.clone()), row);
         }
-        let actions = world.admit(contents, now_ms)?;
-        Ok((world, actions))
+        let actions = state.admit(contents, now_ms)?;
+        Ok((state, actions))
     }
 
     /// Returns the rows alone, for reading.
     pub(crate) fn read(mut contents: Contents) -> Self {
-        let mut world = Self::default();
+        let mut state = Self::default();
         for row in std::mem::take(&mut contents.runners) {
-            world.runners.insert(row.id, row);
+            state.runners.insert(row.id, row);
         }
-        world.take_rows(contents);
-        world
+        state.take_rows(contents);
+        state
     }
 
     /// Returns the newest record of each job of a pipeline, by job index.
@@ -124,21 +124,21 @@ impl World {
     /// Returns the newest record of the job with this name.
     pub(crate) fn newest_named(&self, pipeline: PipelineId, name: &str) -> Option<&JobRow> {
         let records = self.records.get(&pipeline)?;
-        self.jobs.get(records.newest.get(*records.places.get(name)?)?)
+        self.jobs.get(records.newest.get(*records.indexes.get(name)?)?)
     }
 
     /// Returns the newest records of the jobs that left an archive or a dotenv report, by job index.
     pub(crate) fn producers(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let records = self.records.get(&pipeline);
-        let places = records.into_iter().flat_map(|records| &records.producers);
-        places.filter_map(move |place| self.jobs.get(records?.newest.get(*place)?))
+        let indexes = records.into_iter().flat_map(|records| &records.producers);
+        indexes.filter_map(move |job_index| self.jobs.get(records?.newest.get(*job_index)?))
     }
 
     /// Records that a job left something for later jobs.
     pub(crate) fn note_producer(&mut self, job: JobId) {
         let Some(row) = self.jobs.get(&job) else { return };
         if let Some(records) = self.records.get_mut(&row.pipeline) {
-            records.producers.insert(row.place);
+            records.producers.insert(row.job_index);
         }
     }
 
@@ -202,11 +202,11 @@ impl World {
         let records = self.records.entry(row.pipeline).or_default();
         records.all.push(row.id);
         // Job indexes come in ascending order, and the records of one job oldest first.
-        match records.newest.get_mut(row.place) {
+        match records.newest.get_mut(row.job_index) {
             Some(newest) => *newest = row.id,
             None => records.newest.push(row.id),
         }
-        records.places.entry(row.name.clone()).or_insert(row.place);
+        records.indexes.entry(row.name.clone()).or_insert(row.job_index);
         if let (Some(runner), Some(key), true) =
             (row.runner, row.detail.idempotency_key.clone(), row.status().is_on_runner())
         {
@@ -244,7 +244,7 @@ impl World {
     /// Returns a snapshot of a job.
     pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {
         let row = self.jobs.get(&job)?;
-        let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.place);
+        let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.job_index);
         let artifacts = self.artifacts.get(&job).map_or(&[][..], Vec::as_slice);
         let runner = row.runner.and_then(|id| self.runners.get(&id));
         Some(views::job(row, compiled, artifacts, runner))

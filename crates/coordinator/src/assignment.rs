@@ -9,7 +9,7 @@ use crate::facts::{GitFacts, ProjectFacts};
 
 /// A job that is being assigned to a runner manager.
 #[derive(Debug, Clone, Copy)]
-pub struct Handout<'a> {
+pub struct JobAssignment<'a> {
     /// The compiled job.
     pub job: &'a Job,
     /// ID of the job.
@@ -32,7 +32,7 @@ pub struct Handout<'a> {
     pub now: Timestamp,
 }
 
-impl Handout<'_> {
+impl JobAssignment<'_> {
     /// Returns the clone URL. URLs of HTTP contain the job's token.
     pub(crate) fn repository_url(&self) -> String {
         let url = &self.git.repo_url;

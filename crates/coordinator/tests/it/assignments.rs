@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_coordinator::handout::Handout;
+use muster_coordinator::assignment::JobAssignment;
 use muster_coordinator::jwt::Signer;
 use muster_coordinator::payload::{self, Archive, PayloadError, PayloadInput, QueueFacts};
 use muster_coordinator::variables::{JobVariablesInput, RunnerFacts, job_variables};
@@ -78,8 +78,8 @@ impl World {
         self
     }
 
-    fn handout<'a>(&'a self, job: &'a Job) -> Handout<'a> {
-        Handout {
+    fn assignment<'a>(&'a self, job: &'a Job) -> JobAssignment<'a> {
+        JobAssignment {
             job,
             job_id: JobId(42),
             pipeline_id: PipelineId(5),
@@ -104,7 +104,7 @@ impl World {
     pub(crate) fn variables(&self) -> Vec<Variable> {
         let job = self.job();
         job_variables(&JobVariablesInput {
-            handout: self.handout(&job),
+            assignment: self.assignment(&job),
             runner: RunnerFacts { id: RunnerId(1), description: "this host", tags: &self.tags },
             dotenv: &self.dotenv,
             manual: &self.manual,
@@ -121,7 +121,7 @@ impl World {
         let variables = self.variables();
         let signer = Signer::from_pkcs8(&self.key).unwrap_or_else(|error| panic!("{error}"));
         payload::build(&PayloadInput {
-            handout: self.handout(&job),
+            assignment: self.assignment(&job),
             variables: &variables,
             dependencies: &self.archives,
             timeout: Duration::from_secs(3600),

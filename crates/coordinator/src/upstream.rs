@@ -9,11 +9,11 @@ use crate::artifacts;
 use crate::blobs::Blobs;
 use crate::clock::Timestamp;
 use crate::payload::Archive;
+use crate::state::CoordinatorState;
 use crate::store::{ArtifactRow, JobRow, PipelineRow};
-use crate::world::World;
 
 /// A job that cannot be assigned, with the failure that ends it.
-pub(crate) struct Unfit {
+pub(crate) struct Undispatchable {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
 }
@@ -21,27 +21,27 @@ pub(crate) struct Unfit {
 /// Reason why a job cannot be assigned now.
 pub(crate) enum Obstacle {
     /// The job can never be assigned.
-    Unfit(Unfit),
+    Undispatchable(Undispatchable),
     /// The job needs artifacts of this pipeline, which must be read into memory first.
     NotRead(PipelineId),
 }
 
-impl From<Unfit> for Obstacle {
-    fn from(unfit: Unfit) -> Self {
-        Self::Unfit(unfit)
+impl From<Undispatchable> for Obstacle {
+    fn from(undispatchable: Undispatchable) -> Self {
+        Self::Undispatchable(undispatchable)
     }
 }
 
 /// Archives and variables from earlier jobs.
 #[derive(Default)]
-pub(crate) struct Inherited {
+pub(crate) struct UpstreamOutputs {
     pub(crate) archives: Vec<Archive>,
     pub(crate) dotenv: Vec<(String, String)>,
 }
 
 /// Access to the rows and blobs of earlier jobs.
-pub(crate) struct Inheritance<'a> {
-    pub(crate) world: &'a World,
+pub(crate) struct UpstreamResolver<'a> {
+    pub(crate) state: &'a CoordinatorState,
     pub(crate) blobs: &'a dyn Blobs,
     /// Current time. Archives that expire at or before it are not used.
     pub(crate) now: Timestamp,
@@ -49,53 +49,54 @@ pub(crate) struct Inheritance<'a> {
     pub(crate) is_read: Box<dyn Fn(PipelineId) -> bool + 'a>,
 }
 
-impl Inheritance<'_> {
+impl UpstreamResolver<'_> {
     /// Returns the archives and dotenv variables for a job (docs/spec/pipeline-yaml.md, section 6, "Dependency set").
-    pub(crate) fn of(&self, row: &JobRow) -> Result<Inherited, Obstacle> {
-        let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
-        let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
-        let job = pipeline.compiled.jobs.get(row.place).ok_or_else(|| gone("the job's configuration"))?;
+    pub(crate) fn of(&self, row: &JobRow) -> Result<UpstreamOutputs, Obstacle> {
+        let gone =
+            |what: &str| Undispatchable { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
+        let pipeline = self.state.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
+        let job = pipeline.compiled.jobs.get(row.job_index).ok_or_else(|| gone("the job's configuration"))?;
         let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
-        let mut inherited = Inherited::default();
+        let mut upstream = UpstreamOutputs::default();
         match (&job.needs, &job.dependencies) {
             (Some(needs), _) => {
                 for need in needs {
                     if let Some(producer) = self.producer_of_need(need, row, pipeline)?
                         && listed(&producer.name)
                     {
-                        self.inherit(&mut inherited, producer, true)?;
+                        self.add_producer(&mut upstream, producer, true)?;
                     }
                 }
             }
             (None, explicit) => {
-                for producer in self.world.producers(row.pipeline) {
+                for producer in self.state.producers(row.pipeline) {
                     let earlier = pipeline
                         .compiled
                         .jobs
-                        .get(producer.place)
+                        .get(producer.job_index)
                         .is_some_and(|other| other.stage_index < job.stage_index);
                     if earlier && listed(&producer.name) {
-                        self.inherit(&mut inherited, producer, explicit.is_some())?;
+                        self.add_producer(&mut upstream, producer, explicit.is_some())?;
                     }
                 }
             }
         }
-        Ok(inherited)
+        Ok(upstream)
     }
 
     /// Returns the job that a need refers to. `None` if the need is without artifacts.
     fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Obstacle> {
-        let missing = |message: String| Unfit { reason: FailureReason::MissingDependencyFailure, message };
+        let missing = |message: String| Undispatchable { reason: FailureReason::MissingDependencyFailure, message };
         match need {
             Need::Job { artifacts: false, .. }
             | Need::Project { artifacts: false, .. }
             | Need::Pipeline { artifacts: false, .. } => Ok(None),
-            Need::Job { name, .. } => Ok(self.world.newest_named(row.pipeline, name)),
+            Need::Job { name, .. } => Ok(self.state.newest_named(row.pipeline, name)),
             Need::Pipeline { pipeline: id, job, .. } => {
-                let context = self.world.contexts.get(&row.pipeline);
+                let context = self.state.contexts.get(&row.pipeline);
                 let variables = context.map_or(&[][..], |context| &context.pipeline_variables);
                 let lookup = |name: &str| {
-                    let compiled = pipeline.compiled.jobs.get(row.place)?;
+                    let compiled = pipeline.compiled.jobs.get(row.job_index)?;
                     let own = layers::value(variables, name).or_else(|| layers::value(&compiled.variables, name));
                     own.map(ToOwned::to_owned)
                 };
@@ -104,7 +105,7 @@ impl Inheritance<'_> {
                 if let Some(pipeline) = number.filter(|pipeline| !(self.is_read)(*pipeline)) {
                     return Err(Obstacle::NotRead(pipeline));
                 }
-                let producer = number.and_then(|id| self.world.newest_named(id, job));
+                let producer = number.and_then(|id| self.state.newest_named(id, job));
                 let message =
                     || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
                 producer.map(Some).ok_or_else(|| missing(message()).into())
@@ -117,14 +118,19 @@ impl Inheritance<'_> {
     }
 
     /// Adds the archive and the variables of `producer`. A missing archive is an error if the job lists the producer (C187).
-    fn inherit(&self, inherited: &mut Inherited, producer: &JobRow, listed: bool) -> Result<(), Unfit> {
+    fn add_producer(
+        &self,
+        upstream: &mut UpstreamOutputs,
+        producer: &JobRow,
+        listed: bool,
+    ) -> Result<(), Undispatchable> {
         for (key, value) in &producer.detail.dotenv {
-            inherited.dotenv.retain(|(known, _)| known != key);
-            inherited.dotenv.push((key.clone(), value.clone()));
+            upstream.dotenv.retain(|(known, _)| known != key);
+            upstream.dotenv.push((key.clone(), value.clone()));
         }
-        let Some(archive) = self.world.artifact(producer.id, artifacts::ARCHIVE) else { return Ok(()) };
+        let Some(archive) = self.state.artifact(producer.id, artifacts::ARCHIVE) else { return Ok(()) };
         if self.has_archive(archive) {
-            inherited.archives.push(Archive {
+            upstream.archives.push(Archive {
                 job: producer.id,
                 name: producer.name.clone(),
                 filename: archive.filename.clone(),
@@ -133,7 +139,7 @@ impl Inheritance<'_> {
         } else if listed {
             let message =
                 format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
-            return Err(Unfit { reason: FailureReason::MissingDependencyFailure, message });
+            return Err(Undispatchable { reason: FailureReason::MissingDependencyFailure, message });
         }
         Ok(())
     }

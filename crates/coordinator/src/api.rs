@@ -7,7 +7,7 @@ use std::sync::Arc;
 use muster_job::{JobId, JobStatus, PipelineId, Variable};
 use muster_runner_api::service::ServiceError;
 
-use crate::actor::{Actor, Staged};
+use crate::actor::{Actor, StagedReply};
 use crate::command::Command;
 use crate::error::CoordinatorError;
 use crate::facts::JobKind;
@@ -21,7 +21,7 @@ impl Actor {
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
             Command::CreatePipeline { new, reply } => match self.create_pipeline(*new) {
-                Ok(id) => self.staged.push(Staged::Pipeline { id, reply }),
+                Ok(id) => self.staged.push(StagedReply::Pipeline { id, reply }),
                 Err(error) => self.reply(reply, Err(error)),
             },
             Command::CreateRunner { new, reply } => {
@@ -50,20 +50,20 @@ impl Actor {
             }
             Command::Pipelines { reply } => {
                 let problem = self.storage_problem.as_deref();
-                let all = self.world.pipelines.values().map(|row| views::summary(row, problem)).collect();
-                self.reply_read(reply, Ok((all, self.world.all_in_memory)));
+                let all = self.state.pipelines.values().map(|row| views::summary(row, problem)).collect();
+                self.reply_read_only(reply, Ok((all, self.state.all_in_memory)));
             }
             Command::Pipeline { pipeline, reply } => {
                 let view = self.pipeline_view(pipeline);
-                self.reply_read(reply, view);
+                self.reply_read_only(reply, view);
             }
             Command::Job { job, reply } => {
                 let view = self.job_view(job);
-                self.reply_read(reply, view);
+                self.reply_read_only(reply, view);
             }
             Command::StuckJobs { reply } => {
                 let stuck = self.stuck_jobs();
-                self.reply_read(reply, Ok(stuck));
+                self.reply_read_only(reply, Ok(stuck));
             }
             other => self.handle_manager(other),
         }
@@ -97,8 +97,8 @@ impl Actor {
                 self.service_reply(reply, result);
             }
             Command::RequestJob { request, reply } => self.request_job(request, reply),
-            Command::Authorize { job, token, purpose, reply } => {
-                let result = self.authorize(job, &token, purpose);
+            Command::Authorize { job, token, token_use, reply } => {
+                let result = self.authorize(job, &token, token_use);
                 self.service_reply(reply, result);
             }
             Command::Finish { job, token, outcome, reply } => {
@@ -111,18 +111,18 @@ impl Actor {
             }
             Command::DropJob { job, reason, message, reply } => {
                 self.drop_job(job, reason, message);
-                let status = self.world.jobs.get(&job).map(crate::store::JobRow::status);
+                let status = self.state.jobs.get(&job).map(crate::store::JobRow::status);
                 self.service_reply(reply, status.ok_or(ServiceError::Forbidden { status: None }));
             }
-            Command::ReportRefused { job, token, why, reply } => {
-                let result = self.report_refused(job, &token, why);
+            Command::ReportRejected { job, token, why, reply } => {
+                let result = self.report_rejected(job, &token, why);
                 self.service_reply(reply, result);
             }
             Command::ArtifactStored { job, token, artifact, reply } => {
                 let kept = self.artifact_stored(job, &token, *artifact);
                 self.service_reply(reply, Ok(kept));
             }
-            Command::UploadOver => self.residency.upload_is_over(&mut self.world),
+            Command::UploadOver => self.residency.upload_is_over(&mut self.state),
             // The event loop handles `Shutdown`, and `handle` all other commands.
             _ => {}
         }
@@ -132,11 +132,12 @@ impl Actor {
     pub(crate) fn create_pipeline(&mut self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         let graph = Graph::new(&new.compiled).map_err(|error| CoordinatorError::Refused(error.to_string()))?;
         let parent = new.parent.map(|parent| self.record(parent.bridge)).transpose()?;
-        let (project, id, now) = (new.project.id, self.world.new_pipeline_id(), self.now());
+        let (project, id, now) = (new.project.id, self.state.new_pipeline_id(), self.now());
         let priorities = priority(&graph, &[]);
         let options = PipelineOptions { play: new.play.iter().cloned().collect(), parent };
         let event = Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options };
-        let actions = self.apply(project, event).map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))?;
+        let actions =
+            self.apply(project, event).map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))?;
         if let Some(repository) = &new.git.repo_path
             && let Err(error) = pin(repository, id, &new.git.sha)
         {
@@ -144,7 +145,7 @@ impl Actor {
         }
         let row = PipelineRow {
             id,
-            root: new.parent.and_then(|parent| self.world.root(parent.pipeline)).unwrap_or(id),
+            root: new.parent.and_then(|parent| self.state.root(parent.pipeline)).unwrap_or(id),
             parent: new.parent,
             open: true,
             status: JobStatus::Created,
@@ -155,17 +156,17 @@ impl Actor {
             compiled: Arc::new(new.compiled),
         };
         let compiled = Arc::clone(&row.compiled);
-        self.world.priorities.insert(id, priorities);
-        self.world.contexts.insert(id, Arc::new(new.context));
-        self.world.sources.insert(id, new.sources);
-        self.world.add_pipeline(row);
-        self.world.dirty.new_pipelines.insert(id);
+        self.state.priorities.insert(id, priorities);
+        self.state.contexts.insert(id, Arc::new(new.context));
+        self.state.sources.insert(id, new.sources);
+        self.state.add_pipeline(row);
+        self.state.dirty.new_pipelines.insert(id);
         self.add_records(id, &compiled);
         self.carry_out(project, &actions);
         if parent.is_none() {
             for older in self.older_on_same_ref(id) {
-                if let Err(refusal) = self.event(older, Event::NewerPipeline { older }) {
-                    tracing::debug!(%older, %refusal, "an older pipeline has ended");
+                if let Err(rejection) = self.event(older, Event::NewerPipeline { older }) {
+                    tracing::debug!(%older, %rejection, "an older pipeline has ended");
                 }
             }
         }
@@ -173,31 +174,31 @@ impl Actor {
     }
 
     fn known(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
-        let known = self.world.pipelines.contains_key(&pipeline);
+        let known = self.state.pipelines.contains_key(&pipeline);
         if known { Ok(()) } else { Err(CoordinatorError::NotFound(format!("pipeline {pipeline}"))) }
     }
 
     /// Returns the engine's reference to a job.
     fn record(&self, job: JobId) -> Result<JobRef, CoordinatorError> {
-        let row = self.world.jobs.get(&job);
+        let row = self.state.jobs.get(&job);
         row.map(crate::store::JobRow::job_ref).ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
     }
 
     fn cancel(&mut self, pipeline: PipelineId, target: Target, force: bool) -> Result<(), CoordinatorError> {
         self.known(pipeline)?;
         let event = if force { Event::ForceCancel { target } } else { Event::Cancel { target } };
-        self.event(pipeline, event).map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))
+        self.event(pipeline, event).map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))
     }
 
     fn play(&mut self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
         self.record(job)?;
-        let bridge = self.world.jobs.get(&job).is_some_and(|row| row.kind == JobKind::Bridge);
+        let bridge = self.state.jobs.get(&job).is_some_and(|row| row.kind == JobKind::Bridge);
         if bridge && !variables.is_empty() {
             return Err(CoordinatorError::Refused("a bridge takes no variables when it is played".to_owned()));
         }
         self.job_event(job, |job| Event::Play { job })
-            .map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))?;
-        if let Some(row) = self.world.job_mut(job) {
+            .map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))?;
+        if let Some(row) = self.state.job_mut(job) {
             row.detail.variables = variables;
         }
         Ok(job)
@@ -206,21 +207,21 @@ impl Actor {
     fn retry(&mut self, job: JobId) -> Result<JobId, CoordinatorError> {
         let record = self.record(job)?;
         self.job_event(job, |job| Event::RetryJob { job })
-            .map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))?;
+            .map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))?;
         let newest = self
             .project_of(record.pipeline)
-            .and_then(|project| self.world.engines.get(&project))
-            .and_then(|engine: &Engine| engine.newest(record.pipeline, record.place))
-            .and_then(|newest| self.world.ids.get(&newest).copied());
+            .and_then(|project| self.state.engines.get(&project))
+            .and_then(|engine: &Engine| engine.newest(record.pipeline, record.job_index))
+            .and_then(|newest| self.state.ids.get(&newest).copied());
         newest.ok_or_else(|| CoordinatorError::NotFound(format!("the retry of job {job}")))
     }
 
     fn pipeline_view(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.world.pipeline_view(pipeline, self.storage_problem.as_deref())
+        self.state.pipeline_view(pipeline, self.storage_problem.as_deref())
     }
 
     fn job_view(&self, job: JobId) -> Result<JobView, CoordinatorError> {
-        let view = self.world.job_view(job);
+        let view = self.state.job_view(job);
         view.ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
     }
 }

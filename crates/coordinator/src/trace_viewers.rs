@@ -10,31 +10,31 @@ use parking_lot::Mutex;
 use crate::clock::{Clock, Timestamp};
 
 /// Time for which a trace counts as being read after a read, as on GitLab.
-const READING: Duration = Duration::from_secs(10);
+const VIEW_TTL: Duration = Duration::from_secs(10);
 
 /// The traces that were read a moment ago.
 #[derive(Debug)]
-pub(crate) struct Readers {
+pub(crate) struct TraceViewers {
     clock: Arc<dyn Clock>,
     /// End of the time for which each trace counts as being read.
     until: Mutex<HashMap<JobId, Timestamp>>,
 }
 
-impl Readers {
+impl TraceViewers {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, until: Mutex::default() }
     }
 
     /// Records a read of a trace. Forgets reads that no longer count, which bounds the size of the map.
-    pub(crate) fn note(&self, job: JobId) {
+    pub(crate) fn record(&self, job: JobId) {
         let now = self.clock.now();
         let mut until = self.until.lock();
         until.retain(|_, end| *end > now);
-        until.insert(job, now + READING);
+        until.insert(job, now + VIEW_TTL);
     }
 
     /// Returns whether a user is reading the trace of a job.
-    pub(crate) fn reads(&self, job: JobId) -> bool {
+    pub(crate) fn is_viewed(&self, job: JobId) -> bool {
         let now = self.clock.now();
         self.until.lock().get(&job).is_some_and(|end| *end > now)
     }
