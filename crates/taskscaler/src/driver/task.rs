@@ -314,7 +314,7 @@ impl ScalerTask {
     /// Reserves a slot, unless the ledger cannot be written.
     fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
         match self.ledger.write_error() {
-            Some(why) => Err(NoCapacity::LedgerUnavailable { why }),
+            Some(why) => Err(NoCapacity::LedgerUnavailable { reason: why }),
             None => self.engine.reserve(now, key),
         }
     }

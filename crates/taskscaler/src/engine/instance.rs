@@ -1,63 +1,75 @@
-//! One instance in the books.
+//! One instance: its phase, its slots, and its conversion to and from a row of the ledger.
 //!
 //! ```text
-//!  (asked) -> Booting -> Preparing -> Ready <-> (slots held) -> Draining -> Deleting -> gone
-//!                                       ^------> Asleep (from a job, for a later one) ---^
-//!                 \           \          |  \-> Aside (from any of these three) -> Booting
-//!                  \-----------\---------+-> lost, failed, timed out: Deleting or gone
+//!  requested --> Booting --> Preparing --> Ready --(drained with jobs)--> Draining --(last job)--> Deleting --> removed
+//!                                          |  ^                                                      ^
+//!                     saved by its last job|  |resumed by a job                                      |
+//!                                          v  |                                                      |
+//!                                        Suspended --------------- expired, failed to resume --------/
 //! ```
+//!
+//! An operator can cordon an instance that is not suspended or deleting. Uncordoned, it starts again as `Booting`. An instance
+//! that fails or exceeds a timeout is drained or deleted. One that the provider no longer lists is removed from any phase.
 
 use std::time::Duration;
 
 use muster_fleeting::model::InstanceId;
 
-use super::suspend::Suspension;
+use super::suspend::{MAX_LIST_AGE, Suspension};
+use crate::ledger::{Intent, Row};
 use crate::suspend::SuspendedEnvironment;
-use crate::time::Time;
+use crate::time::{Now, Time};
 use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
-/// An instance is lost when it was missing in so many lists in a row,
+/// Number of consecutive lists without an instance after which it is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// of which the last came at least so long after the first: one wrong list is often followed by another.
+/// Minimum time from the first to the last of these lists, because a wrong list is often followed by another.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
-/// Where an instance is in its life.
+/// Phase in the life of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum InstancePhase {
-    /// The provider makes it.
+    /// The provider creates it.
     Booting,
-    /// It runs; connection details are asked for, the ready command runs.
+    /// It is running. The plugin is asked how to connect to it, and the ready command runs.
     Preparing,
-    /// Jobs can have its slots.
+    /// Its slots can be assigned to jobs.
     Ready,
-    /// It goes when its jobs have ended.
+    /// It is deleted after its last job.
     Draining(RemovalReason),
-    /// It goes.
+    /// It is being deleted.
     Deleting(Deleting),
-    /// A job left its environment for a later one.
+    /// It is suspended, or on the way there and back. It holds an environment that a job has saved for a later one.
     Suspended(Suspension),
-    /// An operator keeps it: it gets no jobs, and is not removed.
+    /// An operator cordoned it: it gets no new jobs and is not deleted.
     Cordoned {
-        /// Who, and why.
+        /// Operator and reason.
         by: String,
-        /// Why it goes when it is not kept any more.
+        /// Reason for which it is deleted once it is uncordoned.
         pending_removal: Option<RemovalReason>,
     },
 }
 
-/// A removal under way.
+/// A deletion in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Deleting {
     pub(super) reason: RemovalReason,
-    /// Calls so far.
+    /// Number of deletion calls.
     pub(super) attempts: u32,
-    /// A call is under way.
+    /// Whether a call is in flight.
     pub(super) called: bool,
-    /// When the first call was made.
+    /// When the deletion was decided.
     pub(super) since: Time,
 }
 
-/// In how many lists in a row an instance was missing, and since when.
+impl Deleting {
+    /// Returns a deletion for which no call has been made.
+    pub(super) fn new(reason: RemovalReason, at: Time) -> Self {
+        Self { reason, attempts: 0, called: false, since: at }
+    }
+}
+
+/// Number of consecutive lists that lacked an instance, and when the first of them was received.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MissCounter {
     misses: u32,
@@ -65,7 +77,7 @@ pub(super) struct MissCounter {
 }
 
 impl MissCounter {
-    /// It is missing once more; whether it is gone.
+    /// Records a list without the instance. Returns whether the instance is lost.
     pub(super) fn record_miss(&mut self, at: Time) -> bool {
         if self.misses == 0 {
             self.since = at;
@@ -74,110 +86,224 @@ impl MissCounter {
         self.misses >= LOST_AFTER_MISSES && at.since(self.since) >= MIN_MISS_SPAN
     }
 
-    /// Whether the last list lacked it.
+    /// Whether the last list lacked the instance.
     pub(super) fn is_missing(&self) -> bool {
         self.misses > 0
     }
 }
 
-/// One instance.
+/// An instance of a group.
 #[derive(Debug, Clone)]
 pub(super) struct Instance {
     pub(super) id: InstanceId,
     pub(super) group: GroupId,
-    /// Its number among all instances, in the order in which they were seen first.
+    /// Number of the instance in the order in which instances were first seen.
     pub(super) sequence: u64,
     pub(super) state: InstancePhase,
-    /// By slot, up to the highest that was ever held.
-    pub(super) slots: Vec<Option<TaskKey>>,
-    /// Slots that are held.
+    /// Task key for each slot, up to the highest slot that was ever assigned.
+    slots: Vec<Option<TaskKey>>,
+    /// Number of assigned slots.
     pub(super) held: u32,
-    /// Jobs that hold them.
+    /// Number of jobs that run on it.
     pub(super) jobs: u32,
-    /// Jobs so far.
+    /// Number of jobs that it has had.
     pub(super) job_count: u32,
-    /// Its free slots are for one request that needs many.
+    /// Whether its free slots are held for a request for several slots.
     pub(super) held_for_request: bool,
-    /// Sticky contexts that it has, the one used last at the end.
+    /// Sticky contexts on it, the most recently used last.
     pub(super) contexts: Vec<StickyContextId>,
-    /// Milliseconds of all its jobs together, up to a moment: shows how many neighbours a job had.
-    pub(super) occupancy_ms: (u64, Time),
-    /// Failures of health in a row.
+    /// Run time of all its jobs together, in milliseconds, up to a moment. Shows how many neighbors a job had.
+    occupancy_ms: (u64, Time),
+    /// Consecutive failed health checks.
     pub(super) failures: u32,
-    /// When it was asked for.
     pub(super) requested_at: Time,
-    /// When it was seen first, and by the wall clock.
     pub(super) first_seen: Time,
-    pub(super) first_seen_unix: i64,
-    /// When its state changed last.
+    first_seen_unix: i64,
+    /// When its phase last changed.
     pub(super) since: Time,
-    /// Without a job since.
+    /// When its last job ended, or when it became ready.
     pub(super) idle_since: Time,
-    /// The same by the wall clock.
-    pub(super) idle_unix: i64,
-    /// It was without a job before the restart, and has not been ready since.
+    idle_unix: i64,
+    /// Whether it had no job before the restart and has not been ready since.
     pub(super) was_idle_before_restart: bool,
-    /// Snapshots in a row that did not have it.
     pub(super) misses: MissCounter,
-    /// When something is to be done about it, whatever its state asks for.
+    /// When its timer expires. What happens then depends on its phase.
     pub(super) due: Option<Time>,
-    /// The snapshot that had it last.
+    /// Number of the last list that contained it.
     pub(super) listed: u64,
-    /// It is from before a restart.
+    /// Whether it was not created by a request of this process.
     pub(super) restored: bool,
-    /// Its times say how long others will take.
+    /// Whether its times show how long new instances take.
     pub(super) timing_is_valid: bool,
-    /// It was ready once: what is done to a new instance has been done.
+    /// Whether it was ready before, so that the ready command has run.
     pub(super) was_ready: bool,
-    /// What a job left on it for a later one.
+    /// Environment that a job has saved for a later one.
     pub(super) saved_environment: Option<SuspendedEnvironment>,
-    /// What its job was resumed with.
+    /// Environment that the current job has resumed.
     pub(super) resumed_environment: Option<SuspendedEnvironment>,
-    /// Before this, a list that says that it is suspended is an old one.
+    /// Time before which a list that reports it as suspended is considered outdated.
     pub(super) ignore_lists_before: Time,
 }
 
-/// What an instance adds to the sums.
+/// Contribution of an instance to the totals of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SlotTotals {
-    /// 1 where it gives or will give slots.
+    /// 1 if its slots can be assigned now or once it is ready.
     pub(super) supply: u32,
-    /// Held slots of such a one.
+    /// Assigned slots, if `supply` is 1.
     pub(super) acquired: u32,
-    /// Slots of such a one that will not be given.
+    /// Free slots that will never be assigned, if `supply` is 1.
     pub(super) unavailable: u32,
-    /// Slots that can be given now.
+    /// Slots that can be assigned now.
     pub(super) free: u32,
-    /// Held slots, whatever its state.
+    /// Assigned slots in any phase.
     pub(super) held: u32,
 }
 
+/// Limits that apply to each instance.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InstanceLimits {
+    /// Number of slots.
+    pub(super) capacity: u32,
+    /// Maximum number of jobs. `None` means no limit.
+    pub(super) max_uses: Option<u32>,
+}
+
+impl InstanceLimits {
+    /// Whether an instance that has had this many jobs gets no more.
+    pub(super) fn is_used_up(self, job_count: u32) -> bool {
+        self.max_uses.is_some_and(|max| job_count >= max)
+    }
+}
+
 impl Instance {
-    /// What it adds, with `capacity` slots and at most `uses_max` jobs.
-    pub(super) fn slot_totals(&self, capacity: u32, uses_max: Option<u32>) -> SlotTotals {
-        let held = self.held;
-        let left = uses_max.map_or(capacity, |max| max.saturating_sub(self.job_count));
-        let given = capacity.saturating_sub(held).min(left);
-        let supply = matches!(self.state, InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready);
-        if !supply {
+    /// Returns an instance that has just been found in a list. `restored` means that no request of this process created it.
+    pub(super) fn new(
+        group: GroupId,
+        id: InstanceId,
+        sequence: u64,
+        now: Now,
+        restored: bool,
+        boot_timeout: Duration,
+    ) -> Self {
+        Self {
+            id,
+            group,
+            sequence,
+            state: InstancePhase::Booting,
+            slots: Vec::new(),
+            held: 0,
+            jobs: 0,
+            job_count: 0,
+            held_for_request: false,
+            contexts: Vec::new(),
+            occupancy_ms: (0, now.at),
+            failures: 0,
+            requested_at: now.at,
+            first_seen: now.at,
+            first_seen_unix: now.unix,
+            since: now.at,
+            idle_since: now.at,
+            idle_unix: now.unix,
+            was_idle_before_restart: false,
+            misses: MissCounter::default(),
+            due: Some(now.at + boot_timeout),
+            listed: 0,
+            restored,
+            timing_is_valid: !restored,
+            was_ready: false,
+            saved_environment: None,
+            resumed_environment: None,
+            ignore_lists_before: now.at,
+        }
+    }
+
+    /// Applies a row of the ledger, except for its sticky contexts. Ignores rows of other kinds.
+    pub(super) fn restore(&mut self, now: Now, row: &Row) {
+        let Row::Instance {
+            slots, job_count, first_seen_at, idle_since, intent, was_ready, suspended_environment, ..
+        } = row
+        else {
+            return;
+        };
+        self.job_count = *job_count;
+        self.first_seen_unix = *first_seen_at;
+        self.first_seen = time_at(now, *first_seen_at);
+        for (slot, key) in slots.iter().enumerate() {
+            if let Some(key) = key {
+                self.put(slot, TaskKey::new(key));
+            }
+        }
+        self.jobs = u32::try_from(self.keys().count()).unwrap_or(u32::MAX);
+        if let Some(unix) = idle_since.filter(|_| self.held == 0) {
+            (self.idle_since, self.idle_unix, self.was_idle_before_restart) = (time_at(now, unix), unix, true);
+        }
+        match intent {
+            Intent::Serve | Intent::Suspend => {}
+            Intent::Cordon { by, pending_removal } => {
+                let phase = InstancePhase::Cordoned { by: by.clone(), pending_removal: pending_removal.clone() };
+                self.enter(phase, now.at, None);
+            }
+            Intent::Drain(reason) => self.enter(InstancePhase::Draining(reason.clone()), now.at, None),
+            Intent::Delete(reason) => {
+                let deleting = Deleting::new(reason.clone(), now.at);
+                self.enter(InstancePhase::Deleting(deleting), now.at, Some(now.at));
+            }
+        }
+        // Only an instance that was ready has had jobs.
+        self.was_ready = *was_ready || self.job_count > 0;
+        self.saved_environment.clone_from(suspended_environment);
+        // Its job may have resumed it just before the restart.
+        self.ignore_lists_before = now.at + MAX_LIST_AGE;
+    }
+
+    /// Returns the row of the ledger for the instance.
+    pub(super) fn row(&self) -> Row {
+        Row::Instance {
+            slots: self.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect(),
+            job_count: self.job_count,
+            first_seen_at: self.first_seen_unix,
+            idle_since: Some(self.idle_unix),
+            intent: match &self.state {
+                InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => Intent::Serve,
+                InstancePhase::Suspended(_) => Intent::Suspend,
+                InstancePhase::Cordoned { by, pending_removal } => {
+                    Intent::Cordon { by: by.clone(), pending_removal: pending_removal.clone() }
+                }
+                InstancePhase::Draining(reason) => Intent::Drain(reason.clone()),
+                InstancePhase::Deleting(deleting) => Intent::Delete(deleting.reason.clone()),
+            },
+            contexts: self.contexts.clone(),
+            was_ready: self.was_ready,
+            suspended_environment: self.saved_environment.clone(),
+        }
+    }
+
+    /// Returns the contribution of the instance to the totals.
+    pub(super) fn slot_totals(&self, limits: InstanceLimits) -> SlotTotals {
+        let (held, capacity) = (self.held, limits.capacity);
+        let uses_left = limits.max_uses.map_or(capacity, |max| max.saturating_sub(self.job_count));
+        let assignable = capacity.saturating_sub(held).min(uses_left);
+        let is_supply = matches!(self.state, InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready);
+        if !is_supply {
             return SlotTotals { held, ..SlotTotals::default() };
         }
         SlotTotals {
             supply: 1,
-            // More than there are slots were held when the capacity was larger, before a restart.
+            // More slots may be assigned than exist if the capacity was larger before a restart.
             acquired: held.min(capacity),
-            unavailable: capacity.saturating_sub(held + given),
-            free: if self.state == InstancePhase::Ready && !self.held_for_request { given } else { 0 },
+            unavailable: capacity.saturating_sub(held + assignable),
+            free: if self.state == InstancePhase::Ready && !self.held_for_request { assignable } else { 0 },
             held,
         }
     }
 
-    /// Whether a request for so many slots can have them, now or when its jobs have ended.
-    pub(super) fn can_fit(&self, slots: u32, capacity: u32, uses_max: Option<u32>) -> bool {
-        self.state == InstancePhase::Ready && slots <= capacity && uses_max.is_none_or(|max| self.job_count < max)
+    /// Whether a request for this many slots can get them now or once jobs on the instance have ended.
+    pub(super) fn can_fit(&self, slots: u32, limits: InstanceLimits) -> bool {
+        self.state == InstancePhase::Ready && slots <= limits.capacity && !limits.is_used_up(self.job_count)
     }
 
-    /// Gives a key the lowest free slots; the lowest of them.
+    /// Assigns the lowest free slots to a task. Returns the lowest of them.
     pub(super) fn hold(&mut self, slots: u32, key: &TaskKey, at: Time) -> usize {
         self.add_occupancy(at);
         let mut first = None;
@@ -190,61 +316,120 @@ impl Instance {
         first.unwrap_or_default()
     }
 
-    /// As the books have it.
-    pub(super) fn put(&mut self, slot: usize, key: TaskKey) {
+    /// Assigns a particular slot.
+    fn put(&mut self, slot: usize, key: TaskKey) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
-        if let Some(place) = self.slots.get_mut(slot) {
-            debug_assert!(place.is_none(), "one lease per slot");
-            *place = Some(key);
+        if let Some(holder) = self.slots.get_mut(slot) {
+            debug_assert!(holder.is_none(), "one lease per slot");
+            *holder = Some(key);
             self.held += 1;
         }
     }
 
-    /// Frees what a key holds.
-    pub(super) fn free(&mut self, key: &TaskKey, at: Time) {
-        self.add_occupancy(at);
+    /// Frees the slots of a task, and its resumed environment.
+    pub(super) fn free(&mut self, key: &TaskKey, now: Now) {
+        self.add_occupancy(now.at);
         let held = self.held;
-        for place in self.slots.iter_mut().filter(|place| place.as_ref() == Some(key)) {
-            *place = None;
+        for holder in self.slots.iter_mut().filter(|holder| holder.as_ref() == Some(key)) {
+            *holder = None;
             self.held -= 1;
         }
         self.jobs -= u32::from(self.held < held);
+        self.resumed_environment = None;
+        if self.held == 0 {
+            (self.idle_since, self.idle_unix) = (now.at, now.unix);
+        }
+    }
+
+    /// Makes the instance ready for jobs, with the time of its first health check.
+    pub(super) fn become_ready(&mut self, at: Time, first_check: Option<Time>) {
+        self.enter(InstancePhase::Ready, at, first_check);
+        self.failures = 0;
+    }
+
+    /// Starts to count idle time. After a restart, up to `max_counted` of the idle time before it counts.
+    pub(super) fn start_idle_time(&mut self, now: Now, max_counted: Duration) {
+        if self.was_idle_before_restart {
+            let max_counted = u64::try_from(max_counted.as_millis()).unwrap_or(u64::MAX);
+            let earliest = Time::from_millis(now.at.as_millis().saturating_sub(max_counted));
+            self.idle_since = self.idle_since.max(earliest);
+        } else {
+            (self.idle_since, self.idle_unix) = (now.at, now.unix);
+        }
+        self.was_idle_before_restart = false;
     }
 
     fn add_occupancy(&mut self, at: Time) {
         self.occupancy_ms = (self.occupancy_ms_at(at), at);
     }
 
-    /// Milliseconds of all its jobs together.
+    /// Returns the run time of all its jobs together, in milliseconds.
     pub(super) fn occupancy_ms_at(&self, at: Time) -> u64 {
         let (sum, since) = self.occupancy_ms;
         let more = at.as_millis().saturating_sub(since.as_millis());
         sum.saturating_add(more.saturating_mul(u64::from(self.jobs)))
     }
 
-    /// Who has slots, each once, by the lowest.
+    /// Returns the task key of each slot.
+    pub(super) fn slots(&self) -> &[Option<TaskKey>] {
+        &self.slots
+    }
+
+    /// Returns the tasks that have slots, each with its lowest slot.
     pub(super) fn keys(&self) -> impl Iterator<Item = (usize, &TaskKey)> {
         let held = self.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
         held.filter(|(slot, key)| !self.slots.iter().take(*slot).flatten().any(|other| other == *key))
     }
 
+    /// Changes the phase. `due` is the timer of the new phase.
     pub(super) fn enter(&mut self, state: InstancePhase, at: Time, due: Option<Time>) {
         self.state = state;
         self.since = at;
         self.due = due;
     }
 
+    /// Returns why it must be deleted after its last job. `None` if it is kept or its deletion is already decided.
+    pub(super) fn removal_after_last_job(&self, limits: InstanceLimits) -> Option<RemovalReason> {
+        match &self.state {
+            InstancePhase::Draining(reason) => Some(reason.clone()),
+            // An operator may want to examine a cordoned instance, even if it is used up.
+            InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } | InstancePhase::Suspended(_) => None,
+            InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => {
+                let is_used_up = limits.is_used_up(self.job_count);
+                is_used_up.then_some(RemovalReason::MaxUsesReached { uses: self.job_count })
+            }
+        }
+    }
+
+    /// Takes the environment that its current job has resumed, unless the instance is no longer ready.
+    pub(super) fn take_resumed_environment(&mut self) -> Option<SuspendedEnvironment> {
+        if self.state == InstancePhase::Ready { self.resumed_environment.take() } else { None }
+    }
+
+    /// Returns how long its deletion has taken. `None` if no deletion call was made.
+    pub(super) fn deletion_time(&self, at: Time) -> Option<Duration> {
+        match &self.state {
+            InstancePhase::Deleting(deleting) if deleting.attempts > 0 => Some(at.since(deleting.since)),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_deleting(&self) -> bool {
         matches!(self.state, InstancePhase::Deleting(_))
     }
 
-    /// Whether the next snapshot may bring news of it.
+    /// Returns when the change began that the next lists may show the end of.
+    pub(super) fn expected_since(&self) -> Time {
+        if self.state == InstancePhase::Booting { self.requested_at } else { self.since }
+    }
+
+    /// Whether the next list may show a change of the instance.
     pub(super) fn is_expected(&self) -> bool {
         let may_change = match &self.state {
             InstancePhase::Booting | InstancePhase::Deleting(_) => true,
-            InstancePhase::Suspended(sleep) => sleep.is_expected(),
+            InstancePhase::Suspended(suspension) => suspension.is_expected(),
             InstancePhase::Ready
             | InstancePhase::Draining(_)
             | InstancePhase::Cordoned { .. }
@@ -252,4 +437,10 @@ impl Instance {
         };
         may_change || self.misses.is_missing()
     }
+}
+
+/// Returns when the wall clock showed this time. A later time, as after a clock that was set back, counts as now.
+pub(super) fn time_at(now: Now, unix_seconds: i64) -> Time {
+    let ago = u64::try_from(now.unix.saturating_sub(unix_seconds)).unwrap_or(0);
+    Time::from_millis(now.at.as_millis().saturating_sub(ago.saturating_mul(1000)))
 }

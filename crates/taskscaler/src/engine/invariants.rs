@@ -1,111 +1,77 @@
-//! What must hold after every event (life-of-a-job.md, invariants I1-I6): the books agree with themselves and with the
-//! limits. Shared by tests, the simulator and debug builds of the driver.
+//! Invariants that must hold after every event (I1-I6): the state is consistent and within the limits.
+//!
+//! Tests, the simulator and debug builds of the driver check them.
 
 use super::instance::InstancePhase;
-use super::{Engine, pool};
+use super::pool::{Pool, PoolTotals};
+use super::queue::Queue;
 
-/// An invariant that does not hold: a defect of the engine.
+/// An invariant that does not hold: a bug in the engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invariant {invariant} does not hold: {message}")]
 pub struct Violation {
-    /// Which one.
+    /// Name of the invariant.
     pub invariant: &'static str,
-    /// What was found.
+    /// Description of the inconsistent state.
     pub message: String,
 }
 
 impl Violation {
-    /// What was found against an invariant.
+    /// Creates a violation of an invariant.
     #[must_use]
-    pub fn new(invariant: &'static str, what: impl Into<String>) -> Self {
-        Self { invariant, message: what.into() }
+    pub fn new(invariant: &'static str, message: impl Into<String>) -> Self {
+        Self { invariant, message: message.into() }
     }
 }
 
-impl Engine {
-    /// Looks at everything; takes time in proportion to the instances.
-    ///
-    /// # Errors
-    /// The first [`Violation`] that is found.
-    pub fn check(&self) -> Result<(), Violation> {
-        let mut held = 0;
-        let mut sums = pool::PoolTotals::default();
-        for (index, instance) in self.pool.iter() {
-            let id = &instance.id;
-            let part =
-                instance.slot_totals(self.config.capacity.get(), self.config.max_uses.map(std::num::NonZeroU32::get));
-            sums.add(part);
-            if instance.is_deleting() && instance.held > 0 {
-                return Err(Violation::new("I2", format!("{id} is removed and has {} jobs", instance.held)));
-            }
-            if matches!(instance.state, InstancePhase::Suspended(_))
-                && (instance.held > 0 || instance.saved_environment.is_none())
-            {
-                return Err(Violation::new("I2", format!("{id} is suspended and has {} jobs", instance.held)));
-            }
-            // The limits may have been others before a restart.
-            if instance.held > self.config.capacity.get() && !instance.restored {
-                return Err(Violation::new("J4", format!("{id} has {} jobs", instance.held)));
-            }
-            if self.config.max_uses.is_some_and(|max| instance.job_count > max.get()) && !instance.restored {
-                return Err(Violation::new("J4", format!("{id} was used {} times", instance.job_count)));
-            }
-            for (slot, key) in instance.keys() {
-                held += 1;
-                let place = self.leases.get(key);
-                let slots = instance.slots.iter().flatten().filter(|other| *other == key).count();
-                if place.is_none_or(|place| (place.index, place.slot, place.slots as usize) != (index, slot, slots)) {
-                    return Err(Violation::new(
-                        "R2",
-                        format!("slot {slot} of {id} is held by {key}, whose lease is {place:?}"),
-                    ));
-                }
-                if self.queue.get(key).is_some() {
-                    return Err(Violation::new("R2", format!("{key} has a slot and waits for one")));
-                }
-            }
-            let bounded = matches!(instance.state, InstancePhase::Ready | InstancePhase::Cordoned { .. })
-                || instance.due.is_some();
-            if !bounded && instance.held == 0 {
-                return Err(Violation::new(
-                    "I3",
-                    format!("nothing will happen to {id}, which is {:?}", instance.state),
-                ));
-            }
+/// Checks each instance and the totals. Takes time in proportion to the number of instances.
+///
+/// # Errors
+/// The first violation.
+pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
+    let limits = pool.limits();
+    let mut totals = PoolTotals::default();
+    for (_, instance) in pool.iter() {
+        let (id, held) = (&instance.id, instance.held);
+        totals.add(instance.slot_totals(limits));
+        if instance.is_deleting() && held > 0 {
+            return Err(Violation::new("I2", format!("{id} is being deleted and has {held} jobs")));
         }
-        if sums != self.pool.sums() {
-            return Err(Violation::new("books", format!("sums are {:?} and should be {sums:?}", self.pool.sums())));
+        if matches!(instance.state, InstancePhase::Suspended(_)) && (held > 0 || instance.saved_environment.is_none()) {
+            return Err(Violation::new("I2", format!("{id} is suspended and has {held} jobs")));
         }
-        if held != self.leases.len() {
-            return Err(Violation::new("R2", format!("{held} slots are held by {} leases", self.leases.len())));
+        // The limits may have been higher before a restart.
+        if held > limits.capacity && !instance.restored {
+            return Err(Violation::new("J4", format!("{id} has {held} jobs")));
         }
-        self.check_waiting()
+        if limits.max_uses.is_some_and(|max| instance.job_count > max) && !instance.restored {
+            return Err(Violation::new("J4", format!("{id} has had {} jobs", instance.job_count)));
+        }
+        let has_next_step = matches!(instance.state, InstancePhase::Ready | InstancePhase::Cordoned { .. })
+            || instance.due.is_some()
+            || held > 0;
+        if !has_next_step {
+            let phase = &instance.state;
+            return Err(Violation::new("I3", format!("{id} would stay in this phase indefinitely: {phase:?}")));
+        }
     }
+    if totals != pool.totals() {
+        let message = format!("the totals are {:?} and should be {totals:?}", pool.totals());
+        return Err(Violation::new("totals", message));
+    }
+    Ok(())
+}
 
-    /// Nobody waits while what would suit is free.
-    fn check_waiting(&self) -> Result<(), Violation> {
-        if self.stopping {
-            return Ok(());
+/// Checks that no request waits while slots that fit are free.
+///
+/// # Errors
+/// A violation of I5.
+pub(super) fn check_queue(pool: &Pool, queue: &Queue) -> Result<(), Violation> {
+    match queue.oldest_fitting(pool.max_fit()) {
+        Some(request) => {
+            let (key, slots) = (&request.key, request.slots);
+            Err(Violation::new("I5", format!("{key} waits for {slots} slots, but they are free")))
         }
-        if let Some(waiter) = self.queue.oldest_fitting(self.pool.max_fit()) {
-            let (key, slots) = (&waiter.key, waiter.slots);
-            return Err(Violation::new("I5", format!("{key} waits for {slots} slots, which are free")));
-        }
-        let kept = self
-            .held_for_request
-            .as_ref()
-            .and_then(|(key, index)| Some((self.queue.get(key)?, self.pool.get(*index)?)));
-        if let Some((waiter, instance)) = kept
-            && instance.slot_totals(self.config.capacity.get(), self.limits().1).supply > 0
-            && self.config.capacity.get().saturating_sub(instance.held) >= waiter.slots
-            && matches!(instance.state, InstancePhase::Ready)
-        {
-            return Err(Violation::new("I5", format!("{} waits, and what is kept for it is free", waiter.key)));
-        }
-        let marked = self.pool.iter().filter(|(_, instance)| instance.held_for_request).count();
-        if marked > usize::from(self.held_for_request.is_some()) {
-            return Err(Violation::new("I5", format!("{marked} instances are kept, for {:?}", self.held_for_request)));
-        }
-        Ok(())
+        None => Ok(()),
     }
 }

@@ -1,190 +1,160 @@
 //! The scaling engine: events and time in, actions out. No I/O, no clock, no randomness.
 //!
 //! ```text
-//! reserve, acquire, Event --> books (instances, slots, requests, leases) --> settle: place, scale, remove, list --> Action
-//!                                                                                   \--> Decision (why)  \--> Change (store)
+//!             events, requests                               actions, decisions, changed rows
+//!                    |                                                      ^
+//!                    v                                                      |
+//!  Reservations, Queue, StarvationHold --> Leases, Suspensions --> Inventory: Groups, Pool, Outbox
+//!                    \                                                ^
+//!                     \--> IdlePlan, UsageHistory --> how many? ------/
 //! ```
 //!
-//! After each event everything that it makes possible is done at once: a slot that is free is given to who waits longest, what
-//! is missing is asked for, what is too much is removed. [`Engine::next_wake`] says when time alone will change something;
-//! a driver that calls [`Engine::handle`] with [`Event::Tick`] then needs no other timer.
+//! [`Engine`] composes these parts. After each event it does at once everything that has become possible: free slots are
+//! assigned to the oldest requests, missing instances are requested, surplus ones are deleted. [`Engine::next_wake`] says when
+//! time alone will change something, so that a driver which then calls [`Engine::handle`] with [`Event::Tick`] needs no other
+//! timer.
 //!
-//! Before it performs [`Engine::actions`], a driver stores [`Engine::changes`]: what is asked for, leased or removed is on
-//! disk before anyone is told (life-of-a-job R2).
-//!
-//! How often instances are listed is decided here too: rarely while nothing is expected, at
-//! [`Config::update_interval_when_expecting`] while something is, and more often while a job waits for an instance that,
-//! by what was learned of its group, is about to run: then the delay stays within a fiftieth of the boot time, as long as
-//! listing takes less than a tenth of the time.
+//! A driver stores [`Engine::changes`] before it performs [`Engine::actions`]. Whatever is requested, assigned or deleted is thus
+//! in the ledger before anyone acts on it.
 
-mod ahead;
-mod assign;
+mod creation;
 mod deletion;
+mod error;
 mod group;
+mod groups;
+mod hold;
+mod idle_plan;
 mod instance;
 mod invariants;
-mod lease;
-mod listing;
-mod machine;
-mod operator;
-mod plugin_events;
+mod inventory;
+mod jobs;
+mod leases;
+mod lifecycle;
+mod list_schedule;
+mod metric_states;
+mod outbox;
 mod pool;
-mod provider_notices;
 mod queue;
-mod reconcile;
+mod reservations;
 mod restore;
-mod scale;
+mod scale_up;
+mod scaling;
 mod status;
 mod suspend;
 #[cfg(test)]
 mod tests;
+mod unmanaged;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use crate::config::Config;
 use crate::decision::{Decision, DecisionKind, ScaleUpBlock};
 use crate::event::{Action, Event};
-use crate::forecast::Forecast;
-use crate::ledger::{Change, RowKey};
-use crate::policy::IdleTarget;
+use crate::formula;
+use crate::ledger::Change;
 use crate::resources::UsageHistory;
 use crate::time::{Now, Time};
-use crate::types::{GroupId, JobKind, TaskKey};
-use ahead::RequestHistory;
-use group::GroupState;
-use pool::{Index, Pool};
+use crate::types::{GroupId, TaskKey};
+use deletion::Deletions;
+use group::Plugin;
+use hold::StarvationHold;
+use idle_plan::IdlePlan;
+use inventory::Inventory;
+use leases::Leases;
 use queue::Queue;
+use reservations::Reservations;
+use status::StatusView;
+use suspend::Suspensions;
 
+pub use error::{EnqueueError, NoCapacity};
 pub use invariants::Violation;
-pub use lease::{EnqueueError, NoCapacity};
 pub use status::{
     GroupStatus, InstanceStatus, ScalerStatus, SlotCounts, SlotStatus, Totals, WaitReason, WaitingStatus,
 };
 
-/// See the module.
+/// The scaling engine.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
-    groups: Vec<GroupState>,
-    /// Groups in the order in which they are asked.
-    order: Vec<GroupId>,
-    pool: Pool,
+    inventory: Inventory,
+    leases: Leases,
     queue: Queue,
-    leases: HashMap<TaskKey, LeaseLocation>,
-    reservations: HashSet<TaskKey>,
-    answers: RequestHistory,
-    /// When a reservation was last refused: a job could be had as soon as there is a slot for it.
-    last_refusal: Option<Time>,
-    /// Leases from before a restart that nobody has claimed yet.
-    unclaimed: BTreeSet<TaskKey>,
-    /// Jobs that wait for an environment that is suspended, and its instance.
-    resume_waiters: HashMap<TaskKey, Index>,
-    /// For whom an instance is kept, and which.
-    held_for_request: Option<(TaskKey, Index)>,
-    /// What earlier jobs used.
+    reservations: Reservations,
+    hold: StarvationHold,
+    suspensions: Suspensions,
+    deletions: Deletions,
+    plan: IdlePlan,
+    /// Resource usage of earlier jobs.
     usages: UsageHistory,
-    idle_target: IdleTarget,
-    policy: Option<usize>,
-    /// The minute for which [`Self::wanted`] was looked up.
-    minute: Option<i64>,
-    forecast: Option<Forecast>,
-    /// Nothing is kept idle.
-    draining: bool,
-    stopping: bool,
-    /// At the end, also what an operator keeps goes.
-    delete_cordoned: bool,
-    next_number: u64,
-    /// Why instances that are missing are not asked for, as it was last told.
+    is_stopping: bool,
+    /// Whether cordoned instances are deleted, too, when the engine stops.
+    deletes_cordoned: bool,
+    /// Why missing instances cannot be created, as last recorded in the history.
     blocked_groups: Vec<(GroupId, ScaleUpBlock)>,
-    /// The formula's last answer.
+    /// Number of instances to create (positive) or to delete (negative), as last computed.
     desired_change: i64,
-    /// Instances to be removed with the next call.
-    to_delete: Vec<Index>,
-    actions: Vec<Action>,
-    decisions: Vec<Decision>,
-    dirty: BTreeSet<RowKey>,
-}
-
-/// Where a lease is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct LeaseLocation {
-    index: Index,
-    /// The lowest of its slots.
-    slot: usize,
-    slots: u32,
-    since: Time,
-    /// The instance's crowd when it began.
-    occupancy_ms: u64,
-    job_kind: Option<JobKind>,
 }
 
 impl Engine {
-    /// An engine without instances. Its groups are down until [`Event::GroupUp`].
+    /// Creates an engine without instances. Its groups are down until [`Event::PluginUp`].
     #[must_use]
     pub fn new(config: Config, now: Now) -> Self {
-        let groups: Vec<GroupState> =
-            config.groups.iter().map(|group| GroupState::new(group.clone(), now.at)).collect();
-        let (order, ranks) = provider_notices::order(config.group_selection, &groups);
-        let pool = Pool::new(config.capacity.get(), config.max_uses.map(std::num::NonZeroU32::get), ranks);
-        let forecast = config.forecast.clone().map(Forecast::new);
         Self {
-            config,
-            groups,
-            order,
-            pool,
+            inventory: Inventory::new(&config, now),
+            leases: Leases::default(),
             queue: Queue::default(),
-            leases: HashMap::new(),
-            reservations: HashSet::new(),
-            answers: RequestHistory::default(),
-            last_refusal: None,
-            unclaimed: BTreeSet::new(),
-            resume_waiters: HashMap::new(),
-            held_for_request: None,
+            reservations: Reservations::default(),
+            hold: StarvationHold::default(),
+            suspensions: Suspensions::new(config.suspended_ttl),
+            deletions: Deletions::default(),
+            plan: IdlePlan::new(config.forecast.clone()),
             usages: UsageHistory::default(),
-            idle_target: IdleTarget::default(),
-            policy: None,
-            minute: None,
-            forecast,
-            draining: false,
-            stopping: false,
-            delete_cordoned: false,
-            next_number: 1,
+            is_stopping: false,
+            deletes_cordoned: false,
             blocked_groups: Vec::new(),
             desired_change: 0,
-            to_delete: Vec::new(),
-            actions: Vec::new(),
-            decisions: Vec::new(),
-            dirty: BTreeSet::new(),
+            config,
         }
     }
 
-    /// What happened, and everything that follows from it.
+    /// Handles an event and does everything that it makes possible.
     pub fn handle(&mut self, now: Now, event: Event) {
         match event {
             Event::Tick => {}
-            Event::PluginUp { group, max_size } => self.plugin_up(now, group, max_size),
-            Event::PluginDown { group, cause } => self.plugin_down(group, cause),
+            Event::PluginUp { group, max_size } => self.inventory.plugin_up(now, &self.config, group, max_size),
+            Event::PluginDown { group, cause } => {
+                if let Some(group) = self.inventory.groups.get_mut(group) {
+                    group.plugin = Plugin::Down { cause };
+                }
+            }
             Event::Listed { group, call, result } => self.listed(now, group, call, result),
-            Event::Increased { group, call, result } => self.increased(now, group, call, result),
-            Event::Decreased { group, ids, result } => self.decreased(now, group, &ids, result),
+            Event::Increased { group, call, result } => {
+                self.inventory.increased(now, &self.config, group, call, result);
+            }
+            Event::Decreased { group, ids, result } => {
+                let retry = self.config.deletion_retry_interval;
+                deletion::decreased(&mut self.inventory, now, group, &ids, result, retry);
+            }
             Event::Prepared { group, id, result } => self.prepared(now, group, &id, result),
             Event::Health { group, id, result } => self.health(now, group, &id, result),
-            Event::HealthUnknown { group, id } => self.health_unknown(now, group, &id),
-            Event::ConnectionLost { key } => self.connection_lost(now, &key),
-            Event::Unreserve { key } => {
-                self.reservations.remove(&key);
+            Event::HealthUnknown { group, id } => self.inventory.health_unknown(now, group, &id),
+            Event::ConnectionLost { key } => {
+                if let Some(index) = self.leases.instance(&key) {
+                    self.inventory.connection_lost(now, index);
+                }
             }
-            Event::Answered { at_once } => self.request_answered(now, at_once),
+            Event::Unreserve { key } => self.reservations.remove(&key),
+            Event::Answered { at_once } => self.reservations.record_answer(now, at_once),
             Event::Cancel { key } => {
                 self.queue.remove(&key);
                 self.cancel_resume(now, &key);
             }
-            Event::JobUsage { key, usage: used } => self.record_usage(now, key, used),
+            Event::JobUsage { key, usage } => self.record_usage(now, key, usage),
             Event::Release { key } => self.release(now, &key),
             Event::GrantAbandoned { key } => self.grant_abandoned(now, &key),
             Event::ClaimsComplete => self.claims_complete(now),
             Event::CanSuspend { group, can } => {
-                if let Some(group) = self.group_mut(group) {
+                if let Some(group) = self.inventory.groups.get_mut(group) {
                     group.can_suspend = Some(can);
                 }
             }
@@ -193,133 +163,169 @@ impl Engine {
             }
             Event::Policies(policies) => {
                 self.config.policies = policies;
-                self.minute = None;
+                self.plan.policies_changed();
             }
-            Event::Operator { request: question, group, id, action: act, by } => {
-                self.apply_operator_action(now, question, (group, id), act, by)
+            Event::Operator { request, group, id, action, by } => {
+                self.apply_operator_action(now, request, (group, id), action, by);
             }
-            Event::Retire { group, id, reason: why } => self.retire_instance(now, group, &id, why),
-            Event::PriceChanged { group, per_hour } => self.set_price(group, per_hour),
-            Event::StockChanged { group, available } => self.set_stock(group, available),
-            Event::Drain => {
-                self.draining = true;
-                self.minute = None;
+            Event::Retire { group, id, reason } => self.retire_instance(now, group, &id, reason),
+            Event::PriceChanged { group, per_hour } => {
+                if self.inventory.groups.set_price(group, per_hour) {
+                    self.inventory.pool.set_ranks(&self.inventory.groups.ranks());
+                }
             }
+            Event::StockChanged { group, available } => {
+                if let Some(group) = self.inventory.groups.get_mut(group) {
+                    group.is_out_of_stock = !available;
+                }
+            }
+            Event::Drain => self.plan.drain(),
             Event::DeleteAllOnStop => {
                 self.config.delete_on_shutdown = true;
-                self.delete_cordoned = true;
+                self.deletes_cordoned = true;
             }
             Event::Stop => self.stop(now),
         }
         self.advance(now);
     }
 
-    /// What is to be done, since the last call of this.
+    /// Returns the actions to perform since the last call.
     #[must_use]
     pub fn actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+        self.inventory.outbox.take_actions()
     }
 
-    /// What was decided, since the last call of this.
+    /// Returns the decisions since the last call.
     #[must_use]
     pub fn decisions(&mut self) -> Vec<Decision> {
-        std::mem::take(&mut self.decisions)
+        self.inventory.outbox.take_decisions()
     }
 
-    /// What is to be stored before [`Self::actions`] are performed, since the last call of this.
+    /// Returns the ledger rows that changed since the last call. They must be stored before [`Self::actions`] are performed.
     #[must_use]
     pub fn changes(&mut self) -> Vec<Change> {
-        let dirty = std::mem::take(&mut self.dirty);
+        let dirty = self.inventory.outbox.take_dirty();
         dirty.into_iter().map(|key| Change { row: self.row(&key), key }).collect()
     }
 
-    /// The configuration in effect.
+    /// Returns the configuration in effect.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Everything that is possible now.
+    /// Does everything that is possible now.
     fn advance(&mut self, now: Now) {
         self.look_up_policy(now);
         self.run_due_timers(now);
         self.assign_slots(now);
         self.scale(now);
-        self.flush_deletions(now);
+        // Deletions that were decided in this step are due now, too.
+        self.run_due_timers(now);
+        self.deletions.call(&mut self.inventory, now);
         self.list(now);
     }
 
+    /// Applies the policy of the current minute, and records the load for the forecast.
     fn look_up_policy(&mut self, now: Now) {
-        let minute = now.unix.div_euclid(60);
-        if self.minute == Some(minute) {
-            return;
+        let Some(has_changed) = self.plan.look_up(now, &self.config.policies) else { return };
+        let (index, idle_count) = (self.plan.policy(), self.plan.target().idle_count);
+        self.inventory.pool.set_placement(self.plan.target().placement);
+        if has_changed {
+            self.inventory.decide(now, DecisionKind::Policy { index, idle_count });
         }
-        let first = self.minute.is_none();
-        self.minute = Some(minute);
-        let (policy, wanted) = match self.config.policies.active_at(now.unix) {
-            (_, IdleTarget { placement, .. }) if self.draining => {
-                (None, IdleTarget { placement, idle_time: std::time::Duration::ZERO, ..IdleTarget::default() })
-            }
-            wanted => wanted,
-        };
-        self.pool.set_placement(wanted.placement);
-        if first || policy != self.policy {
-            self.decide(now, DecisionKind::Policy { index: policy, idle_count: wanted.idle_count });
-        }
-        (self.policy, self.idle_target) = (policy, wanted);
         self.record_load(now);
     }
 
-    /// For the forecast, every minute.
-    fn record_load(&mut self, now: Now) {
-        let in_use = self.pool.sums().held + self.queue.slots(self.config.slots_per_new_instance());
-        let (boot, inputs) = (self.boot_time(), self.inputs(now));
-        // Without it, what is idle for the policy's time would have gone.
-        let groups = (0..self.groups.len()).map(GroupId);
-        let lasting = groups.flat_map(|group| self.pool.idle(group, now.at, self.idle_target.idle_time, usize::MAX));
-        let kept = lasting.map(|(_, index)| self.pool.offered_slots(index)).sum::<u64>().min(inputs.retained_idle);
-        let Some(forecast) = &mut self.forecast else { return };
-        let changed = forecast.record(now.unix, in_use);
-        // What it keeps idle is what is idle because of it, also what boots: it is paid for.
-        let slots = inputs.instances.saturating_mul(inputs.capacity);
-        let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
-        let wanted = forecast.idle_target(now.unix, in_use, boot);
-        let its = forecast.not_yet_idle_for(now.unix, wanted, self.idle_target.idle_time).max(kept).min(unused);
-        let days = forecast.record_idle(now.unix, its.saturating_sub(u64::from(self.idle_target.idle_count)));
-        self.dirty.extend(changed.into_iter().map(|bucket| RowKey::SlotDemand { bucket }));
-        self.dirty.extend(days.into_iter().map(|day| RowKey::ForecastIdle { day }));
-    }
-
-    fn decide(&mut self, now: Now, what: DecisionKind) {
-        self.decisions.push(Decision { unix: now.unix, kind: what });
-    }
-
-    fn number(&mut self) -> u64 {
-        let number = self.next_number;
-        self.next_number += 1;
-        number
-    }
-
-    fn group(&self, group: GroupId) -> Option<&GroupState> {
-        self.groups.get(group.0)
-    }
-
-    fn group_mut(&mut self, group: GroupId) -> Option<&mut GroupState> {
-        self.groups.get_mut(group.0)
-    }
-
-    /// When time alone will change something; none: only an event will.
+    /// Returns when time alone will change something. `None` means that only an event will.
     #[must_use]
     pub fn next_wake(&self, now: Now) -> Option<Time> {
-        let due = self.pool.first_due().map(|(due, _)| due);
-        let minute = (self.config.policies.is_time_dependent() || self.forecast.is_some()).then(|| {
+        let due = self.inventory.pool.first_due().map(|(due, _)| due);
+        let minute = (self.config.policies.is_time_dependent() || self.plan.has_forecast()).then(|| {
             let left = 60 - now.unix.rem_euclid(60);
-            now.at + std::time::Duration::from_secs(u64::try_from(left).unwrap_or(60))
+            now.at + Duration::from_secs(u64::try_from(left).unwrap_or(60))
         });
-        let groups = (0..self.groups.len()).flat_map(|group| self.group_wakes(now, GroupId(group)));
+        let groups = self.inventory.groups.ids().flat_map(|group| self.group_wakes(now, group));
         let idle = self.idle_wake(now);
-        let overtaken = self.starvation_wake(now);
-        let held = self.held_wake(now);
-        [due, minute, idle, overtaken, held].into_iter().flatten().chain(groups).min()
+        let starved = self.hold.next_wake(now, &self.queue);
+        let held = self.reservations.next_wake(now, &self.queue);
+        [due, minute, idle, starved, held].into_iter().flatten().chain(groups).min()
+    }
+
+    /// Returns when time alone will change something in a group.
+    fn group_wakes(&self, now: Now, id: GroupId) -> Vec<Time> {
+        let Some(group) = self.inventory.groups.get(id) else { return Vec::new() };
+        let expiry = group.requests.next_expiry().filter(|expiry| *expiry > now.at);
+        let mut wakes: Vec<Time> = self.next_list(id).into_iter().chain(expiry).collect();
+        for (_, block) in self.blocked_groups.iter().filter(|(blocked, _)| *blocked == id) {
+            wakes.extend(group.creation.block_ends(block, now.at));
+        }
+        wakes
+    }
+
+    /// Returns the number of slots by state, in constant time.
+    #[must_use]
+    pub fn slot_counts(&self) -> SlotCounts {
+        let totals = self.inventory.pool.totals();
+        SlotCounts {
+            idle: totals.free,
+            pending: self.queue.len() as u64,
+            acquired: totals.held,
+            reserved: self.reservations.len(),
+            unavailable: totals.unavailable,
+        }
+    }
+
+    /// Returns the totals for metrics.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        Totals::new(&self.inventory, self.desired_change)
+    }
+
+    /// Returns the full status. Takes time in proportion to the number of instances.
+    #[must_use]
+    pub fn status(&self, now: Now) -> ScalerStatus {
+        let (inputs, view) = (self.inputs(now), self.view(now));
+        ScalerStatus {
+            slots: self.slot_counts(),
+            desired_change: formula::required(&inputs),
+            idle_target: formula::idle_target(&inputs),
+            policy: self.plan.policy().map(|index| index + 1),
+            cost_per_hour: self.inventory.cost_per_hour(),
+            scale_up_blocked: view.block_messages(),
+            waiting: view.waiting(),
+            booting: self.inventory.booting(),
+            next_ready_in_ms: view.next_ready_in_ms(),
+            groups: view.groups(),
+            instances: view.instances(),
+        }
+    }
+
+    /// Returns the reason for which a request waits, or `None` if the key is not queued.
+    #[must_use]
+    pub fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
+        self.view(now).wait_reason(key)
+    }
+
+    fn view(&self, now: Now) -> StatusView<'_> {
+        StatusView { now, inventory: &self.inventory, queue: &self.queue, blocked_groups: &self.blocked_groups }
+    }
+
+    /// Checks the invariants. Takes time in proportion to the number of instances.
+    ///
+    /// # Errors
+    /// The first [`Violation`].
+    pub fn check(&self) -> Result<(), Violation> {
+        let pool = &self.inventory.pool;
+        invariants::check_instances(pool)?;
+        self.leases.check(pool)?;
+        if let Some(key) = self.leases.keys().find(|key| self.queue.get(key).is_some()) {
+            return Err(Violation::new("R2", format!("{key} has a slot and waits for one")));
+        }
+        if !self.is_stopping {
+            invariants::check_queue(pool, &self.queue)?;
+            self.hold.check(pool, &self.queue)?;
+        }
+        Ok(())
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::group::Plugin;
+use super::group::{GroupState, Plugin};
 use super::instance::{Instance, InstancePhase};
-use super::{Engine, pool};
+use super::inventory::Inventory;
+use super::queue::Queue;
 use crate::decision::ScaleUpBlock;
-use crate::formula;
 use crate::time::Now;
 use crate::types::{GroupId, TaskKey};
 
@@ -118,6 +118,28 @@ pub struct GroupStatus {
 }
 
 impl GroupStatus {
+    fn new(group: &GroupState, instances: usize) -> Self {
+        let (failure, list_failure) = (group.creation.failure(), group.lists.failure());
+        let may_appear = group.requests.may_appear();
+        Self {
+            name: group.config.name.clone(),
+            unavailable_reason: match &group.plugin {
+                Plugin::Down { cause } => Some(cause.clone()),
+                Plugin::Up { .. } => None,
+            },
+            max: group.max_instances(),
+            instances: u32::try_from(instances).unwrap_or(u32::MAX),
+            requested: may_appear,
+            unconfirmed: may_appear - group.requests.expected(),
+            failures: failure.map_or(0, |(failures, _)| failures),
+            error: failure.map(|(_, error)| error.to_owned()),
+            list_failures: list_failure.map_or(0, |(failures, _)| failures),
+            list_error: list_failure.map(|(_, error)| error.to_owned()),
+            unmanaged: group.unmanaged.ids().map(ToString::to_string).collect(),
+            drained: group.drained.clone(),
+        }
+    }
+
     /// Returns a message if its instances cannot be listed.
     #[must_use]
     pub fn unlisted(&self) -> Option<String> {
@@ -152,6 +174,34 @@ pub struct InstanceStatus {
     pub slots: Vec<SlotStatus>,
 }
 
+impl InstanceStatus {
+    fn new(now: Now, instance: &Instance, group: String) -> Self {
+        let (state, reason) = match &instance.state {
+            InstancePhase::Booting => ("booting", None),
+            InstancePhase::Preparing => ("preparing", None),
+            InstancePhase::Ready => ("ready", None),
+            InstancePhase::Suspended(suspension) => {
+                (suspension.state.name(), Some(suspended_reason(instance, suspension.until.since(now.at))))
+            }
+            InstancePhase::Cordoned { by, .. } => ("cordoned", Some(by.clone())),
+            InstancePhase::Draining(reason) => ("draining", Some(reason.to_string())),
+            InstancePhase::Deleting(deleting) => ("deleting", Some(deleting.reason.to_string())),
+        };
+        let slots = (0..).zip(instance.slots());
+        Self {
+            id: instance.id.to_string(),
+            group,
+            state: state.to_owned(),
+            reason,
+            state_age_ms: millis(now.at.since(instance.since)),
+            age_ms: millis(now.at.since(instance.first_seen)),
+            job_count: instance.job_count,
+            failures: instance.failures,
+            slots: slots.filter_map(|(slot, key)| Some(SlotStatus { slot, key: key.as_ref()?.to_string() })).collect(),
+        }
+    }
+}
+
 /// An assigned slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotStatus {
@@ -176,164 +226,102 @@ pub struct WaitReason {
     pub scale_up_blocked: Vec<String>,
 }
 
-impl Engine {
-    /// Returns the number of slots by state, in constant time.
-    #[must_use]
-    pub fn slot_counts(&self) -> SlotCounts {
-        let sums: pool::PoolTotals = self.pool.sums();
-        SlotCounts {
-            idle: sums.free,
-            pending: self.queue.len() as u64,
-            acquired: sums.held,
-            reserved: self.reservations.len() as u64,
-            unavailable: sums.unavailable,
-        }
-    }
-
-    /// Returns the totals for metrics.
-    #[must_use]
-    pub fn totals(&self) -> Totals {
-        let open =
-            |which: fn(&super::GroupState) -> u32| self.groups.iter().map(|group| u64::from(which(group))).sum::<u64>();
-        let mut by_state: Vec<(&'static str, u64)> = self.pool.by_state().collect();
+impl Totals {
+    pub(super) fn new(inventory: &Inventory, desired_change: i64) -> Self {
+        let groups = || inventory.groups.iter().map(|(_, group)| group);
+        let requested = groups().map(|group| u64::from(group.requests.may_appear())).sum();
+        let states = inventory.pool.states();
+        let mut by_state: Vec<(&'static str, u64)> = states.provisioner().collect();
         // Muster sends requests immediately, so none is ever in the state `requested`.
-        let requested = open(super::GroupState::may_appear);
         by_state.extend([("requested", 0), ("pending", requested)]);
-        Totals {
+        Self {
             by_state,
-            machines: self.pool.machines(requested),
-            max: self.groups.iter().map(|group| group.max_instances().map(u64::from)).sum(),
-            desired_change: self.desired_change,
-            cost_per_hour: self.cost_per_hour(),
-            unmanaged: self.groups.iter().map(|group| group.unmanaged.len() as u64).sum(),
+            machines: states.machines(requested),
+            max: inventory.groups.max_instances(),
+            desired_change,
+            cost_per_hour: inventory.cost_per_hour(),
+            unmanaged: groups().map(|group| group.unmanaged.len() as u64).sum(),
         }
     }
+}
 
-    /// Returns the full status. Takes time in proportion to the number of instances.
-    #[must_use]
-    pub fn status(&self, now: Now) -> ScalerStatus {
-        let inputs = self.inputs(now);
-        let mut instances: Vec<&Instance> = self.pool.iter().map(|(_, instance)| instance).collect();
-        instances.sort_by_key(|instance| instance.sequence);
-        ScalerStatus {
-            slots: self.slot_counts(),
-            desired_change: formula::required(&inputs),
-            idle_target: formula::idle_target(&inputs),
-            policy: self.policy.map(|index| index + 1),
-            cost_per_hour: self.cost_per_hour(),
-            scale_up_blocked: self.block_messages(now),
-            waiting: self.waiting(now),
-            booting: self.booting(),
-            next_ready_in_ms: self.ready_in_ms(now),
-            groups: (0..self.groups.len()).filter_map(|index| self.group_status(GroupId(index))).collect(),
-            instances: instances.into_iter().map(|instance| self.instance_status(now, instance)).collect(),
-        }
-    }
+/// The parts of the engine that its status describes.
+#[derive(Debug)]
+pub(super) struct StatusView<'a> {
+    pub(super) now: Now,
+    pub(super) inventory: &'a Inventory,
+    pub(super) queue: &'a Queue,
+    pub(super) blocked_groups: &'a [(GroupId, ScaleUpBlock)],
+}
 
+impl StatusView<'_> {
     /// Returns the reason for which a request waits, or `None` if the key is not queued.
-    #[must_use]
-    pub fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
-        let waiter = self.queue.get(key)?;
+    pub(super) fn wait_reason(&self, key: &TaskKey) -> Option<WaitReason> {
+        let request = self.queue.get(key)?;
         Some(WaitReason {
-            waiting_ms: millis(now.at.since(waiter.since)),
+            waiting_ms: millis(self.now.at.since(request.since)),
             queue_position: self.queue.position(key),
-            booting: self.booting(),
-            next_ready_in_ms: self.ready_in_ms(now),
-            scale_up_blocked: self.block_messages(now),
+            booting: self.inventory.booting(),
+            next_ready_in_ms: self.next_ready_in_ms(),
+            scale_up_blocked: self.block_messages(),
         })
     }
 
-    fn waiting(&self, now: Now) -> Vec<WaitingStatus> {
-        let all = self.queue.iter().enumerate();
-        all.map(|(before, waiter)| WaitingStatus {
-            key: waiter.key.to_string(),
-            waiting_ms: millis(now.at.since(waiter.since)),
-            queue_position: before,
-        })
-        .collect()
+    /// Returns the queued requests, the oldest first.
+    pub(super) fn waiting(&self) -> Vec<WaitingStatus> {
+        let requests = self.queue.iter().enumerate();
+        requests
+            .map(|(queue_position, request)| WaitingStatus {
+                key: request.key.to_string(),
+                waiting_ms: millis(self.now.at.since(request.since)),
+                queue_position,
+            })
+            .collect()
     }
 
-    /// Number of instances that boot or are being prepared.
-    fn booting(&self) -> u64 {
-        self.expected() + (0..self.groups.len()).map(|group| u64::from(self.pool.starting(GroupId(group)))).sum::<u64>()
-    }
-
-    fn ready_in_ms(&self, now: Now) -> Option<u64> {
-        let readying = |group: &super::GroupState| group.preparation.fast.unwrap_or_default();
-        let asked = self
-            .groups
-            .iter()
-            .filter_map(|group| Some(group.pending_request_times()?.0 + group.boot.fast? + readying(group)));
-        let known = self.pool.iter().filter_map(|(_, instance)| {
-            let group = self.group(instance.group)?;
+    /// Returns the estimated time until the next instance is ready, in milliseconds.
+    pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
+        let preparation = |group: &GroupState| group.preparation.fast.unwrap_or_default();
+        let groups = self.inventory.groups.iter();
+        let requested = groups.filter_map(|(_, group)| {
+            let (oldest, _) = group.requests.pending_since()?;
+            Some(oldest + group.boot.fast? + preparation(group))
+        });
+        let starting = self.inventory.pool.iter().filter_map(|(_, instance)| {
+            let group = self.inventory.groups.get(instance.group)?;
             match instance.state {
-                InstancePhase::Booting => Some(instance.requested_at + group.boot.fast? + readying(group)),
+                InstancePhase::Booting => Some(instance.requested_at + group.boot.fast? + preparation(group)),
                 InstancePhase::Preparing => Some(instance.since + group.preparation.fast?),
                 _ => None,
             }
         });
-        asked.chain(known).min().map(|at| millis(at.since(now.at)))
+        requested.chain(starting).min().map(|at| millis(at.since(self.now.at)))
     }
 
-    fn block_messages(&self, now: Now) -> Vec<String> {
-        let mut held = self.blocked_groups.clone();
-        for (id, hold) in &mut held {
-            // Update the remaining pause.
-            if let (ScaleUpBlock::BackOff { pause, .. }, Some(group)) = (hold, self.group(*id)) {
-                let backoff = if group.creation.is_active(now.at) { &group.creation } else { &group.readiness };
-                *pause = backoff.until.since(now.at);
+    /// Returns why missing instances cannot be created, for each group.
+    pub(super) fn block_messages(&self) -> Vec<String> {
+        let blocked = self.blocked_groups.iter().map(|(id, block)| {
+            let mut block = block.clone();
+            if let (ScaleUpBlock::BackOff { pause, .. }, Some(group)) = (&mut block, self.inventory.groups.get(*id)) {
+                *pause = group.creation.remaining_pause(self.now.at);
             }
-        }
-        let held = self.with_group_names(held);
-        held.into_iter().map(|(group, hold)| format!("group {group}: {hold}")).collect()
+            (*id, block)
+        });
+        let blocked = self.inventory.groups.with_names(blocked);
+        blocked.into_iter().map(|(group, block)| format!("group {group}: {block}")).collect()
     }
 
-    fn group_status(&self, id: GroupId) -> Option<GroupStatus> {
-        let group = self.group(id)?;
-        let failing = [&group.creation, &group.readiness].into_iter().find(|backoff| backoff.failures > 0);
-        Some(GroupStatus {
-            name: group.config.name.clone(),
-            unavailable_reason: match &group.plugin {
-                Plugin::Down { cause } => Some(cause.clone()),
-                Plugin::Up { .. } => None,
-            },
-            max: group.max_instances(),
-            instances: u32::try_from(self.pool.count(id)).unwrap_or(u32::MAX),
-            requested: group.may_appear(),
-            unconfirmed: group.may_appear() - group.expected(),
-            failures: failing.map_or(0, |backoff| backoff.failures),
-            error: failing.map(|backoff| backoff.error.clone()),
-            list_failures: group.list_schedule.failure().map_or(0, |(failures, _)| failures),
-            list_error: group.list_schedule.failure().map(|(_, error)| error.to_owned()),
-            unmanaged: group.unmanaged.keys().map(ToString::to_string).collect(),
-            drained: group.drained.clone(),
-        })
+    /// Returns the status of each group, in the order of the configuration.
+    pub(super) fn groups(&self) -> Vec<GroupStatus> {
+        self.inventory.groups.iter().map(|(id, group)| GroupStatus::new(group, self.inventory.pool.count(id))).collect()
     }
 
-    fn instance_status(&self, now: Now, instance: &Instance) -> InstanceStatus {
-        let (state, why) = match &instance.state {
-            InstancePhase::Booting => ("booting", None),
-            InstancePhase::Preparing => ("preparing", None),
-            InstancePhase::Ready => ("ready", None),
-            InstancePhase::Suspended(sleep) => {
-                (sleep.state.name(), Some(suspended_reason(instance, sleep.until.since(now.at))))
-            }
-            InstancePhase::Cordoned { by, .. } => ("cordoned", Some(by.clone())),
-            InstancePhase::Draining(why) => ("draining", Some(why.to_string())),
-            InstancePhase::Deleting(deleting) => ("deleting", Some(deleting.reason.to_string())),
-        };
-        let slots = (0..).zip(&instance.slots);
-        InstanceStatus {
-            id: instance.id.to_string(),
-            group: self.group(instance.group).map_or_else(String::new, |group| group.config.name.clone()),
-            state: state.to_owned(),
-            reason: why,
-            state_age_ms: millis(now.at.since(instance.since)),
-            age_ms: millis(now.at.since(instance.first_seen)),
-            job_count: instance.job_count,
-            failures: instance.failures,
-            slots: slots.filter_map(|(slot, key)| Some(SlotStatus { slot, key: key.as_ref()?.to_string() })).collect(),
-        }
+    /// Returns the status of each instance, the oldest first.
+    pub(super) fn instances(&self) -> Vec<InstanceStatus> {
+        let mut instances: Vec<&Instance> = self.inventory.pool.iter().map(|(_, instance)| instance).collect();
+        instances.sort_by_key(|instance| instance.sequence);
+        let group = |instance: &Instance| self.inventory.groups.name(instance.group);
+        instances.into_iter().map(|instance| InstanceStatus::new(self.now, instance, group(instance))).collect()
     }
 }
 
@@ -343,6 +331,6 @@ fn suspended_reason(instance: &Instance, left: Duration) -> String {
     format!("environment of {name}, expires in {} s", left.as_secs())
 }
 
-pub(super) fn millis(duration: Duration) -> u64 {
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

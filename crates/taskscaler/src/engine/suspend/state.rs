@@ -1,4 +1,4 @@
-//! How far an instance is that is kept for a later job.
+//! State of an instance that is suspended for a later job.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use muster_fleeting::model::InstanceState;
 use crate::time::Time;
 use crate::types::TaskKey;
 
-/// Who asks for an environment has it within this, or is told why not.
+/// Maximum time that a job waits for an environment before it gets an error.
 pub(in crate::engine) const RESUME_TIMEOUT: Duration = Duration::from_secs(300);
-/// A list may be so old: for so long it may say of an instance that was resumed that it is suspended.
+/// Maximum age of a list. For this long, a list may still report a resumed instance as suspended.
 pub(in crate::engine) const MAX_LIST_AGE: Duration = Duration::from_secs(60);
 
-/// An instance that is kept for a later job.
+/// Suspension of an instance for a later job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct Suspension {
     pub(in crate::engine) state: SuspendState,
-    /// What the last list said of it; none: there was none since.
+    /// State in the last list since the suspension began. `None` means that there was no such list.
     pub(in crate::engine) last_listed: Option<InstanceState>,
-    /// It was asked to suspend, and may yet do so.
+    /// Whether a suspend call was made that may still take effect.
     pub(in crate::engine) suspend_requested: bool,
-    /// It is not asked again before.
+    /// Time before which no call is repeated.
     pub(in crate::engine) retry_at: Time,
-    /// It ends then.
+    /// Time at which the environment expires.
     pub(in crate::engine) until: Time,
-    /// Who waits for it.
+    /// Job that waits for the environment.
     pub(in crate::engine) waiter: Option<ResumeWaiter>,
 }
 
-/// How far it is.
+/// Progress of a suspension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum SuspendState {
-    /// It is to be suspended.
+    /// The instance should be suspended.
     Suspending,
-    /// The list says that it is.
+    /// The provider lists it as suspended.
     Suspended,
-    /// It is to run again.
+    /// The instance should run again.
     Resuming,
-    /// It runs, and is made ready.
+    /// It runs and is being prepared.
     Preparing,
 }
 
 impl SuspendState {
-    /// As operators see it.
+    /// Returns the state as operators see it.
     pub(in crate::engine) fn name(self) -> &'static str {
         match self {
             Self::Suspending => "suspending",
@@ -71,10 +71,12 @@ impl Suspension {
         }
     }
 
-    /// Nobody waits for it any more. What is being made ready is first let finish: its answer would be taken for another's.
+    /// Suspends an instance again that no job waits for.
+    ///
+    /// A preparation in progress is not interrupted, because its answer would be mistaken for that of a later one.
     pub(in crate::engine) fn suspend_again(&mut self, at: Time) {
         if self.state == SuspendState::Resuming {
-            // What was seen of it is from before it was asked to run.
+            // The last list is from before the resume call.
             self.last_listed = None;
         }
         if self.state != SuspendState::Preparing {
@@ -83,40 +85,40 @@ impl Suspension {
         }
     }
 
-    /// Whether the next list may bring news of it.
+    /// Whether the next list may report a change.
     pub(in crate::engine) fn is_expected(&self) -> bool {
         matches!(self.state, SuspendState::Suspending | SuspendState::Resuming)
     }
 
-    /// When something is to be done about it.
+    /// Returns when the suspension must be advanced.
     pub(in crate::engine) fn due(&self) -> Time {
-        let end = self.waiter.as_ref().map_or(self.until, |waker| waker.since + RESUME_TIMEOUT);
-        let is_asked = matches!(
+        let end = self.waiter.as_ref().map_or(self.until, |waiter| waiter.since + RESUME_TIMEOUT);
+        let awaits_effect = matches!(
             (self.state, self.last_listed),
             (SuspendState::Suspending, Some(InstanceState::Running))
                 | (SuspendState::Resuming, Some(InstanceState::Suspended))
         );
-        if is_asked { end.min(self.retry_at) } else { end }
+        if awaits_effect { end.min(self.retry_at) } else { end }
     }
 
-    /// The phase that follows from what the list says, and from who waits.
+    /// Returns the state that follows from the last list and from whether a job waits. `since` is when the state began.
     pub(in crate::engine) fn next(&self, now: Time, since: Time) -> SuspendState {
-        let is_wanted = self.waiter.is_some();
-        // Of what was asked to suspend it may be an old list that says that it runs.
-        let runs_on =
+        let has_waiter = self.waiter.is_some();
+        // After a suspend call, a list that reports the instance as running may be outdated.
+        let is_running =
             !self.suspend_requested && (self.state == SuspendState::Suspending || now >= since + MAX_LIST_AGE);
         match (self.state, self.last_listed) {
-            (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Suspended)) if is_wanted => {
+            (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Suspended)) if has_waiter => {
                 SuspendState::Resuming
             }
             (SuspendState::Suspending, Some(InstanceState::Suspended)) => SuspendState::Suspended,
             (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Resuming))
-                if is_wanted && runs_on =>
+                if has_waiter && is_running =>
             {
                 SuspendState::Resuming
             }
             (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Running))
-                if is_wanted && runs_on =>
+                if has_waiter && is_running =>
             {
                 SuspendState::Preparing
             }
@@ -124,7 +126,7 @@ impl Suspension {
                 SuspendState::Suspending
             }
             (SuspendState::Resuming, Some(InstanceState::Running)) => SuspendState::Preparing,
-            (phase, _) => phase,
+            (state, _) => state,
         }
     }
 }

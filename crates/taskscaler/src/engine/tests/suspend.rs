@@ -192,7 +192,7 @@ fn a_resumption_without_effect_is_told_within_five_minutes_and_may_be_tried_agai
     assert_eq!((rig.refused.len(), state(&rig, "i1").as_str()), (0, "resuming"));
     rig.seconds(2);
     let why = rig.refused[0].1.to_string();
-    assert!(rig.refused[0].0 == key("2") && why.contains("did not run and get ready within 300 s"), "{why}");
+    assert!(rig.refused[0].0 == key("2") && why.contains("was not ready within 300 s"), "{why}");
     rig.seconds(3);
     assert_eq!(state(&rig, "i1"), "suspended");
     rig.sleeping = true;

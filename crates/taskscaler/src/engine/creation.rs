@@ -1,0 +1,219 @@
+//! How fast and how many instances of a group may be requested: rate limits, and pauses after failures.
+
+use std::time::Duration;
+
+use crate::config::GroupConfig;
+use crate::decision::ScaleUpBlock;
+use crate::throttle::{Backoff, TokenBucket};
+use crate::time::Time;
+
+/// Calls of `Increase` per second, whatever number of instances is allowed per second (I6).
+const CALLS_PER_SECOND: f64 = 10.0;
+/// Maximum number of calls of `Increase` at once.
+const CALLS_BURST: f64 = 10.0;
+/// Consecutive instances that did not become ready, after which instances are requested one at a time.
+const MAX_READINESS_FAILURES: u32 = 3;
+/// First pause after the provider accepted fewer instances than requested. It halves while the provider accepts more.
+const PARTIAL_PAUSE: Duration = Duration::from_millis(250);
+/// Minimum of these pauses.
+const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
+/// Size of a request above which the limit that a failure has set is removed.
+const MAX_REQUEST_SIZE: u32 = 1024;
+
+/// What the provider's answer to a request means for the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Acceptance {
+    /// The provider creates instances, or recently did so and was asked too early.
+    Creating,
+    /// The provider creates none of the requested instances.
+    Failed,
+}
+
+/// A failure to create instances or to make them ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CreationFailure {
+    /// Consecutive failures.
+    pub(super) failures: u32,
+    /// Time until the next attempt.
+    pub(super) pause: Duration,
+}
+
+/// Rate limits of a group's creations, and its recent failures.
+#[derive(Debug)]
+pub(super) struct CreationControl {
+    /// `scale_throttle`. `None` means no limit.
+    bucket: Option<TokenBucket>,
+    /// Maximum number of instances that the bucket was created for. `None` before the plugin has reported its maximum.
+    bucket_max: Option<u32>,
+    calls: TokenBucket,
+    creation: Backoff,
+    readiness: Backoff,
+    /// Maximum size of a request after a failure.
+    max_request_size: Option<u32>,
+    partial_until: Time,
+    /// Pause after the last partial grant. Zero if the last grant was complete.
+    partial_pause: Duration,
+}
+
+impl CreationControl {
+    pub(super) fn new(config: &GroupConfig, at: Time) -> Self {
+        Self {
+            bucket: TokenBucket::of(config.throttle, config.max_instances, at),
+            bucket_max: Some(config.max_instances),
+            calls: TokenBucket::new(CALLS_PER_SECOND, CALLS_BURST, at),
+            creation: Backoff::default(),
+            readiness: Backoff::default(),
+            max_request_size: None,
+            partial_until: at,
+            partial_pause: Duration::ZERO,
+        }
+    }
+
+    /// Applies the maximum number of instances. A restarted plugin with the same maximum does not get a new burst.
+    pub(super) fn set_max_instances(&mut self, config: &GroupConfig, max: u32, at: Time) {
+        if self.bucket_max != Some(max) {
+            self.bucket = TokenBucket::of(config.throttle, max, at);
+            self.bucket_max = Some(max);
+        }
+    }
+
+    /// Returns the maximum number of instances in one request at this moment.
+    pub(super) fn max_request(&mut self, at: Time) -> u32 {
+        let tokens = self.bucket.as_mut().map_or(u32::MAX, |bucket| bucket.available(at));
+        let probe = if self.is_probing_readiness() { 1 } else { u32::MAX };
+        tokens.min(probe).min(self.max_request_size.unwrap_or(u32::MAX))
+    }
+
+    /// Records that a request is sent.
+    pub(super) fn take(&mut self, instances: u32) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.take(instances);
+        }
+        self.calls.take(1);
+    }
+
+    /// Records the number of accepted instances. `longest_pause` limits the pause after a partial grant.
+    pub(super) fn record_answer(
+        &mut self,
+        at: Time,
+        requested: u32,
+        accepted: u32,
+        longest_pause: Duration,
+    ) -> Acceptance {
+        if accepted == 0 {
+            // If the provider accepted some a moment ago, it was only asked too early.
+            if self.partial_pause.is_zero() || self.partial_pause >= longest_pause {
+                return Acceptance::Failed;
+            }
+            self.pause_after_partial_grant(at, (self.partial_pause * 2).min(longest_pause));
+            return Acceptance::Creating;
+        }
+        self.creation.succeed();
+        if accepted < requested {
+            // The provider has a limit of its own. Request the capacity that it frees during a pause soon.
+            let pause = match self.partial_pause {
+                Duration::ZERO => PARTIAL_PAUSE.min(longest_pause),
+                pause => (pause / 2).max(MIN_PARTIAL_PAUSE.min(longest_pause)),
+            };
+            self.pause_after_partial_grant(at, pause);
+        } else {
+            self.partial_pause = Duration::ZERO;
+            let doubled = self.max_request_size.map(|max| max.saturating_mul(2));
+            self.max_request_size = doubled.filter(|max| *max <= MAX_REQUEST_SIZE);
+        }
+        Acceptance::Creating
+    }
+
+    fn pause_after_partial_grant(&mut self, at: Time, pause: Duration) {
+        self.partial_pause = pause;
+        self.partial_until = at + pause;
+    }
+
+    /// Records that the call for `requested` instances failed: the next requests are at most half as large.
+    pub(super) fn halve_request_size(&mut self, requested: u32) {
+        self.max_request_size = Some((requested / 2).max(1));
+    }
+
+    /// Records a failed creation.
+    pub(super) fn record_creation_failure(&mut self, at: Time, error: String, jitter: u64) -> CreationFailure {
+        let pause = self.creation.fail(at, error, jitter);
+        CreationFailure { failures: self.creation.failures, pause }
+    }
+
+    /// Records an instance that did not become ready.
+    pub(super) fn record_readiness_failure(&mut self, at: Time, error: String, jitter: u64) -> CreationFailure {
+        let pause = self.readiness.fail(at, error, jitter);
+        CreationFailure { failures: self.readiness.failures, pause }
+    }
+
+    /// Records an instance that became ready.
+    pub(super) fn record_ready(&mut self) {
+        self.readiness.succeed();
+    }
+
+    fn is_probing_readiness(&self) -> bool {
+        self.readiness.failures >= MAX_READINESS_FAILURES
+    }
+
+    /// Returns why recent failures block a request. `starting` is the number of instances that are expected or boot.
+    pub(super) fn failure_block(&self, at: Time, has_unanswered: bool, starting: u32) -> Option<ScaleUpBlock> {
+        let is_unready = self.is_probing_readiness();
+        for (backoff, counts) in [(&self.creation, true), (&self.readiness, is_unready)] {
+            if counts && backoff.is_active(at) {
+                let (error, failures) = (backoff.error.clone(), backoff.failures);
+                return Some(ScaleUpBlock::BackOff { error, failures, pause: backoff.until.since(at) });
+            }
+        }
+        if self.creation.failures > 0 && has_unanswered {
+            return Some(ScaleUpBlock::Probing { error: self.creation.error.clone() });
+        }
+        if is_unready && starting > 0 {
+            return Some(ScaleUpBlock::Probing { error: self.readiness.error.clone() });
+        }
+        (at < self.partial_until).then_some(ScaleUpBlock::PartialGrant)
+    }
+
+    /// Whether a rate limit blocks a request at this moment.
+    pub(super) fn is_throttled(&mut self, at: Time) -> bool {
+        let is_empty = self.bucket.as_mut().is_some_and(|bucket| bucket.available(at) == 0);
+        is_empty || self.calls.available(at) == 0
+    }
+
+    /// Whether no instance has recently failed to become ready.
+    pub(super) fn instances_become_ready(&self) -> bool {
+        self.readiness.failures == 0
+    }
+
+    /// Whether the provider accepted the last request completely.
+    pub(super) fn provider_accepts(&self) -> bool {
+        self.creation.failures == 0 && self.partial_pause.is_zero()
+    }
+
+    /// Returns the number of consecutive failures and the last error. `None` if nothing fails.
+    pub(super) fn failure(&self) -> Option<(u32, &str)> {
+        let failing = [&self.creation, &self.readiness].into_iter().find(|backoff| backoff.failures > 0)?;
+        Some((failing.failures, failing.error.as_str()))
+    }
+
+    /// Returns the remaining pause after a failure.
+    pub(super) fn remaining_pause(&self, at: Time) -> Duration {
+        let backoff = if self.creation.is_active(at) { &self.creation } else { &self.readiness };
+        backoff.until.since(at)
+    }
+
+    /// Returns the times at which time alone may end the block.
+    pub(super) fn block_ends(&self, block: &ScaleUpBlock, at: Time) -> Vec<Time> {
+        match block {
+            ScaleUpBlock::BackOff { .. } => {
+                let ends = [self.creation.until, self.readiness.until];
+                ends.into_iter().filter(|end| *end > at).collect()
+            }
+            ScaleUpBlock::PartialGrant => vec![self.partial_until],
+            ScaleUpBlock::Throttled => {
+                let token = self.bucket.as_ref().map_or(at, |bucket| bucket.next_token_at(at));
+                vec![token.max(self.calls.next_token_at(at))]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

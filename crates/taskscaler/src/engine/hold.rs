@@ -1,0 +1,104 @@
+//! An instance that is held for a request for several slots which smaller requests keep overtaking.
+//!
+//! Free slots go to the oldest request that fits. A request for several slots is thus overtaken while no instance has enough
+//! free slots. After [`STARVATION_TIMEOUT`] an instance is held for it: the instance gets no other job until the request fits.
+//! So every request is served, and at most one instance at a time is held back.
+
+use std::time::Duration;
+
+use super::instance::InstancePhase;
+use super::invariants::Violation;
+use super::inventory::Inventory;
+use super::pool::{Index, Pool};
+use super::queue::{Queue, QueuedRequest};
+use crate::decision::DecisionKind;
+use crate::time::{Now, Time};
+use crate::types::TaskKey;
+
+/// Time in the queue after which an instance is held for a request for several slots.
+const STARVATION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The instance that is held for a starved request, if any.
+#[derive(Debug, Default)]
+pub(super) struct StarvationHold {
+    held: Option<(TaskKey, Index)>,
+}
+
+impl StarvationHold {
+    /// Releases the instance if its request fits or is gone. Returns the request and the instance if it fits.
+    pub(super) fn update(&mut self, pool: &mut Pool, queue: &Queue) -> Option<(QueuedRequest, Index)> {
+        let (key, index) = self.held.clone()?;
+        let limits = pool.limits();
+        let request = queue.get(&key).cloned();
+        let instance = pool.get(index).filter(|instance| instance.held_for_request);
+        let mut fitting = None;
+        if let (Some(request), Some(instance)) = (request, instance)
+            && instance.can_fit(request.slots, limits)
+        {
+            if limits.capacity.saturating_sub(instance.held) < request.slots {
+                return None;
+            }
+            fitting = Some((request, index));
+        }
+        self.held = None;
+        pool.change(index, |instance| instance.held_for_request = false);
+        fitting
+    }
+
+    /// Holds an instance for the oldest request if it is starved.
+    pub(super) fn hold_for_starved(&mut self, inventory: &mut Inventory, now: Now, queue: &Queue) {
+        if self.held.is_some() {
+            return;
+        }
+        let Some(request) = candidate(queue).filter(|request| now.at >= request.since + STARVATION_TIMEOUT) else {
+            return;
+        };
+        let Some(index) = inventory.pool.soonest(request.slots) else { return };
+        let Some((group, id)) = inventory.identity(index) else { return };
+        let (key, slots) = (request.key.clone(), request.slots);
+        inventory.pool.change(index, |instance| instance.held_for_request = true);
+        self.held = Some((key.clone(), index));
+        inventory.decide(now, DecisionKind::Held { key, group, id, slots });
+    }
+
+    /// Returns when an instance will be held for a request.
+    pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
+        let request = candidate(queue).filter(|_| self.held.is_none())?;
+        Some(request.since + STARVATION_TIMEOUT).filter(|at| *at > now.at)
+    }
+
+    /// Number of unassigned slots on the held instance.
+    pub(super) fn free_slots(&self, pool: &Pool) -> u64 {
+        let instance = self.held.as_ref().and_then(|(_, index)| pool.get(*index));
+        instance.map_or(0, |instance| u64::from(pool.limits().capacity.saturating_sub(instance.held)))
+    }
+
+    /// Checks that the held instance does not fit its request, and that no other instance is held.
+    ///
+    /// # Errors
+    /// The first violation of I5.
+    pub(super) fn check(&self, pool: &Pool, queue: &Queue) -> Result<(), Violation> {
+        let held = self.held.as_ref().and_then(|(key, index)| Some((queue.get(key)?, pool.get(*index)?)));
+        if let Some((request, instance)) = held
+            && instance.slot_totals(pool.limits()).supply > 0
+            && pool.limits().capacity.saturating_sub(instance.held) >= request.slots
+            && matches!(instance.state, InstancePhase::Ready)
+        {
+            let key = &request.key;
+            return Err(Violation::new(
+                "I5",
+                format!("{key} is queued, but the instance that is held for it has room"),
+            ));
+        }
+        let marked = pool.iter().filter(|(_, instance)| instance.held_for_request).count();
+        if marked > usize::from(self.held.is_some()) {
+            return Err(Violation::new("I5", format!("{marked} instances are held, for {:?}", self.held)));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the oldest request if it is for several slots.
+fn candidate(queue: &Queue) -> Option<&QueuedRequest> {
+    queue.oldest_fitting(u32::MAX).filter(|request| request.slots > 1)
+}

@@ -1,0 +1,166 @@
+//! How much idle capacity should exist: the active policy, and the forecast.
+
+use std::time::Duration;
+
+use crate::forecast::{BUCKET_S, Forecast, ForecastConfig};
+use crate::formula::Inputs;
+use crate::ledger::{Row, RowKey};
+use crate::policy::{IdleTarget, Policies};
+use crate::time::Now;
+
+/// Idle slots that the forecast adds to the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct ForecastIdle {
+    /// Target number of idle slots.
+    pub(super) target: u64,
+    /// Number of idle slots that are kept if they exist, but are not created.
+    pub(super) retained: u64,
+}
+
+/// Load of the last minute, for the forecast.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    /// Number of slots that jobs hold or wait for.
+    pub(super) in_use: u64,
+    /// Typical boot time.
+    pub(super) boot: Duration,
+    /// Number of slots that have been idle for longer than the policy's idle time.
+    pub(super) long_idle: u64,
+    pub(super) inputs: Inputs,
+}
+
+/// The active policy and the forecast.
+#[derive(Debug)]
+pub(super) struct IdlePlan {
+    target: IdleTarget,
+    /// Index of the active policy. `None` means the default.
+    policy: Option<usize>,
+    /// Minute since 1970 for which the policy was looked up. `None` means that it must be looked up again.
+    minute: Option<i64>,
+    forecast: Option<Forecast>,
+    /// Whether no idle capacity is kept, whatever the policies say.
+    is_draining: bool,
+}
+
+impl IdlePlan {
+    pub(super) fn new(forecast: Option<ForecastConfig>) -> Self {
+        Self {
+            target: IdleTarget::default(),
+            policy: None,
+            minute: None,
+            forecast: forecast.map(Forecast::new),
+            is_draining: false,
+        }
+    }
+
+    /// Returns the target of the active policy.
+    pub(super) fn target(&self) -> &IdleTarget {
+        &self.target
+    }
+
+    /// Returns the index of the active policy. `None` means the default.
+    pub(super) fn policy(&self) -> Option<usize> {
+        self.policy
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining
+    }
+
+    pub(super) fn has_forecast(&self) -> bool {
+        self.forecast.is_some()
+    }
+
+    /// Keeps no more idle capacity.
+    pub(super) fn drain(&mut self) {
+        self.is_draining = true;
+        self.minute = None;
+    }
+
+    /// Looks up the policy again with the next event, because the policies have changed.
+    pub(super) fn policies_changed(&mut self) {
+        self.minute = None;
+    }
+
+    /// Looks up the active policy once a minute. Returns whether another one became active, or `None` in the same minute.
+    pub(super) fn look_up(&mut self, now: Now, policies: &Policies) -> Option<bool> {
+        let minute = now.unix.div_euclid(60);
+        if self.minute == Some(minute) {
+            return None;
+        }
+        let is_first = self.minute.is_none();
+        self.minute = Some(minute);
+        let (policy, target) = match policies.active_at(now.unix) {
+            (_, IdleTarget { placement, .. }) if self.is_draining => {
+                (None, IdleTarget { placement, idle_time: Duration::ZERO, ..IdleTarget::default() })
+            }
+            active => active,
+        };
+        let has_changed = is_first || policy != self.policy;
+        (self.policy, self.target) = (policy, target);
+        Some(has_changed)
+    }
+
+    /// Returns the idle slots that the forecast wants while `in_use` slots are in use.
+    pub(super) fn forecast_idle(&self, now: Now, in_use: u64, boot: Duration) -> ForecastIdle {
+        let Some(forecast) = self.forecast.as_ref().filter(|_| !self.is_draining) else {
+            return ForecastIdle::default();
+        };
+        ForecastIdle {
+            target: forecast.idle_target(now.unix, in_use, boot),
+            retained: forecast.retained_idle(now.unix, in_use, boot),
+        }
+    }
+
+    /// Records the load of a minute. Returns the rows that have changed.
+    pub(super) fn record_load(&mut self, now: Now, load: Load) -> Vec<RowKey> {
+        let Some(forecast) = &mut self.forecast else { return Vec::new() };
+        let Load { in_use, boot, long_idle, inputs } = load;
+        let buckets = forecast.record(now.unix, in_use);
+        // The forecast causes the cost of all slots that are idle because of it, also while their instances boot.
+        let slots = inputs.instances.saturating_mul(inputs.capacity);
+        let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
+        let target = forecast.idle_target(now.unix, in_use, boot);
+        // Without the forecast, slots that have been idle for the policy's idle time would have been deleted.
+        let retained = long_idle.min(inputs.retained_idle);
+        let not_yet_idle = forecast.not_yet_idle_for(now.unix, target, self.target.idle_time);
+        let by_forecast = not_yet_idle.max(retained).min(unused);
+        let days = forecast.record_idle(now.unix, by_forecast.saturating_sub(u64::from(self.target.idle_count)));
+        let buckets = buckets.into_iter().map(|bucket| RowKey::SlotDemand { bucket });
+        buckets.chain(days.into_iter().map(|day| RowKey::ForecastIdle { day })).collect()
+    }
+
+    /// Restores the slot demand of an interval. Returns the rows that are not needed and must be deleted.
+    pub(super) fn restore_slot_demand(&mut self, bucket: i64, max_slots: u32) -> Vec<RowKey> {
+        let start = bucket.saturating_mul(BUCKET_S);
+        let changed = match &mut self.forecast {
+            Some(forecast) => forecast.record(start, u64::from(max_slots)),
+            None => vec![bucket],
+        };
+        let rows = changed.into_iter().map(|bucket| RowKey::SlotDemand { bucket });
+        rows.filter(|row| self.row(row).is_none()).collect()
+    }
+
+    /// Restores the idle time of a day. Returns the rows that are not needed and must be deleted.
+    pub(super) fn restore_idle(&mut self, day: i64, slot_seconds: u64) -> Vec<RowKey> {
+        match &mut self.forecast {
+            Some(forecast) => {
+                forecast.restore_idle(day, slot_seconds);
+                Vec::new()
+            }
+            None => vec![RowKey::ForecastIdle { day }],
+        }
+    }
+
+    /// Returns the current value of a row of the forecast. `None` if the row no longer exists or is of another kind.
+    pub(super) fn row(&self, key: &RowKey) -> Option<Row> {
+        let forecast = self.forecast.as_ref()?;
+        match key {
+            RowKey::ForecastIdle { day } => {
+                Some(Row::ForecastIdle { slot_seconds: forecast.idle_slot_seconds_on(*day)? })
+            }
+            RowKey::SlotDemand { bucket } => Some(Row::SlotDemand { max_slots: forecast.most(*bucket)? }),
+            _ => None,
+        }
+    }
+}

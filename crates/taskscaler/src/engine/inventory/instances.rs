@@ -1,0 +1,170 @@
+//! Steps in the life of one instance: found in a list, running, ready, healthy or not.
+
+use std::time::Duration;
+
+use muster_fleeting::model::InstanceId;
+
+use super::Inventory;
+use crate::config::Config;
+use crate::decision::DecisionKind;
+use crate::engine::deletion::RECHECK_INTERVAL;
+use crate::engine::instance::{Instance, InstancePhase};
+use crate::engine::pool::Index;
+use crate::event::Action;
+use crate::throttle::jittered;
+use crate::time::{Now, Time};
+use crate::types::{GroupId, RemovalReason};
+
+/// Minimum time to wait for a list of the instances of a plugin that was down.
+const LIST_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
+/// Minimum time that an instance which was idle before a restart is kept, unless its idle time is shorter.
+const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
+
+impl Inventory {
+    /// Adds an instance as booting. `restored` means that no request of this process created it.
+    pub(in crate::engine) fn adopt(
+        &mut self,
+        now: Now,
+        config: &Config,
+        (group, id): (GroupId, InstanceId),
+        restored: bool,
+    ) -> Index {
+        let sequence = self.number();
+        let instance = Instance::new(group, id, sequence, now, restored, config.boot_timeout);
+        let index = self.pool.insert(instance);
+        self.mark_dirty(index);
+        index
+    }
+
+    /// Handles a plugin that is running, with the maximum number of instances that it reports.
+    pub(in crate::engine) fn plugin_up(&mut self, now: Now, config: &Config, id: GroupId, max_size: u32) {
+        let Some(group) = self.groups.get_mut(id) else { return };
+        group.plugin_up(max_size, now.at);
+        // Timeouts may have expired only because the plugin was down.
+        for index in self.pool.of_group(id) {
+            let Some(instance) = self.pool.get(index) else { continue };
+            let earliest = match instance.state {
+                InstancePhase::Booting => now.at + LIST_AFTER_PLUGIN_UP,
+                InstancePhase::Preparing => now.at + config.ready_timeout,
+                _ => continue,
+            };
+            self.pool.change(index, |instance| instance.due = instance.due.max(Some(earliest)));
+        }
+    }
+
+    /// Starts to prepare an instance that the provider reports as running.
+    pub(in crate::engine) fn prepare(&mut self, now: Now, config: &Config, index: Index) {
+        let Some((id, instance)) = self.identity(index).zip(self.pool.get(index)) else { return };
+        let after = now.at.since(instance.requested_at);
+        let (restored, timing_is_valid, again) = (instance.restored, instance.timing_is_valid, instance.was_ready);
+        let due = now.at + config.ready_timeout;
+        self.pool.change(index, |instance| instance.enter(InstancePhase::Preparing, now.at, Some(due)));
+        let (group, id) = id;
+        if let Some(group) = self.groups.get_mut(group).filter(|_| timing_is_valid) {
+            group.boot.learn(after);
+        }
+        if !restored {
+            self.decide(now, DecisionKind::Running { group, id: id.clone(), after });
+        }
+        self.act(Action::Prepare { group, id, again });
+    }
+
+    /// Makes an instance ready after its preparation. Returns the reason if it must be deleted immediately.
+    pub(in crate::engine) fn become_ready(
+        &mut self,
+        now: Now,
+        config: &Config,
+        idle_time: Duration,
+        index: Index,
+    ) -> Option<RemovalReason> {
+        let (group, id) = self.identity(index)?;
+        let instance = self.pool.get(index)?;
+        let (after, timing_is_valid) = (now.at.since(instance.since), instance.timing_is_valid);
+        let is_used_up = instance.held == 0 && self.pool.limits().is_used_up(instance.job_count);
+        let (uses, was_ready) = (instance.job_count, instance.was_ready);
+        let created = (!was_ready && !instance.restored).then(|| now.at.since(instance.requested_at));
+        let first_check = self.next_health_check(now, config);
+        if !was_ready {
+            self.mark_dirty(index);
+        }
+        self.pool.change(index, |instance| {
+            instance.was_ready = true;
+            instance.become_ready(now.at, first_check);
+            // The idle time before a restart counts, except for a while in which jobs may arrive.
+            instance.start_idle_time(now, idle_time.saturating_sub(MIN_IDLE_AFTER_RESTART));
+        });
+        if let Some(group) = self.groups.get_mut(group) {
+            group.creation.record_ready();
+            if timing_is_valid {
+                group.preparation.learn(after);
+            }
+        }
+        self.decide(now, DecisionKind::Ready { group, id, after, created });
+        is_used_up.then_some(RemovalReason::MaxUsesReached { uses })
+    }
+
+    /// Returns the time of the next health check. `None` means that health checks are off.
+    pub(in crate::engine) fn next_health_check(&mut self, now: Now, config: &Config) -> Option<Time> {
+        let interval = config.heartbeat_interval?;
+        let jitter = self.jitter();
+        Some(now.at + jittered(interval, jitter))
+    }
+
+    /// Starts a health check of an instance.
+    pub(in crate::engine) fn check_health(&mut self, now: Now, config: &Config, index: Index) {
+        let due = self.next_health_check(now, config);
+        self.pool.change(index, |instance| instance.due = due);
+        if let Some((group, id)) = self.identity(index) {
+            self.act(Action::Heartbeat { group, id });
+        }
+    }
+
+    /// Repeats a health check soon that failed because of the plugin. Does not count as a failure of the instance.
+    pub(in crate::engine) fn health_unknown(&mut self, now: Now, group: GroupId, id: &InstanceId) {
+        let Some(index) = self.pool.find(group, id) else { return };
+        self.pool.change(index, |instance| {
+            if instance.state == InstancePhase::Ready {
+                instance.due = Some(now.at + RECHECK_INTERVAL);
+            }
+        });
+    }
+
+    /// Records the result of a health check.
+    ///
+    /// A failed check is repeated soon. Returns the reason to delete the instance after `failure_threshold` consecutive
+    /// failures (S14).
+    pub(in crate::engine) fn record_health(
+        &mut self,
+        now: Now,
+        config: &Config,
+        index: Index,
+        result: Result<(), String>,
+    ) -> Option<RemovalReason> {
+        let failures = self.pool.change(index, |instance| {
+            if instance.state != InstancePhase::Ready {
+                return 0;
+            }
+            if result.is_ok() {
+                instance.failures = 0;
+            } else {
+                instance.failures = instance.failures.saturating_add(1);
+                let soon = now.at + RECHECK_INTERVAL;
+                instance.due = Some(instance.due.map_or(soon, |due| due.min(soon)));
+            }
+            instance.failures
+        });
+        let error = result.err()?;
+        (failures? >= config.failure_threshold.max(1)).then_some(RemovalReason::Unhealthy { error })
+    }
+
+    /// Checks an instance at once that a job has lost its connection to, at the provider and on the instance.
+    pub(in crate::engine) fn connection_lost(&mut self, now: Now, index: Index) {
+        let Some(instance) = self.pool.get(index) else { return };
+        let (group, is_ready) = (instance.group, instance.state == InstancePhase::Ready);
+        self.list_now(now, group);
+        if is_ready {
+            // If the plugin is down, the timer is postponed until it is up.
+            self.pool.change(index, |instance| instance.due = Some(now.at));
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Manual operations of an operator that affect neither jobs nor suspended environments: cordons, and drained groups.
+
+use muster_fleeting::model::InstanceId;
+
+use super::Inventory;
+use crate::config::Config;
+use crate::engine::instance::InstancePhase;
+use crate::engine::pool::Index;
+use crate::ledger::RowKey;
+use crate::operator::{OperatorError, OperatorOutcome};
+use crate::time::Now;
+use crate::types::{GroupId, RemovalReason};
+
+impl Inventory {
+    /// Cordons an instance: it gets no new jobs and is not deleted.
+    pub(in crate::engine) fn cordon_instance(
+        &mut self,
+        now: Now,
+        group: GroupId,
+        id: &InstanceId,
+        by: &str,
+    ) -> Result<OperatorOutcome, OperatorError> {
+        let index = self.pool.find(group, id).ok_or_else(|| self.unknown(group, id))?;
+        let instance = self.pool.get(index).ok_or(OperatorError::NoInstance)?;
+        let jobs = instance.jobs;
+        let pending_removal = match &instance.state {
+            InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => None,
+            // The later operation replaces the earlier one.
+            InstancePhase::Draining(RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. }) => None,
+            InstancePhase::Draining(reason) => Some(reason.clone()),
+            InstancePhase::Cordoned { pending_removal, .. } => pending_removal.clone(),
+            InstancePhase::Deleting(deleting) => {
+                return Err(OperatorError::AlreadyDeleting { reason: deleting.reason.to_string() });
+            }
+            InstancePhase::Suspended(_) => return Err(OperatorError::Suspended),
+        };
+        let phase = InstancePhase::Cordoned { by: by.to_owned(), pending_removal };
+        self.pool.change(index, |instance| instance.enter(phase, now.at, None));
+        self.mark_dirty(index);
+        Ok(OperatorOutcome::Cordoned { jobs })
+    }
+
+    /// Reverts a cordon or a drain. Returns the instance, and the reason if it must be drained for another reason.
+    pub(in crate::engine) fn uncordon_instance(
+        &mut self,
+        now: Now,
+        config: &Config,
+        group: GroupId,
+        id: &InstanceId,
+    ) -> Result<(Index, Option<RemovalReason>), OperatorError> {
+        let index = self.pool.find(group, id).ok_or_else(|| self.unknown(group, id))?;
+        let instance = self.pool.get(index).ok_or(OperatorError::NoInstance)?;
+        let drained_by = self.groups.get(group).and_then(|group| group.drained.clone());
+        let pending_removal = match &instance.state {
+            InstancePhase::Cordoned { pending_removal, .. } => {
+                pending_removal.clone().or_else(|| drained_by.map(|by| RemovalReason::GroupDrained { by }))
+            }
+            InstancePhase::Draining(RemovalReason::GroupDrained { .. } | RemovalReason::Operator { .. }) => {
+                match drained_by {
+                    Some(by) => return Err(OperatorError::GroupDrained { by }),
+                    None => None,
+                }
+            }
+            InstancePhase::Draining(reason) => {
+                return Err(OperatorError::AlreadyDeleting { reason: reason.to_string() });
+            }
+            InstancePhase::Deleting(deleting) => {
+                return Err(OperatorError::AlreadyDeleting { reason: deleting.reason.to_string() });
+            }
+            InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready | InstancePhase::Suspended(_) => {
+                return Err(OperatorError::NotCordoned);
+            }
+        };
+        self.reset_to_booting(now, config, index);
+        Ok((index, pending_removal))
+    }
+
+    /// Treats an instance as new, because the operator may have changed anything on it.
+    fn reset_to_booting(&mut self, now: Now, config: &Config, index: Index) {
+        let due = Some(now.at + config.boot_timeout);
+        let group = self.pool.change(index, |instance| {
+            instance.requested_at = now.at;
+            instance.timing_is_valid = false;
+            instance.enter(InstancePhase::Booting, now.at, due);
+            instance.group
+        });
+        self.mark_dirty(index);
+        if let Some(group) = group {
+            self.list_now(now, group);
+        }
+    }
+
+    /// Marks a group as drained, so that it creates no instances.
+    pub(in crate::engine) fn drain_group(&mut self, id: GroupId, by: &str) -> Result<(), OperatorError> {
+        let group = self.groups.get_mut(id).ok_or(OperatorError::NoGroup)?;
+        group.drained = Some(by.to_owned());
+        self.mark_drained_dirty(id);
+        Ok(())
+    }
+
+    /// Reverts [`Self::drain_group`], also for its instances that still have jobs.
+    pub(in crate::engine) fn undrain_group(
+        &mut self,
+        now: Now,
+        config: &Config,
+        id: GroupId,
+    ) -> Result<OperatorOutcome, OperatorError> {
+        let group = self.groups.get_mut(id).ok_or(OperatorError::NoGroup)?;
+        group.drained.take().ok_or(OperatorError::NotCordoned)?;
+        self.mark_drained_dirty(id);
+        let is_drained =
+            |phase: &InstancePhase| matches!(phase, InstancePhase::Draining(RemovalReason::GroupDrained { .. }));
+        for index in self.pool.of_group(id) {
+            if self.pool.get(index).is_some_and(|instance| is_drained(&instance.state)) {
+                self.reset_to_booting(now, config, index);
+            }
+        }
+        Ok(OperatorOutcome::GroupUndrained)
+    }
+
+    /// Returns the instances of a drained group that are not drained yet, with the operator and reason.
+    pub(in crate::engine) fn undrained_instances(&self, id: GroupId) -> Option<(String, Vec<Index>)> {
+        let by = self.groups.get(id)?.drained.clone()?;
+        let is_undrained = |phase: &InstancePhase| match phase {
+            InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => true,
+            // A suspended instance that a job is resuming is deleted after that job.
+            InstancePhase::Suspended(suspension) => suspension.waiter.is_none(),
+            InstancePhase::Draining(_) | InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } => false,
+        };
+        let mut undrained = self.pool.of_group(id);
+        undrained.retain(|index| self.pool.get(*index).is_some_and(|instance| is_undrained(&instance.state)));
+        Some((by, undrained))
+    }
+
+    /// Stops to treat an instance as unmanaged.
+    pub(in crate::engine) fn remove_unmanaged(&mut self, group: GroupId, id: &InstanceId) -> Result<(), OperatorError> {
+        let state = self.groups.get_mut(group).ok_or(OperatorError::NoGroup)?;
+        if !state.unmanaged.remove(id) {
+            return Err(OperatorError::NoInstance);
+        }
+        self.mark_unmanaged_dirty(group, id);
+        Ok(())
+    }
+
+    fn mark_drained_dirty(&mut self, id: GroupId) {
+        self.mark_group_row(id, |group| RowKey::DrainedGroup { group });
+    }
+
+    fn unknown(&self, group: GroupId, id: &InstanceId) -> OperatorError {
+        match self.groups.get(group) {
+            None => OperatorError::NoGroup,
+            Some(group) if group.unmanaged.contains(id) => OperatorError::Unmanaged,
+            Some(_) => OperatorError::NoInstance,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! When the instances of a group are listed.
+//!
+//! Lists are rare while nothing is expected, and made at [`Config::update_interval_when_expecting`] while something is. While a
+//! job waits for an instance that should be running soon according to earlier boot times, lists are made so often that the
+//! delay is at most [`BOOT_TIME_FRACTION`] of the boot time, as long as listing takes less than [`LIST_TIME_FRACTION`] of the time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::throttle::Backoff;
+use crate::time::Time;
+
+/// Minimum pause between two lists.
+const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum delay that listing adds to a job's wait for an instance, as a fraction of the instance's boot time: one fiftieth.
+const BOOT_TIME_FRACTION: u32 = 50;
+/// Maximum share of the time that listing takes: one tenth. The pause that follows from it is at most the usual interval,
+/// because a list that hangs for minutes says nothing about the next one.
+const LIST_TIME_FRACTION: u32 = 10;
+/// Time for which a refused reservation counts as a waiting job. While a job waits, each event renews it.
+const RECENT_REFUSAL: Duration = Duration::from_secs(1);
+/// Time after which a list in flight no longer delays the next one.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of lists in flight.
+const MAX_LISTS_IN_FLIGHT: usize = 3;
+
+/// Changes of one kind that the next lists should show, such as boots or deletions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ExpectedChanges {
+    /// When the oldest change began.
+    pub(super) oldest: Time,
+    /// When the youngest change began.
+    pub(super) youngest: Time,
+    /// Typical duration of such a change. `None` if none has been observed.
+    pub(super) typical: Option<Duration>,
+}
+
+/// What determines how urgently a group must be listed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ListDemand {
+    pub(super) arrivals: Option<ExpectedChanges>,
+    pub(super) deletions: Option<ExpectedChanges>,
+    /// Whether a job waits for a slot or for a suspended environment.
+    pub(super) has_waiting_jobs: bool,
+    /// When a reservation was last refused.
+    pub(super) last_refusal: Option<Time>,
+}
+
+/// Schedule of a group's lists, and its lists in flight.
+#[derive(Debug)]
+pub(super) struct ListSchedule {
+    /// When the newest applied list was requested.
+    applied: Time,
+    /// Calls in flight with their start times, the oldest first.
+    in_flight: VecDeque<(u64, Time)>,
+    /// When the last list was started.
+    last: Option<Time>,
+    /// Time by which a list is due, whatever the interval.
+    urgent: Option<Time>,
+    /// Average duration of a list.
+    cost: Duration,
+    backoff: Backoff,
+}
+
+impl ListSchedule {
+    pub(super) fn new(at: Time) -> Self {
+        Self {
+            applied: Time::ZERO,
+            in_flight: VecDeque::new(),
+            last: None,
+            urgent: Some(at),
+            cost: Duration::ZERO,
+            backoff: Backoff::default(),
+        }
+    }
+
+    /// Returns when the newest applied list was requested.
+    pub(super) fn applied(&self) -> Time {
+        self.applied
+    }
+
+    /// Makes the next list due at this time.
+    pub(super) fn request_at(&mut self, at: Time) {
+        self.urgent = Some(at);
+    }
+
+    /// Makes the next list due at this time, unless one is due earlier.
+    pub(super) fn request_by(&mut self, at: Time) {
+        self.urgent = Some(self.urgent.map_or(at, |urgent| urgent.min(at)));
+    }
+
+    /// Forgets the lists in flight of a plugin that was restarted, and makes the next list due now.
+    pub(super) fn restart(&mut self, at: Time) {
+        self.in_flight.clear();
+        self.request_at(at);
+    }
+
+    /// Records that a list is started.
+    pub(super) fn start(&mut self, call: u64, at: Time) {
+        if self.in_flight.len() >= MAX_LISTS_IN_FLIGHT {
+            self.in_flight.pop_front();
+        }
+        self.in_flight.push_back((call, at));
+        self.last = Some(at);
+        self.urgent = None;
+    }
+
+    /// Returns the start time of a list that was answered, and forgets older lists in flight.
+    ///
+    /// Returns `None` if a newer list was answered before, so that this one is outdated.
+    pub(super) fn finish(&mut self, call: u64) -> Option<Time> {
+        let position = self.in_flight.iter().position(|(number, _)| *number == call)?;
+        let (_, started) = self.in_flight.remove(position)?;
+        self.in_flight.retain(|(number, _)| *number > call);
+        Some(started)
+    }
+
+    /// Records a failed list. Returns the number of consecutive failures.
+    pub(super) fn record_failure(&mut self, at: Time, error: String, jitter: u64) -> u32 {
+        self.backoff.fail(at, error, jitter);
+        self.backoff.failures
+    }
+
+    /// Records a list that is applied.
+    pub(super) fn record_success(&mut self, started: Time, at: Time) {
+        self.cost = (self.cost * 3 + at.since(started)) / 4;
+        self.backoff.succeed();
+        self.applied = started;
+    }
+
+    /// Returns the number of consecutive failures and the provider's last error. `None` if the last list succeeded.
+    pub(super) fn failure(&self) -> Option<(u32, &str)> {
+        let Backoff { failures, error, .. } = &self.backoff;
+        (*failures > 0).then_some((*failures, error.as_str()))
+    }
+
+    /// Returns when the next list is due.
+    pub(super) fn next(&self, config: &Config, demand: &ListDemand) -> Time {
+        let Some(last) = self.last else { return Time::ZERO };
+        let in_flight_until = self.in_flight.back().map_or(Time::ZERO, |(_, started)| *started + LIST_TIMEOUT);
+        let earliest = last + MIN_LIST_INTERVAL.max((self.cost * LIST_TIME_FRACTION).min(config.update_interval));
+        let due = if self.backoff.failures > 0 {
+            self.backoff.until
+        } else {
+            let due = last + interval(config, demand, last);
+            self.urgent.map_or(due, |urgent| urgent.min(due))
+        };
+        due.max(earliest).max(in_flight_until)
+    }
+}
+
+/// Returns the interval from the list at `last` to the next one.
+fn interval(config: &Config, demand: &ListDemand, last: Time) -> Duration {
+    let expecting = config.update_interval_when_expecting;
+    let was_refused = demand.last_refusal.is_some_and(|refused| last.since(refused) < RECENT_REFUSAL);
+    let is_awaited = demand.has_waiting_jobs || was_refused;
+    let changes = [demand.arrivals, demand.deletions].into_iter().flatten();
+    let intervals = changes.map(|changes| match is_awaited {
+        true => next_change_in(last, changes).clamp(MIN_LIST_INTERVAL, expecting),
+        false => expecting,
+    });
+    intervals.min().unwrap_or(config.update_interval)
+}
+
+/// Returns the time from the last list until one of the changes is likely to be visible.
+fn next_change_in(last: Time, changes: ExpectedChanges) -> Duration {
+    match changes.typical {
+        // No change completes earlier, so that the next list can wait.
+        Some(typical) if last.since(changes.oldest) < typical * 9 / 10 => {
+            (changes.oldest + typical * 9 / 10).since(last)
+        }
+        Some(typical) => typical.max(last.since(changes.youngest)) / BOOT_TIME_FRACTION,
+        None => last.since(changes.youngest) / BOOT_TIME_FRACTION * 5,
+    }
+}

@@ -1,0 +1,81 @@
+//! States of instances as gitlab-runner names them in its metrics.
+
+use super::deletion::STUCK_AFTER_ATTEMPTS;
+use super::instance::{Instance, InstancePhase};
+use super::suspend::SuspendState;
+
+/// State of a machine that is being created.
+const CREATING: &str = "creating";
+/// States of `gitlab_runner_autoscaling_machine_states`, in the order of [`machine_state`].
+const MACHINE_STATES: [&str; 6] = ["acquired", CREATING, "idle", "used", "removing", "stuck-on-removing"];
+/// States of `fleeting_provisioner_instances`, in the order of [`provisioner_state`].
+const PROVISIONER_STATES: [&str; 6] = ["creating", "running", "deleting", "suspending", "suspended", "resuming"];
+
+/// Number of instances in each state.
+#[derive(Debug, Default)]
+pub(super) struct StateCounts {
+    machines: [u64; MACHINE_STATES.len()],
+    provisioner: [u64; PROVISIONER_STATES.len()],
+}
+
+impl StateCounts {
+    pub(super) fn add(&mut self, instance: &Instance) {
+        self.change(instance, |count| *count += 1);
+    }
+
+    pub(super) fn subtract(&mut self, instance: &Instance) {
+        self.change(instance, |count| *count -= 1);
+    }
+
+    fn change(&mut self, instance: &Instance, change: impl Fn(&mut u64)) {
+        self.machines.get_mut(machine_state(instance)).map(&change);
+        self.provisioner.get_mut(provisioner_state(instance)).map(&change);
+    }
+
+    /// Returns the number of instances by the states of `fleeting_provisioner_instances`.
+    pub(super) fn provisioner(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        PROVISIONER_STATES.into_iter().zip(self.provisioner)
+    }
+
+    /// Returns the number of instances by the states of `gitlab_runner_autoscaling_machine_states`.
+    ///
+    /// `requested` is the number of requested instances that have not appeared. They count as being created.
+    pub(super) fn machines(&self, requested: u64) -> Vec<(&'static str, u64)> {
+        let count = |(state, count)| (state, if state == CREATING { count + requested } else { count });
+        MACHINE_STATES.into_iter().zip(self.machines).map(count).collect()
+    }
+}
+
+/// Returns the index of an instance's state in [`MACHINE_STATES`].
+fn machine_state(instance: &Instance) -> usize {
+    match &instance.state {
+        InstancePhase::Deleting(deleting) if deleting.attempts >= STUCK_AFTER_ATTEMPTS => 5,
+        InstancePhase::Deleting(_) => 4,
+        _ if instance.held > 0 => 3,
+        InstancePhase::Ready if !instance.held_for_request => 2,
+        InstancePhase::Booting | InstancePhase::Preparing => 1,
+        // It has no job, and not every job can have it: it is held for a large request or with a suspended environment, an
+        // operator cordoned it, or it is about to be removed.
+        InstancePhase::Ready
+        | InstancePhase::Suspended(_)
+        | InstancePhase::Cordoned { .. }
+        | InstancePhase::Draining(_) => 0,
+    }
+}
+
+/// Returns the index of an instance's state in [`PROVISIONER_STATES`].
+fn provisioner_state(instance: &Instance) -> usize {
+    match &instance.state {
+        InstancePhase::Booting => 0,
+        InstancePhase::Preparing
+        | InstancePhase::Ready
+        | InstancePhase::Cordoned { .. }
+        | InstancePhase::Draining(_) => 1,
+        InstancePhase::Deleting(_) => 2,
+        InstancePhase::Suspended(suspension) => match suspension.state {
+            SuspendState::Suspending => 3,
+            SuspendState::Suspended => 4,
+            SuspendState::Resuming | SuspendState::Preparing => 5,
+        },
+    }
+}

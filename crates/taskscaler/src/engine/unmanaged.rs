@@ -1,0 +1,140 @@
+//! Instances in a group that this manager did not create, and IDs that are remembered apart from the instances themselves.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use muster_fleeting::model::InstanceId;
+
+use super::instance::MissCounter;
+use crate::time::{Now, Time};
+
+/// Time for which the ID of a deleted instance is remembered, because lists may be outdated.
+const DELETED_ID_TTL: Duration = Duration::from_secs(3600);
+/// Maximum number of remembered IDs of deleted instances.
+const MAX_DELETED_IDS: usize = 100_000;
+/// Time for which the retirement of an instance that has not been listed yet is remembered.
+const EARLY_RETIREMENT_TTL: Duration = Duration::from_secs(600);
+/// Maximum number of remembered retirements.
+const MAX_EARLY_RETIREMENTS: usize = 1000;
+
+#[derive(Debug, Clone, Copy)]
+struct UnmanagedInstance {
+    misses: MissCounter,
+    /// Number of the last list that contained it.
+    listed: u64,
+    first_seen_unix: i64,
+}
+
+/// Unmanaged instances of a group.
+///
+/// As with managed instances, a single list that lacks one does not remove it. Otherwise it would be matched to a scale-up
+/// request when it reappears.
+#[derive(Debug, Default)]
+pub(super) struct UnmanagedInstances(BTreeMap<InstanceId, UnmanagedInstance>);
+
+impl UnmanagedInstances {
+    /// Adds an instance that the list of this number contains.
+    pub(super) fn insert(&mut self, id: InstanceId, list: u64, first_seen_unix: i64) {
+        self.0.insert(id, UnmanagedInstance { misses: MissCounter::default(), listed: list, first_seen_unix });
+    }
+
+    /// Removes an instance. Returns whether it was known.
+    pub(super) fn remove(&mut self, id: &InstanceId) -> bool {
+        self.0.remove(id).is_some()
+    }
+
+    pub(super) fn contains(&self, id: &InstanceId) -> bool {
+        self.0.contains_key(id)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = &InstanceId> {
+        self.0.keys()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns when the instance was first seen, in seconds since 1970.
+    pub(super) fn first_seen_unix(&self, id: &InstanceId) -> Option<i64> {
+        self.0.get(id).map(|instance| instance.first_seen_unix)
+    }
+
+    /// Records that the list of this number contains the instance. Returns whether it is known.
+    pub(super) fn record_listed(&mut self, id: &InstanceId, list: u64) -> bool {
+        let Some(instance) = self.0.get_mut(id) else { return false };
+        (instance.misses, instance.listed) = (MissCounter::default(), list);
+        true
+    }
+
+    /// Removes the instances that have been missing from enough lists, of which the list of this number is the last.
+    pub(super) fn remove_missing(&mut self, list: u64, at: Time) -> Vec<InstanceId> {
+        let mut lost = Vec::new();
+        self.0.retain(|id, instance| {
+            let is_lost = instance.listed != list && instance.misses.record_miss(at);
+            lost.extend(is_lost.then(|| id.clone()));
+            !is_lost
+        });
+        lost
+    }
+}
+
+/// IDs of recently deleted instances of a group.
+#[derive(Debug, Default)]
+pub(super) struct DeletedIds {
+    by_id: HashMap<InstanceId, (Time, i64)>,
+    order: VecDeque<(Time, InstanceId)>,
+}
+
+impl DeletedIds {
+    pub(super) fn insert(&mut self, id: InstanceId, now: Now) {
+        self.by_id.insert(id.clone(), (now.at, now.unix));
+        self.order.push_back((now.at, id));
+    }
+
+    pub(super) fn contains(&self, id: &InstanceId) -> bool {
+        self.by_id.contains_key(id)
+    }
+
+    /// Returns when the instance was deleted, in seconds since 1970. `None` if its ID is not remembered.
+    pub(super) fn deleted_at(&self, id: &InstanceId) -> Option<i64> {
+        self.by_id.get(id).map(|(_, unix)| *unix)
+    }
+
+    /// Forgets and returns the IDs that are too old or too many.
+    pub(super) fn forget_old(&mut self, at: Time) -> Vec<InstanceId> {
+        let mut forgotten = Vec::new();
+        while let Some((deleted_at, _)) = self.order.front()
+            && (at.since(*deleted_at) >= DELETED_ID_TTL || self.order.len() > MAX_DELETED_IDS)
+        {
+            let Some((deleted_at, id)) = self.order.pop_front() else { break };
+            // An instance that reappeared may have been deleted again later.
+            if self.by_id.get(&id).is_some_and(|(last, _)| *last == deleted_at) {
+                self.by_id.remove(&id);
+                forgotten.push(id);
+            }
+        }
+        forgotten
+    }
+}
+
+/// Instances that a plugin retired before they were listed, with the reasons.
+#[derive(Debug, Default)]
+pub(super) struct EarlyRetirements(BTreeMap<InstanceId, (Time, String)>);
+
+impl EarlyRetirements {
+    /// Remembers the retirement, unless too many are remembered already.
+    pub(super) fn insert(&mut self, id: InstanceId, reason: String, at: Time) {
+        self.0.retain(|_, (since, _)| at.since(*since) < EARLY_RETIREMENT_TTL);
+        if self.0.len() < MAX_EARLY_RETIREMENTS {
+            self.0.insert(id, (at, reason));
+        }
+    }
+
+    /// Removes and returns the retirements of the instances that are known by now.
+    pub(super) fn take_known(&mut self, is_known: impl Fn(&InstanceId) -> bool) -> Vec<(InstanceId, String)> {
+        let ids: Vec<InstanceId> = self.0.keys().filter(|id| is_known(id)).cloned().collect();
+        let take = |id: InstanceId| self.0.remove(&id).map(|(_, reason)| (id, reason));
+        ids.into_iter().filter_map(take).collect()
+    }
+}
