@@ -1,4 +1,4 @@
-//! The values that are in effect, each with where it comes from: for `verify-config`.
+//! The effective values and their origins, for `verify-config`.
 
 use std::fmt;
 
@@ -12,20 +12,20 @@ use super::schema::{Entry, Key, Status, schema};
 use super::tree::{Node, Table, Value};
 use super::walk::has_secret;
 
-/// Variables that stand before keys of the file when the manager starts.
+/// Environment variables that override keys of the file when the manager starts.
 const OVERRIDES: [(&str, &str); 3] =
     [("listen_address", "LISTEN_ADDRESS"), ("log_level", "LOG_LEVEL"), ("log_format", "LOG_FORMAT")];
 
-/// Where a value comes from.
+/// Origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// The file, at that line.
+    /// The file, at this line.
     File(usize),
-    /// The file's line refers to variables of the environment.
+    /// The file at this line, which refers to environment variables.
     Reference(usize),
-    /// A variable of the environment.
+    /// An environment variable.
     Environment(&'static str),
-    /// Nothing is set.
+    /// The default.
     Default,
 }
 
@@ -40,22 +40,22 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One value.
+/// An effective value.
 #[derive(Debug, Clone)]
 pub struct Effective {
-    /// Full name of the key; `runners.docker.image`.
+    /// Full name of the key, such as `runners.docker.image`.
     pub key: String,
     /// Index of the `[[runners]]` entry.
     pub runner: Option<usize>,
-    /// The value as people read it; a secret is masked.
+    /// Printable value. A secret is masked.
     pub value: String,
-    /// Where it comes from.
+    /// Origin of the value.
     pub origin: Origin,
-    /// Why Muster does not act on it, where it does not.
+    /// Reason why the key has no effect in Muster. `None` if it has an effect.
     pub without_effect: Option<&'static str>,
 }
 
-/// All values of the file, and the defaults of the keys that Muster acts on.
+/// Returns all values of the file, and the defaults of the keys that Muster supports.
 #[must_use]
 pub fn effective(config: &Config, facts: &Facts) -> Vec<Effective> {
     let mut values = Values { config, found: Vec::new() };
@@ -85,7 +85,7 @@ impl Values<'_> {
             let full = if path.is_empty() { entry.name().to_owned() } else { format!("{path}.{}", entry.name()) };
             match (entry, table.node(entry.name())) {
                 (Entry::Key(key), node) => self.key(key, full, node, runner),
-                // Runners come after the global section.
+                // Runners follow after the global section.
                 _ if full == "runners" => {}
                 (Entry::Table(below), Some(Node { value: Value::Tables(tables), .. })) => {
                     for table in tables {
@@ -147,7 +147,7 @@ fn with_unit(value: &str, unit: &str) -> String {
     if number && !unit.is_empty() { format!("{value} {unit}") } else { value.to_owned() }
 }
 
-/// A secret: only whether there is one, and how many.
+/// Returns the mask of a secret: only whether there is one, and how many.
 fn masked(value: &Value) -> String {
     match value {
         Value::Str(text) if text.is_empty() => "\"\"".to_owned(),

@@ -1,16 +1,16 @@
-//! The file behind a path that may be a symbolic link.
+//! Resolves symbolic links.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file itself, if a symbolic link was named.
+/// Returns the path of the file behind symbolic links.
 pub(super) fn target(path: &Path) -> io::Result<PathBuf> {
     const LINKS_MAX: usize = 40;
     let mut path = std::path::absolute(path)?;
     for _ in 0..LINKS_MAX {
         match fs::read_link(&path) {
-            // A link may lead to a file that is still to be made.
+            // A link may point to a file that does not exist yet.
             Ok(next) => path = path.parent().unwrap_or(Path::new("/")).join(next),
             Err(_) => return Ok(path),
         }
@@ -18,14 +18,14 @@ pub(super) fn target(path: &Path) -> io::Result<PathBuf> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Whether a save could replace the file, as far as permissions tell.
+/// Returns whether a save may replace the file, judging by permissions.
 pub(super) fn can_replace(path: &Path) -> bool {
     let Ok(path) = target(path) else { return false };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// Whether the system reports symbolic links that lead to each other.
+/// Returns whether the system reports a loop of symbolic links.
 pub(super) fn is_circle(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
 }

@@ -1,19 +1,19 @@
-//! `listen_address`: where metrics are served.
+//! The address of `listen_address`, on which metrics are served.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The port of an address without one.
+/// Default port.
 const PORT: u16 = 9252;
 
-/// `host:port`, `host` or `:port`. No host is every address of the machine.
+/// `host:port`, `host` or `:port`. Without a host it means every address of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
     host: String,
     port: u16,
 }
 
-/// The text is not an address to listen on.
+/// The text is not a valid listen address.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an address to listen on; it is like `127.0.0.1:9252`, `:9252` or `[::1]:9252`")]
 pub struct NotAnAddress(String);
@@ -49,7 +49,7 @@ impl fmt::Display for ListenAddress {
 }
 
 impl ListenAddress {
-    /// The URL at which a program on the same machine reaches who listens here, without a slash at its end.
+    /// Returns the URL at which a program on the same machine reaches the server, without a slash at its end.
     #[must_use]
     pub fn url(&self) -> String {
         let (host, port) = (self.host.as_str(), self.port);
@@ -60,13 +60,13 @@ impl ListenAddress {
         }
     }
 
-    /// The host; empty for every address of the machine.
+    /// Returns the host. Empty means every address of the machine.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port.
+    /// Returns the port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port

@@ -72,7 +72,7 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
         token_variables.borrow_mut().push(name.to_owned());
         String::new()
     });
-    // Go writes its zero time where there is none.
+    // Go writes its zero time for a date that is not set.
     let date = |name: &str| table.datetime(name).filter(|date| date.year() > 1);
     Runner {
         index,
@@ -90,14 +90,14 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
     }
 }
 
-/// Whether the text is one reference to the environment and nothing else: only then its name is no part of a secret.
+/// Returns whether the text is exactly one reference to the environment. Only then is its name not part of a secret.
 pub(super) fn is_reference(text: &str) -> bool {
     let Some(name) = text.strip_prefix('$') else { return false };
     let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// The URL for the API: without a slash or the old `/ci` at its end. None where it is no `http` or `https` URL.
+/// Returns the base URL of the API, without a slash or the old `/ci` at its end. `None` if it is not an `http` or `https` URL.
 #[must_use]
 pub fn base_url(text: &str) -> Option<Url> {
     let text = text.trim().trim_end_matches('/');
@@ -105,7 +105,7 @@ pub fn base_url(text: &str) -> Option<Url> {
     (matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty())).then_some(url)
 }
 
-/// The `labels` of a table.
+/// Returns the `labels` of a table.
 pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
     let labels = table.table("labels").map(Table::entries).into_iter().flatten();
     labels.filter_map(|(name, node)| match &node.value {
@@ -114,7 +114,7 @@ pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// The `feature_flags` of a table.
+/// Returns the `feature_flags` of a table.
 pub(super) fn feature_flags(table: &Table) -> impl Iterator<Item = (String, bool)> {
     let flags = table.table("feature_flags").map(Table::entries).into_iter().flatten();
     flags.filter_map(|(name, node)| match node.value {

@@ -1,12 +1,13 @@
-//! Checks of facts that only a running manager or command knows: each takes the facts and returns the problem.
-//! The callers are the commands, the reload, the lowering of a job, and the checks of the file.
+//! Checks that need facts which only a running manager or command knows. Each takes the facts and returns the problem.
+//!
+//! They are called by commands, the reload, the lowering of a job, and the checks of the file.
 
 use std::time::Duration;
 
 use super::problem::{Problem, shown_name};
 use super::tree::Table;
 
-/// C026: flags of registration that GitLab takes from its own page for an authentication token. For `register`.
+/// C026: `register` flags that GitLab ignores for an authentication token, because its own page sets them.
 #[must_use]
 pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     if !token.starts_with("glrt-") || flags.is_empty() {
@@ -20,7 +21,7 @@ pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     )
 }
 
-/// C027: the system id beside the file was made on another machine, whose manager may use it too.
+/// C027: the system ID beside the file was created on another machine, whose manager may use it, too.
 #[must_use]
 pub(crate) fn shared_system_id(system_id: &str) -> Problem {
     let message = format!(
@@ -31,7 +32,7 @@ pub(crate) fn shared_system_id(system_id: &str) -> Problem {
         .help("delete .runner_system_id in images that machines are cloned from, and here; then restart")
 }
 
-/// C034: the content changed while the time of the file did not become newer. For the reload.
+/// C034: the content of the file changed, but its modification time did not advance. For the reload.
 #[must_use]
 pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
     let message = "the file's content differs, but its time is not newer";
@@ -39,7 +40,7 @@ pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
         .then(|| Problem::new("C034", message).help("it is loaded now; GitLab Runner would need a SIGHUP"))
 }
 
-/// C040: a stop that ends jobs. For the signal handler.
+/// C040: a shutdown that cancels jobs. For the signal handler.
 #[must_use]
 pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Problem> {
     let them = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
@@ -50,14 +51,14 @@ pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Probl
     })
 }
 
-/// C042: a limit of a stage that the job's own makes useless. For a job's lowering.
+/// C042: a stage timeout that exceeds the job's own timeout. For the lowering of a job.
 #[must_use]
 pub fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Problem> {
     let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", limit.as_secs(), job.as_secs());
     (limit > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
-/// C053: a pull policy, the runner's own or that of a job, that is not allowed. For the docker and kubernetes executors.
+/// C053: a pull policy of the runner or a job that is not allowed. For the docker and kubernetes executors.
 #[must_use]
 pub(crate) fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };
@@ -93,8 +94,9 @@ const RESOURCES: [&str; 6] = [
     "EPHEMERAL_STORAGE_REQUEST",
 ];
 
-/// C092: a variable that would overwrite a setting of the pod, where the runner does not allow it. For the kubernetes
-/// executor, and for the environment of a runner.
+/// C092: a variable that would overwrite a setting of the pod, although the runner does not allow it.
+///
+/// For the kubernetes executor, and for the variables of a runner.
 #[must_use]
 pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Option<Problem> {
     let key = OVERWRITES.iter().find_map(|(prefix, key)| {
@@ -111,7 +113,7 @@ pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -
     (!allowed).then(|| Problem::new("C092", message).help(format!("set {key} in [runners.kubernetes]")))
 }
 
-/// C105: a flag of a job that the runner has fixed. For the job's log.
+/// C105: a feature flag of a job that the runner has set. For the job's log.
 #[must_use]
 pub fn fixed_flag(variable: &str, wanted: bool, fixed: Option<bool>) -> Option<Problem> {
     let ignored = variable.starts_with("FF_") && fixed.is_some_and(|fixed| fixed != wanted);

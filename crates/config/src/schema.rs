@@ -1,4 +1,4 @@
-//! Every section and key that config.toml may hold, as data: kind, default, effect of a change, and whether Muster acts on it.
+//! The schema of `config.toml`: kind, default, effect of a change, and support of every section and key.
 //!
 //! The data is in `schema/*.txt`, one line for each key:
 //!
@@ -9,7 +9,7 @@
 //! [table] like other.table       (the same keys and tables below; the status is that of the table around it)
 //! ```
 //!
-//! Source of the facts: the reference runner's public documentation and source, release 19.4.
+//! The facts come from gitlab-runner's public documentation and source, release 19.4.
 
 mod read;
 
@@ -24,7 +24,7 @@ const FILES: [&str; 5] = [
     include_str!("schema/kubernetes.txt"),
 ];
 
-/// What a key's value has to be.
+/// Kind of a key's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A string.
@@ -33,11 +33,11 @@ pub enum Kind {
     Int,
     /// `true` or `false`.
     Bool,
-    /// A number; an integer is taken too.
+    /// A number. An integer is accepted, too.
     Float,
-    /// A duration in Go's syntax (`1h30m`); an integer is read as nanoseconds, as the reference does.
+    /// A duration in Go's syntax (`1h30m`). An integer means nanoseconds, as in gitlab-runner.
     Duration,
-    /// A date with time.
+    /// A date and time.
     Datetime,
     /// A string with a regular expression.
     Regex,
@@ -57,7 +57,7 @@ pub enum Kind {
     MapInt,
     /// A table of lists of strings.
     MapList,
-    /// A table that is passed on as it is.
+    /// A table that is passed on unchanged.
     Any,
 }
 
@@ -85,26 +85,26 @@ impl Kind {
         Self::NAMES.iter().find(|(known, ..)| *known == name).map(|(_, kind, _)| *kind)
     }
 
-    /// The kind in words, with its article.
+    /// Returns the kind with its article, for messages.
     #[must_use]
     pub fn words(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind, _)| *kind == self).map_or("", |(.., words)| words)
     }
 }
 
-/// When a changed value is used.
+/// When a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reload {
-    /// At once, after the reload.
+    /// Immediately after the reload.
     Live,
-    /// By jobs that start after the reload.
+    /// For jobs that start after the reload.
     Jobs,
-    /// After a restart only.
+    /// Only after a restart.
     Restart,
 }
 
 impl Reload {
-    /// `live`, `next job` or `restart`.
+    /// Returns `live`, `next job` or `restart`.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -115,62 +115,62 @@ impl Reload {
     }
 }
 
-/// Whether Muster acts on a key.
+/// Whether Muster supports a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// It does.
+    /// Muster supports it.
     Acted,
-    /// It does not, for this reason.
+    /// Muster does not support it, for this reason.
     Not(&'static str),
 }
 
-/// One key.
+/// A key of the schema.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// Its name, as it is written.
+    /// Name of the key as it is written in the file.
     pub name: &'static str,
-    /// What its value has to be.
+    /// Kind of its value.
     pub kind: Kind,
-    /// Unit of a number, or empty.
+    /// Unit of a number. Empty if it has none.
     pub unit: &'static str,
-    /// The value without the key, in words, or empty.
+    /// Description of the default. Empty if there is none.
     pub default: &'static str,
-    /// What it is for.
+    /// Purpose of the key.
     pub meaning: &'static str,
-    /// When a change is used.
+    /// When a change takes effect.
     pub reload: Reload,
-    /// Whether Muster acts on it.
+    /// Whether Muster supports it.
     pub status: Status,
-    /// The value is never shown.
+    /// Whether the value is never shown.
     pub secret: bool,
 }
 
-/// One table, or array of tables.
+/// A table, or an array of tables.
 #[derive(Debug, Clone)]
 pub struct TableSchema {
-    /// Its full name, such as `runners.docker`; empty for the top.
+    /// Full name, such as `runners.docker`. Empty for the top level.
     pub path: String,
-    /// `[[...]]`.
+    /// Whether it is an array (`[[...]]`).
     pub array: bool,
-    /// When a change is used, unless the key says otherwise.
+    /// When a change takes effect, unless a key overrides it.
     pub reload: Reload,
-    /// Whether Muster acts on it, unless the key says otherwise.
+    /// Whether Muster supports it, unless a key overrides it.
     pub status: Status,
-    /// Its keys, in the order of the documentation.
+    /// Keys in the order of the documentation.
     pub keys: Vec<Key>,
 }
 
-/// What a name in a table stands for.
+/// What a name in a table means.
 #[derive(Debug, Clone, Copy)]
 pub enum Entry {
     /// A value.
     Key(&'static Key),
-    /// A table below.
+    /// A table in this table.
     Table(&'static TableSchema),
 }
 
 impl Entry {
-    /// The name as it is written.
+    /// Returns the name as it is written in the file.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -189,7 +189,7 @@ pub struct Schema {
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| FILES.iter().fold(Schema::empty(), Schema::read));
 
-/// What is in each table, by its name in lower case.
+/// Entries of each table, by lower-case name.
 static NAMES: LazyLock<BTreeMap<(String, String), Vec<Entry>>> = LazyLock::new(|| {
     let mut names: BTreeMap<_, Vec<Entry>> = BTreeMap::new();
     for table in schema().tables() {
@@ -200,7 +200,7 @@ static NAMES: LazyLock<BTreeMap<(String, String), Vec<Entry>>> = LazyLock::new(|
     names
 });
 
-/// The schema.
+/// Returns the schema.
 #[must_use]
 pub fn schema() -> &'static Schema {
     &SCHEMA
@@ -211,19 +211,19 @@ impl Schema {
         Self { tables: Vec::new(), index: BTreeMap::new() }
     }
 
-    /// All tables, in the order of the documentation.
+    /// Returns all tables, in the order of the documentation.
     #[must_use]
     pub fn tables(&self) -> &[TableSchema] {
         &self.tables
     }
 
-    /// The table of that full name.
+    /// Returns the table with this full name.
     #[must_use]
     pub fn table(&self, path: &str) -> Option<&TableSchema> {
         self.index.get(path).and_then(|index| self.tables.get(*index))
     }
 
-    /// What is directly in the table of that name.
+    /// Returns the direct entries of the table with this full name.
     pub fn entries(&'static self, path: &str) -> impl Iterator<Item = Entry> {
         let tables = self.tables.iter().filter({
             let path = path.to_owned();
@@ -233,14 +233,14 @@ impl Schema {
         keys.map(Entry::Key).chain(tables.map(Entry::Table))
     }
 
-    /// What `name` stands for in the table: as it is written, else without regard to upper and lower case.
+    /// Returns the entry `name` of the table. The exact spelling comes first, then one that differs in case.
     #[must_use]
     pub fn find(&'static self, path: &str, name: &str) -> Option<Entry> {
         let alike = NAMES.get(&(path.to_owned(), name.to_lowercase()))?;
         alike.iter().find(|entry| entry.name() == name).or(alike.first()).copied()
     }
 
-    /// Whether some table has a secret of that name: wherever it stands by mistake, its value is not shown.
+    /// Returns whether some table has a secret with this name. Its value is not shown, even in a wrong table.
     #[must_use]
     pub fn is_secret_name(&self, name: &str) -> bool {
         let mut keys = self.tables.iter().flat_map(|table| &table.keys);
@@ -248,7 +248,7 @@ impl Schema {
     }
 }
 
-/// The name of the table around.
+/// Returns the name of the parent table.
 pub(super) fn parent(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }

@@ -1,4 +1,4 @@
-//! The manager's system id: tells managers of one runner apart (runner-api 1.2).
+//! The system ID, which distinguishes the managers of one runner.
 
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -8,16 +8,18 @@ use rand::Rng;
 use rand::distr::Alphanumeric;
 use ring::hmac;
 
-/// What the machine's own id is hashed with, so that it does not go out itself.
+/// Key with which the machine's ID is hashed, so that it is not revealed.
 const APPLICATION: &[u8] = b"gitlab-runner";
 const MACHINE_ID_FILES: [&str; 2] = ["/var/lib/dbus/machine-id", "/etc/machine-id"];
 const FILE: &str = ".runner_system_id";
 const DIGITS: usize = 12;
 
-/// The id in `<directory>/.runner_system_id`. Where there is none, or nonsense, it is made of the machine's id
-/// (`s_`), or of chance where the machine has none (`r_`), and stored there.
+/// Returns the ID in `<directory>/.runner_system_id`.
 ///
-/// An id that cannot be stored is good for this process; the log says so, since one of chance is another one next time.
+/// If there is no valid ID, one is derived from the machine's ID (`s_`), or a random one is used if the machine has none (`r_`). The
+/// new ID is stored.
+///
+/// An ID that cannot be stored is valid for this process. The log says so, because the next start may get another random ID.
 #[must_use]
 pub fn system_id(directory: &Path) -> String {
     let path = directory.join(FILE);
@@ -38,15 +40,14 @@ pub fn system_id(directory: &Path) -> String {
     id
 }
 
-/// The id that is stored in `directory`, where it was made on another machine: as in a disk image that was cloned after its
-/// first start (C027).
+/// Returns the ID in `directory` if it was created on another machine, as in a disk image that was cloned after its first start (C027).
 #[must_use]
 pub(crate) fn foreign(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
     is_foreign(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
 }
 
-/// An id of chance tells nothing of its machine.
+/// Returns whether the ID was derived from another machine's ID. A random ID says nothing about its machine.
 fn is_foreign(id: &str, machine: &str) -> bool {
     is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != made_of(machine)
 }

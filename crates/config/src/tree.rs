@@ -1,4 +1,4 @@
-//! A configuration with its names resolved and its kinds checked: what all else here reads.
+//! A configuration with resolved names and checked kinds, which everything else in this crate reads.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,31 +10,31 @@ use time::OffsetDateTime;
 use super::problem::shown_name;
 use super::schema::{Entry, schema};
 
-/// A value and its place.
+/// A value and its location.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// The value, of the kind that the schema asks for.
+    /// Value of the kind that the schema requires.
     pub value: Value,
-    /// Bytes of the value.
+    /// Byte range of the value.
     pub span: Range<usize>,
-    /// Bytes of the key; of the value for an element of a list.
+    /// Byte range of the key. For an element of a list, that of the value.
     pub key: Range<usize>,
 }
 
-/// A value. It may be a secret: what is printed of text is its length.
+/// A value. It may be a secret, so `Debug` prints only the length of text.
 #[derive(Clone, PartialEq)]
 pub enum Value {
     /// A string.
     Str(String),
     /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
-    /// A duration, with its text.
+    /// A duration.
     Duration(GoDuration),
-    /// A date with time.
+    /// A date and time.
     Datetime(OffsetDateTime),
     /// A list.
     List(Vec<Node>),
@@ -42,7 +42,7 @@ pub enum Value {
     Table(Table),
     /// An array of tables.
     Tables(Vec<Table>),
-    /// What is passed on as it is; its text.
+    /// A value that is passed on unchanged, as text.
     Any(String),
 }
 
@@ -62,17 +62,17 @@ impl fmt::Debug for Value {
     }
 }
 
-/// Two nodes are equal if their values are; the place does not count.
+/// Two nodes are equal if their values are. The location does not count.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
     }
 }
 
-/// A table, with the names of the schema.
+/// A table, by the schema's names.
 #[derive(Clone, Default)]
 pub struct Table {
-    /// Bytes of its header or braces.
+    /// Byte range of its header or its braces.
     pub header: Range<usize>,
     entries: Vec<(String, Node)>,
 }
@@ -104,12 +104,12 @@ impl Table {
         self.entries.push((name.to_owned(), node));
     }
 
-    /// Everything in it, in the order of the file.
+    /// Returns all entries, in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.entries.iter().map(|(name, node)| (name.as_str(), node))
     }
 
-    /// What stands under the name; `a.b` goes through tables.
+    /// Returns the node with this name. `a.b` descends into tables.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&Node> {
         if let Some((_, node)) = self.entries.iter().find(|(known, _)| known == name) {
@@ -119,7 +119,7 @@ impl Table {
         self.table(first)?.node(rest)
     }
 
-    /// A string; an empty one counts as none, as it does in the reference.
+    /// Returns a string. An empty string counts as not set, as in gitlab-runner.
     #[must_use]
     pub fn str(&self, name: &str) -> Option<&str> {
         match &self.node(name)?.value {
@@ -128,7 +128,7 @@ impl Table {
         }
     }
 
-    /// An integer.
+    /// Returns an integer.
     #[must_use]
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.node(name)?.value {
@@ -137,7 +137,7 @@ impl Table {
         }
     }
 
-    /// A truth value.
+    /// Returns a boolean.
     #[must_use]
     pub fn bool(&self, name: &str) -> Option<bool> {
         match self.node(name)?.value {
@@ -146,7 +146,7 @@ impl Table {
         }
     }
 
-    /// A duration with its sign.
+    /// Returns a duration with its sign.
     #[must_use]
     pub fn duration(&self, name: &str) -> Option<GoDuration> {
         match self.node(name)?.value {
@@ -155,7 +155,7 @@ impl Table {
         }
     }
 
-    /// A duration above 0; any other counts as none.
+    /// Returns a duration above 0. Any other duration counts as not set.
     #[must_use]
     pub fn time(&self, name: &str) -> Option<Duration> {
         match self.duration(name)? {
@@ -164,7 +164,7 @@ impl Table {
         }
     }
 
-    /// A date with time.
+    /// Returns a date and time.
     #[must_use]
     pub fn datetime(&self, name: &str) -> Option<OffsetDateTime> {
         match self.node(name)?.value {
@@ -173,7 +173,7 @@ impl Table {
         }
     }
 
-    /// The elements of a list; a single string is a list of one.
+    /// Returns the elements of a list. A single string is a list with one element.
     #[must_use]
     pub fn list(&self, name: &str) -> &[Node] {
         match self.node(name) {
@@ -183,7 +183,7 @@ impl Table {
         }
     }
 
-    /// The strings of a list, with their places.
+    /// Returns the strings of a list with their nodes.
     pub fn strings(&self, name: &str) -> impl Iterator<Item = (&str, &Node)> {
         self.list(name).iter().filter_map(|node| match &node.value {
             Value::Str(text) => Some((text.as_str(), node)),
@@ -191,7 +191,7 @@ impl Table {
         })
     }
 
-    /// A table below.
+    /// Returns a table in this table.
     #[must_use]
     pub fn table(&self, name: &str) -> Option<&Table> {
         match &self.node(name)?.value {
@@ -200,7 +200,7 @@ impl Table {
         }
     }
 
-    /// A number.
+    /// Returns a number.
     #[must_use]
     pub fn float(&self, name: &str) -> Option<f64> {
         match self.node(name)?.value {
@@ -209,7 +209,7 @@ impl Table {
         }
     }
 
-    /// Bytes of the value under the name, else of the header of the table that it would be in.
+    /// Returns the byte range of the value with this name, or that of the header of the table to which it would belong.
     pub(super) fn place(&self, name: &str) -> Range<usize> {
         if let Some(node) = self.node(name) {
             return node.span.clone();
@@ -218,7 +218,7 @@ impl Table {
         around.map_or_else(|| self.header.clone(), |around| around.header.clone())
     }
 
-    /// The tables of an array of tables.
+    /// Returns the tables of an array of tables.
     #[must_use]
     pub fn tables(&self, name: &str) -> &[Table] {
         match self.node(name).map(|node| &node.value) {
@@ -228,7 +228,7 @@ impl Table {
     }
 }
 
-/// Calls `visit` with the full name, entry of the schema and node of everything that is set, tables first.
+/// Calls `visit_one` with the full name, schema entry and node of everything that is set, tables first.
 pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(&str, Entry, &'a Node)) {
     for (name, node) in table.entries() {
         let Some(entry) = schema().find(path, name) else { continue };

@@ -1,11 +1,11 @@
-//! Keys that the schema does not know: removed ones, those in a wrong table, and misspelled ones (C010, C011, C018).
+//! Keys that are not in the schema: removed keys, keys in a wrong table, and misspelled keys (C010, C011, C018).
 
 use std::ops::Range;
 
 use super::problem::{Problem, Problems, shown_name};
 use super::schema::{parent, schema};
 
-/// Removed keys: name, since when, what to use.
+/// Removed keys: name, version of the removal, replacement.
 const REMOVED: &[(&str, &str, &str)] = &[
     ("metrics_server", "12.0", "listen_address"),
     ("prometheus_server_address", "12.0", "listen_address"),
@@ -15,7 +15,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
     ("metric_queries", "12.7", "queries"),
 ];
 
-/// Tells about a name that is not in the table.
+/// Reports a name that the table does not have.
 pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.full() {
@@ -43,7 +43,7 @@ pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range
     });
 }
 
-/// The nearest table around `path` in which the name is known.
+/// Returns the nearest table around `path` that has the name.
 fn around<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     let mut path = path;
     while !path.is_empty() {
@@ -55,7 +55,7 @@ fn around<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     None
 }
 
-/// The only other table that has such a key.
+/// Returns the only other table that has such a key.
 fn elsewhere(name: &str) -> Option<String> {
     let mut tables =
         schema().tables().iter().filter(|table| table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name)));
@@ -63,7 +63,7 @@ fn elsewhere(name: &str) -> Option<String> {
     tables.next().is_none().then(|| table.path.clone())
 }
 
-/// The name in the table that was probably meant.
+/// Returns the name in the table that was probably intended.
 pub(super) fn nearest(path: &str, name: &str) -> Option<&'static str> {
     const LENGTH_MAX: usize = 80;
     if name.len() > LENGTH_MAX {
@@ -75,7 +75,7 @@ pub(super) fn nearest(path: &str, name: &str) -> Option<&'static str> {
     (near.0 <= 1.max(near.1.len().min(name.len()) / 3)).then_some(near.1)
 }
 
-/// A table as its header is written.
+/// Returns the header of a table as it is written in the file.
 pub(super) fn header(path: &str) -> String {
     match schema().table(path) {
         _ if path.is_empty() => "the global section".to_owned(),

@@ -1,4 +1,4 @@
-//! From TOML to the tree: finds each name in the schema, checks the kind of its value, and tells what is unknown.
+//! Converts TOML to the tree: looks up each name in the schema, checks the kind of its value, and reports unknown names.
 
 use std::ops::Range;
 
@@ -12,27 +12,27 @@ use super::schema::{Entry, Key, Kind, schema};
 use super::tree::{Node, Table, Value};
 use super::unknown;
 
-/// What the walk finds beside the tree.
+/// What the walk finds besides the tree.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) problems: Problems,
-    /// Bytes that must not be shown.
+    /// Byte ranges that must not be shown.
     pub(super) secrets: Vec<Range<usize>>,
-    /// Nothing is read that has a problem, so that nothing is "ignored".
+    /// Whether every problem makes the configuration unusable, so that no message may say that a key is ignored.
     pub(super) strict: bool,
 }
 
-/// A name and its bytes.
+/// A name and its byte range.
 struct Name<'a> {
     text: &'a str,
     span: Range<usize>,
 }
 
 impl Walk {
-    /// The table of that name in the schema.
+    /// Returns the table with its names resolved by the schema.
     pub(super) fn table(&mut self, path: &str, table: &dyn TableLike, header: Range<usize>) -> Table {
         let mut tree = Table::new(header);
-        // As written first, so that a second spelling of a name never wins.
+        // Exact names come first, so that another spelling of a name never overrides it.
         let exact = |name: &str| schema().find(path, name).is_some_and(|entry| entry.name() == name);
         let (first, then): (Vec<_>, Vec<_>) = table.iter().map(|(name, _)| name).partition(|name| exact(name));
         for name in first.into_iter().chain(then) {
@@ -83,7 +83,7 @@ impl Walk {
         };
         let value = match (array, tables, item.as_table_like()) {
             (true, Some(tables), _) => Value::Tables(tables),
-            // The reference takes a table where an array of one is meant; so does this.
+            // As in gitlab-runner, a table may stand for an array with one table.
             (true, None, Some(table)) => Value::Tables(vec![self.table(path, table, span.clone())]),
             (false, None, Some(table)) => Value::Table(self.table(path, table, span.clone())),
             (true, ..) => return self.wrong(path, &name.span, "an array of tables", found(item), item),
@@ -146,7 +146,7 @@ impl Walk {
         tree.push(known.name, Node { value: Value::Table(table), span, key: name.span.clone() });
     }
 
-    /// C013. Zero is zero in every unit.
+    /// Warns about integers without a unit (C013). Zero needs no unit.
     fn nanoseconds(&mut self, path: &str, kind: Kind, item: &Item, span: &Range<usize>) {
         if let (Kind::Duration, Some(number)) = (kind, item.as_integer())
             && number != 0
@@ -157,9 +157,9 @@ impl Walk {
         }
     }
 
-    /// C014.
+    /// Reports a value of the wrong kind (C014).
     fn wrong(&mut self, path: &str, span: &Range<usize>, wanted: &str, found: &str, item: &Item) {
-        // Nobody can say what belongs to the key and what was pasted there.
+        // It is unknown which part of the value belongs to the key, and which was pasted there.
         self.hide(item);
         let message = format!("`{path}` needs {wanted}, found {found}");
         let found = Problem::new("C014", message).at(span);
@@ -176,7 +176,7 @@ impl Walk {
         self.problems.add(problem);
     }
 
-    /// Marks everything in an item as not to be shown.
+    /// Marks everything in an item as secret.
     fn hide(&mut self, item: &Item) {
         let mut pending = vec![item.clone()];
         while let Some(item) = pending.pop() {
@@ -195,12 +195,12 @@ impl Walk {
     }
 }
 
-/// A value that looks like a secret, or stands where one would, in whatever table.
+/// Returns whether a value looks like a secret, or has a name that secrets have in some table.
 fn is_secret(name: &str, item: &Item) -> bool {
     schema().is_secret_name(name) || item.as_str().is_some_and(has_secret)
 }
 
-/// Text that holds a token, or a URL with credentials.
+/// Returns whether the text contains a token, or a URL with credentials.
 #[must_use]
 pub fn has_secret(text: &str) -> bool {
     (text.contains('@') && text.contains("://")) || holds_token(text)
@@ -265,7 +265,7 @@ fn convert(kind: Kind, value: &Toml, span: &Range<usize>) -> Result<Value, &'sta
     }
 }
 
-/// Go's zero time, which means none, is a date like others here.
+/// Parses a date. Go's zero time, which means "not set", is not treated specially.
 fn datetime(text: &str) -> Option<Value> {
     OffsetDateTime::parse(text, &Rfc3339).ok().map(Value::Datetime)
 }
@@ -277,7 +277,7 @@ fn nanoseconds(number: i64) -> GoDuration {
     }
 }
 
-/// What people write instead of Go's units.
+/// Returns a hint for a duration with a unit that Go does not have.
 fn duration_hint(text: &str) -> Option<String> {
     let plain: String = text.to_lowercase().split_whitespace().collect();
     let long = [
@@ -298,7 +298,7 @@ fn duration_hint(text: &str) -> Option<String> {
         .find(|text| text.len() < 20 && GoDuration::parse(text).is_some())
         .map(|text| format!("did you mean \"{text}\"?"))
 }
-/// A table's text with that of the tables below it, whose headers are told from it.
+/// Returns the text of a table including the tables below it, whose headers are separate.
 fn whole(item: &Item) -> String {
     let Some(table) = item.as_table() else { return item.to_string() };
     let mut document = toml_edit::DocumentMut::new();

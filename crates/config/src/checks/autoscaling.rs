@@ -1,4 +1,4 @@
-//! Instances of fleeting plugins (C070 to C079, C083 to C085).
+//! Checks of instances from fleeting plugins (C070 to C079, C083 to C085).
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
-/// Of all groups together; 0: one of them has no limit.
+/// Returns the maximum number of instances of all groups. 0 means that one of them has no limit.
 fn most_instances(autoscaler: &Table) -> i64 {
     let most = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
     let groups = autoscaler.tables("groups").iter().map(most);
@@ -36,7 +36,7 @@ fn most_instances(autoscaler: &Table) -> i64 {
     sum.unwrap_or_else(|| most(autoscaler))
 }
 
-/// C070, C074.
+/// Checks policies and idle capacity (C070, C074).
 fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let capacity = capacity(autoscaler);
     let policies = autoscaler.tables("policy");
@@ -61,7 +61,7 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C072, C073, C075, C076.
+/// Checks the limits on instances (C072, C073, C075, C076).
 fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("state_storage.enabled") != Some(true) {
         let message = "state_storage is off: Muster keeps its instances over a restart all the same, and GitLab Runner would remove them all";
@@ -105,7 +105,7 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C079.
+/// Checks `use_common_build_dir` (C079).
 fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
     if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
@@ -120,7 +120,7 @@ fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C084. Not where `vm_isolation` gives each job a machine of its own.
+/// Checks that jobs of several projects do not share a user (C084), unless each job has its own virtual machine.
 fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") == Some(true) {
         return;
@@ -141,7 +141,7 @@ fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C085.
+/// Checks `vm_isolation` (C085).
 fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") != Some(true) {
         return;
@@ -168,7 +168,7 @@ fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C014, for amounts of memory.
+/// Checks amounts of memory (C014).
 fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for key in ["density.slot_memory", "sticky_context.max_size"] {
         if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
@@ -178,7 +178,7 @@ fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C083.
+/// Checks the number of slots (C083).
 fn slots(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("use_slot_cgroups") != Some(true) {
         return;
@@ -193,13 +193,13 @@ fn slots(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// C071.
+/// Checks that no two runners use the same instance group (C071).
 fn shared_groups(check: &mut Check<'_>) {
     let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
     for runner in check.runners {
         let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
         let Some(plugin) = autoscaler.str("plugin") else { continue };
-        // Line breaks and order of keys do not make another group.
+        // Line breaks and the order of keys do not make a different group.
         let mut lines: Vec<_> = match autoscaler.node("plugin_config").map(|node| &node.value) {
             Some(Value::Any(text)) => text
                 .split(['\n', ',', '{', '}'])
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn c077_many_slots_need_no_more_sessions_of_sshd() {
-        // gitlab-runner: two sessions for each slot, of which sshd allows ten. Muster: one, which all jobs of an instance share.
+        // gitlab-runner opens two sessions for each slot, and sshd allows ten. Muster opens one for all jobs of an instance.
         clean("C077", &runner("a", "capacity_per_instance = 64"));
     }
 

@@ -1,11 +1,11 @@
-//! Cron patterns: which can be used, and which pattern is always active.
+//! Checks of cron patterns.
 
 use muster_taskscaler::cron::Cron;
 
 use super::super::machine;
 use super::super::problem::shown_name;
 
-/// What is wrong with a pattern of `wanted` fields; none where it is right: then the scaler takes it, or what is made of it.
+/// Returns what is wrong with a pattern of `wanted` fields. `None` if it is valid, so that the scaler accepts it.
 pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
     let fields: Vec<_> = pattern.split_whitespace().collect();
     if fields.len() != wanted {
@@ -23,13 +23,13 @@ pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
     used.iter().find_map(|pattern| pattern.parse::<Cron>().err()).map(|error| shown_name(error.cause()))
 }
 
-/// Whether the pattern, which is right, holds in no minute.
+/// Returns whether the valid pattern never matches.
 pub(super) fn is_never(pattern: &str, fields: usize) -> bool {
     let used = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
     !used.is_empty() && used.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.never_matches()))
 }
 
-/// Of the fields that policies do not have: `*`, `?`, `5`, `1-5`, `*/5`.
+/// Checks a part of a field that policies do not have: `*`, `?`, `5`, `1-5` or `*/5`.
 fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     let (range, step) = part.split_once('/').map_or((part, None), |(range, step)| (range, Some(step)));
     if step.is_some_and(|step| !step.parse::<u32>().is_ok_and(|step| step > 0)) {
@@ -39,12 +39,12 @@ fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     matches!(range, "*" | "?") || range.split('-').count() <= 2 && range.split('-').all(is_value)
 }
 
-/// Whether the pattern is active at any time.
+/// Returns whether the pattern always matches.
 pub(super) fn is_always(pattern: &str) -> bool {
     pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
 }
 
-/// Whether whatever is in the first list is in the second one too.
+/// Returns whether the second list of patterns covers the first one.
 pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
     let plain = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let by_plain: Vec<_> = by.iter().map(|pattern| plain(pattern)).collect();
@@ -66,7 +66,7 @@ mod tests {
             ("* * 9-17 ? * 2-6 2026", 7, true),
             ("* * 10 * * saturday *", 7, true),
             ("0 1-59/2 9 1-15 * mon-fri *", 7, true),
-            // What no policy can say.
+            // Patterns that no policy can express.
             ("* * 10 L * * *", 7, false),
             ("* * 10 15W * * *", 7, false),
             ("* * 10 * * 6#3 *", 7, false),

@@ -1,4 +1,4 @@
-//! Containers, and the cache (C050 to C060).
+//! Checks of containers and of the cache (C050 to C060).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -21,7 +21,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// C050.
+/// Checks privileged containers (C050).
 fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     const HELP: &str = "keep this runner for trusted projects, or allow single images by allowed_privileged_images";
     let limited = docker.node("allowed_privileged_images").is_some();
@@ -46,7 +46,7 @@ fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// C052, C053, C054, C055.
+/// Checks images and pull policies (C052, C053, C054, C055).
 fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) {
     for (policy, node) in table.strings("pull_policy") {
         if section == "docker" && matches!(policy, "if-not-present" | "never") {
@@ -92,7 +92,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
     }
 }
 
-/// C056, C058, C059.
+/// Checks volumes and networks (C056, C058, C059).
 fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     if docker.bool("volume_keep") == Some(true) {
         check.tell(
@@ -128,7 +128,7 @@ fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// C060.
+/// Checks the storage of the cache (C060).
 fn storage(check: &mut Check<'_>, runner: &Runner) {
     let Some(cache) = runner.table.table("cache") else { return };
     let Some(kind) = cache.str("Type") else { return };

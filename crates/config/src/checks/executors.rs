@@ -1,4 +1,4 @@
-//! The other executors, and what all of them share (C100 to C107).
+//! Checks of the other executors, and of what all executors share (C100 to C107).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -19,13 +19,13 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// C100.
+/// Checks the custom executor (C100).
 fn custom(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.str("custom.run_exec").is_none() {
         let help = "set it in [runners.custom] to the program that runs a job's stages";
         check.tell(runner, "custom.run_exec", "C100", "custom executor: run_exec is mandatory", help);
     }
-    // The configuration stage may tell the directories.
+    // The configuration stage may set the directories.
     if runner.table.str("custom.config_exec").is_some() {
         return;
     }
@@ -37,7 +37,7 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// C101.
+/// Checks the ssh executor (C101).
 fn ssh(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("ssh.disable_strict_host_key_checking") == Some(true) {
         let help = "put the host's key into known_hosts (ssh-keyscan) and remove this key";
@@ -51,7 +51,7 @@ fn ssh(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// C102.
+/// Checks the shell executor (C102).
 fn shell(check: &mut Check<'_>, runner: &Runner) {
     let user = if check.facts.user.is_empty() { "the manager's user" } else { &check.facts.user };
     if check.facts.job_user.is_none() {
@@ -60,7 +60,7 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Values that the reference only tells `lint` about (C014).
+/// Checks values that gitlab-runner reports only in `lint` (C014).
 fn values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
@@ -93,9 +93,9 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// C103.
+/// Checks `output_limit` (C103).
 fn output(check: &mut Check<'_>, runner: &Runner) {
-    /// Nobody wants a log of a gigabyte; a million is a megabyte to whoever takes the unit for bytes.
+    /// Value in KiB above which the unit was probably taken for bytes: a million would be a log of one gigabyte.
     const KIB_MANY: i64 = 1_000_000;
     if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= KIB_MANY) {
         let message = format!("output_limit = {kib} KiB, that is {} MiB", kib / 1024);
@@ -103,7 +103,7 @@ fn output(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// C106, C107.
+/// Checks variables and proxies (C106, C107).
 fn environment(check: &mut Check<'_>, runner: &Runner) {
     for (index, (entry, node)) in runner.table.strings("environment").enumerate() {
         if !entry.contains('=') {
@@ -121,7 +121,7 @@ fn environment(check: &mut Check<'_>, runner: &Runner) {
             .strings("environment")
             .any(|(entry, _)| entry.split('=').next().unwrap_or_default().eq_ignore_ascii_case(name))
     };
-    // The shell executor's jobs have the manager's environment.
+    // Jobs of the shell executor have the manager's environment.
     if let Some(name) = proxies.iter().find(set).filter(|name| !in_jobs(name) && runner.executor != "shell") {
         let message = format!("{} is set for the manager only; jobs go without it", shown_name(name));
         check.tell(runner, "environment", "C107", message, &format!("add \"{name}=...\" to environment"));

@@ -1,4 +1,4 @@
-//! The file itself, and the process around it (C031 to C041).
+//! Checks of the file itself and of the process (C031 to C041).
 
 use muster_job::GoDuration::{Negative, Positive};
 
@@ -37,7 +37,7 @@ fn place(check: &mut Check<'_>) {
     }
 }
 
-/// C014, C037, C038.
+/// Checks addresses (C014, C037, C038).
 fn addresses(check: &mut Check<'_>) {
     let wrong = check.tree.str("listen_address").filter(|address| !address.is_empty());
     let wrong = wrong.and_then(|address| address.parse::<ListenAddress>().err());
@@ -104,7 +104,7 @@ fn log_level(check: &mut Check<'_>) {
     }
 }
 
-/// The reference does not start with one that it does not know.
+/// Checks `log_format`. gitlab-runner does not start with an unknown one.
 fn log_format(check: &mut Check<'_>) {
     let Some(format) =
         check.tree.str("log_format").filter(|format| !format.is_empty() && !LOG_FORMATS.contains(format))
@@ -116,9 +116,9 @@ fn log_format(check: &mut Check<'_>) {
     check.add(problem.help("use runner, text or json"));
 }
 
-/// C014, C041, C042.
+/// Checks timeouts of the shutdown (C014, C041, C042).
 fn shutdown(check: &mut Check<'_>) {
-    /// Below this the reference warns.
+    /// Drain timeout in seconds below which gitlab-runner warns.
     const DRAIN_SECONDS_MIN: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {

@@ -1,11 +1,11 @@
-//! Feature flags (C009, C012, C110). Names are those of release 19.4.
+//! Checks of feature flags (C009, C012, C110). The names are those of release 19.4.
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
 use super::super::tree::Table;
 use super::Check;
 
-/// Flags that exist.
+/// Existing feature flags.
 const FLAGS: &[&str] = &[
     "FF_TEST_FEATURE",
     "FF_NETWORK_PER_BUILD",
@@ -61,7 +61,7 @@ const FLAGS: &[&str] = &[
     "FF_USE_NATIVE_CONTAINER_STOP",
 ];
 
-/// Flags that were removed: name, since when, what is in their place.
+/// Removed feature flags: name, version of the removal, replacement.
 const REMOVED: &[(&str, &str, &str)] = &[
     ("FF_USE_NEW_BASH_EVAL_STRATEGY", "19.3", "FF_USE_LEGACY_BASH_EVAL is its reverse"),
     ("FF_SKIP_NOOP_BUILD_STAGES", "19.3", "remove it"),
@@ -120,7 +120,7 @@ fn nearest(name: &str) -> Option<&'static str> {
     (near.0 <= DISTANCE_MAX).then_some(near.1)
 }
 
-/// C110.
+/// Checks the flag for metrics with many series (C110).
 fn metrics(check: &mut Check<'_>) {
     const RUNNERS_MANY: usize = 10;
     let on = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
@@ -133,7 +133,7 @@ fn metrics(check: &mut Check<'_>) {
     }
 }
 
-/// C009, C097.
+/// Checks the flag for suspended environments (C009, C097).
 fn suspending(check: &mut Check<'_>) {
     const KEY: &str = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
     const ALONE: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \

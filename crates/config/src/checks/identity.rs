@@ -1,4 +1,4 @@
-//! Who a runner is, and where its server is (C020 to C028, C108, C109).
+//! Checks of the runner's identity and of its server (C020 to C028, C108, C109).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     shared_tokens(check);
 }
 
-/// C022. Of a token that only holds a dollar sign, the letters after it are not told.
+/// Checks references to the environment (C022). The text after a dollar sign is not shown if it may be part of the token.
 fn references(check: &mut Check<'_>, runner: &Runner) {
     let opaque = !runner.table.str("token").is_some_and(is_reference);
     let mut told = BTreeSet::new();
@@ -123,7 +123,7 @@ fn shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// C028: a token that ends, and cannot be renewed in time by the manager that runs.
+/// Checks for a token that expires before the running manager can renew it (C028).
 fn expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let fixed = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);

@@ -1,4 +1,4 @@
-//! What Muster does not act on (C008, C009): told once for each key or table, whatever the number of runners.
+//! Checks for keys that Muster does not support (C008, C009). Each key or table is reported once for all runners.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::super::tree::{Node, Value, visit};
 use super::super::unknown::header;
 use super::Check;
 
-/// Executors that GitLab Runner knows, and whether Muster has them.
+/// Executors of gitlab-runner, and whether Muster has them.
 pub const EXECUTORS: [(&str, bool); 11] = [
     ("shell", true),
     ("docker", false),
@@ -52,7 +52,7 @@ fn executors(check: &mut Check<'_>) {
     }
 }
 
-/// Of each table that is not acted on: where it first is, why, and the names set in it.
+/// For each unsupported table: its first location, the reason, and the names that are set in it.
 type Unused<'a> = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
 
 fn not_acted_on(check: &mut Check<'_>) {
@@ -66,7 +66,7 @@ fn not_acted_on(check: &mut Check<'_>) {
         if matches!(entry, Entry::Key(key) if says_nothing(key, node)) {
             return;
         }
-        // A key is told with its outermost table of the same reason.
+        // A key is reported with its outermost table that has the same reason.
         let told =
             unused.iter().find(|(around, (_, why, _))| *why == reason && path.starts_with(&format!("{around}.")));
         match told.map(|(around, _)| around.clone()) {
@@ -86,7 +86,7 @@ fn not_acted_on(check: &mut Check<'_>) {
     for (path, (span, reason, names)) in unused {
         let is_table = super::super::schema::schema().table(&path).is_some();
         if is_table && names.is_empty() {
-            // Nothing is set in it.
+            // Nothing is set in the table.
             continue;
         }
         let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
@@ -97,7 +97,7 @@ fn not_acted_on(check: &mut Check<'_>) {
     }
 }
 
-/// Whether the key says what holds without it: GitLab Runner writes many of its defaults into the file.
+/// Returns whether the key has its default value. gitlab-runner writes many of its defaults into the file.
 fn says_nothing(key: &Key, node: &Node) -> bool {
     match &node.value {
         Value::Int(number) => number.to_string() == key.default,

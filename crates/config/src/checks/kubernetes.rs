@@ -1,4 +1,4 @@
-//! Kubernetes (C090 to C097).
+//! Checks of the kubernetes executor (C090 to C097).
 
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
@@ -16,9 +16,9 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// C090, C091.
+/// Checks the timeouts of pods (C090, C091).
 fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
-    /// The default, which already is little where nodes have to start.
+    /// Default poll timeout in seconds, which is already short if nodes must start first.
     const SECONDS_MIN: i64 = 180;
     if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..SECONDS_MIN).contains(seconds)) {
         let message = format!("poll_timeout = {seconds} s; a pod waits longer than that when nodes must start");
@@ -35,7 +35,7 @@ fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// C092, as far as the runner's own environment shows it.
+/// Checks for overwritten pod settings (C092), as far as the runner's own variables show them.
 fn overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for (entry, node) in runner.table.strings("environment") {
         let name = entry.split('=').next().unwrap_or_default();
@@ -45,7 +45,7 @@ fn overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// C095.
+/// Checks resource limits (C095).
 fn numbers(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for key in ["allowed_users", "allowed_groups"] {
         for (entry, node) in kubernetes.strings(key) {
@@ -62,7 +62,7 @@ fn numbers(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// C096, C097.
+/// Checks feature flags (C096, C097).
 fn flags(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     let on = |flag: &str| runner.table.bool(&format!("feature_flags.{flag}")) == Some(true);
     if !kubernetes.tables("pod_spec").is_empty() && !on("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION") {

@@ -1,4 +1,4 @@
-//! How many jobs and requests there may be (C001 to C007).
+//! Checks of the limits on jobs and requests (C001 to C007).
 
 use super::super::problem::Problem;
 use super::Check;
@@ -10,7 +10,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     pace(check);
 }
 
-/// Jobs at the same time; 1 without the key.
+/// Returns `concurrent`, which is 1 if it is not set.
 pub(super) fn concurrent_of(check: &Check<'_>) -> i64 {
     check.tree.int("concurrent").unwrap_or(1)
 }
@@ -28,8 +28,10 @@ fn concurrent(check: &mut Check<'_>) {
     }
 }
 
-/// C002 to C004. Muster's polls take no job slot, so these are about other managers on the same file; only what stays
-/// true for Muster is told as a warning.
+/// Checks long polling (C002 to C004).
+///
+/// Muster's polls take no job slot, so these problems are about gitlab-runner with the same file. Only what applies to Muster, too, is
+/// a warning.
 fn long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();
@@ -75,7 +77,7 @@ fn excess(check: &mut Check<'_>) {
 }
 
 fn pace(check: &mut Check<'_>) {
-    /// A server answers 429 to more requests than this, by its default limits for runners.
+    /// Number of requests per second above which a server answers 429 with its default limits for runners.
     const REQUESTS_PER_SECOND_MAX: usize = 10;
     let Some(node) = check.tree.node("check_interval") else { return };
     let seconds = check

@@ -1,4 +1,4 @@
-//! `docker+machine` (C080, C081, C082).
+//! Checks of `docker+machine` (C080, C081, C082).
 
 use super::super::codes::Severity;
 use super::super::problem::Problem;
@@ -16,7 +16,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// C082 (R026).
+/// Reports that the executor is deprecated (C082).
 fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let unused = runner.table.table("autoscaler").is_some();
     let message = if unused {
@@ -32,7 +32,7 @@ fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     ));
 }
 
-/// C080.
+/// Checks that the machines have capacity for `concurrent` jobs (C080).
 fn room(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let concurrent = limits::concurrent_of(check);
     let limit = runner.table.int("limit").filter(|limit| *limit > 0);
@@ -47,7 +47,7 @@ fn room(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     }
 }
 
-/// C081. A machine is called `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
+/// Checks names of machines (C081): `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
 fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     const NAME_MAX: usize = 64;
     const AROUND: usize = "runner-123456789-".len() + "1700000000-12345678".len() - "%s".len();

@@ -1,5 +1,6 @@
-//! The mistakes that are found in a configuration, by theme. Each check is pure: it reads [`Check`] and adds problems.
-//! What only shows while the manager runs is in [`super::runtime`].
+//! The checks of a configuration, by topic. Each check is pure: it reads [`Check`] and adds problems.
+//!
+//! Problems that only a running manager can find are in [`super::runtime`].
 
 mod autoscaling;
 mod cron;
@@ -25,7 +26,7 @@ use super::problem::{Problem, Problems};
 use super::runners::Runner;
 use super::tree::Table;
 
-/// What a check may look at, and where it tells.
+/// What a check reads, and the problems that it reports.
 pub(super) struct Check<'a> {
     pub(super) tree: &'a Table,
     pub(super) runners: &'a [Runner],
@@ -38,19 +39,19 @@ impl Check<'_> {
         self.problems.add(problem);
     }
 
-    /// A problem of a runner, at one of its keys (`docker.image`), or where that would be.
+    /// Reports a problem of a runner at one of its keys (`docker.image`), or where that key would be.
     fn tell(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
         let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.place(key));
         self.add(if help.is_empty() { problem } else { problem.help(help) });
     }
 
-    /// A problem of no runner, at a key of the file.
+    /// Reports a problem at a key that belongs to no runner.
     fn tell_global(&mut self, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
         self.add(Problem::new(code, message).at(&self.tree.place(key)).help(help));
     }
 }
 
-/// All checks.
+/// Runs all checks.
 pub(super) fn all(check: &mut Check<'_>) {
     for theme in [
         known::check,

@@ -1,4 +1,4 @@
-//! What the scaler of instances, its connector and its plugin cannot act on (C088, C086).
+//! Checks for values that the scaler, its connector and its plugin do not accept (C088, C086).
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use super::super::scaling;
 use super::super::tree::{Table, Value, visit};
 use super::Check;
 
-/// The executors whose instances a plugin makes.
+/// Executors whose instances are created by a plugin.
 const OF_PLUGINS: [&str; 2] = ["instance", "docker-autoscaler"];
-/// These have been told where their kind is checked (C014, C016).
+/// Suffixes of keys whose kind is checked elsewhere (C014, C016).
 const TOLD: [&str; 3] = [".periods", ".timezone", "slot_memory"];
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -29,7 +29,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// C088, for what the scaler says itself.
+/// Reports values that the scaler rejects (C088).
 fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for problem in out_of_range(autoscaler, &TOLD) {
         let problem = problem.of(runner.index, &runner.name);
@@ -37,7 +37,7 @@ fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C088 for all that the scaler cannot act on, but for keys that end with one of `told`.
+/// Returns the values that the scaler rejects (C088), except those of keys that end with one of `told`.
 pub(crate) fn out_of_range(autoscaler: &Table, told: &[&str]) -> impl Iterator<Item = Problem> {
     let (_, problems) = scaling::read(autoscaler);
     problems.into_iter().filter(|problem| !told.iter().any(|told| problem.key.ends_with(told))).map(|problem| {
@@ -46,7 +46,7 @@ pub(crate) fn out_of_range(autoscaler: &Table, told: &[&str]) -> impl Iterator<I
     })
 }
 
-/// C088, for durations below zero.
+/// Checks for negative durations (C088).
 fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for (path, span) in below_zero(autoscaler) {
         let message = format!("`{path}` is less than zero, and is as if it were not there");
@@ -55,7 +55,7 @@ fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// The keys of durations below zero, each with the bytes of its value.
+/// Returns the keys with negative durations, each with the byte range of its value.
 pub(crate) fn below_zero(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
     let mut found = Vec::new();
     visit(autoscaler, "runners.autoscaler", &mut |path, _, node| {
@@ -66,7 +66,7 @@ pub(crate) fn below_zero(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
     found
 }
 
-/// C088, for ports of connectors.
+/// Checks ports of connectors (C088).
 fn ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for table in std::iter::once(autoscaler).chain(autoscaler.tables("groups")) {
         let Some(node) = table.node("connector_config.protocol_port") else { continue };
@@ -79,7 +79,7 @@ fn ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C086.
+/// Checks plugins (C086).
 fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let own = std::slice::from_ref(autoscaler);
     let groups = autoscaler.tables("groups");

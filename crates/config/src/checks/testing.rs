@@ -1,4 +1,4 @@
-//! For the tests of checks: what is found in a text, as lines.
+//! Helpers for tests of checks.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ fn problems(code: &str, text: &str, facts: &Facts) -> Vec<Problem> {
     parse(text, facts).problems.into_iter().filter(|problem| problem.code == code).collect()
 }
 
-/// Each problem of that code: `line:column severity[code]: message` and its help.
+/// Returns each problem with the code as `line:column severity[code]: message` and its help.
 ///
 /// # Panics
-/// Where there is none.
+/// If there is no such problem.
 pub(in super::super) fn found(code: &str, text: &str) -> String {
     found_with(code, text, |_| ())
 }
 
-/// [`found`], with other facts.
+/// Like [`found`], with other facts.
 pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&mut Facts)) -> String {
     let mut given = Facts { exists: true, writable: true, ..Facts::default() };
     facts(&mut given);
     let found = problems(code, text, &given);
     assert!(!found.is_empty(), "{code} is not found in:\n{text}");
     let line = |problem: &Problem| {
-        // What is rendered must hold together, too.
+        // The rendered problem must be consistent, too.
         assert!(problem.render(Path::new("c.toml")).contains(code));
         let place = problem.place.as_ref().map(|place| format!("{}:{} ", place.line, place.column)).unwrap_or_default();
         format!("{place}{problem}; {}\n", problem.help.clone().unwrap_or_default())
@@ -33,17 +33,17 @@ pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&m
     found.iter().map(line).collect()
 }
 
-/// How often a code is found.
+/// Returns the number of problems with the code.
 pub(in super::super) fn count(code: &str, text: &str) -> usize {
     problems(code, text, &Facts { exists: true, writable: true, ..Facts::default() }).len()
 }
 
-/// There is no such problem.
+/// Asserts that there is no problem with the code.
 pub(in super::super) fn clean(code: &str, text: &str) {
     clean_with(code, text, |_| ());
 }
 
-/// [`clean`], with other facts.
+/// Like [`clean`], with other facts.
 pub(in super::super) fn clean_with(code: &str, text: &str, facts: impl FnOnce(&mut Facts)) {
     let mut given = Facts { exists: true, writable: true, ..Facts::default() };
     facts(&mut given);

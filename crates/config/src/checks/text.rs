@@ -1,4 +1,4 @@
-//! Values that are text with rules of their own: labels, periods, zones, expressions (C006, C011, C015 to C017, C019).
+//! Checks of text values: labels, periods, time zones, expressions (C006, C011, C015 to C017, C019).
 
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::labels;
@@ -6,7 +6,7 @@ use super::super::schema::{Entry, Kind};
 use super::super::tree::{Node, Table, Value, visit};
 use super::{Check, cron};
 
-/// Labels of a runner together with the global ones.
+/// Maximum number of labels of a runner, including the global ones.
 const LABELS_MAX: usize = 32;
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -124,7 +124,7 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
     }
 }
 
-/// The periods of an entry; a policy without any is always active.
+/// Returns the periods of an entry. A policy without periods is always active.
 fn list<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     match (table.node(key), fields) {
         (None, 5) => vec!["* * * * *"],
@@ -132,7 +132,7 @@ fn list<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     }
 }
 
-/// C011: parsed, and without effect since 14.0.
+/// Checks `OffPeak*` keys, which have had no effect since 14.0 (C011).
 fn off_peak(check: &mut Check<'_>, table: &Table) {
     let machine = table.table("machine").map(Table::entries).into_iter().flatten();
     let set: Vec<_> =

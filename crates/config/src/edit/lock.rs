@@ -1,4 +1,4 @@
-//! The locks of a configuration: that of writers, for a moment, and that of the manager that runs with it (C030).
+//! The locks of a configuration: the short one of writers, and the one of the running manager (C030).
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use super::EditError;
 
-/// Pause between two looks at a lock: the system has no wait with a limit.
+/// Time between two attempts to get a lock, because the system has no wait with a timeout.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// A lock; given back when it is dropped, or when the process ends in whatever way.
+/// A lock. It is released when it is dropped, or when the process ends for any reason.
 #[derive(Debug)]
 pub struct Held {
     _file: File,
 }
 
-/// The lock of the manager that runs with this configuration: a second one on the same file must not.
+/// Locks the configuration for a running manager, so that no second one runs with it.
 ///
-/// Where the directory cannot be written, the file itself is locked: nobody replaces it there.
+/// If the directory is not writable, the file itself is locked: it cannot be replaced there.
 ///
 /// # Errors
-/// [`EditError::Locked`] at once where another process runs with it.
+/// [`EditError::Locked`] at once if another process runs with it.
 pub fn hold(path: &Path) -> Result<Held, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {
@@ -32,7 +32,7 @@ pub fn hold(path: &Path) -> Result<Held, EditError> {
                 File::open(&path).map_err(|source| EditError::Io { doing: "read", path: path.clone(), source })?;
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => Err(EditError::Locked { path, pid: None }),
-                // A file system without locks has no second process to tell either.
+                // A file system without locks cannot tell two processes apart.
                 Ok(()) | Err(TryLockError::Error(_)) => Ok(Held { _file: file }),
             }
         }
@@ -41,13 +41,13 @@ pub fn hold(path: &Path) -> Result<Held, EditError> {
     }
 }
 
-/// A file that does not exist, where none can be made, needs no lock: there is nothing to share.
+/// A file that does not exist and cannot be created needs no lock: nothing is shared.
 fn no_lock(path: &Path, source: std::io::Error) -> Result<Held, EditError> {
     let nothing = File::open("/dev/null");
     nothing.map(|file| Held { _file: file }).map_err(|_| EditError::Io { doing: "lock", path: path.to_owned(), source })
 }
 
-/// The lock of those who change the file.
+/// Locks the file for a writer.
 pub(super) fn writer(path: &Path, wait: Duration) -> Result<Held, EditError> {
     let lock = beside(path, "lock");
     super::save::make_directory(path)?;
@@ -66,7 +66,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    // Not truncated: it may be another's, whose number is in it.
+    // Not truncated: it may contain the ID of another process.
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
@@ -78,7 +78,7 @@ fn take(mut file: File, path: &Path, wait: Duration) -> Result<Held, EditError> 
             Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK_PAUSE),
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                // What cannot be read is not known.
+                // If the ID cannot be read, it is unknown.
                 let _ = (&file).take(32).read_to_string(&mut text);
                 return Err(EditError::Locked { path: path.to_owned(), pid: text.trim().parse().ok() });
             }
@@ -87,7 +87,7 @@ fn take(mut file: File, path: &Path, wait: Duration) -> Result<Held, EditError> 
             }
         }
     }
-    // The number is for people; the lock holds without it, also on a full disk.
+    // The ID is for messages. The lock is valid without it, even on a full disk.
     let number = format!("{}\n", std::process::id());
     let _ = file.rewind().and_then(|()| file.set_len(0)).and_then(|()| file.write_all(number.as_bytes()));
     Ok(Held { _file: file })

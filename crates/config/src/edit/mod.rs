@@ -1,4 +1,4 @@
-//! Changes to config.toml: one thing is changed, every other byte stays, and no save loses anything.
+//! Edits config.toml: changes one value, keeps every other byte, and never loses anything in a save.
 //!
 //! ```no_run
 //! # use muster_config::edit::{ConfigFile, EditError, NewToken};
@@ -9,11 +9,11 @@
 //! # }
 //! ```
 //!
-//! - Comments, order, unknown keys and `$VAR` texts stay as they are (the reference loses all of them).
-//! - A save writes a new file beside the old one, syncs it and renames it: after a crash or on a full disk there is the old
-//!   file or the new one. Mode and owner stay; a new file is 0600 in a directory of 0700. A symbolic link is followed.
-//! - Writers exclude each other by a lock file, `.<name>.lock`; [`hold`] is the lock that a running manager holds.
-//! - Somebody without the lock (an editor) may change the file meanwhile: then nothing is saved ([`EditError::Changed`]).
+//! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
+//! - A save writes a new file beside the old one, syncs it and renames it. So a crash or a full disk leaves either the old file or the
+//!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed.
+//! - Writers exclude each other by a lock file, `.<name>.lock`. [`hold`] is the lock of a running manager.
+//! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved ([`EditError::Changed`]).
 
 mod lock;
 mod save;
@@ -36,52 +36,52 @@ use super::load::{self, Loaded};
 use super::problem::Problem;
 pub use lock::{Held, hold};
 
-/// How long a writer waits for another one.
+/// Maximum time that a writer waits for another one.
 pub const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Why a file was not changed. It is as it was before.
+/// Reason why a file was not changed. Its content is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
-    /// Another process has it.
+    /// Another process has locked the file.
     #[error(
         "`{}` is in use by {}; wait until it has ended, then try again",
         path.display(),
         pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"))
     )]
     Locked {
-        /// The configuration.
+        /// Path of the configuration.
         path: PathBuf,
-        /// Who has it, where that is known.
+        /// ID of the process that holds the lock, if it is known.
         pid: Option<u32>,
     },
-    /// The file is no configuration; the texts of the problems, without secrets.
+    /// The file is not a valid configuration.
     #[error("`{}` cannot be changed, because it has errors:\n{}", path.display(), problems.join("\n"))]
     Invalid {
-        /// The configuration.
+        /// Path of the configuration.
         path: PathBuf,
-        /// What is wrong, rendered.
+        /// Rendered problems, without secrets.
         problems: Vec<String>,
     },
-    /// Somebody else changed it meanwhile.
+    /// Another program changed the file in the meantime.
     #[error("`{}` was changed by somebody else meanwhile; nothing was saved, try again", path.display())]
     Changed {
-        /// The configuration.
+        /// Path of the configuration.
         path: PathBuf,
     },
-    /// There is no such entry.
+    /// The `[[runners]]` entry does not exist.
     #[error("there is no entry {} of [[runners]]", index + 1)]
     NoRunner {
-        /// The index that was asked for, from 0.
+        /// Requested index, from 0.
         index: usize,
     },
     /// Reading or writing failed.
     #[error("cannot {doing} `{}`{}", path.display(), hint(source))]
     Io {
-        /// What was tried, such as `write`.
+        /// Action that failed, such as `write`.
         doing: &'static str,
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -100,7 +100,7 @@ fn hint(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// The file itself, if a symbolic link was named.
+/// Returns the path of the file behind symbolic links.
 fn target(path: &Path) -> Result<PathBuf, EditError> {
     links::target(path).map_err(|source| EditError::Io { doing: "find", path: path.to_owned(), source })
 }
@@ -110,17 +110,18 @@ fn target(path: &Path) -> Result<PathBuf, EditError> {
 pub struct NewToken {
     /// The token.
     pub token: Secret,
-    /// The server's number of the runner, if it told one.
+    /// ID of the runner at the server. `None` if the server did not return one.
     pub id: Option<i64>,
-    /// When the token was made.
+    /// Time at which the token was created.
     pub obtained_at: Option<OffsetDateTime>,
-    /// When it ends; none means never.
+    /// Time at which the token expires. `None` means never.
     pub expires_at: Option<OffsetDateTime>,
 }
 
 impl NewToken {
-    /// The token that a coordinator answers to a reset, for a runner whose id stays as it is. `expires_at` is its
-    /// `token_expires_at`: GitLab sends none, or a date in year 1, for a token that never expires.
+    /// Returns the token from a coordinator's answer to a reset, for a runner whose ID does not change.
+    ///
+    /// `expires_at` is the `token_expires_at` of the answer. GitLab sends none, or a date in year 1, for a token that never expires.
     #[must_use]
     pub fn after_reset(token: &str, expires_at: Option<&str>, obtained_at: OffsetDateTime) -> Self {
         let ends = |text: &str| OffsetDateTime::parse(text, &Rfc3339).ok().filter(|date| date.year() > 1);
@@ -133,16 +134,16 @@ impl NewToken {
     }
 }
 
-/// A configuration file that is open for a change, under its lock.
+/// A locked configuration file that is open for changes.
 pub struct ConfigFile {
     path: PathBuf,
-    /// The file's text when it was read; none where there is no file yet.
+    /// Text of the file when it was opened. `None` if there was no file.
     before: Option<String>,
     document: DocumentMut,
     _lock: Held,
 }
 
-/// The text holds tokens.
+/// The text contains tokens, so it is not printed.
 impl fmt::Debug for ConfigFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConfigFile").field("path", &self.path).finish_non_exhaustive()
@@ -150,18 +151,18 @@ impl fmt::Debug for ConfigFile {
 }
 
 impl ConfigFile {
-    /// Locks and reads the file; one that does not exist is begun.
+    /// Locks and reads the file. A file that does not exist starts empty.
     ///
     /// # Errors
-    /// [`EditError`].
+    /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
     pub fn open(path: &Path) -> Result<Self, EditError> {
         Self::open_within(path, LOCK_WAIT)
     }
 
-    /// [`ConfigFile::open`], with another limit of the wait for the lock.
+    /// Like [`ConfigFile::open`], with another timeout for the lock.
     ///
     /// # Errors
-    /// [`EditError`].
+    /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
     pub fn open_within(path: &Path, wait: Duration) -> Result<Self, EditError> {
         let path = target(path)?;
         let lock = lock::writer(&path, wait)?;
@@ -177,25 +178,25 @@ impl ConfigFile {
         }
     }
 
-    /// The file that is changed: the target where a symbolic link was named.
+    /// Returns the path of the file that is changed, behind symbolic links.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the text means now, with the changes so far.
+    /// Parses the current text, including the changes so far.
     #[must_use]
     pub fn read(&self, facts: &Facts) -> Loaded {
         load::parse(&self.document.to_string(), facts)
     }
 
-    /// The text now, with the changes so far.
+    /// Returns the current text, including the changes so far.
     #[must_use]
     pub fn text(&self) -> String {
         self.document.to_string()
     }
 
-    /// Adds an entry to `[[runners]]`, after the others; its index. A new file gets the global keys first.
+    /// Adds an entry to `[[runners]]` after the others, and returns its index. A new file gets the global keys first.
     pub fn add_runner(&mut self, entry: Table) -> usize {
         let root = self.document.as_table_mut();
         if root.is_empty() {
@@ -208,7 +209,7 @@ impl ConfigFile {
                 list.push(entry.into_inline_table());
                 list.len() - 1
             }
-            // A single table where an array was meant: the reference reads it so too.
+            // As in gitlab-runner, a single table may stand for an array.
             item => {
                 if let Item::Table(table) = item {
                     let mut tables = ArrayOfTables::new();
@@ -226,10 +227,10 @@ impl ConfigFile {
         }
     }
 
-    /// Removes an entry of `[[runners]]`, with the comments right above it.
+    /// Removes an entry of `[[runners]]` and the comments directly above it.
     ///
     /// # Errors
-    /// [`EditError::NoRunner`].
+    /// [`EditError::NoRunner`] if there is no such entry.
     pub fn remove_runner(&mut self, index: usize) -> Result<(), EditError> {
         let root = self.document.as_table_mut();
         let name = name_in(root, "runners").unwrap_or_default();
@@ -242,11 +243,12 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Gives an entry another token. What it says of the old one, C023 where the file held a reference to the environment:
-    /// the new token is then in the file itself.
+    /// Replaces the token of an entry.
+    ///
+    /// Returns C023 if the old token was a reference to the environment: the new token is in the file itself then.
     ///
     /// # Errors
-    /// [`EditError::NoRunner`].
+    /// [`EditError::NoRunner`] if there is no such entry.
     pub fn set_token(&mut self, index: usize, new: &NewToken) -> Result<Option<Problem>, EditError> {
         let entry = self.runner_mut(index)?;
         let old = string(entry, "token");
@@ -273,22 +275,22 @@ impl ConfigFile {
     /// Sets a key of an entry of `[[runners]]`.
     ///
     /// # Errors
-    /// [`EditError::NoRunner`].
+    /// [`EditError::NoRunner`] if there is no such entry.
     pub fn set_runner_key(&mut self, index: usize, key: &str, value: Value) -> Result<(), EditError> {
         set(self.runner_mut(index)?, key, value);
         Ok(())
     }
 
-    /// Writes the file. Without a change nothing is written.
+    /// Saves the file if it was changed.
     ///
     /// # Errors
-    /// [`EditError`]; the file is then as it was, also where the disk is full.
+    /// [`EditError`] if it cannot be saved. The file is unchanged then, even if the disk is full.
     pub fn save(&mut self) -> Result<(), EditError> {
         let text = self.document.to_string();
         if self.before.as_deref() == Some(text.as_str()) {
             return Ok(());
         }
-        // A defect must not cost the file: what would be written has to be a configuration again.
+        // A defect must not destroy the file: the text to write must be a valid configuration again.
         let loaded = load::parse(&text, &Facts::default());
         if loaded.problems.iter().any(|problem| problem.code == "C000" && problem.severity == Severity::Fatal) {
             return Err(invalid(&self.path, &loaded));
@@ -330,7 +332,7 @@ fn invalid(path: &Path, loaded: &Loaded) -> EditError {
     EditError::Invalid { path: path.to_owned(), problems: fatal.map(|problem| problem.render(path)).collect() }
 }
 
-/// The key as the table spells it.
+/// Returns the key as the table spells it.
 fn name_in(table: &dyn TableLike, key: &str) -> Option<String> {
     if table.contains_key(key) {
         return Some(key.to_owned());
@@ -342,7 +344,7 @@ fn string(table: &dyn TableLike, key: &str) -> Option<String> {
     table.get(&name_in(table, key)?)?.as_str().map(str::to_owned)
 }
 
-/// Sets a key in its place, with the comment beside it; a new one comes last.
+/// Sets a key in place and keeps the comment beside it. A new key comes last.
 fn set(table: &mut dyn TableLike, key: &str, value: Value) {
     let name = name_in(table, key).unwrap_or_else(|| key.to_owned());
     match table.get_mut(&name) {
@@ -358,19 +360,19 @@ fn set(table: &mut dyn TableLike, key: &str, value: Value) {
     }
 }
 
-/// A date to the second, in UTC, as the reference writes it.
+/// Returns a date in UTC with a precision of one second, as gitlab-runner writes it.
 fn date(time: OffsetDateTime) -> Value {
     let time = time.to_offset(time::UtcOffset::UTC).replace_nanosecond(0).unwrap_or(time);
     let text = time.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
     text.parse::<toml_edit::Datetime>().map_or_else(|_| Value::from(text), Value::from)
 }
 
-/// What is written of a value that refers to the environment: the names only.
+/// Returns the names in a value that refers to the environment, for messages.
 fn reference(text: &str) -> String {
     if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }
 
-/// An entry as it is added: after an empty line, its tables right below it wherever they came from.
+/// Returns an entry in the form in which it is added: after an empty line, and with its tables directly below it.
 fn placed(entry: &Table) -> Table {
     // A table without a position follows what is written before it.
     let mut fresh = Table::new();

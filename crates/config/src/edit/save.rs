@@ -1,4 +1,4 @@
-//! Replacing a file so that there is always the old one or the new one.
+//! Replaces a file so that always either the old or the new one exists.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write as _};
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use super::EditError;
 
-/// Names of new files that are tried.
+/// Maximum number of names that are tried for the new file.
 const NAMES_MAX: u32 = 100;
 
-/// Makes the file's directory, readable by its owner only.
+/// Creates the file's directory, which only its owner can read.
 pub(super) fn make_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(|source| EditError::Io { doing: "make the directory", path: directory.to_owned(), source })
 }
 
-/// Puts `text` in the place of the file, which still has to hold `before`.
+/// Replaces the file with `text`, provided that it still contains `before`.
 pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(), EditError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
@@ -46,8 +46,8 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
     }
     match fs::rename(&new, path) {
         Ok(()) => {}
-        // The file is a mount of its own, as container engines make it: it cannot be replaced, only written. The new text
-        // stays beside it until that is done.
+        // Container engines mount the file itself, so that it cannot be replaced, but only written. The new text stays beside it until
+        // that is done.
         Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::CrossesDevices) => {
             in_place(path, text).map_err(failed("write", path))?;
             gone();
@@ -57,7 +57,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
             return Err(failed("replace", path)(source));
         }
     }
-    // The name is in the directory; where that cannot be synced, the file system does not need it.
+    // The directory has the name. A file system that cannot sync directories does not need it.
     let _ = path.parent().map_or(Ok(()), |directory| File::open(directory).and_then(|directory| directory.sync_all()));
     Ok(())
 }
@@ -69,7 +69,7 @@ fn in_place(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes what a save that was killed has left: it holds tokens. The lock of the file is held, so nobody writes it any more.
+/// Removes files of killed saves, which contain tokens. The lock is held, so no other process is writing them.
 fn remove_leftovers(path: &Path) {
     let prefix = format!(".{}.new-", path.file_name().unwrap_or_default().to_string_lossy());
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -95,7 +95,7 @@ fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(ErrorKind::AlreadyExists, format!("{NAMES_MAX} files `.{name}.new-*` are there; remove them")))
 }
 
-/// Gives the new file the old one's mode and owner; a new one is 0600.
+/// Gives the new file the mode and owner of the old one. Without an old file the mode is 0600.
 fn like_the_old(path: &Path, file: &File) -> io::Result<()> {
     let old = match fs::metadata(path) {
         Ok(old) => old,
@@ -104,7 +104,7 @@ fn like_the_old(path: &Path, file: &File) -> io::Result<()> {
     };
     let new = file.metadata()?;
     if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
-        // Root keeps the owner; whoever else may write here becomes the owner.
+        // Only root can keep the owner. Otherwise the new file belongs to the user that saves it.
         let _ = std::os::unix::fs::fchown(file, Some(old.uid()), Some(old.gid()));
     }
     file.set_permissions(Permissions::from_mode(old.mode() & 0o777))

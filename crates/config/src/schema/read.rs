@@ -1,9 +1,9 @@
-//! Reading the schema's own files; the format is told in the module above.
+//! Reads the schema's own files, whose format is described in the module `schema`.
 
 use super::{Key, Kind, Reload, Schema, Status, TableSchema, parent};
 
 impl Schema {
-    /// Takes one file in.
+    /// Adds the content of one file.
     pub(super) fn read(mut self, text: &&'static str) -> Self {
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             if line.starts_with('[') {
@@ -67,7 +67,7 @@ impl Schema {
     }
 }
 
-/// A word of the schema's lines; none of the known ones is left alone.
+/// Applies a word of a schema line. Returns false for an unknown word.
 pub(super) fn apply(word: &'static str, reload: &mut Reload, status: &mut Status) -> bool {
     match word {
         "live" => *reload = Reload::Live,
@@ -98,7 +98,7 @@ fn key(line: &'static str, table: Option<&TableSchema>) -> Option<Key> {
         status: table.status,
         secret: false,
     };
-    // A reason may hold commas; it comes last.
+    // A reason may contain commas, so it comes last.
     let mut rest = columns.next().unwrap_or_default();
     while !rest.is_empty() {
         let (word, tail) = match rest.split_once(", ") {

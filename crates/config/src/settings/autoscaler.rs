@@ -1,4 +1,4 @@
-//! `[runners.autoscaler]`: what instances are made by, how they are reached, and what the scaler acts on.
+//! `[runners.autoscaler]`: the plugin that creates instances, the connection to them, and the scaling settings.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,33 +7,34 @@ use std::time::Duration;
 use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::driver::Buckets;
 
-/// `[runners.autoscaler]`, with the defaults filled in.
+/// `[runners.autoscaler]` with defaults.
 #[derive(Clone, PartialEq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct AutoscalerSettings {
     pub plugin: String,
-    /// As JSON; `null` where there is none.
+    /// Configuration of the plugin as JSON. `null` if there is none.
     pub plugin_config: serde_json::Value,
-    /// The plugin's `prefix` is made of the runner's token (`[runners.machine]`): the first one stays, since the machines
-    /// that exist go by it.
+    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`). Then the first prefix is kept, because
+    /// existing machines have it in their names.
     pub has_token_prefix: bool,
     pub connector: ConnectorSettings,
-    /// Those that stand in for each other; none: there is one, of the fields before.
+    /// Instance groups that substitute for each other. If empty, there is one group, made of the fields above.
     pub groups: Vec<GroupSettings>,
     pub instance_ready_command: Option<String>,
     pub instance_acquire_timeout: Duration,
     pub log_internal_ip: bool,
     pub log_external_ip: bool,
-    /// None: there are no sticky contexts.
+    /// Settings of sticky contexts. `None` disables them.
     pub sticky: Option<StickySettings>,
-    /// None: jobs run on the instances themselves.
+    /// Settings of virtual machines for jobs. `None` means that jobs run on the instances themselves.
     pub isolation: Option<IsolationSettings>,
-    /// The keys that the scaler acts on.
+    /// Settings of the scaler.
     pub scaling: Scaling,
 }
 
-/// `[[runners.autoscaler.groups]]`: where its instances come from, and how they are reached. How many there are, and which
-/// group is asked first, is the scaler's.
+/// `[[runners.autoscaler.groups]]`: the plugin of a group's instances, and the connection to them.
+///
+/// The scaler has the number of instances and the order of the groups.
 #[derive(Clone, Default, PartialEq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct GroupSettings {
@@ -43,7 +44,7 @@ pub struct GroupSettings {
     pub connector: ConnectorSettings,
 }
 
-/// `[runners.autoscaler.connector_config]`; empty text is the plugin's choice.
+/// `[runners.autoscaler.connector_config]`. Empty text means the plugin's choice.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct ConnectorSettings {
@@ -61,18 +62,18 @@ pub struct ConnectorSettings {
     pub allow_unencrypted: bool,
 }
 
-/// `[runners.autoscaler.vm_isolation]`, where it is enabled. The image is each job's to say.
+/// `[runners.autoscaler.vm_isolation]`, if it is enabled. Each job chooses its image.
 #[derive(Clone, Default, PartialEq)]
 pub struct IsolationSettings {
-    /// Where the daemon listens, as an instance sees it.
+    /// Address on which the nesting daemon listens, from the instance.
     pub nesting_host: String,
-    /// What the daemon is initialised with, as JSON; `null` where there is nothing.
+    /// Configuration of the nesting daemon as JSON. `null` if there is none.
     pub nesting_config: serde_json::Value,
-    /// How a machine is reached from its instance.
+    /// How an instance connects to its virtual machines.
     pub connector: ConnectorSettings,
 }
 
-/// `[runners.autoscaler.sticky_context]`, where it is enabled.
+/// `[runners.autoscaler.sticky_context]`, if it is enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct StickySettings {
@@ -86,14 +87,14 @@ impl Default for StickySettings {
     }
 }
 
-/// What the scaler is configured with.
+/// Configuration of the scaler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scaling {
-    /// Its configuration; a value that it cannot act on is as if it were not set. A group that is not listed has no name.
+    /// The configuration. An invalid value counts as not set. A group that is not listed has no name.
     pub config: Config,
-    /// Upper bounds of its histograms.
+    /// Upper bounds of the scaler's histograms.
     pub buckets: Buckets,
-    /// Values that it cannot act on, each with its key below `[runners.autoscaler]`. With one of them it does not start.
+    /// Invalid values, each with its key below `[runners.autoscaler]`. The scaler does not start with any of them.
     pub problems: Vec<String>,
 }
 
@@ -105,10 +106,10 @@ impl Default for Scaling {
 }
 
 impl Scaling {
-    /// The configuration; `name` is that of the group if none is listed.
+    /// Returns the configuration. `name` is the name of the group if none is listed.
     ///
     /// # Errors
-    /// [`Self::problems`], if there are any.
+    /// [`Self::problems`] if there are any.
     pub fn named(&self, name: &str) -> Result<Config, &[String]> {
         if !self.problems.is_empty() {
             return Err(&self.problems);
@@ -141,14 +142,14 @@ impl Default for AutoscalerSettings {
 }
 
 impl fmt::Debug for AutoscalerSettings {
-    /// Without what may be secret.
+    /// Prints the settings without what may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AutoscalerSettings").field("plugin", &self.plugin).finish_non_exhaustive()
     }
 }
 
 impl AutoscalerSettings {
-    /// The groups, in the scaler's order: those that are listed, else one, of this name.
+    /// Returns the groups in the scaler's order: the listed ones, or one group with this name.
     #[must_use]
     pub fn all_groups(&self, name: &str) -> Vec<GroupSettings> {
         if !self.groups.is_empty() {
@@ -168,7 +169,7 @@ mod tests {
     fn secrets_are_not_in_what_is_printed() {
         let connector = ConnectorSettings { password: "hunter2".to_owned(), ..ConnectorSettings::default() };
         let plugin_config = serde_json::json!({ "key": "hunter2" });
-        // Commands hold tokens.
+        // Commands may contain tokens.
         let instance_ready_command = Some("login hunter2".to_owned());
         let settings =
             AutoscalerSettings { connector, plugin_config, instance_ready_command, ..AutoscalerSettings::default() };
