@@ -12,7 +12,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::builtin::{Inputs, Share, Tls, UnpackLimits};
+use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits};
 
 /// Reference of the built-in step that executes a job.
 pub const JOB: &str = "builtin://job";
@@ -99,7 +99,7 @@ pub struct JobPlan {
     /// Token prefixes to mask in addition to the built-in ones.
     pub mask_prefixes: Vec<String>,
     /// Whether `glpat-` is the only built-in token prefix that is masked (FF_MASK_ALL_DEFAULT_TOKENS off).
-    pub mask_few_prefixes: bool,
+    pub legacy_token_masking: bool,
     /// Time from SIGTERM to SIGKILL when the job is stopped, in milliseconds. 0 means 10 s.
     pub grace_ms: u64,
     /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. 0 means 5 s and 5 min.
@@ -108,26 +108,26 @@ pub struct JobPlan {
     ///
     /// Before the approval the manager can still reschedule the job to another environment.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub ask_first: bool,
+    pub require_start_approval: bool,
     /// Steps of the job, in order.
     pub steps: Vec<Step>,
     /// Whether the log has only the output of the steps, without the lines that GitLab's jobs have around it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
     /// Endpoint for uploading and downloading artifacts.
-    pub coordinator: Coordinator,
+    pub coordinator: ArtifactEndpoint,
     /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
     pub unpack: UnpackLimits,
     /// The job's share of a machine that it shares with other jobs. `None` means that it has the machine alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub share: Option<Share>,
+    pub share: Option<ResourceShare>,
 }
 
 /// Endpoint for artifacts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Coordinator {
+pub struct ArtifactEndpoint {
     /// Base URL, without `/api/v4`.
     pub url: String,
     /// ID of the job.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Key of the job's resource usage in the human-readable tree.
-const USED: &str = "used";
+const USAGE_KEY: &str = "used";
 
 /// Result of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct JobResult {
     pub tree: StepNode,
     /// Resources that the job used. `None` means that none of its processes ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub used: Option<Used>,
+    pub used: Option<ResourceUsage>,
 }
 
 impl JobResult {
@@ -32,7 +32,7 @@ impl JobResult {
     pub fn to_tree(&self) -> Option<Value> {
         let mut tree = serde_json::to_value(&self.tree).ok()?;
         if let (Some(root), Some(used)) = (tree.as_object_mut(), &self.used) {
-            root.insert(USED.to_owned(), serde_json::to_value(used).ok()?);
+            root.insert(USAGE_KEY.to_owned(), serde_json::to_value(used).ok()?);
         }
         Some(tree)
     }
@@ -41,7 +41,7 @@ impl JobResult {
 /// Resources that a job used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Used {
+pub struct ResourceUsage {
     /// Time from start to end, in milliseconds.
     pub wall_ms: u64,
     /// CPU time, in milliseconds. `None` means that it was not measured.
@@ -51,7 +51,7 @@ pub struct Used {
     /// Whether the numbers come from single processes, because the job had no cgroup.
     ///
     /// The CPU time is then that of all processes that were waited for or had to be killed, and the memory that of the largest one.
-    pub by_processes: bool,
+    pub counted_by_process: bool,
     /// Time for which some process of its cgroup, or of the machine without one, waited for a CPU, in milliseconds.
     pub cpu_stalled_ms: Option<u64>,
     /// Time spent waiting for memory, in milliseconds.
@@ -59,14 +59,14 @@ pub struct Used {
     /// Time spent waiting for I/O, in milliseconds.
     pub io_stalled_ms: Option<u64>,
     /// Reason why the job had no share of the machine. Empty if it had one, or none was requested.
-    pub no_share: String,
+    pub share_error: String,
 }
 
-impl Used {
+impl ResourceUsage {
     /// Returns the resource usage at the root of a tree of [`JobResult::to_tree`].
     #[must_use]
-    pub fn of_tree(tree: &Value) -> Option<Self> {
-        serde_json::from_value(tree.get(USED)?.clone()).ok()
+    pub fn from_tree(tree: &Value) -> Option<Self> {
+        serde_json::from_value(tree.get(USAGE_KEY)?.clone()).ok()
     }
 }
 

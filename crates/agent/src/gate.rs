@@ -1,4 +1,4 @@
-//! Blocks a job before its first user command until the manager approves the start (`JobPlan.ask_first`).
+//! Blocks a job before its first user command until the manager approves the start (`JobPlan.require_start_approval`).
 //!
 //! If the machine is lost before the approval, the manager knows that no user code has run and can reschedule the job (J2 in
 //! `docs/spec/life-of-a-job.md`).

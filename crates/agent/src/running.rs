@@ -69,7 +69,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
 /// Returns the values that must not appear in the log or in the result.
 fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     let prefixes = plan.mask_prefixes.iter().map(String::as_str);
-    if plan.mask_few_prefixes {
+    if plan.legacy_token_masking {
         Secrets::with_few_prefixes(variables.masked(), prefixes)
     } else {
         Secrets::new(variables.masked(), prefixes)
@@ -121,7 +121,7 @@ async fn run(
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let mut processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
     processes.add_environment(env.iter().map(|(key, value)| (key.into(), value.into())));
-    let no_share = plan.share.as_ref().and_then(|share| share::give(&mut processes, share));
+    let share_error = plan.share.as_ref().and_then(|share| share::give(&mut processes, share));
     let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
     let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
     let on_fault = Box::new(move |error: &std::io::Error| {
@@ -136,7 +136,7 @@ async fn run(
     });
     let already = job.log.bytes();
     let trace = Arc::new(Trace::new(&options, Box::new(LogSink(Arc::clone(&job.log))), already, on_fault));
-    let (gate, asks) = (job.gate.clone(), plan.ask_first);
+    let (gate, asks) = (job.gate.clone(), plan.require_start_approval);
     let on_user_code: OnUserCode = Box::new(move || {
         let (journal, gate) = (Arc::clone(&journal), gate.clone());
         Box::pin(async move {
@@ -151,8 +151,8 @@ async fn run(
         context.say(&style::warning("the agent was restarted before the first command of the job; it starts again"));
     }
     let mut end = job::run(context, plan, steps, &job.brakes).await;
-    if let (Some(used), Some(why)) = (&mut end.used, no_share) {
-        used.no_share = why;
+    if let (Some(used), Some(why)) = (&mut end.used, share_error) {
+        used.share_error = why;
     }
     Ok(end)
 }

@@ -109,24 +109,34 @@ fn timestamp(time: SystemTime) -> prost_types::Timestamp {
 
 #[tonic::async_trait]
 impl api::agent_server::Agent for Service {
-    async fn hello(&self, _: Request<api::HelloRequest>) -> Result<Response<api::HelloResponse>, Status> {
+    async fn get_info(&self, _: Request<api::GetInfoRequest>) -> Result<Response<api::GetInfoResponse>, Status> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Response::new(api::HelloResponse { version, pid: i64::from(std::process::id()), asks: true }))
+        Ok(Response::new(api::GetInfoResponse {
+            version,
+            pid: i64::from(std::process::id()),
+            supports_start_approval: true,
+        }))
     }
 
-    async fn gate(&self, request: Request<api::GateRequest>) -> Result<Response<api::GateResponse>, Status> {
+    async fn wait_for_start_approval(
+        &self,
+        request: Request<api::WaitForStartApprovalRequest>,
+    ) -> Result<Response<api::WaitForStartApprovalResponse>, Status> {
         let job = self.0.job(&request.into_inner().id)?;
-        let waits = tokio::select! {
+        let is_waiting = tokio::select! {
             biased;
             _ = job.wait() => false,
-            waits = job.gate.reached() => waits,
+            is_waiting = job.gate.reached() => is_waiting,
         };
-        Ok(Response::new(api::GateResponse { waits }))
+        Ok(Response::new(api::WaitForStartApprovalResponse { is_waiting }))
     }
 
-    async fn open(&self, request: Request<api::OpenRequest>) -> Result<Response<api::OpenResponse>, Status> {
+    async fn approve_start(
+        &self,
+        request: Request<api::ApproveStartRequest>,
+    ) -> Result<Response<api::ApproveStartResponse>, Status> {
         self.0.job(&request.into_inner().id)?.gate.open();
-        Ok(Response::new(api::OpenResponse {}))
+        Ok(Response::new(api::ApproveStartResponse {}))
     }
 
     async fn stop(&self, request: Request<api::StopRequest>) -> Result<Response<api::StopResponse>, Status> {
@@ -137,19 +147,22 @@ impl api::agent_server::Agent for Service {
         Ok(Response::new(api::StopResponse {}))
     }
 
-    async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
+    async fn wait_for_result(
+        &self,
+        request: Request<api::WaitForResultRequest>,
+    ) -> Result<Response<api::WaitForResultResponse>, Status> {
         let job = self.0.job(&request.into_inner().id)?;
         let finished = job.wait().await.ok_or_else(|| Status::unavailable("the agent is shutting down"))?;
         let result = serde_json::to_string(&finished.result).map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(api::WaitResponse { result }))
+        Ok(Response::new(api::WaitForResultResponse { result }))
     }
 
-    async fn list(&self, _: Request<api::ListRequest>) -> Result<Response<api::ListResponse>, Status> {
-        let entry = |job: &Arc<Job>| api::list_response::Entry {
+    async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Result<Response<api::ListJobsResponse>, Status> {
+        let entry = |job: &Arc<Job>| api::list_jobs_response::Entry {
             id: job.id.clone(),
             ended: job.finished().is_some(),
             log_bytes: i64::try_from(job.log.bytes()).unwrap_or(i64::MAX),
         };
-        Ok(Response::new(api::ListResponse { jobs: self.0.jobs().iter().map(entry).collect() }))
+        Ok(Response::new(api::ListJobsResponse { jobs: self.0.jobs().iter().map(entry).collect() }))
     }
 }

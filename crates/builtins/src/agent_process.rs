@@ -104,13 +104,13 @@ impl Place<Context> for AgentProcess {
 #[async_trait]
 impl Reach for Running {
     async fn reach(&self) -> Result<AgentConnection, AgentError> {
-        let known = self.connection.lock().clone().filter(|connection| !connection.is_in_doubt());
+        let known = self.connection.lock().clone().filter(|connection| !connection.is_suspect());
         if let Some(connection) = known {
             return Ok(connection);
         }
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| AgentError::NotReached(error.into()))?;
         let place = self.socket.display().to_string();
-        let opened = AgentConnection::over(place, stream).await;
+        let opened = AgentConnection::from_stream(place, stream).await;
         let connection = opened.map_err(|error| AgentError::NotReached(error.into()))?;
         *self.connection.lock() = Some(connection.clone());
         Ok(connection)

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use muster_agent_api::builtin::UnpackLimits;
-use muster_agent_api::plan::{Coordinator, JobPlan, Step, job_steps};
+use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, Step, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
@@ -107,8 +107,8 @@ pub struct Context {
     pub started_at: OffsetDateTime,
     /// Directory and limits for unpacking archives.
     pub(crate) extraction: Extraction,
-    /// Coordinator that stores the job's artifacts.
-    pub coordinator: Coordinator,
+    /// ArtifactEndpoint that stores the job's artifacts.
+    pub coordinator: ArtifactEndpoint,
     /// Plan of the job, without the lines for the log.
     plan: JobPlan,
     /// All processes of the job.
@@ -271,7 +271,7 @@ impl engine::Job for Context {
             output_limit: u64::MAX,
             timestamps: false,
             timeout_ms: 0,
-            ask_first: false,
+            require_start_approval: false,
             share: None,
             ..self.plan.clone()
         };

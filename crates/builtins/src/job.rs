@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_agent_api::plan::JobPlan;
-use muster_agent_api::result::{Outcome, StepNode, Used};
+use muster_agent_api::result::{Outcome, ResourceUsage, StepNode};
 use muster_job::{FailureReason, TerminationCause};
 use muster_steps::builtin::Step;
 use muster_steps::engine::{Began, Brakes, Engine, Ran};
@@ -35,7 +35,7 @@ pub struct JobEnd {
     /// Results of all steps.
     pub tree: StepNode,
     /// Resource usage of the job. `None` means that no process ran.
-    pub used: Option<Used>,
+    pub used: Option<ResourceUsage>,
 }
 
 /// Executes the steps of a job. When this returns, all processes of the job have ended and its trace is closed.

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use muster_agent_api::builtin::Share;
-use muster_agent_api::result::Used;
+use muster_agent_api::builtin::ResourceShare;
+use muster_agent_api::result::ResourceUsage;
 use muster_job::milliseconds;
 use muster_steps::process::{Processes, Stalled};
 use muster_steps::stop::Stop;
@@ -29,7 +29,7 @@ pub(crate) struct Sharing {
 
 /// Gives the job's processes their share of the machine. Returns the reason if the system does not permit it.
 #[must_use]
-pub fn give(processes: &mut Processes, share: &Share) -> Option<String> {
+pub fn give(processes: &mut Processes, share: &ResourceShare) -> Option<String> {
     if share.cgroup.is_empty() {
         return None;
     }
@@ -43,7 +43,7 @@ pub fn give(processes: &mut Processes, share: &Share) -> Option<String> {
 
 impl Sharing {
     /// Opens the sticky context and starts measuring. If the context cannot be opened, prints a warning; the job runs without it.
-    pub(crate) async fn begin(context: &Context, share: &Share, stop: &Stop) -> Self {
+    pub(crate) async fn begin(context: &Context, share: &ResourceShare, stop: &Stop) -> Self {
         let mut sharing = Self { stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
         let Some(wanted) = share.context.clone() else { return sharing };
         let opened = tokio::select! {
@@ -69,7 +69,7 @@ impl Sharing {
     /// Closes the sticky context, and adds the times that the job waited for resources to `used`.
     ///
     /// All processes of the job must have ended.
-    pub(crate) async fn end(self, context: &Context, used: &mut Used) {
+    pub(crate) async fn end(self, context: &Context, used: &mut ResourceUsage) {
         if let Some(sticky) = self.sticky {
             match tokio::time::timeout(CLOSE_LIMIT, tokio::task::spawn_blocking(move || sticky.close())).await {
                 Ok(removed) => {
@@ -93,13 +93,13 @@ impl Sharing {
 }
 
 /// Returns the resource usage of a job that took `wall`. All its processes must have ended.
-pub(crate) fn used(processes: &Processes, wall: Duration) -> Used {
+pub(crate) fn used(processes: &Processes, wall: Duration) -> ResourceUsage {
     let counted = processes.counted();
-    Used {
+    ResourceUsage {
         wall_ms: milliseconds(wall),
         cpu_ms: counted.cpu.map(milliseconds),
         memory_bytes: counted.memory_bytes,
-        by_processes: counted.by_processes,
-        ..Used::default()
+        counted_by_process: counted.by_processes,
+        ..ResourceUsage::default()
     }
 }

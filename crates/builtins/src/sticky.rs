@@ -99,18 +99,18 @@ fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     let mut kept: Vec<(SystemTime, String, u64)> = Vec::new();
     for (name, last) in names(root) {
         let age = now.duration_since(last).unwrap_or_default();
-        if limits.age_max_s > 0 && age > Duration::from_secs(limits.age_max_s) && remove(root, &name) {
+        if limits.max_age_s > 0 && age > Duration::from_secs(limits.max_age_s) && remove(root, &name) {
             tracing::info!(name, age_s = age.as_secs(), "a sticky context was not used for too long");
             continue;
         }
-        let bytes = if limits.size_max_bytes > 0 { size(&root.join(&name)) } else { 0 };
+        let bytes = if limits.max_size_bytes > 0 { size(&root.join(&name)) } else { 0 };
         kept.push((last, name, bytes));
     }
     kept.sort();
     let mut total: u64 = kept.iter().map(|(.., bytes)| bytes).sum();
     let mut told = Vec::new();
     for (_, name, bytes) in kept {
-        if limits.size_max_bytes == 0 || total <= limits.size_max_bytes {
+        if limits.max_size_bytes == 0 || total <= limits.max_size_bytes {
             break;
         }
         if !remove(root, &name) {
@@ -122,7 +122,7 @@ fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
             told.push(format!(
                 "The sticky context was removed: its {} MiB are more than the {} MiB that all may have together.",
                 bytes >> 20,
-                limits.size_max_bytes >> 20
+                limits.max_size_bytes >> 20
             ));
         }
     }
@@ -230,8 +230,8 @@ mod tests {
         StickyContext {
             root: root.to_string_lossy().into_owned(),
             name: name.to_owned(),
-            size_max_bytes: 0,
-            age_max_s: 0,
+            max_size_bytes: 0,
+            max_age_s: 0,
         }
     }
 
@@ -251,7 +251,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let error = Sticky::open(wanted(root.path(), "trapped")).await.unwrap_err();
         assert!(error.to_string().contains("it is a FIFO"), "{error}");
-        let limits = StickyContext { age_max_s: 1, ..wanted(root.path(), "other") };
+        let limits = StickyContext { max_age_s: 1, ..wanted(root.path(), "other") };
         let then = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
         rustix::fs::utimensat(rustix::fs::CWD, &lock, &times, rustix::fs::AtFlags::empty()).unwrap();
@@ -316,7 +316,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_old_goes_and_what_a_job_has_stays() {
         let root = tempfile::tempdir().unwrap();
-        let limits = |name: &str| StickyContext { age_max_s: 100, ..wanted(root.path(), name) };
+        let limits = |name: &str| StickyContext { max_age_s: 100, ..wanted(root.path(), name) };
         for name in ["old", "young", "held"] {
             Sticky::open(limits(name)).await.unwrap().close();
         }
@@ -332,7 +332,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_used_longest_ago_makes_room() {
         let root = tempfile::tempdir().unwrap();
-        let limits = |name: &str| StickyContext { size_max_bytes: 1 << 20, ..wanted(root.path(), name) };
+        let limits = |name: &str| StickyContext { max_size_bytes: 1 << 20, ..wanted(root.path(), name) };
         for (name, age) in [("one", 30), ("two", 20), ("three", 10)] {
             let sticky = Sticky::open(limits(name)).await.unwrap();
             fill(&sticky, 300);

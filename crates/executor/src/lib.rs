@@ -21,6 +21,8 @@ pub mod instance;
 mod port;
 pub mod registry;
 mod slots;
+#[cfg(test)]
+mod test_support;
 
 pub use error::ExecutorError;
 pub use port::{

@@ -126,12 +126,13 @@ mod tests {
             cause: Some(TerminationCause::TimedOut),
         };
         let result = serde_json::to_string(&result(outcome)).unwrap();
-        let entry = agent::list_response::Entry { id: "1".to_owned(), ended: true, log_bytes: -1 };
+        let entry = agent::list_jobs_response::Entry { id: "1".to_owned(), ended: true, log_bytes: -1 };
         let samples = [
             result.clone().into_bytes(),
-            agent::WaitResponse { result }.encode_to_vec(),
-            agent::ListResponse { jobs: vec![entry] }.encode_to_vec(),
-            agent::HelloResponse { version: "0.1.0".to_owned(), pid: i64::MIN, asks: true }.encode_to_vec(),
+            agent::WaitForResultResponse { result }.encode_to_vec(),
+            agent::ListJobsResponse { jobs: vec![entry] }.encode_to_vec(),
+            agent::GetInfoResponse { version: "0.1.0".to_owned(), pid: i64::MIN, supports_start_approval: true }
+                .encode_to_vec(),
             step_runner::FollowLogsResponse { data: b"log".to_vec() }.encode_to_vec(),
         ];
         let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
@@ -148,18 +149,18 @@ mod tests {
         ];
         let payload = payload(&[]);
         muster_fuzz::fuzz("agent answers", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
-            let _ = agent::HelloResponse::decode(input);
-            let _ = agent::ListResponse::decode(input);
-            let _ = agent::GateResponse::decode(input);
+            let _ = agent::GetInfoResponse::decode(input);
+            let _ = agent::ListJobsResponse::decode(input);
+            let _ = agent::WaitForStartApprovalResponse::decode(input);
             let _ = step_runner::FollowLogsResponse::decode(input);
             let _ = step_runner::StatusResponse::decode(input);
-            let waited = agent::WaitResponse::decode(input).map(|answer| answer.result).unwrap_or_default();
+            let waited = agent::WaitForResultResponse::decode(input).map(|answer| answer.result).unwrap_or_default();
             for text in [waited, String::from_utf8_lossy(input).into_owned()] {
                 let Ok(result) = serde_json::from_str::<JobResult>(&text) else { continue };
                 for from in [0, 1 << 40] {
                     serde_json::to_string(&of_result(&payload, &result, from, true)).unwrap();
                 }
-                let _ = result.to_tree().map(|tree| muster_agent_api::result::Used::of_tree(&tree));
+                let _ = result.to_tree().map(|tree| muster_agent_api::result::ResourceUsage::from_tree(&tree));
             }
         });
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! On this host a job is running as soon as the agent has it. On an instance it is when its first user command may begin: the
-//! agent asks before it (`JobPlan::ask_first`), and the move is stored before it is answered. So an instance that is lost under
+//! agent asks before it (`JobPlan::require_start_approval`), and the move is stored before it is answered. So an instance that is lost under
 //! a job that is leased costs it nothing: another attempt is made elsewhere, and its log follows what the trace has (J2, J3). Only what it was to
 //! resume there is lost, and the job with it.
 //!

@@ -275,13 +275,13 @@ pub struct ArtifactsUpload {
     pub expire_in: String,
     /// Provenance statement to pack with the files. `None` means that there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub provenance: Option<Origin>,
+    pub provenance: Option<ProvenanceInfo>,
 }
 
 /// Facts about the job for a provenance statement (`docs/spec/job-execution.md`, section 9.8).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Origin {
+pub struct ProvenanceInfo {
     /// ID of the runner at the server.
     pub runner_id: i64,
     /// URL of the repository, without credentials and `.git`.

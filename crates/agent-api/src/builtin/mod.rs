@@ -1,7 +1,7 @@
 //! Inputs of the built-in steps.
 
 mod inputs;
-mod share;
+mod resource_share;
 mod unpack;
 
 use serde::Serialize;
@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 
 pub use inputs::{
     AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore,
-    CacheSave, Checkout, Cleanup, Origin, Prepare, Rewrite, Script, Tls,
+    CacheSave, Checkout, Cleanup, Prepare, ProvenanceInfo, Rewrite, Script, Tls,
 };
-pub use share::{Share, StickyContext};
+pub use resource_share::{ResourceShare, StickyContext};
 pub use unpack::UnpackLimits;
 
 /// File in the job's temporary directory with git's global configuration, for jobs with a credential helper

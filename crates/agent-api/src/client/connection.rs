@@ -12,29 +12,29 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::{Service, service_fn};
 
-use crate::agent::HelloRequest;
+use crate::agent::GetInfoRequest;
 use crate::agent::agent_client::AgentClient;
 use crate::step_runner::step_runner_client::StepRunnerClient;
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-const HELLO_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keep-alive for agents on this machine. An agent that does not answer in time is frozen, and its connection is closed.
-const NEAR: Pings = Pings { every: Duration::from_secs(30), limit: Duration::from_secs(60) };
+const LOCAL_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
 /// Keep-alive for agents on other machines.
 ///
 /// If no answer arrives in time, the machine may be lost, and its executor is asked. The agent answers even if its jobs use the whole
 /// machine.
-pub const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
+pub const REMOTE_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(2), timeout: Duration::from_secs(4) };
 /// Maximum size of a message. A result tree can be large.
-const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
 /// HTTP/2 keep-alive, which tells a silent agent from a dead one.
 #[derive(Debug, Clone, Copy)]
-pub struct Pings {
+pub struct KeepAlive {
     /// Time between two pings.
-    pub every: Duration,
+    pub interval: Duration,
     /// Time without an answer to a ping after which the connection is closed.
-    pub limit: Duration,
+    pub timeout: Duration,
 }
 
 /// A connection to an agent could not be opened or broke. Opening it again may succeed.
@@ -54,8 +54,8 @@ pub struct Identity {
     pub version: String,
     /// Process ID of the agent.
     pub pid: i64,
-    /// Whether the agent supports start approval (`JobPlan::ask_first`).
-    pub asks: bool,
+    /// Whether the agent supports start approval (`JobPlan::require_start_approval`).
+    pub supports_start_approval: bool,
 }
 
 /// A connection to an agent. Clones share the channel.
@@ -65,7 +65,7 @@ pub struct AgentConnection {
     place: String,
     identity: Identity,
     /// Whether a call has failed since the last check of the connection.
-    in_doubt: Arc<AtomicBool>,
+    suspect: Arc<AtomicBool>,
 }
 
 impl AgentConnection {
@@ -84,7 +84,7 @@ impl AgentConnection {
             let stream = dial();
             async move { stream.await.map(TokioIo::new) }
         });
-        Self::with(place, connector, NEAR).await
+        Self::connect_with(place, connector, LOCAL_KEEPALIVE).await
     }
 
     /// Connects over a stream that leads to an agent at `place`, and queries its identity.
@@ -93,7 +93,7 @@ impl AgentConnection {
     ///
     /// # Errors
     /// [`Unreachable`] if no agent answers.
-    pub async fn over<S>(place: String, stream: S) -> Result<Self, Unreachable>
+    pub async fn from_stream<S>(place: String, stream: S) -> Result<Self, Unreachable>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -102,10 +102,10 @@ impl AgentConnection {
             let stream = stream.take().map(TokioIo::new);
             std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the tunnel has ended")))
         });
-        Self::with(place, connector, FAR).await
+        Self::connect_with(place, connector, REMOTE_KEEPALIVE).await
     }
 
-    async fn with<C>(place: String, connector: C, pings: Pings) -> Result<Self, Unreachable>
+    async fn connect_with<C>(place: String, connector: C, keep_alive: KeepAlive) -> Result<Self, Unreachable>
     where
         C: Service<Uri, Error = io::Error> + Send + 'static,
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
@@ -113,17 +113,17 @@ impl AgentConnection {
     {
         // The address is not used, because the connector has its own.
         let opened = Endpoint::from_static("http://agent.invalid")
-            .connect_timeout(CONNECT_LIMIT)
-            .http2_keep_alive_interval(pings.every)
-            .keep_alive_timeout(pings.limit)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(keep_alive.interval)
+            .keep_alive_timeout(keep_alive.timeout)
             .connect_with_connector(connector)
             .await;
         let answer = match opened {
-            Ok(channel) => hello(&channel).await.map(|identity| (channel, identity)),
+            Ok(channel) => get_info(&channel).await.map(|identity| (channel, identity)),
             Err(error) => Err(error_chain(&error)),
         };
         match answer {
-            Ok((channel, identity)) => Ok(Self { channel, place, identity, in_doubt: Arc::default() }),
+            Ok((channel, identity)) => Ok(Self { channel, place, identity, suspect: Arc::default() }),
             Err(message) => Err(Unreachable { place, message }),
         }
     }
@@ -135,14 +135,14 @@ impl AgentConnection {
     }
 
     /// Marks the connection as suspect after a failed call: it is checked before it is used again.
-    pub fn doubt(&self) {
-        self.in_doubt.store(true, Ordering::Relaxed);
+    pub fn mark_suspect(&self) {
+        self.suspect.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether a call has failed since the last check.
     #[must_use]
-    pub fn is_in_doubt(&self) -> bool {
-        self.in_doubt.load(Ordering::Relaxed)
+    pub fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     /// Checks whether the same agent still answers. If so, the connection is no longer suspect.
@@ -150,9 +150,9 @@ impl AgentConnection {
     /// # Errors
     /// [`Unreachable`], also if another agent answers by now.
     pub async fn check(&self) -> Result<(), Unreachable> {
-        let message = match hello(&self.channel).await {
+        let message = match get_info(&self.channel).await {
             Ok(identity) if identity == self.identity => {
-                self.in_doubt.store(false, Ordering::Relaxed);
+                self.suspect.store(false, Ordering::Relaxed);
                 return Ok(());
             }
             Ok(identity) => format!("agent {} was replaced by agent {}", self.identity.pid, identity.pid),
@@ -164,24 +164,28 @@ impl AgentConnection {
     /// Returns a client of GitLab's step-runner service.
     #[must_use]
     pub fn step_runner(&self) -> StepRunnerClient<Channel> {
-        StepRunnerClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
+        StepRunnerClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// Returns a client of Muster's extension.
     #[must_use]
     pub fn agent(&self) -> AgentClient<Channel> {
-        AgentClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
+        AgentClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 }
 
-async fn hello(channel: &Channel) -> Result<Identity, String> {
+async fn get_info(channel: &Channel) -> Result<Identity, String> {
     let mut client = AgentClient::new(channel.clone());
-    match tokio::time::timeout(HELLO_LIMIT, client.hello(HelloRequest {})).await {
+    match tokio::time::timeout(INFO_TIMEOUT, client.get_info(GetInfoRequest {})).await {
         Ok(Ok(answer)) => {
             let answer = answer.into_inner();
-            Ok(Identity { version: answer.version, pid: answer.pid, asks: answer.asks })
+            Ok(Identity {
+                version: answer.version,
+                pid: answer.pid,
+                supports_start_approval: answer.supports_start_approval,
+            })
         }
         Ok(Err(status)) => Err(status.message().to_owned()),
-        Err(_) => Err(format!("no answer within {} s", HELLO_LIMIT.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", INFO_TIMEOUT.as_secs())),
     }
 }

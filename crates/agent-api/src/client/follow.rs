@@ -28,7 +28,7 @@ pub async fn follow_to_end(
         };
         let connected = tokio::select! {
             connected = connecting => connected,
-            () = silence.is_too_long() => return Err(last),
+            () = silence.exceeded() => return Err(last),
         };
         let error = match connected {
             Ok((connection, mut chunks)) => {
@@ -44,7 +44,7 @@ pub async fn follow_to_end(
                     Ok(result) if offset >= result.log_bytes => return Ok(result),
                     Ok(_) => AgentError::Broken("the log ended before the job".to_owned()),
                     Err(error) => {
-                        connection.doubt();
+                        connection.mark_suspect();
                         error
                     }
                 }
@@ -56,10 +56,10 @@ pub async fn follow_to_end(
         }
         tracing::warn!(%error, "the agent is out of reach, trying again");
         last = error;
-        let pause = silence.pause();
+        let pause = silence.next_pause();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = silence.is_too_long() => return Err(last),
+            () = silence.exceeded() => return Err(last),
         }
     }
 }

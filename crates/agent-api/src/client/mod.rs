@@ -15,15 +15,15 @@ use muster_job::TerminationCause;
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use crate::agent::{GateRequest, OpenRequest, StopRequest, WaitRequest};
+use crate::agent::{ApproveStartRequest, StopRequest, WaitForResultRequest, WaitForStartApprovalRequest};
 use crate::result::JobResult;
 use crate::step_runner::{CancelRequest, CloseRequest, FollowLogsRequest, FollowLogsResponse, RunRequest};
-pub use connection::{AgentConnection, FAR, Identity, Pings, Unreachable};
+pub use connection::{AgentConnection, Identity, KeepAlive, REMOTE_KEEPALIVE, Unreachable};
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
 /// Initial and maximum pause between two calls without an answer.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Reason why a call to the agent failed.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum AgentError {
     #[error("the agent does not know the job")]
     Unknown,
     /// The agent rejects the request.
-    #[error("the agent refuses: {0}")]
+    #[error("the agent rejected the request: {0} {0}")]
     Refused(String),
 }
 
@@ -69,55 +69,55 @@ pub trait Reach: Send + Sync {
     async fn reach(&self) -> Result<AgentConnection, AgentError>;
 }
 
-/// Result of [`run_until_taken`].
+/// Result of [`run_until_accepted`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Run {
+pub enum RunOutcome {
     /// The agent has the job.
-    Taken {
-        /// Whether the job waits before the user's first command until [`AgentConnection::open_gate`].
-        asks: bool,
+    Accepted {
+        /// Whether the job waits before the user's first command until [`AgentConnection::approve_start`].
+        awaits_approval: bool,
     },
-    /// Nothing was sent: the agent does not support start approval, which [`RunOptions::only_if_asks`] requires.
-    AsksNot,
+    /// Nothing was sent: the agent does not support start approval, which [`RunOptions::only_with_start_approval`] requires.
+    StartApprovalUnsupported,
 }
 
-/// Options of [`run_until_taken`].
+/// Options of [`run_until_accepted`].
 #[derive(Debug, Clone, Copy)]
 pub struct RunOptions<'a> {
     /// Whether the agent is on another machine: the connection is checked before `Run` is sent, because it may have broken unnoticed.
-    pub far: bool,
-    /// Whether the job requires start approval (`JobPlan::ask_first`).
-    pub ask_first: bool,
+    pub is_remote: bool,
+    /// Whether the job requires start approval (`JobPlan::require_start_approval`).
+    pub require_start_approval: bool,
     /// Whether `Run` is sent only to agents that support start approval.
-    pub only_if_asks: bool,
+    pub only_with_start_approval: bool,
     /// Set before `Run` is sent for the first time.
-    pub sent: &'a AtomicBool,
+    pub was_sent: &'a AtomicBool,
 }
 
 /// Sends `Run` until an agent accepts or rejects it. The caller limits the time.
 ///
 /// # Errors
 /// [`AgentError::Refused`] or [`AgentError::Unknown`].
-pub async fn run_until_taken(
+pub async fn run_until_accepted(
     agent: &(impl Reach + ?Sized),
     request: impl Fn() -> Result<RunRequest, AgentError> + Send + Sync,
     options: RunOptions<'_>,
-) -> Result<Run, AgentError> {
-    let (mut wait, cap) = AGAIN;
+) -> Result<RunOutcome, AgentError> {
+    let (mut wait, cap) = RETRY_BACKOFF;
     loop {
         let tried = async {
             let connection = agent.reach().await?;
-            if options.far && !options.sent.load(Ordering::Relaxed) {
-                let checked = connection.check().await.inspect_err(|_| connection.doubt());
+            if options.is_remote && !options.was_sent.load(Ordering::Relaxed) {
+                let checked = connection.check().await.inspect_err(|_| connection.mark_suspect());
                 checked.map_err(|error| AgentError::NotReached(error.into()))?;
             }
-            let asks = connection.identity().asks && options.ask_first;
-            if options.only_if_asks && !asks {
-                return Ok(Run::AsksNot);
+            let awaits_approval = connection.identity().supports_start_approval && options.require_start_approval;
+            if options.only_with_start_approval && !awaits_approval {
+                return Ok(RunOutcome::StartApprovalUnsupported);
             }
-            options.sent.store(true, Ordering::Relaxed);
+            options.was_sent.store(true, Ordering::Relaxed);
             connection.run(request()?).await?;
-            Ok(Run::Taken { asks })
+            Ok(RunOutcome::Accepted { awaits_approval })
         };
         match tried.await {
             Ok(run) => return Ok(run),
@@ -139,7 +139,7 @@ pub async fn run_until_taken(
 /// [`AgentError`], but never [`AgentError::Unknown`].
 pub async fn close(agent: &(impl Reach + ?Sized), id: &str, patience: Duration) -> Result<(), AgentError> {
     let until = Instant::now() + patience;
-    let (mut wait, cap) = AGAIN;
+    let (mut wait, cap) = RETRY_BACKOFF;
     loop {
         let closed = match agent.reach().await {
             Ok(connection) => connection.close(id).await,
@@ -156,18 +156,18 @@ pub async fn close(agent: &(impl Reach + ?Sized), id: &str, patience: Duration) 
 }
 
 /// Calls about one job, by its ID. Each of them can fail with an [`AgentError`].
-#[expect(clippy::missing_errors_doc, reason = "said once for all of them")]
+#[expect(clippy::missing_errors_doc, reason = "described once for all of them")]
 impl AgentConnection {
     /// Marks the connection as suspect if `answer` says that it broke.
-    pub fn doubt_if_broken<T>(&self, answer: &Result<T, AgentError>) {
+    pub fn mark_suspect_if_broken<T>(&self, answer: &Result<T, AgentError>) {
         if matches!(answer, Err(AgentError::Broken(_))) {
-            self.doubt();
+            self.mark_suspect();
         }
     }
 
     fn answered<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AgentError> {
         let answer = answer.map(tonic::Response::into_inner).map_err(AgentError::from);
-        self.doubt_if_broken(&answer);
+        self.mark_suspect_if_broken(&answer);
         answer
     }
 
@@ -184,19 +184,20 @@ impl AgentConnection {
 
     /// Waits for the job's result and returns it.
     pub async fn wait(&self, id: &str) -> Result<JobResult, AgentError> {
-        let answer = self.agent().wait(WaitRequest { id: id.to_owned() }).await?.into_inner();
+        let answer = self.agent().wait_for_result(WaitForResultRequest { id: id.to_owned() }).await?.into_inner();
         serde_json::from_str(&answer.result)
-            .map_err(|error| AgentError::Refused(format!("its result is not readable: {error}")))
+            .map_err(|error| AgentError::Refused(format!("the job's result is not readable: {error}")))
     }
 
     /// Waits until the job has reached the gate before its first user command. Returns whether it waits there.
-    pub async fn gate(&self, id: &str) -> Result<bool, AgentError> {
-        Ok(self.agent().gate(GateRequest { id: id.to_owned() }).await?.into_inner().waits)
+    pub async fn wait_for_start_approval(&self, id: &str) -> Result<bool, AgentError> {
+        let request = WaitForStartApprovalRequest { id: id.to_owned() };
+        Ok(self.agent().wait_for_start_approval(request).await?.into_inner().is_waiting)
     }
 
     /// Approves the start of the job's first user command. Idempotent.
-    pub async fn open_gate(&self, id: &str) -> Result<(), AgentError> {
-        self.agent().open(OpenRequest { id: id.to_owned() }).await?;
+    pub async fn approve_start(&self, id: &str) -> Result<(), AgentError> {
+        self.agent().approve_start(ApproveStartRequest { id: id.to_owned() }).await?;
         Ok(())
     }
 

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Origin};
-use muster_agent_api::plan::{Call, Coordinator, JobPlan, Step, When};
+use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, ProvenanceInfo};
+use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{Call as Exchange, Fault, MemoryCoordinator, Served, serve};
@@ -29,8 +29,12 @@ fn upload(artifacts: ArtifactsUpload) -> Step {
 }
 
 fn to(served: &Served, plan: JobPlan) -> JobPlan {
-    let coordinator =
-        Coordinator { url: served.url.to_string(), job_id: JOB.0, token: "t0ken".to_owned(), ..Coordinator::default() };
+    let coordinator = ArtifactEndpoint {
+        url: served.url.to_string(),
+        job_id: JOB.0,
+        token: "t0ken".to_owned(),
+        ..ArtifactEndpoint::default()
+    };
     JobPlan { coordinator, ..plan }
 }
 
@@ -81,7 +85,11 @@ async fn an_archive_goes_up_and_comes_down_in_another_job() {
 async fn a_statement_of_provenance_goes_up_with_the_files() {
     let (coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
-    let origin = Origin { job_name: "build".to_owned(), parameters: vec!["KEY".to_owned()], ..Origin::default() };
+    let origin = ProvenanceInfo {
+        job_name: "build".to_owned(),
+        parameters: vec!["KEY".to_owned()],
+        ..ProvenanceInfo::default()
+    };
     let upload = upload(ArtifactsUpload { provenance: Some(origin), ..archive() });
     let before = OffsetDateTime::now_utc() - Duration::SECOND;
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload]))).await;

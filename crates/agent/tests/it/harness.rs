@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use muster_agent::{Options, ServeError, serve};
 use muster_agent_api::agent::agent_client::AgentClient;
-use muster_agent_api::agent::{ListRequest, WaitRequest};
+use muster_agent_api::agent::{ListJobsRequest, WaitForResultRequest};
 use muster_agent_api::builtin::Script;
 use muster_agent_api::plan::{Call, JobPlan, Step, When, job_steps};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
@@ -175,7 +175,7 @@ impl Agent {
     }
 
     pub(crate) async fn wait(&mut self, id: &str) -> JobResult {
-        let answer = self.extension.wait(WaitRequest { id: id.to_owned() });
+        let answer = self.extension.wait_for_result(WaitForResultRequest { id: id.to_owned() });
         let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
         serde_json::from_str(&answer.into_inner().result).unwrap()
     }
@@ -189,7 +189,15 @@ impl Agent {
     }
 
     pub(crate) async fn ids(&mut self) -> Vec<String> {
-        self.extension.list(ListRequest {}).await.unwrap().into_inner().jobs.into_iter().map(|job| job.id).collect()
+        self.extension
+            .list_jobs(ListJobsRequest {})
+            .await
+            .unwrap()
+            .into_inner()
+            .jobs
+            .into_iter()
+            .map(|job| job.id)
+            .collect()
     }
 
     /// Runs a plan to its end, and returns its log and result.

@@ -9,7 +9,7 @@ use muster_agent_api::builtin::{
     ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave,
     Checkout, UnpackLimits,
 };
-use muster_agent_api::plan::{Call, Coordinator, JobPlan, When};
+use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, When};
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
@@ -55,8 +55,12 @@ fn hostile_zip(file: &Path, elsewhere: &Path) {
 }
 
 fn to(served: &Served, plan: JobPlan) -> JobPlan {
-    let coordinator =
-        Coordinator { url: served.url.to_string(), job_id: JOB.0, token: "t0ken".to_owned(), ..Coordinator::default() };
+    let coordinator = ArtifactEndpoint {
+        url: served.url.to_string(),
+        job_id: JOB.0,
+        token: "t0ken".to_owned(),
+        ..ArtifactEndpoint::default()
+    };
     JobPlan { coordinator, ..plan }
 }
 

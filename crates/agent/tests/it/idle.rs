@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use muster_agent::{Options, ServeError};
-use muster_agent_api::agent::HelloRequest;
+use muster_agent_api::agent::GetInfoRequest;
 use muster_agent_api::agent::agent_client::AgentClient;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -112,7 +112,10 @@ async fn is_served(socket: &Path) -> bool {
         return false;
     };
     let mut client = AgentClient::new(channel);
-    tokio::time::timeout(PATIENCE, client.hello(HelloRequest {})).await.expect("an answer, of whatever kind").is_ok()
+    tokio::time::timeout(PATIENCE, client.get_info(GetInfoRequest {}))
+        .await
+        .expect("an answer, of whatever kind")
+        .is_ok()
 }
 
 async fn all_end(agents: &mut JoinSet<Result<(), ServeError>>) {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use muster_agent_api::builtin::{ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, Checkout, Tls};
-use muster_agent_api::plan::{Call, Coordinator, JobPlan, Step, When};
+use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::Variable;
 use serde_json::{Value, json};
@@ -138,10 +138,10 @@ async fn the_certificates_for_the_coordinator() {
         let what = ArtifactsUpload { paths: vec!["out".to_owned()], ..ArtifactsUpload::default() };
         let upload = Call::builtin(&ArtifactsUploads { artifacts: vec![what] });
         let mut plan = scene.agent.plan(vec![script(&[&make]), step("upload", When::OnSuccess, upload)]);
-        plan.coordinator = Coordinator {
+        plan.coordinator = ArtifactEndpoint {
             url: "https://127.0.0.1:1".to_owned(),
             tls: Tls { ca: Some("CI_SERVER_TLS_CA_FILE".to_owned()), ..Tls::default() },
-            ..Coordinator::default()
+            ..ArtifactEndpoint::default()
         };
         let file = Variable { file: true, ..variable("CI_SERVER_TLS_CA_FILE", "certificate") };
         let (log, result) = scene.job(plan, &[file]).await;

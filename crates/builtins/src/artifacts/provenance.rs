@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use muster_agent_api::builtin::Origin;
+use muster_agent_api::builtin::ProvenanceInfo;
 use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use serde_json::{Map, Value, json};
@@ -23,7 +23,7 @@ pub struct Provenance {
     /// ID of the job.
     pub job_id: i64,
     /// Repository, runner and parameters of the job.
-    pub origin: Origin,
+    pub origin: ProvenanceInfo,
     /// Start time of the job, in the format of RFC 3339.
     pub started_at: String,
     /// End time of the job, in the format of RFC 3339.

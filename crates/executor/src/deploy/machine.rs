@@ -25,7 +25,7 @@ pub trait Dial: Send + Sync {
     async fn dial(&self) -> Result<Dialed, String>;
 
     /// Reports that the machine could not be reached, or that a connection broke, to whoever can find the cause.
-    fn doubt(&self) {}
+    fn report_unreachable(&self) {}
 }
 
 /// An open session.
@@ -96,7 +96,7 @@ impl RemoteMachine {
             older.session.close().await;
         }
         if let Some(known) = &*connected {
-            if !known.connection.is_in_doubt() {
+            if !known.connection.is_suspect() {
                 return Ok((known.connection.clone(), known.home.clone()));
             }
             match known.connection.check().await {
@@ -105,13 +105,13 @@ impl RemoteMachine {
             }
         }
         if let Some(known) = connected.take() {
-            dial.doubt();
+            dial.report_unreachable();
             known.session.close().await;
         }
         let new = match self.reach(dial).await {
             Ok(new) => new,
             Err(error) => {
-                dial.doubt();
+                dial.report_unreachable();
                 return Err(error);
             }
         };
@@ -125,7 +125,7 @@ impl RemoteMachine {
         let Dialed { session, trace_lines } = dial.dial().await.map_err(unreachable)?;
         let kind = self.kind.lock().clone();
         let (agent, kind) = tunnel::deploy_agent(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;
-        let connection = AgentConnection::over(self.name.clone(), agent.stream).await?;
+        let connection = AgentConnection::from_stream(self.name.clone(), agent.stream).await?;
         tracing::info!(machine = self.name, pid = connection.identity().pid, "connected to the agent");
         if !agent.is_outdated {
             same_version(&connection.identity().version, &kind).map_err(unreachable)?;

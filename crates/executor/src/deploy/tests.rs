@@ -6,52 +6,23 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use muster_agent_api::agent::agent_server::{Agent, AgentServer};
-use muster_agent_api::agent::{
-    GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
-    StopRequest, StopResponse, WaitRequest, WaitResponse,
-};
 use muster_fleeting::model::Platform;
 use muster_remote::local::LocalSession;
 use muster_remote::{CommandResult, RemoteCommand, RunError, Session, Stream};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status};
 
 use std::sync::Arc;
 
 use super::*;
-
-struct Stub;
-
-#[async_trait]
-impl Agent for Stub {
-    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: 7, asks: false }))
-    }
-    async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
-        Ok(Response::new(ListResponse { jobs: Vec::new() }))
-    }
-    async fn gate(&self, _: Request<GateRequest>) -> Result<Response<GateResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-    async fn open(&self, _: Request<OpenRequest>) -> Result<Response<OpenResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-    async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-}
+use crate::test_support::StubAgent;
 
 /// This host as a machine. A relay's stream leads to the agent in memory.
 struct Machine {
     home: tempfile::TempDir,
     dials: AtomicUsize,
-    doubts: AtomicUsize,
+    reports: AtomicUsize,
 }
 
 struct Login {
@@ -97,20 +68,20 @@ impl Dial for Machine {
         let session = Box::new(Login { home: self.home.path().to_owned() });
         Ok(Dialed { session, trace_lines: vec!["connected".to_owned()] })
     }
-    fn doubt(&self) {
-        self.doubts.fetch_add(1, Ordering::Relaxed);
+    fn report_unreachable(&self) {
+        self.reports.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Machine {
     fn new() -> Self {
-        Self { home: tempfile::tempdir().unwrap(), dials: AtomicUsize::new(0), doubts: AtomicUsize::new(0) }
+        Self { home: tempfile::tempdir().unwrap(), dials: AtomicUsize::new(0), reports: AtomicUsize::new(0) }
     }
 
     /// Starts an agent on the socket to which the stand-in relays.
     fn agent(&self) {
         let incoming = UnixListenerStream::new(UnixListener::bind(self.home.path().join("agent.sock")).unwrap());
-        let server = tonic::transport::Server::builder().add_service(AgentServer::new(Stub));
+        let server = StubAgent { version: "stub".to_owned(), pid: 7 }.server();
         tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
     }
 
@@ -160,7 +131,7 @@ async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
     let agent = machine.home.path().join("agent.sock");
     std::fs::remove_file(&agent).unwrap();
     machine.agent();
-    connection.doubt();
+    connection.mark_suspect();
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.placed().len(), 1);
 }
@@ -232,7 +203,7 @@ async fn an_agent_that_cannot_start_tells_why_and_the_instance_is_doubted() {
     let agents = stand_in(place.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
     let error = RemoteMachine::new("instance i-9", agents).connect(&machine).await.unwrap_err();
     assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
-    assert_eq!(machine.doubts.load(Ordering::Relaxed), 1);
+    assert_eq!(machine.reports.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]

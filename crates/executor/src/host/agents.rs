@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_agent_api::agent::ListRequest;
+use muster_agent_api::agent::ListJobsRequest;
 use parking_lot::Mutex;
 use rustix::process::{Signal, Uid};
 use tokio::task::JoinHandle;
@@ -178,7 +178,7 @@ async fn retire(mut agents: Vec<Older>) {
         tokio::time::sleep(LOOK_PERIOD).await;
         let mut left = Vec::new();
         for older in agents {
-            match older.agent.connection.agent().list(ListRequest {}).await {
+            match older.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
                 Ok(answer) if answer.get_ref().jobs.is_empty() && older.is_free() => end(&older.agent),
                 Ok(_) => left.push(older),
                 // The agent has ended. If a job needs it, it is restarted with the manager's executable.

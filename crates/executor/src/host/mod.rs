@@ -168,7 +168,7 @@ pub async fn one_agent(options: HostOptions) -> Result<OneAgent, ExecutorError> 
     let mut is_older = !agent.is_of(&executable);
     if is_older && replace::is_idle(&agent.connection).await {
         replace::end(&agent).await?;
-        agent.connection.doubt();
+        agent.connection.mark_suspect();
         agent = environment.agent().await?;
         is_older = false;
     }
@@ -202,7 +202,7 @@ impl HostEnvironment {
     async fn agent(&self) -> Result<HostAgent, ExecutorError> {
         let mut current = self.current.lock().await;
         if let Some(agent) = &*current {
-            if !agent.connection.is_in_doubt() {
+            if !agent.connection.is_suspect() {
                 return Ok(agent.clone());
             }
             match agent.connection.check().await {

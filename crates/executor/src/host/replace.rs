@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_agent_api::agent::ListRequest;
+use muster_agent_api::agent::ListJobsRequest;
 use muster_agent_api::client::AgentConnection;
 use rustix::event::Timespec;
 use rustix::process::Signal;
@@ -17,7 +17,7 @@ const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns whether no job runs at the agent. Finished jobs stay in its spool, where the next agent finds them.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
-    match tokio::time::timeout(LIST_LIMIT, connection.agent().list(ListRequest {})).await {
+    match tokio::time::timeout(LIST_LIMIT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),
         Ok(Err(_)) | Err(_) => false,
     }

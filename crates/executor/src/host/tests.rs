@@ -3,46 +3,15 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use muster_agent_api::agent::agent_server::{Agent, AgentServer};
-use muster_agent_api::agent::{
-    GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
-    StopRequest, StopResponse, WaitRequest, WaitResponse,
-};
+use muster_agent_api::agent::WaitForResultRequest;
 use muster_job::JobId;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status};
 
 use super::*;
 use crate::Slot;
-
-struct Stub {
-    version: String,
-    pid: i64,
-}
-
-#[async_trait]
-impl Agent for Stub {
-    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        Ok(Response::new(HelloResponse { version: self.version.clone(), pid: self.pid, asks: false }))
-    }
-    async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
-        Ok(Response::new(ListResponse { jobs: Vec::new() }))
-    }
-    async fn gate(&self, _: Request<GateRequest>) -> Result<Response<GateResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-    async fn open(&self, _: Request<OpenRequest>) -> Result<Response<OpenResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-    async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopResponse>, Status> {
-        Err(Status::not_found("no such job"))
-    }
-}
+use crate::test_support::StubAgent;
 
 /// Starts an agent of another version that reports the process ID `pid`.
 pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
@@ -55,8 +24,7 @@ pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let entered = runtime.enter();
     let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
-    let server =
-        tonic::transport::Server::builder().add_service(AgentServer::new(Stub { version: version.to_owned(), pid }));
+    let server = StubAgent { version: version.to_owned(), pid }.server();
     runtime.spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
     drop(entered);
     runtime
@@ -104,10 +72,10 @@ async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
     first.shutdown_background();
     let second = serve(&socket, 2);
     // A caller whose call failed reports the connection as suspect.
-    environment.connect().await.unwrap().doubt();
+    environment.connect().await.unwrap().mark_suspect();
     let connection = environment.connect().await.unwrap();
     assert_eq!(connection.identity().pid, 2, "a lost connection is mended");
-    let lost = connection.agent().wait(WaitRequest { id: "7-1".to_owned() }).await.unwrap_err();
+    let lost = connection.agent().wait_for_result(WaitForResultRequest { id: "7-1".to_owned() }).await.unwrap_err();
     assert_eq!(lost.code(), tonic::Code::NotFound);
     second.shutdown_background();
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_agent_api::client::{AgentConnection, FAR};
-use muster_agent_api::result::Used;
+use muster_agent_api::client::{AgentConnection, REMOTE_KEEPALIVE};
+use muster_agent_api::result::ResourceUsage;
 use muster_taskscaler::driver::LeaseHandle as Slot;
 use parking_lot::Mutex;
 
@@ -25,7 +25,9 @@ const SCALER_ENDED: &str = "the taskscaler has ended";
 ///
 /// Its connection was silent for up to 6 s before, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
-const _: () = assert!(FAR.every.as_secs() + FAR.limit.as_secs() + UNRESPONSIVE_TIMEOUT.as_secs() < 15);
+const _: () = assert!(
+    REMOTE_KEEPALIVE.interval.as_secs() + REMOTE_KEEPALIVE.timeout.as_secs() + UNRESPONSIVE_TIMEOUT.as_secs() < 15
+);
 
 /// State of a lease with respect to its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +124,7 @@ impl Dial for HeldLease {
         }
     }
 
-    fn doubt(&self) {
+    fn report_unreachable(&self) {
         if let Some(slot) = &self.slot {
             slot.connection_lost();
         }
@@ -210,10 +212,10 @@ impl Sharing for InstanceEnvironment {
         Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
     }
 
-    fn report_usage(&self, used: &Used) {
+    fn report_usage(&self, used: &ResourceUsage) {
         let Some(slot) = &self.held.slot else { return };
         slot.report_usage(share::used(used));
-        if used.no_share.is_empty() {
+        if used.share_error.is_empty() {
             return;
         }
         // Logged once, because it applies to all instances of an image.
@@ -221,7 +223,7 @@ impl Sharing for InstanceEnvironment {
             tracing::warn!(
                 runner = self.held.shared.options.name,
                 instance = %slot.instance(),
-                why = used.no_share,
+                why = used.share_error,
                 "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
                  the user on the instance must be allowed to make cgroups"
             );

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
-use muster_agent_api::result::Used;
+use muster_agent_api::result::ResourceUsage;
 use muster_config::settings::{AutoscalerSettings, StickySettings};
 use muster_taskscaler::driver;
 use muster_taskscaler::resources;
@@ -54,8 +54,8 @@ pub(super) fn share(
     let sticky = |sticky: &StickySettings| {
         Some(StickyContextSettings {
             root: home?.join(CONTEXTS),
-            size_max_bytes: sticky.max_size_bytes,
-            age_max: sticky.max_age,
+            max_size_bytes: sticky.max_size_bytes,
+            max_age: sticky.max_age,
         })
     };
     let density = settings.scaling.config.density;
@@ -70,12 +70,12 @@ pub(super) fn share(
 }
 
 /// Converts a job's usage for the scaler. Values that cover only some processes are left out, because they are too low.
-pub(super) fn used(used: &Used) -> resources::JobUsage {
+pub(super) fn used(used: &ResourceUsage) -> resources::JobUsage {
     let millis = Duration::from_millis;
     resources::JobUsage {
         wall: millis(used.wall_ms),
-        cpu: used.cpu_ms.filter(|_| !used.by_processes).map(millis),
-        memory_bytes: used.memory_bytes.filter(|_| !used.by_processes),
+        cpu: used.cpu_ms.filter(|_| !used.counted_by_process).map(millis),
+        memory_bytes: used.memory_bytes.filter(|_| !used.counted_by_process),
         stalled: resources::PressureStall {
             cpu: used.cpu_stalled_ms.map(millis),
             memory: used.memory_stalled_ms.map(millis),

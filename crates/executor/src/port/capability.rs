@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_agent_api::result::Used;
+use muster_agent_api::result::ResourceUsage;
 
 use super::LeaseRecord;
 
@@ -32,7 +32,7 @@ pub trait Sharing: Send + Sync {
     fn slot_share(&self) -> Option<SlotShare>;
 
     /// Reports which resources the job used.
-    fn report_usage(&self, used: &Used);
+    fn report_usage(&self, used: &ResourceUsage);
 }
 
 /// Capability of an environment that can be suspended after its job has ended, for a later job.
@@ -83,7 +83,7 @@ pub struct StickyContextSettings {
     /// Directory of all contexts.
     pub root: PathBuf,
     /// Maximum size of all contexts together, in bytes.
-    pub size_max_bytes: u64,
+    pub max_size_bytes: u64,
     /// Time without use after which a context is deleted.
-    pub age_max: Duration,
+    pub max_age: Duration,
 }

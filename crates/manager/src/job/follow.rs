@@ -103,7 +103,9 @@ impl Actor {
                     Ok(Handed::Taken { .. }) => AgentError::Unknown,
                     Ok(Handed::Refused { message, .. }) => return Followed::Unfit(message),
                     Ok(Handed::Lost { message }) => return Followed::Lost(message),
-                    Ok(Handed::AsksNot) => AgentError::Broken("the agent is of an earlier version".to_owned()),
+                    Ok(Handed::StartApprovalUnsupported) => {
+                        AgentError::Broken("the agent is of an earlier version".to_owned())
+                    }
                     Ok(Handed::NotReached { message, .. }) => AgentError::Broken(message),
                     Err(why) => return Followed::Interrupted(why),
                 },
@@ -113,10 +115,10 @@ impl Actor {
                 return Followed::Unfit(format!("no result within {} s", limit.as_secs()));
             }
             tracing::warn!(%error, "the agent is out of reach, trying again");
-            let pause = silence.pause();
+            let pause = silence.next_pause();
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = silence.is_too_long() => {
+                () = silence.exceeded() => {
                     if !line.as_mut().is_some_and(Line::has_more_time) {
                         return self.lost_in_silence(Some(&error));
                     }
@@ -161,11 +163,11 @@ impl Actor {
         };
         // Before the agent was reached a newer executable may be on its way to it, and one of this host may be starting.
         let may_be_cut = self.progress.is_dispatched() && environment.replaceable().is_some();
-        let try_limit = silence.try_limit();
+        let try_limit = silence.next_timeout();
         let (connection, log) = tokio::select! {
             connected = connecting => connected?,
             why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
-            () = silence.goes_on(may_be_cut) => return Ok(Once::Silent),
+            () = silence.count(may_be_cut) => return Ok(Once::Silent),
             // What was sent while nobody was there is sent again less and less often by the system: a new try comes through.
             () = sleep_until(Instant::now() + try_limit), if may_be_cut => {
                 return Err(AgentError::Broken(format!("no connection within {} ms", try_limit.as_millis())));
@@ -180,7 +182,7 @@ impl Actor {
             // What was on its way to the coordinator is told apart by its length.
             why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
         };
-        connection.doubt_if_broken(&followed);
+        connection.mark_suspect_if_broken(&followed);
         // The agent's silence is none while the connection stands: pings watch it.
         *silence = Silence::new(self.patience());
         if let Some(line) = line {
@@ -207,8 +209,8 @@ impl Actor {
         watchdog: Instant,
     ) -> Result<Once, AgentError> {
         // An agent that asks before the user's first command is answered once that is stored.
-        let asks = self.is_elsewhere() && connection.identity().asks;
-        let mut beginning = Beginning::new(asks, connection.gate(id), connection.open_gate(id));
+        let asks = self.is_elsewhere() && connection.identity().supports_start_approval;
+        let mut beginning = Beginning::new(asks, connection.wait_for_start_approval(id), connection.approve_start(id));
         let stop = self.context.cancel.clone();
         let mut canceled = false;
         // Asked for at once: it then comes together with the end of the log.

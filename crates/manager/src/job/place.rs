@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_agent_api::client::{AgentError, Run, RunOptions, Silence, run_until_taken};
+use muster_agent_api::client::{AgentError, RunOptions, RunOutcome, Silence, run_until_accepted};
 use muster_config::settings::TlsFiles;
 use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRecord, Replaceable, Sharing, SlotKey};
 use muster_job::{FailureReason, Secret};
@@ -45,7 +45,7 @@ pub(super) enum Handed {
     /// An agent has it. `asks`: it waits before the user's first command until it is told that it may go on.
     Taken { asks: bool },
     /// The instance's agent would start the user's script without asking, and has not heard of the job.
-    AsksNot,
+    StartApprovalUnsupported,
     /// It does not take it, or no plan can be made of the job.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String },
     /// No agent was reached. `asked`: one may have heard of the job all the same.
@@ -153,7 +153,7 @@ impl Actor {
                 self.move_to(next).await
             }
             // From now on it counts as started, and it is handed over then.
-            Handed::AsksNot => {
+            Handed::StartApprovalUnsupported => {
                 let next = self.state.clone().start()?;
                 self.move_to(next).await
             }
@@ -274,18 +274,18 @@ impl Actor {
         let Some(lowered) = &self.lowered else { return Ok(Handed::refused("the job has no plan".to_owned())) };
         let sent = AtomicBool::new(false);
         let options = RunOptions {
-            far: self.is_elsewhere(),
-            ask_first: lowered.plan.ask_first,
-            only_if_asks: self.is_movable(),
-            sent: &sent,
+            is_remote: self.is_elsewhere(),
+            require_start_approval: lowered.plan.require_start_approval,
+            only_with_start_approval: self.is_movable(),
+            was_sent: &sent,
         };
         let request = || lowered.request(&id).map_err(|error| AgentError::Refused(error.to_string()));
         // That a connection is broken has to be noticed first.
         let mut silence = Silence::new(unresponsive_timeout(environment.as_ref()).map_or(grace, |timeout| timeout * 2));
         let run = async {
             tokio::select! {
-                answer = run_until_taken(environment.as_ref(), request, options) => Some(answer),
-                () = silence.is_too_long() => None,
+                answer = run_until_accepted(environment.as_ref(), request, options) => Some(answer),
+                () = silence.exceeded() => None,
             }
         };
         let mut run = std::pin::pin!(run);
@@ -299,11 +299,11 @@ impl Actor {
         };
         let asked = sent.load(Ordering::Relaxed);
         Ok(match answer {
-            Some(Ok(Run::Taken { asks })) => {
+            Some(Ok(RunOutcome::Accepted { awaits_approval: asks })) => {
                 self.progress.reach(AgentProgress::Dispatched);
                 Handed::Taken { asks }
             }
-            Some(Ok(Run::AsksNot)) => Handed::AsksNot,
+            Some(Ok(RunOutcome::StartApprovalUnsupported)) => Handed::StartApprovalUnsupported,
             Some(Err(AgentError::Refused(message))) => Handed::refused(message),
             Some(Err(error)) => Handed::NotReached { message: error.to_string(), asked },
             None => Handed::NotReached { message: self.silent(None), asked },
@@ -355,7 +355,7 @@ impl Actor {
         // A job's own word for the trace that it belongs to stands.
         let own = self.watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
         lowered.variables.extend(own);
-        lowered.plan.ask_first = self.is_elsewhere();
+        lowered.plan.require_start_approval = self.is_elsewhere();
         self.lowered = Some(lowered);
         Ok(())
     }

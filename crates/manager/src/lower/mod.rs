@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::UnpackLimits;
-use muster_agent_api::plan::{Coordinator, JobPlan, job_steps};
+use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_executor::{Directories, Slot, SlotShare};
 use muster_job::mask::Secrets;
@@ -192,7 +192,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         timestamps: flags.is_on("FF_TIMESTAMPS"),
         output_limit: placement.runner.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
-        mask_few_prefixes: !flags.is_on("FF_MASK_ALL_DEFAULT_TOKENS"),
+        legacy_token_masking: !flags.is_on("FF_MASK_ALL_DEFAULT_TOKENS"),
         retry_wait_ms: settings.retry_wait_ms,
         steps,
         coordinator: coordinator(payload, placement, &variables, &flags),
@@ -236,9 +236,9 @@ fn coordinator(
     placement: &Placement,
     variables: &variables::Variables,
     flags: &flags::Flags,
-) -> Coordinator {
+) -> ArtifactEndpoint {
     let artifact = &placement.runner.artifact;
-    Coordinator {
+    ArtifactEndpoint {
         url: placement.runner.coordinator_url().to_owned(),
         job_id: payload.id.0,
         token: payload.token.clone(),

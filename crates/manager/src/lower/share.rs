@@ -1,6 +1,6 @@
 //! What a job requests, and gets, of a machine that it shares with other jobs.
 
-use muster_agent_api::builtin::{Share, StickyContext};
+use muster_agent_api::builtin::{ResourceShare, StickyContext};
 use muster_config::settings::RunnerSettings;
 use muster_executor::EnvironmentRequest;
 use muster_job::expand;
@@ -92,16 +92,16 @@ pub(super) fn cgroup(placement: &Placement) -> Option<String> {
 }
 
 /// Returns the share that the agent sets up.
-pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share> {
+pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<ResourceShare> {
     let share = placement.share.as_ref()?;
     let asking = needs(payload, &placement.runner);
     let context = share.sticky.as_ref().filter(|_| asking.sticky).map(|sticky| StickyContext {
         root: sticky.root.display().to_string(),
         name: context_name(&placement.runner, payload.job_info.project_id, asking.protected),
-        size_max_bytes: sticky.size_max_bytes,
-        age_max_s: sticky.age_max.as_secs(),
+        max_size_bytes: sticky.max_size_bytes,
+        max_age_s: sticky.max_age.as_secs(),
     });
-    Some(Share {
+    Some(ResourceShare {
         cgroup: cgroup(placement).unwrap_or_default(),
         slots: share.slots,
         memory_bytes: share.memory_bytes,

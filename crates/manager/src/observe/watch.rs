@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use muster_agent_api::result::{JobResult, Used};
+use muster_agent_api::result::{JobResult, ResourceUsage};
 use muster_config::settings::RunnerSettings;
 use muster_job::{FailureReason, Variable};
 use muster_runner_api::payload::JobPayload;
@@ -46,7 +46,7 @@ struct Progress {
     /// Bytes of the log that are acknowledged, and bytes that are pending.
     uploaded: (u64, u64),
     ended: Option<Ended>,
-    used: Option<Used>,
+    used: Option<ResourceUsage>,
     cleaned: bool,
 }
 

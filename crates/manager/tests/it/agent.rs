@@ -210,31 +210,40 @@ impl proto::step_runner_server::StepRunner for Service {
 
 #[tonic::async_trait]
 impl api::agent_server::Agent for Service {
-    async fn hello(&self, _: Request<api::HelloRequest>) -> Result<Response<api::HelloResponse>, Status> {
-        Ok(Response::new(api::HelloResponse { version: "fake".to_owned(), pid: 1, asks: false }))
+    async fn get_info(&self, _: Request<api::GetInfoRequest>) -> Result<Response<api::GetInfoResponse>, Status> {
+        Ok(Response::new(api::GetInfoResponse { version: "fake".to_owned(), pid: 1, supports_start_approval: false }))
     }
 
-    async fn gate(&self, _: Request<api::GateRequest>) -> Result<Response<api::GateResponse>, Status> {
-        Ok(Response::new(api::GateResponse { waits: false }))
+    async fn wait_for_start_approval(
+        &self,
+        _: Request<api::WaitForStartApprovalRequest>,
+    ) -> Result<Response<api::WaitForStartApprovalResponse>, Status> {
+        Ok(Response::new(api::WaitForStartApprovalResponse { is_waiting: false }))
     }
 
-    async fn open(&self, _: Request<api::OpenRequest>) -> Result<Response<api::OpenResponse>, Status> {
-        Ok(Response::new(api::OpenResponse {}))
+    async fn approve_start(
+        &self,
+        _: Request<api::ApproveStartRequest>,
+    ) -> Result<Response<api::ApproveStartResponse>, Status> {
+        Ok(Response::new(api::ApproveStartResponse {}))
     }
 
     async fn stop(&self, _: Request<api::StopRequest>) -> Result<Response<api::StopResponse>, Status> {
         Err(Status::unimplemented("a manager cancels, and does not stop"))
     }
 
-    async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
+    async fn wait_for_result(
+        &self,
+        request: Request<api::WaitForResultRequest>,
+    ) -> Result<Response<api::WaitForResultResponse>, Status> {
         let id = short(&request.into_inner().id);
         let mut changes = self.0.subscribe();
         let found = changes.wait_for(|spool| spool.jobs.get(&id).is_none_or(|job| job.result.is_some())).await;
         let job = found.unwrap().jobs.get(&id).cloned().ok_or_else(|| Status::not_found("no such job"))?;
-        Ok(Response::new(api::WaitResponse { result: serde_json::to_string(&job.result.unwrap()).unwrap() }))
+        Ok(Response::new(api::WaitForResultResponse { result: serde_json::to_string(&job.result.unwrap()).unwrap() }))
     }
 
-    async fn list(&self, _: Request<api::ListRequest>) -> Result<Response<api::ListResponse>, Status> {
-        Ok(Response::new(api::ListResponse { jobs: Vec::new() }))
+    async fn list_jobs(&self, _: Request<api::ListJobsRequest>) -> Result<Response<api::ListJobsResponse>, Status> {
+        Ok(Response::new(api::ListJobsResponse { jobs: Vec::new() }))
     }
 }

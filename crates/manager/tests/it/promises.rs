@@ -124,7 +124,7 @@ impl ExecutionEnvironment for Far {
                 _ = tokio::io::copy_bidirectional(&mut far, &mut agent) => {}
             }
         });
-        Ok(AgentConnection::over("i1".to_owned(), near).await?)
+        Ok(AgentConnection::from_stream("i1".to_owned(), near).await?)
     }
 
     async fn directories(&self) -> Result<Directories, ExecutorError> {

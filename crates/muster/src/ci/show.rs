@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use muster_agent_api::result::{StepNode, StepStatus, Used};
+use muster_agent_api::result::{ResourceUsage, StepNode, StepStatus};
 use muster_archive::{Entry, EntryKind, Meter, Root, Tree, create_root};
 use muster_builtins::{Extraction, LimitsFrom};
 use muster_coordinator::History;
@@ -238,9 +238,9 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
 }
 
 /// What a job used, in a line.
-fn used_text(used: &Used) -> Option<String> {
+fn used_text(used: &ResourceUsage) -> Option<String> {
     let cpu = used.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
-    let largest = if used.by_processes { " in its largest process" } else { "" };
+    let largest = if used.counted_by_process { " in its largest process" } else { "" };
     let memory = used.memory_bytes.filter(|bytes| *bytes > 0);
     let memory = memory.map(|bytes| format!("{} of memory{largest}", ui::size(bytes)));
     let parts: Vec<String> = cpu.into_iter().chain(memory).collect();

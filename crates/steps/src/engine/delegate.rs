@@ -62,8 +62,13 @@ impl<J: Job> Engine<J> {
         let lost = |error: AgentError| Failure::System(format!("the agent of the step is lost: {error}"));
         let running = async {
             let sent = AtomicBool::new(false);
-            let options = RunOptions { far: false, ask_first: false, only_if_asks: false, sent: &sent };
-            let taken = timeout(SILENCE_MAX, client::run_until_taken(place, || Ok(request.clone()), options)).await;
+            let options = RunOptions {
+                is_remote: false,
+                require_start_approval: false,
+                only_with_start_approval: false,
+                was_sent: &sent,
+            };
+            let taken = timeout(SILENCE_MAX, client::run_until_accepted(place, || Ok(request.clone()), options)).await;
             let no_answer = |_| AgentError::Broken(format!("no answer within {} s", SILENCE_MAX.as_secs()));
             taken.map_err(no_answer).flatten().map_err(lost)?;
             let copy = |bytes: &[u8]| log.write(Stream::Output, bytes);

@@ -1,7 +1,8 @@
 //! Caches and artifacts: the transfers before and after the scripts.
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave, Origin,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave,
+    ProvenanceInfo,
 };
 use muster_agent_api::plan::{Call, Step, When};
 use muster_runner_api::payload::{Artifact, JobPayload};
@@ -95,7 +96,7 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
 }
 
 /// Returns the provenance information about the job.
-fn origin(read: &Read<'_>) -> Origin {
+fn origin(read: &Read<'_>) -> ProvenanceInfo {
     let (git, runner) = (&read.payload.git_info, &read.placement.runner);
     let repo_url = match Url::parse(&git.repo_url) {
         Ok(mut url) => {
@@ -105,7 +106,7 @@ fn origin(read: &Read<'_>) -> Origin {
         }
         Err(_) => String::new(),
     };
-    Origin {
+    ProvenanceInfo {
         runner_id: read.variables.get("CI_RUNNER_ID").and_then(|id| id.trim().parse().ok()).unwrap_or_default(),
         repo_url: repo_url.trim_end_matches(".git").to_owned(),
         repo_digest: git.sha.clone(),

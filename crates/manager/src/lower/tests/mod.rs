@@ -4,7 +4,7 @@ mod runner;
 mod share;
 mod size;
 
-use muster_agent_api::builtin::{ArtifactsUploads, Origin};
+use muster_agent_api::builtin::{ArtifactsUploads, ProvenanceInfo};
 use muster_executor::SlotKey;
 use muster_job::Secret;
 use serde_json::{Value, json};
@@ -290,7 +290,7 @@ fn a_variable_asks_for_a_statement_of_provenance_which_goes_into_zips() {
         ("CI_RUNNER_ID", "12"),
     ];
     let (uploads, warnings) = uploads(&wanted);
-    let origin = Origin {
+    let origin = ProvenanceInfo {
         runner_id: 12,
         repo_url: "https://gitlab.example/a/b".to_owned(),
         repo_digest: "0123".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_agent_api::builtin::Share as Part;
+use muster_agent_api::builtin::ResourceShare as Part;
 use muster_executor::{SlotShare, StickyContextSettings};
 
 use super::*;
@@ -11,8 +11,8 @@ use super::*;
 fn shared() -> SlotShare {
     let sticky = StickyContextSettings {
         root: "/home/ci/.muster/contexts".into(),
-        size_max_bytes: 9,
-        age_max: Duration::from_secs(8),
+        max_size_bytes: 9,
+        max_age: Duration::from_secs(8),
     };
     SlotShare { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_alone: false }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_agent_api::result::{StepNode, Used};
+use muster_agent_api::result::{ResourceUsage, StepNode};
 use muster_coordinator::JobKind;
 use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{FailureReason, JobStatus};
@@ -73,8 +73,8 @@ pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
 }
 
 /// What a job used, where its manager said.
-pub(in super::super) fn used_by(job: &JobView) -> Option<Used> {
-    Used::of_tree(job.result_tree.as_ref()?)
+pub(in super::super) fn used_by(job: &JobView) -> Option<ResourceUsage> {
+    ResourceUsage::from_tree(job.result_tree.as_ref()?)
 }
 
 /// Why a job failed, in a few words; none for one that did not.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_agent_api::builtin::{ArtifactsUpload, Origin};
+use muster_agent_api::builtin::{ArtifactsUpload, ProvenanceInfo};
 use muster_archive::Limits;
 use muster_builtins::artifacts::{Endurance, Provenance, Upload, fetch};
 use muster_builtins::extract;
@@ -120,7 +120,7 @@ impl MetadataArgs {
         let version = if build.revision == "unknown" { build.version } else { build.revision };
         Ok(Some(Provenance {
             job_id,
-            origin: Origin {
+            origin: ProvenanceInfo {
                 runner_id: self.runner_id,
                 repo_url: self.repo_url.clone(),
                 repo_digest: self.repo_digest.clone(),

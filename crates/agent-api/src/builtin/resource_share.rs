@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A job's share of its machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Share {
+pub struct ResourceShare {
     /// Cgroup of the job's slot, relative to the root of each hierarchy. Empty means that there is none.
     pub cgroup: String,
     /// Number of slots that the job has, which is its weight among other jobs.
@@ -29,7 +29,7 @@ pub struct StickyContext {
     /// Maximum size of all contexts together, in bytes. 0 means no limit.
     ///
     /// After the job, the least recently used contexts are deleted until the limit holds.
-    pub size_max_bytes: u64,
+    pub max_size_bytes: u64,
     /// Time without use after which a context is deleted, in seconds. 0 means no limit.
-    pub age_max_s: u64,
+    pub max_age_s: u64,
 }
