@@ -2,16 +2,21 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
-use sqlx::{Connection, Row};
+use sqlx::{Connection, Row, SqlSafeStr};
 
 use crate::error::{OpenError, StoreError, is_full, unwritable};
 
-static MIGRATIONS: Migrator = sqlx::migrate!();
+/// The database's schema: each migration in order. A new one gets the next version. Not `sqlx::migrate!`: the macro would compile SQLite
+/// a second time, for the build machine.
+static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
+    let schema = include_str!("../../../migrations/0001_coordinator.sql").into_sql_str();
+    Migrator::with_migrations(vec![Migration::new(1, "coordinator".into(), MigrationType::Simple, schema, false)])
+});
 
 /// File name of the database in the state directory.
 const FILE: &str = "coordinator.db";
