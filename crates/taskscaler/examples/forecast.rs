@@ -1,15 +1,15 @@
-//! The forecast against the best fixed policies that a search finds, on days that are alike but not the same.
+//! Compares the forecast with the best fixed policies of a grid search, on similar but not identical days.
 //!
 //!     cargo run --release -p muster-taskscaler --example forecast [SEED ...]
 //!
-//! For each seed: 12 days of jobs, of which the last 5 count. The fixed policies are a grid of day hours, idle slots by day and
-//! by night, idle times and scale factors, 300 of them. Those that no other fixed one beats in both wait and cost are the curve
-//! to be beaten. A forecast beats a point of it when it is better in one of them, and worse in neither.
+//! Each seed has 12 days of jobs, of which the last 5 are measured. The 300 fixed policies are a grid of day hours, idle slots by
+//! day and by night, idle times and scale factors. Those that no other fixed policy beats in both wait and cost form the Pareto
+//! curve. A forecast beats a point of it if it is better in one of them and worse in neither.
 
 #![expect(
     clippy::print_stdout,
     clippy::expect_used,
-    reason = "an experiment tells its figures, and panics where it fails"
+    reason = "an experiment prints its results and panics if it fails"
 )]
 
 use std::num::NonZeroU32;
@@ -28,11 +28,11 @@ use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
 use muster_taskscaler::time::Time;
 
 const DAYS: u32 = 12;
-const LEARN: u64 = 7;
+const LEARNING_DAYS: u64 = 7;
 
-/// A policy, and what came of it.
+/// Result of a policy.
 #[derive(Debug, Clone)]
-struct Point {
+struct PolicyResult {
     name: String,
     p95: f64,
     mean: f64,
@@ -45,28 +45,29 @@ fn base() -> Config {
     config
 }
 
-fn wanted(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> IdleTarget {
+fn idle_target(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> IdleTarget {
     let idle_time = Duration::from_secs(idle_time_s);
     IdleTarget { idle_count, idle_time, scale_factor, ..IdleTarget::default() }
 }
 
 const IDLE_TIMES: [u64; 5] = [15, 30, 60, 180, 300];
 
+/// Returns the fixed policies.
 fn fixed() -> Vec<(String, Config)> {
     let mut all = Vec::new();
     for hours in ["7-17", "8-21"] {
         for (day, night) in [(0, 0), (1, 0), (2, 1), (3, 0), (3, 1), (4, 1), (6, 1), (10, 1), (10, 2), (15, 1)] {
             for idle_time in IDLE_TIMES {
                 for factor in [0.0, 0.3, 0.6] {
-                    let policy = |periods: String, wanted| Policy {
+                    let policy = |periods: String, idle_target| Policy {
                         periods: periods.parse().into_iter().collect(),
                         zone: TimeZone::UTC,
-                        idle_target: wanted,
+                        idle_target,
                     };
                     let mut config = base();
                     config.policies = Policies::new(vec![
-                        policy("* * * * *".to_owned(), wanted(night, idle_time, factor)),
-                        policy(format!("* {hours} * * *"), wanted(day, idle_time, factor)),
+                        policy("* * * * *".to_owned(), idle_target(night, idle_time, factor)),
+                        policy(format!("* {hours} * * *"), idle_target(day, idle_time, factor)),
                     ]);
                     all.push((format!("{hours} h: {day}, else {night}; {idle_time} s; x{factor}"), config));
                 }
@@ -76,6 +77,7 @@ fn fixed() -> Vec<(String, Config)> {
     all
 }
 
+/// Returns the policies with a forecast.
 fn predictive() -> Vec<(String, Config)> {
     let mut all = Vec::new();
     let on_demand = [0.1, 0.2, 0.4, 0.6, 0.8, 1.0].map(|keep| (-1.0, keep));
@@ -84,7 +86,7 @@ fn predictive() -> Vec<(String, Config)> {
     for (safety, keep) in on_demand.into_iter().chain(ahead) {
         for idle_time in [0, 30] {
             let mut config = base();
-            config.policies = Policies::always(wanted(0, idle_time, 0.0));
+            config.policies = Policies::always(idle_target(0, idle_time, 0.0));
             config.forecast =
                 Some(ForecastConfig { safety_factor: safety, retention_factor: keep, ..ForecastConfig::default() });
             all.push((format!("safety {safety}; keep {keep:.1}; {idle_time} s"), config));
@@ -93,13 +95,14 @@ fn predictive() -> Vec<(String, Config)> {
     all
 }
 
-fn judge(name: &str, config: &Config, jobs: &[Job], seed: u64) -> Point {
+/// Simulates a policy.
+fn simulate(name: &str, config: &Config, jobs: &[Job], seed: u64) -> PolicyResult {
     let end = Time::ZERO + Duration::from_secs(u64::from(DAYS) * 86_400);
     let cloud = CloudConfig { boot: Spread::new(90.0, 1.5), ..CloudConfig::default() };
     let mut scenario = Scenario::fault_free(config.clone(), vec![cloud], seed, end);
-    scenario.measured_from = Time::ZERO + Duration::from_secs(LEARN * 86_400);
-    let report = Simulation::new(&scenario, jobs).run().expect("an honest world breaks no invariant");
-    Point {
+    scenario.measured_from = Time::ZERO + Duration::from_secs(LEARNING_DAYS * 86_400);
+    let report = Simulation::new(&scenario, jobs).run().expect("invariants hold without faults");
+    PolicyResult {
         name: name.to_owned(),
         p95: report.wait(0.95).as_secs_f64(),
         mean: report.mean_wait().as_secs_f64(),
@@ -107,13 +110,13 @@ fn judge(name: &str, config: &Config, jobs: &[Job], seed: u64) -> Point {
     }
 }
 
-fn judge_all(candidates: &[(String, Config)], jobs: &[Job], seed: u64) -> Vec<Point> {
+fn simulate_all(candidates: &[(String, Config)], jobs: &[Job], seed: u64) -> Vec<PolicyResult> {
     let (next, points) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get) {
             scope.spawn(|| {
                 while let Some((name, config)) = candidates.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let point = judge(name, config, jobs, seed);
+                    let point = simulate(name, config, jobs, seed);
                     points.lock().expect("no thread panicked").push(point);
                 }
             });
@@ -122,14 +125,14 @@ fn judge_all(candidates: &[(String, Config)], jobs: &[Job], seed: u64) -> Vec<Po
     points.into_inner().expect("no thread panicked")
 }
 
-/// Those that none beats in both, the cheapest first.
-fn curve(mut points: Vec<Point>, wait: fn(&Point) -> f64) -> Vec<Point> {
+/// Returns the results that no other one beats in both wait and cost, the cheapest first.
+fn curve(mut points: Vec<PolicyResult>, wait: fn(&PolicyResult) -> f64) -> Vec<PolicyResult> {
     points.sort_by(|one, other| one.cost.total_cmp(&other.cost).then(wait(one).total_cmp(&wait(other))));
     let mut best = f64::INFINITY;
     points.retain(|point| {
-        let kept = wait(point) < best;
+        let is_better = wait(point) < best;
         best = best.min(wait(point));
-        kept
+        is_better
     });
     points
 }
@@ -139,15 +142,15 @@ fn main() {
     for seed in if seeds.is_empty() { vec![1, 2, 3] } else { seeds } {
         let pattern = Pattern { shape: Shape::Day, days: DAYS, daily_variation: 1.6, ..Pattern::default() };
         let jobs = pattern.jobs(seed);
-        let (fixed, predictive) = (judge_all(&fixed(), &jobs, seed), judge_all(&predictive(), &jobs, seed));
+        let (fixed, predictive) = (simulate_all(&fixed(), &jobs, seed), simulate_all(&predictive(), &jobs, seed));
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());
-        for (what, wait) in [("mean", (|point| point.mean) as fn(&Point) -> f64), ("p95", |point| point.p95)] {
+        for (what, wait) in [("mean", (|point| point.mean) as fn(&PolicyResult) -> f64), ("p95", |point| point.p95)] {
             let (fixed, predictive) = (curve(fixed.clone(), wait), curve(predictive.clone(), wait));
-            let beats = |one: &Point, other: &Point| {
+            let beats = |one: &PolicyResult, other: &PolicyResult| {
                 let (costs, waits) = (one.cost.total_cmp(&other.cost), wait(one).total_cmp(&wait(other)));
                 costs.is_le() && waits.is_le() && (costs.is_lt() || waits.is_lt())
             };
-            let beaten = |point: &&Point| predictive.iter().any(|other| beats(other, point));
+            let beaten = |point: &&PolicyResult| predictive.iter().any(|other| beats(other, point));
             println!(
                 "by {what} wait: {} of {} points of the fixed curve are beaten",
                 fixed.iter().filter(beaten).count(),

@@ -7,17 +7,17 @@ use crate::forecast::ForecastConfig;
 use crate::policy::Policies;
 use crate::resources::Density;
 
-/// Default of `suspended_ttl`: a working day, so that somebody can inspect the environment.
+/// Default of `suspended_ttl`: a working day, so that a user can inspect the environment.
 const DEFAULT_SUSPENDED_TTL: Duration = Duration::from_secs(8 * 3600);
 
-/// Configuration of a scaler, which manages the instances of one or more groups for the jobs of one runner.
+/// Configuration of a scaler, which manages one or more instance groups for the jobs of one runner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Slots per instance (`capacity_per_instance`).
     pub capacity: NonZeroU32,
     /// Maximum number of jobs per instance before it is replaced (`max_use_count`). `None` means no limit.
     pub max_uses: Option<NonZeroU32>,
-    /// Instance groups. If one has no capacity, the next one is used.
+    /// Instance groups. If a group cannot create instances, the next one is used.
     pub groups: Vec<GroupConfig>,
     /// Order in which groups are used.
     pub group_selection: GroupSelection,
@@ -82,14 +82,8 @@ pub struct GroupConfig {
 impl GroupConfig {
     /// Creates a group with the default throttle and without a price.
     #[must_use]
-    pub fn new(name: impl Into<String>, instances_max: u32) -> Self {
-        Self {
-            name: name.into(),
-            is_named: false,
-            max_instances: instances_max,
-            price_per_hour: 0.0,
-            throttle: Throttle::default(),
-        }
+    pub fn new(name: impl Into<String>, max_instances: u32) -> Self {
+        Self { name: name.into(), is_named: false, max_instances, price_per_hour: 0.0, throttle: Throttle::default() }
     }
 }
 
@@ -125,7 +119,9 @@ pub enum UnmanagedPolicy {
 }
 
 impl Config {
-    /// Creates the configuration of a single group with gitlab-runner's defaults (docs/spec/fleeting.md 3.1 and 5.1).
+    /// Creates the configuration of a single group with gitlab-runner's defaults.
+    ///
+    /// See docs/spec/fleeting.md 3.1 and 5.1.
     #[must_use]
     pub fn new(group: GroupConfig) -> Self {
         Self {

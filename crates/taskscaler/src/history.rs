@@ -29,7 +29,7 @@ const VERSION: u32 = 1;
 pub struct HistoryEntry {
     /// Seconds since 1970.
     pub unix: i64,
-    /// Kind of the decision, such as `scale_up`, `scale_up_blocked`, `creation_failed`, `leased` or `delete`.
+    /// Kind of the decision, such as `scale_up`, `scale_up_blocked`, `creation_failed` or `leased`.
     pub kind: String,
     /// Name of the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,16 +67,16 @@ impl HistoryEntry {
                 keys.extend([Some(name), step.key()].into_iter().flatten().map(ToString::to_string));
             }
             DecisionKind::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
-            DecisionKind::ScaleUp { inputs: by, passed, .. } => {
-                inputs = Some(*by);
-                let passed = passed.iter().map(|(group, hold)| format!("; skipped group {}: {hold}", name(*group)));
+            DecisionKind::ScaleUp { inputs: used, passed, .. } => {
+                inputs = Some(*used);
+                let passed = passed.iter().map(|(group, block)| format!("; skipped group {}: {block}", name(*group)));
                 text.extend(passed);
             }
-            DecisionKind::Delete { inputs: by, .. } => inputs = Some(*by),
-            DecisionKind::ScaleUpBlocked { missing, reasons, inputs: by } => {
-                inputs = Some(*by);
+            DecisionKind::Delete { inputs: used, .. } => inputs = Some(*used),
+            DecisionKind::ScaleUpBlocked { missing, reasons, inputs: used } => {
+                inputs = Some(*used);
                 text = format!("cannot scale up by {missing} instances");
-                let reasons = reasons.iter().map(|(group, hold)| format!("; group {}: {hold}", name(*group)));
+                let reasons = reasons.iter().map(|(group, block)| format!("; group {}: {block}", name(*group)));
                 text.extend(reasons);
             }
             _ => {}
@@ -86,8 +86,8 @@ impl HistoryEntry {
             | DecisionKind::Running { after, .. }
             | DecisionKind::Ready { after, .. } => Some(after),
             DecisionKind::Leased { waited, .. } => Some(waited),
-            DecisionKind::JobUsage { usage: used, .. } => Some(&used.wall),
-            DecisionKind::Deleted { lifetime: life, .. } => Some(life),
+            DecisionKind::JobUsage { usage, .. } => Some(&usage.wall),
+            DecisionKind::Deleted { lifetime, .. } => Some(lifetime),
             _ => None,
         };
         Self {
@@ -104,8 +104,8 @@ impl HistoryEntry {
 }
 
 /// Returns the kind, the group and the instance of a decision.
-fn subject(what: &DecisionKind) -> (&'static str, Option<GroupId>, Option<&muster_fleeting::model::InstanceId>) {
-    match what {
+fn subject(kind: &DecisionKind) -> (&'static str, Option<GroupId>, Option<&muster_fleeting::model::InstanceId>) {
+    match kind {
         DecisionKind::Policy { .. } => ("policy", None, None),
         DecisionKind::ScaleUpBlocked { .. } => ("scale_up_blocked", None, None),
         DecisionKind::Released { .. } => ("released", None, None),
@@ -147,14 +147,14 @@ pub(crate) struct History {
 }
 
 /// Returns the paths of the history that belongs to a ledger, the older file first.
-pub(crate) fn files(books: &Path) -> [PathBuf; 2] {
-    [books.with_extension("history.1"), books.with_extension("history")]
+pub(crate) fn files(ledger: &Path) -> [PathBuf; 2] {
+    [ledger.with_extension("history.1"), ledger.with_extension("history")]
 }
 
 impl History {
     /// Creates the writer of the history that belongs to a ledger.
-    pub(crate) fn for_ledger(books: &Path) -> Self {
-        let [_, path] = files(books);
+    pub(crate) fn for_ledger(ledger: &Path) -> Self {
+        let [_, path] = files(ledger);
         Self { path, file: None, max_file_bytes: MAX_FILE_BYTES, failure_logged: false }
     }
 
@@ -199,37 +199,37 @@ impl History {
 fn open(path: &Path) -> std::io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let length = file.metadata()?.len();
-    let mut begin = Vec::new();
+    let mut prefix = Vec::new();
     if length == 0 {
-        begin = serde_json::to_vec(&Header { taskscaler_history: VERSION })?;
-        begin.push(b'\n');
+        prefix = serde_json::to_vec(&Header { taskscaler_history: VERSION })?;
+        prefix.push(b'\n');
     } else {
         use std::io::Seek;
         let mut last = [0];
         file.seek(std::io::SeekFrom::End(-1))?;
         file.read_exact(&mut last)?;
         if last != *b"\n" {
-            begin.push(b'\n');
+            prefix.push(b'\n');
         }
     }
-    file.write_all(&begin)?;
-    Ok((file, length + begin.len() as u64))
+    file.write_all(&prefix)?;
+    Ok((file, length + prefix.len() as u64))
 }
 
-/// Reads the decisions since `unix` that match `wanted`, the latest last, and at most the `most` latest ones.
+/// Reads the `most` latest decisions since `unix` that match `is_wanted`, the latest last.
 ///
 /// Unreadable lines are skipped, for example a partial line after a crash.
 ///
 /// # Errors
 /// Reading an existing file failed.
 pub fn read(
-    books: &Path,
+    ledger: &Path,
     unix: i64,
     most: usize,
-    wanted: impl Fn(&HistoryEntry) -> bool,
+    is_wanted: impl Fn(&HistoryEntry) -> bool,
 ) -> std::io::Result<Vec<HistoryEntry>> {
     let mut found = VecDeque::new();
-    for path in files(books) {
+    for path in files(ledger) {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -242,9 +242,9 @@ pub fn read(
             if (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
                 break;
             }
-            let Ok(told) = serde_json::from_slice::<HistoryEntry>(&line) else { continue };
-            if told.unix >= unix && wanted(&told) {
-                found.push_back(told);
+            let Ok(entry) = serde_json::from_slice::<HistoryEntry>(&line) else { continue };
+            if entry.unix >= unix && is_wanted(&entry) {
+                found.push_back(entry);
                 if found.len() > most {
                     found.pop_front();
                 }
@@ -266,8 +266,8 @@ mod tests {
         })
     }
 
-    fn keys(books: &Path, most: usize) -> Vec<String> {
-        read(books, 0, most, |_| true).unwrap().into_iter().flat_map(|told| told.keys).collect()
+    fn keys(ledger: &Path, most: usize) -> Vec<String> {
+        read(ledger, 0, most, |_| true).unwrap().into_iter().flat_map(|entry| entry.keys).collect()
     }
 
     #[test]
@@ -276,50 +276,50 @@ mod tests {
             GroupId(0),
             ScaleUpBlock::AtMax { max: 3, deleting: 0, stuck: crate::decision::StuckDeletions::default() },
         )];
-        let what =
+        let kind =
             DecisionKind::ScaleUpBlocked { missing: 2, reasons, inputs: Inputs { waiting: 2, ..Inputs::default() } };
-        let told = HistoryEntry::from_decision(&Decision { unix: 7, kind: what }, |_| "main".to_owned());
-        assert_eq!(told.text, "cannot scale up by 2 instances; group main: it has its maximum of 3 instances");
-        assert_eq!((told.kind.as_str(), told.inputs.unwrap().waiting), ("scale_up_blocked", 2));
+        let entry = HistoryEntry::from_decision(&Decision { unix: 7, kind }, |_| "main".to_owned());
+        assert_eq!(entry.text, "cannot scale up by 2 instances; group main: it has its maximum of 3 instances");
+        assert_eq!((entry.kind.as_str(), entry.inputs.unwrap().waiting), ("scale_up_blocked", 2));
     }
 
     #[test]
     fn entries_after_a_partial_line_are_read() {
-        let place = tempfile::tempdir().unwrap();
-        let books = place.path().join("x.ledger");
-        assert!(keys(&books, 9).is_empty(), "nothing was told yet");
-        History::for_ledger(&books).add(&[released(1, "one")]);
-        let file = books.with_extension("history");
-        let whole = std::fs::read(&file).unwrap();
-        std::fs::write(&file, [&whole[..], b"{\"unix\":2,\"ki"].concat()).unwrap();
-        History::for_ledger(&books).add(&[released(3, "three")]);
-        assert_eq!(keys(&books, 9), ["one", "three"]);
-        assert_eq!(read(&books, 2, 9, |_| true).unwrap().len(), 1, "only since then");
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("x.ledger");
+        assert!(keys(&ledger, 9).is_empty(), "no history yet");
+        History::for_ledger(&ledger).add(&[released(1, "one")]);
+        let file = ledger.with_extension("history");
+        let complete = std::fs::read(&file).unwrap();
+        std::fs::write(&file, [&complete[..], b"{\"unix\":2,\"ki"].concat()).unwrap();
+        History::for_ledger(&ledger).add(&[released(3, "three")]);
+        assert_eq!(keys(&ledger, 9), ["one", "three"]);
+        assert_eq!(read(&ledger, 2, 9, |_| true).unwrap().len(), 1, "only entries since `unix`");
     }
 
     #[test]
     fn history_size_is_bounded() {
-        let place = tempfile::tempdir().unwrap();
-        let books = place.path().join("x.ledger");
-        let mut history = History { max_file_bytes: 500, ..History::for_ledger(&books) };
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("x.ledger");
+        let mut history = History { max_file_bytes: 500, ..History::for_ledger(&ledger) };
         for n in 0..100 {
             history.add(&[released(n, &n.to_string())]);
         }
-        let left = keys(&books, 1000);
+        let left = keys(&ledger, 1000);
         assert!(left.len() < 20 && left.last().unwrap() == "99", "{left:?}");
-        assert_eq!(keys(&books, 2), ["98", "99"]);
-        assert!(std::fs::read_dir(place.path()).unwrap().count() == 2);
+        assert_eq!(keys(&ledger, 2), ["98", "99"]);
+        assert!(std::fs::read_dir(directory.path()).unwrap().count() == 2);
     }
 
     #[test]
     fn reads_version_1() {
-        let place = tempfile::tempdir().unwrap();
-        let books = place.path().join("x.ledger");
-        let kept = "{\"taskscaler_history\":1}\n{\"unix\":5,\"kind\":\"delete\",\"group\":\"g\",\"instance\":\"i\",\"text\":\"t\",\
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("x.ledger");
+        let sample = "{\"taskscaler_history\":1}\n{\"unix\":5,\"kind\":\"delete\",\"group\":\"g\",\"instance\":\"i\",\"text\":\"t\",\
                     \"inputs\":{\"instances\":1,\"acquired\":0,\"waiting\":0,\"reserved\":0,\"unavailable\":0,\"idle_count\":0,\
                     \"capacity\":1,\"usable\":1,\"scale_factor\":0.0,\"scale_factor_limit\":0}}\n";
-        std::fs::write(books.with_extension("history"), kept).unwrap();
-        let told = read(&books, 0, 9, |_| true).unwrap();
-        assert_eq!((told[0].kind.as_str(), told[0].inputs.unwrap().instances), ("delete", 1));
+        std::fs::write(ledger.with_extension("history"), sample).unwrap();
+        let entries = read(&ledger, 0, 9, |_| true).unwrap();
+        assert_eq!((entries[0].kind.as_str(), entries[0].inputs.unwrap().instances), ("delete", 1));
     }
 }

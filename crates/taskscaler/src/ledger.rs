@@ -9,7 +9,7 @@ use crate::resources::UsageSamples;
 use crate::suspend::SuspendedEnvironment;
 use crate::types::{JobKind, RemovalReason, StickyContextId};
 
-/// The version of [`Row`]'s format.
+/// Version of the format of [`Row`].
 pub const VERSION: u32 = 1;
 
 /// Key of a row. Contains the group's name and not its index, so that groups can be reordered in the configuration.
@@ -116,7 +116,7 @@ pub enum Row {
         /// Whether it was ready before, so that the ready command has run.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         was_ready: bool,
-        /// Environment that a job saved for a later one, or that the current job resumed.
+        /// Environment that a job saved for a later one, while no job uses it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         suspended_environment: Option<SuspendedEnvironment>,
     },

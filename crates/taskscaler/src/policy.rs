@@ -24,8 +24,9 @@ pub struct IdleTarget {
     pub scale_factor_limit: u32,
     /// Whether jobs are requested only for free slots. Has no effect if `idle_count` is 0 (docs/spec/fleeting.md 7.4).
     pub preemptive: bool,
-    /// Whether jobs are also requested for instances that boot or can be created, while each request immediately returns a job.
-    /// Has no effect unless the policy is preemptive.
+    /// Whether jobs are also requested for instances that boot or can be created.
+    ///
+    /// Only while each request immediately returns a job. Has no effect unless the policy is preemptive.
     pub ahead: bool,
     /// Which free slots are assigned first.
     pub placement: Placement,
@@ -82,9 +83,9 @@ impl Policies {
 
     /// Creates a list with a single policy that is always active.
     #[must_use]
-    pub fn always(wanted: IdleTarget) -> Self {
+    pub fn always(idle_target: IdleTarget) -> Self {
         let periods = "* * * * *".parse().into_iter().collect();
-        Self { list: vec![Policy { periods, zone: TimeZone::UTC, idle_target: wanted }] }
+        Self { list: vec![Policy { periods, zone: TimeZone::UTC, idle_target }] }
     }
 
     /// Returns the index and the target of the policy that is active at `unix` seconds since 1970.
@@ -99,19 +100,19 @@ impl Policies {
     /// Returns the maximum number of idle slots of any policy while `in_use` slots are in use.
     #[must_use]
     pub fn max_idle(&self, in_use: u64) -> u64 {
-        let idle = |wanted: &IdleTarget| {
+        let idle = |target: &IdleTarget| {
             formula::idle_target(&Inputs {
                 acquired: in_use,
-                idle_count: u64::from(wanted.idle_count),
-                scale_factor: wanted.scale_factor,
-                scale_factor_limit: u64::from(wanted.scale_factor_limit),
+                idle_count: u64::from(target.idle_count),
+                scale_factor: target.scale_factor,
+                scale_factor_limit: u64::from(target.scale_factor_limit),
                 ..Inputs::default()
             })
         };
         self.list.iter().map(|policy| idle(&policy.idle_target)).max().unwrap_or(0)
     }
 
-    /// Whether the answer of [`Self::at`] can differ between two moments.
+    /// Whether [`Self::active_at`] can return different policies at different times.
     #[must_use]
     pub fn is_time_dependent(&self) -> bool {
         self.list.iter().any(|policy| !policy.periods.iter().any(Cron::always_matches))

@@ -1,7 +1,7 @@
 //! Number of slots that a job takes, from its declared resources or the usage of earlier jobs of its kind.
 //!
 //! ```text
-//! declared need --or--> usages of earlier runs: 95th percentile, and a margin --by what a slot stands for--> slots
+//! declared resources, or else the 95th percentile of earlier runs with a margin --divided by the resources of a slot--> slots
 //! ```
 //!
 //! Without a [`Density::slot`] every job takes one slot, as with gitlab-runner.
@@ -22,7 +22,7 @@ const MIN_SOLO_RUNS: usize = 3;
 /// Average number of neighbors below which a job counts as running alone.
 const SOLO_NEIGHBOR_THRESHOLD: f64 = 0.05;
 
-/// Parses a number of CPUs in the notation of Kubernetes and Docker (`0.5`, `2`, `500m`) into thousandths.
+/// Parses CPUs in the notation of Kubernetes and Docker (`0.5`, `2`, `500m`) into thousandths.
 #[must_use]
 pub fn cpu_milli(text: &str) -> Option<u32> {
     let text = text.trim();
@@ -30,7 +30,7 @@ pub fn cpu_milli(text: &str) -> Option<u32> {
         Some(milli) => milli.parse::<f64>().ok()?,
         None => text.parse::<f64>().ok()? * 1000.0,
     };
-    (milli.is_finite() && milli > 0.0).then(|| u32::try_from(rounded(milli)).unwrap_or(u32::MAX))
+    (milli.is_finite() && milli > 0.0).then(|| u32::try_from(round_up(milli)).unwrap_or(u32::MAX))
 }
 
 /// Parses a size in the notation of Kubernetes and Docker (`512Mi`, `2g`, `1.5Gi`) into bytes. Units are powers of 1024.
@@ -42,12 +42,12 @@ pub fn memory_bytes(text: &str) -> Option<u64> {
     let unit = text.char_indices().next_back().filter(|(_, last)| last.is_ascii_alphabetic());
     let (number, factor) = match unit {
         None => (text, 1_u64),
-        Some((at, unit)) => (text.get(..at)?, 1 << (10 * (1 + "kmgt".find(unit)?))),
+        Some((end, unit)) => (text.get(..end)?, 1 << (10 * (1 + "kmgt".find(unit)?))),
     };
     let number = number.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0)?;
     #[expect(clippy::cast_precision_loss, reason = "powers of two are exact")]
     let bytes = number * factor as f64;
-    Some(rounded(bytes))
+    Some(round_up(bytes))
 }
 
 /// Resources that a job used.
@@ -96,12 +96,12 @@ impl Density {
     /// Returns the number of slots for a resource request, from 1 to `most`.
     #[must_use]
     pub fn slots_for(&self, need: ResourceRequest, most: u32) -> u32 {
-        let of = |need: Option<u64>, slot: Option<u64>| match (need, slot) {
+        let slots = |need: Option<u64>, slot: Option<u64>| match (need, slot) {
             (Some(need), Some(slot @ 1..)) => need.div_ceil(slot),
             _ => 1,
         };
-        let cpu = of(need.cpu_milli.map(u64::from), self.slot.cpu_milli.map(u64::from));
-        let memory = of(need.memory_bytes, self.slot.memory_bytes);
+        let cpu = slots(need.cpu_milli.map(u64::from), self.slot.cpu_milli.map(u64::from));
+        let memory = slots(need.memory_bytes, self.slot.memory_bytes);
         u32::try_from(cpu.max(memory)).unwrap_or(u32::MAX).clamp(1, most.max(1))
     }
 }
@@ -120,15 +120,16 @@ pub struct UsageSamples {
 }
 
 impl UsageSamples {
+    /// Returns the expected resources of the next run. Fields with too few runs are `None`.
     fn need(&self, density: &Density) -> ResourceRequest {
-        let of = |runs: &VecDeque<u32>| {
-            let enough = runs.len() >= density.min_runs.max(1);
-            let most = enough.then(|| percentile(runs, 95)).flatten()?;
-            Some(f64::from(most) * density.usage_margin)
+        let expected = |runs: &VecDeque<u32>| {
+            let has_enough = runs.len() >= density.min_runs.max(1);
+            let usage = has_enough.then(|| percentile(runs, 95)).flatten()?;
+            Some(f64::from(usage) * density.usage_margin)
         };
         ResourceRequest {
-            cpu_milli: of(&self.cpu_milli).map(|milli| u32::try_from(rounded(milli)).unwrap_or(u32::MAX)),
-            memory_bytes: of(&self.memory_kib).map(|kib| rounded(kib).saturating_mul(1024)),
+            cpu_milli: expected(&self.cpu_milli).map(|milli| u32::try_from(round_up(milli)).unwrap_or(u32::MAX)),
+            memory_bytes: expected(&self.memory_kib).map(|kib| round_up(kib).saturating_mul(1024)),
         }
     }
 }
@@ -145,15 +146,15 @@ pub(crate) struct UsageHistory {
 pub(crate) struct Recorded {
     /// Run time divided by the median run time without neighbors. `None` if it ran alone or too few runs are known.
     pub(crate) slowdown: Option<f64>,
-    /// Job kind that was forgotten to make room.
+    /// Job kind that was forgotten because too many are known.
     pub(crate) forgotten: Option<JobKind>,
 }
 
 impl UsageHistory {
     /// Records a run with its average number of neighbors.
-    pub(crate) fn record(&mut self, work: JobKind, used: &JobUsage, neighbours: f64, unix: i64) -> Recorded {
-        let usage = self.kinds.entry(work).or_default();
-        self.by_age.remove(&(usage.last_run_at, work));
+    pub(crate) fn record(&mut self, kind: JobKind, used: &JobUsage, neighbors: f64, unix: i64) -> Recorded {
+        let usage = self.kinds.entry(kind).or_default();
+        self.by_age.remove(&(usage.last_run_at, kind));
         usage.last_run_at = unix;
         let wall_ms = u32::try_from(used.wall.as_millis()).unwrap_or(u32::MAX);
         if let Some(cpu) = used.cpu.filter(|_| wall_ms > 0) {
@@ -163,40 +164,41 @@ impl UsageHistory {
         if let Some(bytes) = used.memory_bytes {
             push(&mut usage.memory_kib, u32::try_from(bytes / 1024).unwrap_or(u32::MAX));
         }
-        let slow_down = if neighbours < SOLO_NEIGHBOR_THRESHOLD {
+        let slowdown = if neighbors < SOLO_NEIGHBOR_THRESHOLD {
             push(&mut usage.solo_ms, wall_ms);
             None
         } else {
-            let alone = (usage.solo_ms.len() >= MIN_SOLO_RUNS).then(|| percentile(&usage.solo_ms, 50)).flatten();
-            alone.filter(|alone| *alone > 0).map(|alone| f64::from(wall_ms) / f64::from(alone))
+            let solo = (usage.solo_ms.len() >= MIN_SOLO_RUNS).then(|| percentile(&usage.solo_ms, 50)).flatten();
+            solo.filter(|solo| *solo > 0).map(|solo| f64::from(wall_ms) / f64::from(solo))
         };
-        self.by_age.insert((unix, work));
-        Recorded { slowdown: slow_down, forgotten: self.forget() }
+        self.by_age.insert((unix, kind));
+        Recorded { slowdown, forgotten: self.forget() }
     }
 
+    /// Forgets the job kind that ran longest ago if too many are known.
     fn forget(&mut self) -> Option<JobKind> {
         if self.kinds.len() <= MAX_JOB_KINDS {
             return None;
         }
-        let (_, work) = self.by_age.pop_first()?;
-        self.kinds.remove(&work);
-        Some(work)
+        let (_, kind) = self.by_age.pop_first()?;
+        self.kinds.remove(&kind);
+        Some(kind)
     }
 
     /// Restores a job kind from the ledger.
-    pub(crate) fn restore(&mut self, work: JobKind, usage: UsageSamples) {
-        self.by_age.insert((usage.last_run_at, work));
-        self.kinds.insert(work, usage);
+    pub(crate) fn restore(&mut self, kind: JobKind, usage: UsageSamples) {
+        self.by_age.insert((usage.last_run_at, kind));
+        self.kinds.insert(kind, usage);
         self.forget();
     }
 
-    pub(crate) fn get(&self, work: JobKind) -> Option<&UsageSamples> {
-        self.kinds.get(&work)
+    pub(crate) fn get(&self, kind: JobKind) -> Option<&UsageSamples> {
+        self.kinds.get(&kind)
     }
 
     /// Returns the expected resources of a job of this kind.
-    pub(crate) fn need(&self, work: JobKind, density: &Density) -> ResourceRequest {
-        self.kinds.get(&work).map_or_else(ResourceRequest::default, |usage| usage.need(density))
+    pub(crate) fn need(&self, kind: JobKind, density: &Density) -> ResourceRequest {
+        self.kinds.get(&kind).map_or_else(ResourceRequest::default, |usage| usage.need(density))
     }
 }
 
@@ -211,12 +213,12 @@ fn push(runs: &mut VecDeque<u32>, value: u32) {
 fn percentile(runs: &VecDeque<u32>, percent: usize) -> Option<u32> {
     let mut sorted: Vec<u32> = runs.iter().copied().collect();
     sorted.sort_unstable();
-    let place = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-    sorted.get(place).copied()
+    let rank = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(rank).copied()
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
-fn rounded(value: f64) -> u64 {
+fn round_up(value: f64) -> u64 {
     value.ceil() as u64
 }
 
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_read_as_people_write_them() {
+    fn parses_kubernetes_and_docker_quantities() {
         assert_eq!(["2", "0.5", "1500m", " 1 "].map(cpu_milli), [2000, 500, 1500, 1000].map(Some));
         assert_eq!(["", "x", "-1", "0", "NaN", "inf", "m"].map(cpu_milli), [None; 7]);
         let gib = 1 << 30;
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_follow_the_resource_that_is_needed_most() {
+    fn slots_follow_the_scarcest_resource() {
         let slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: Some(2 << 30) };
         let density = Density { slot, ..Density::default() };
         let need = |cpu_milli, gib: Option<u64>| ResourceRequest { cpu_milli, memory_bytes: gib.map(|gib| gib << 30) };
@@ -252,29 +254,29 @@ mod tests {
         assert_eq!(density.slots_for(need(Some(100), Some(1)), 8), 1);
         assert_eq!(density.slots_for(need(Some(2500), Some(2)), 8), 3);
         assert_eq!(density.slots_for(need(Some(1000), Some(9)), 8), 5);
-        assert_eq!(density.slots_for(need(Some(64_000), None), 8), 8, "no more than an instance has");
-        assert_eq!(Density::default().slots_for(need(Some(64_000), None), 8), 1, "a slot stands for nothing");
+        assert_eq!(density.slots_for(need(Some(64_000), None), 8), 8, "at most the slots of an instance");
+        assert_eq!(Density::default().slots_for(need(Some(64_000), None), 8), 1, "a slot has no resources");
     }
 
     #[test]
-    fn after_twenty_runs_the_need_is_the_95th_percentile_and_a_margin() {
+    fn expected_usage_is_95th_percentile_with_margin() {
         let (mut usages, work) = (UsageHistory::default(), JobKind(7));
         let density = Density { learn_from_usage: true, ..Density::default() };
         for run in 1..=4 {
             usages.record(work, &used(10, run, 100 * run), 0.0, 0);
         }
-        assert_eq!(usages.need(work, &density), ResourceRequest::default(), "too few runs say nothing");
+        assert_eq!(usages.need(work, &density), ResourceRequest::default(), "too few runs");
         for run in 1..=20 {
             usages.record(work, &used(10, run, 100 * run), 0.0, 0);
         }
-        // Of 1 to 20 CPU seconds in 10 s, the 19th: 1.9 CPUs, and a fifth more.
+        // The 19th of 1 to 20 CPU seconds in 10 s: 1.9 CPUs, plus a margin of a fifth.
         let need = usages.need(work, &density);
         assert_eq!(need, ResourceRequest { cpu_milli: Some(2280), memory_bytes: Some(1900 * 1024 * 1024 * 12 / 10) });
         assert_eq!(usages.need(JobKind(8), &density), ResourceRequest::default());
     }
 
     #[test]
-    fn a_run_beside_others_is_compared_with_runs_alone() {
+    fn slowdown_compares_with_runs_without_neighbors() {
         let (mut usages, work) = (UsageHistory::default(), JobKind(7));
         assert_eq!(usages.record(work, &used(20, 1, 1), 1.0, 0).slowdown, None, "nothing to compare with");
         for seconds in [10, 11, 30] {
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_longest_ago_is_forgotten_first() {
+    fn job_kind_that_ran_longest_ago_is_forgotten_first() {
         let mut usages = UsageHistory::default();
         for kind in 0..MAX_JOB_KINDS as u64 {
             let unix = i64::try_from(kind).unwrap();

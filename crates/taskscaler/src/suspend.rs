@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::TaskKey;
 
-/// An environment that a job saved for a later job, stored in the ledger while its instance is suspended.
+/// An environment that a job saved for a later one, as stored while its instance is suspended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuspendedEnvironment {
     /// Task key of the job that saved it. A later job resumes it by this name.
@@ -132,7 +132,7 @@ impl fmt::Display for SuspendEvent {
             Self::ResumeCanceled => f.write_str("no longer requested, suspending its instance again"),
             Self::Resumed(key, after) => write!(f, "resumed by {key} after {:.3} s", after.as_secs_f64()),
             Self::Failed(error) => write!(f, "call failed, retrying: {error}"),
-            Self::ResumeFailed(key, why) => write!(f, "{key} failed to resume it: {why}"),
+            Self::ResumeFailed(key, reason) => write!(f, "{key} failed to resume it: {reason}"),
         }
     }
 }

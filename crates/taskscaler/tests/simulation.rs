@@ -1,8 +1,8 @@
-//! The engine in a world that lies: seeded runs, in which every invariant is checked after every event.
+//! The engine with a faulty provider: seeded runs in which every invariant is checked after every event.
 //!
-//! The sample on each push is always the same: the seeds from 1, so that what one push shows does not depend on luck.
-//! `MUSTER_TEST_RUNS=100000` makes as many from a random seed; `MUSTER_TEST_SEED=n` begins with that one. What fails is
-//! told by its seed, and as the smallest case that fails the same way.
+//! By default the seeds start at 1, so that each run of the tests checks the same cases. `MUSTER_TEST_RUNS=100000` runs that many
+//! cases from a random seed, and `MUSTER_TEST_SEED=n` starts at a particular one. A failure is reported with its seed and with the
+//! smallest case that fails in the same way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use muster_taskscaler::engine::Violation;
 use muster_taskscaler::event::Action;
 use muster_taskscaler::sim::scenario::Case;
 
-/// Runs on each push.
+/// Default number of runs.
 const SAMPLE: u64 = 300;
 
 /// A run in which an invariant does not hold.
@@ -28,14 +28,14 @@ impl std::fmt::Display for Failure {
         let found = smallest.run().err();
         write!(
             f,
-            "{violation}\nMUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1 replays it\nthe smallest that fails: {found:?}\n{smallest:?}"
+            "{violation}\nMUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1 replays it\nthe smallest failing case: {found:?}\n{smallest:?}"
         )
     }
 }
 
-/// What came of runs that all went well.
+/// Totals of runs without a failure.
 #[derive(Debug, Default)]
-struct Done {
+struct Totals {
     jobs: AtomicU64,
     moved: AtomicU64,
     resumed: AtomicU64,
@@ -45,9 +45,9 @@ struct Done {
     restarts: AtomicU64,
 }
 
-/// Runs the cases of so many seeds on all processors, until one fails.
-fn hunt(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Result<Done, Box<Failure>> {
-    let (next, done, failure) = (AtomicU64::new(0), Done::default(), Mutex::new(None));
+/// Runs the cases of `runs` seeds on all processors until one fails.
+fn run_cases(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Result<Totals, Box<Failure>> {
+    let (next, done, failure) = (AtomicU64::new(0), Totals::default(), Mutex::new(None));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let work = || {
         loop {
@@ -93,26 +93,26 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_the_provider_does_every_invariant_holds() {
+fn invariants_hold_with_random_faults() {
     let wanted = number("MUSTER_TEST_RUNS");
     let runs = wanted.unwrap_or(SAMPLE);
     let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| if wanted.is_some() { rand::random() } else { 1 });
     println!("{runs} runs from MUSTER_TEST_SEED={first}");
-    let Done { jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts } =
-        hunt(first, runs, Case::random).unwrap_or_else(|failure| panic!("{failure}"));
+    let Totals { jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts } =
+        run_cases(first, runs, Case::random).unwrap_or_else(|failure| panic!("{failure}"));
     let [jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts] =
         [jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts].map(AtomicU64::into_inner);
     println!(
-        "{jobs} jobs done, {moved} lost their instance and ran elsewhere, {resumed} went on in what another one had left, \
+        "{jobs} jobs done, {moved} rescheduled after their instance was lost, {resumed} resumed an environment, \
          {ahead} were requested ahead of free slots, \
-         {canceled} were canceled while they waited and came again ({canceled_wakes} of them waited for an environment), \
+         {canceled} canceled while they waited and queued again ({canceled_wakes} of them waited for an environment), \
          {restarts} planned restarts"
     );
     assert!(jobs > 0 && (resumed > 0 && ahead > 0 && canceled_wakes > 0 || wanted.is_some()));
 }
 
-/// An engine that removes an instance in the moment in which it gives it its third job.
-fn removes_too_early(mut actions: Vec<Action>) -> Vec<Action> {
+/// Injects a bug: an instance is deleted when it gets its third job.
+fn delete_with_third_job(mut actions: Vec<Action>) -> Vec<Action> {
     let third = actions.iter().find_map(|action| match action {
         Action::Grant(lease) if lease.use_number == 3 => Some((lease.group, lease.instance.clone())),
         _ => None,
@@ -122,25 +122,25 @@ fn removes_too_early(mut actions: Vec<Action>) -> Vec<Action> {
 }
 
 #[test]
-fn a_defect_of_the_engine_is_found_told_by_its_seed_replayed_and_made_small() {
-    let spoilt = |seed| {
+fn engine_bug_is_found_replayed_and_shrunk() {
+    let with_bug = |seed| {
         let mut case = Case::random(seed);
-        case.scenario.injected_defect = Some(removes_too_early);
+        case.scenario.injected_defect = Some(delete_with_third_job);
         case
     };
-    let failure = hunt(1, SAMPLE, spoilt).expect_err("the defect is found");
+    let failure = run_cases(1, SAMPLE, with_bug).expect_err("the bug is found");
     assert_eq!(failure.violation.invariant, "I4");
-    let told = failure.to_string();
-    assert!(told.contains(&format!("MUSTER_TEST_SEED={} MUSTER_TEST_RUNS=1 replays it", failure.seed)), "{told}");
-    let again = || spoilt(failure.seed).run().unwrap_err();
+    let message = failure.to_string();
+    assert!(message.contains(&format!("MUSTER_TEST_SEED={} MUSTER_TEST_RUNS=1 replays it", failure.seed)), "{message}");
+    let replay = || with_bug(failure.seed).run().unwrap_err();
     assert_eq!(
-        (again(), again()),
+        (replay(), replay()),
         (failure.violation.clone(), failure.violation.clone()),
-        "a seed says all that happens"
+        "the seed determines the run"
     );
     let smallest = &failure.smallest;
     assert_eq!(smallest.run().unwrap_err().invariant, "I4");
-    let (left, all) = (smallest.jobs.len(), spoilt(failure.seed).jobs.len());
-    assert!((3..8).contains(&left) && left < all, "three jobs are needed to show it: {left} of {all} are left");
-    Case::random(failure.seed).run().expect("without the defect the seed is well");
+    let (left, all) = (smallest.jobs.len(), with_bug(failure.seed).jobs.len());
+    assert!((3..8).contains(&left) && left < all, "the bug needs three jobs: {left} of {all} are left");
+    Case::random(failure.seed).run().expect("the seed passes without the bug");
 }

@@ -87,7 +87,7 @@ impl StarvationHold {
             let key = &request.key;
             return Err(Violation::new(
                 "I5",
-                format!("{key} is queued, but the instance that is held for it has room"),
+                format!("{key} is queued, but the instance that is held for it has enough free slots"),
             ));
         }
         let marked = pool.iter().filter(|(_, instance)| instance.held_for_request).count();

@@ -23,7 +23,7 @@ use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Number of consecutive lists without an instance after which it is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// Minimum time from the first to the last of these lists, because a wrong list is often followed by another.
+/// Minimum time from the first to the last of these lists. A wrong list is often followed by another.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
 /// Phase in the life of an instance.

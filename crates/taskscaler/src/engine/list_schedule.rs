@@ -13,7 +13,7 @@ use crate::time::Time;
 
 /// Minimum pause between two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum delay that listing adds to a job's wait for an instance, as a fraction of the instance's boot time: one fiftieth.
+/// Maximum delay of a waiting job by the interval of lists: one fiftieth of the boot time.
 const BOOT_TIME_FRACTION: u32 = 50;
 /// Maximum share of the time that listing takes: one tenth. The pause that follows from it is at most the usual interval,
 /// because a list that hangs for minutes says nothing about the next one.

@@ -179,7 +179,7 @@ impl Pool {
         self.select(group, |_| true)
     }
 
-    /// Returns the instances of a group that the list of this number lacks, in the order in which they were first seen.
+    /// Returns the instances of a group that the list of this number lacks, the first seen first.
     pub(super) fn unlisted(&self, group: GroupId, list: u64) -> Vec<Index> {
         self.select(group, |instance| instance.listed != list)
     }
@@ -305,7 +305,9 @@ impl Pool {
         self.groups.get(group.0)?.idle.first().copied()
     }
 
-    /// Returns up to `most` instances that have been idle for `idle_time`, the longest first, and since when.
+    /// Returns up to `most` instances that have been idle for `idle_time`, and since when.
+    ///
+    /// The one that has been idle for the longest time is the first.
     pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, most: usize) -> Vec<(Time, Index)> {
         let idle = self.groups.get(group.0).into_iter().flat_map(|group| &group.idle);
         idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(most).copied().collect()
@@ -325,7 +327,9 @@ impl Pool {
         u64::from(instance.slot_totals(self.limits).free)
     }
 
-    /// Returns when the first and the last change began that a group's next list may report, except for deletions.
+    /// Returns when the first and the last change began that the next list may report.
+    ///
+    /// Does not include deletions.
     pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.groups.get(group.0)?.arriving)
     }

@@ -89,7 +89,7 @@ impl Reservations {
         self.unused(queue) > 0 && now.at.since(self.last_answer) >= HELD_AFTER
     }
 
-    /// Returns the maximum number of reservations ahead of free slots, apart from the number of possible slots.
+    /// Returns the maximum number of reservations ahead of free slots, if enough slots are possible.
     pub(super) fn max_ahead(&self, now: Now, queue: &Queue) -> u64 {
         if self.is_held(now, queue) { 0 } else { self.immediate_jobs }
     }

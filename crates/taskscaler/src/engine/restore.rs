@@ -18,8 +18,9 @@ struct Findings {
 }
 
 impl Engine {
-    /// Returns an engine that is restored from stored rows, and the keys of rows that belong to no configured group. The
-    /// instances of such rows are ignored.
+    /// Restores an engine from stored rows.
+    ///
+    /// Also returns the keys of rows that belong to no configured group. The instances of such rows are ignored.
     ///
     /// Instances count as existing until a list lacks them. Leases can be claimed ([`Self::claim`]) until
     /// [`crate::event::Event::ClaimsComplete`]. If the rows and the configuration have one group each, the rows belong to
@@ -53,9 +54,10 @@ impl Engine {
         (engine, unknown)
     }
 
-    /// Returns the name of the only group if all rows are of one group with another name, because the runner was renamed.
+    /// Returns the name of the only group if all rows are of one group with another name.
     ///
-    /// A group with a name of its own in the configuration has been replaced instead, perhaps by one of another provider.
+    /// In this case the runner was renamed. A group with a name of its own in the configuration has been replaced instead, perhaps
+    /// by one of another provider.
     fn renamed_group(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let mut groups = self.inventory.groups.iter();
         let (Some((_, only)), None) = (groups.next(), groups.next()) else { return None };

@@ -92,7 +92,7 @@ impl RequestState {
 }
 
 impl ScaleUpRequest {
-    /// Whether this process observed the whole time since the request, so that it shows how long a creation takes.
+    /// Whether its time shows how long a creation takes, because this process has sent it.
     pub(super) fn timing_is_valid(&self) -> bool {
         self.known.at == self.requested_at
     }

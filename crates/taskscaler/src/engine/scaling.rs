@@ -189,7 +189,9 @@ impl Engine {
         groups.filter_map(|group| self.inventory.pool.next_idle(group, now.at, idle_time)).min()
     }
 
-    /// Deletes idle instances above a group's maximum, as after a provider has created more or later than it announced.
+    /// Deletes idle instances above a group's maximum.
+    ///
+    /// A provider may have created more instances than it accepted, or created them late.
     fn delete_above_max_instances(&mut self, now: Now) {
         for id in self.inventory.groups.ids() {
             let Some(max) = self.inventory.groups.get(id).and_then(super::group::GroupState::max_instances) else {

@@ -157,6 +157,8 @@ pub struct InstanceStatus {
     pub id: String,
     /// Name of its group.
     pub group: String,
+    /// State of the instance, as operators see it.
+    ///
     /// `booting`, `preparing`, `ready`, `suspending`, `suspended` or `resuming` (with an environment for a later job),
     /// `cordoned` (by an operator), `draining` (deleted after its last job), or `deleting`.
     pub state: String,

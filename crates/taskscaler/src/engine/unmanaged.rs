@@ -67,7 +67,7 @@ impl UnmanagedInstances {
         true
     }
 
-    /// Removes the instances that have been missing from enough lists, of which the list of this number is the last.
+    /// Removes the instances that are lost, with the list of this number as the last one that lacks them.
     pub(super) fn remove_missing(&mut self, list: u64, at: Time) -> Vec<InstanceId> {
         let mut lost = Vec::new();
         self.0.retain(|id, instance| {

@@ -6,8 +6,8 @@ use crate::history::{DAY_S, HistoryEntry};
 
 /// Maximum number of decisions in an answer.
 const MAX_DECISIONS: usize = 1000;
-/// Kinds of decisions that change the number of instances.
-const SCALING: [&str; 8] = [
+/// Kinds of decisions that affect the number of instances.
+const SCALING_KINDS: [&str; 8] = [
     "policy",
     "scale_up",
     "scale_up_accepted",
@@ -44,36 +44,36 @@ pub fn explain(
     report: &Report,
     source: ReportSource,
     unix: i64,
-    recall: HistoryReader<'_>,
+    read_history: HistoryReader<'_>,
 ) -> std::io::Result<Explanation> {
     let since = unix - DAY_S;
-    let mut explained = match subject {
-        Subject::Fleet => fleet(report, source, recall(since, MAX_DECISIONS + 1, &|_| true)?),
-        Subject::Job(job) => self::job(job, report, unix, recall)?,
+    let mut explanation = match subject {
+        Subject::Fleet => explain_fleet(report, source, read_history(since, MAX_DECISIONS + 1, &|_| true)?),
+        Subject::Job(job) => explain_job(job, report, unix, read_history)?,
         Subject::Instance(id) => {
-            let own = recall(since, MAX_DECISIONS + 1, &|told| told.instance.as_ref() == Some(id))?;
-            instance(id, report, source, own)
+            let own = read_history(since, MAX_DECISIONS + 1, &|entry| entry.instance.as_ref() == Some(id))?;
+            explain_instance(id, report, source, own)
         }
         Subject::Group(name) => {
-            let about = |told: &HistoryEntry| {
-                told.group.as_ref() == Some(name) || told.kind == "policy" || told.text.contains(&group_prefix(name))
+            let about = |entry: &HistoryEntry| {
+                entry.group.as_ref() == Some(name) || entry.kind == "policy" || entry.text.contains(&group_prefix(name))
             };
-            group(name, report, source, recall(since, MAX_DECISIONS + 1, &about)?)
+            explain_group(name, report, source, read_history(since, MAX_DECISIONS + 1, &about)?)
         }
     };
-    let surplus = explained.decisions.len().saturating_sub(MAX_DECISIONS);
-    explained.truncated = surplus > 0;
-    explained.ledger_unreadable = report.is_ledger_unreadable(source);
-    explained.decisions.drain(..surplus);
-    if let Some(why) = &report.unavailable_reason {
-        let how = match source {
+    let surplus = explanation.decisions.len().saturating_sub(MAX_DECISIONS);
+    explanation.truncated = surplus > 0;
+    explanation.ledger_unreadable = report.is_ledger_unreadable(source);
+    explanation.decisions.drain(..surplus);
+    if let Some(reason) = &report.unavailable_reason {
+        let state = match source {
             ReportSource::Manager => "is not running",
             ReportSource::Disk if report.is_ledger_unreadable(source) => "has an unreadable ledger",
             ReportSource::Disk => "was not queried",
         };
-        explained.summary.insert(0, format!("the scaler of runner {} {how}: {why}", report.runner));
+        explanation.summary.insert(0, format!("the scaler of runner {} {state}: {reason}", report.runner));
     }
-    Ok(explained)
+    Ok(explanation)
 }
 
 /// Prefix of the messages about a group.
@@ -81,15 +81,8 @@ fn group_prefix(group: &str) -> String {
     format!("group {group}:")
 }
 
-fn explained(report: &Report, known: bool, answer: Vec<String>, decisions: Vec<HistoryEntry>) -> Explanation {
-    Explanation {
-        runner: report.runner.clone(),
-        found: known,
-        summary: answer,
-        decisions,
-        truncated: false,
-        ledger_unreadable: false,
-    }
+fn explanation(report: &Report, found: bool, summary: Vec<String>, decisions: Vec<HistoryEntry>) -> Explanation {
+    Explanation { runner: report.runner.clone(), found, summary, decisions, truncated: false, ledger_unreadable: false }
 }
 
 /// Whether a task key belongs to a job: it is equal, or starts with `job-<id>-`.
@@ -98,86 +91,87 @@ fn is_key_of_job(key: &str, job: &str) -> bool {
     key == job || rest.is_some_and(|rest| rest.starts_with('-'))
 }
 
-fn job(job: &str, report: &Report, unix: i64, recall: HistoryReader<'_>) -> std::io::Result<Explanation> {
+fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReader<'_>) -> std::io::Result<Explanation> {
     let since = unix - DAY_S;
-    let own = |told: &HistoryEntry| told.keys.iter().any(|key| is_key_of_job(key, job));
-    let mut decisions = recall(since, MAX_DECISIONS + 1, &own)?;
-    let mut answer = Vec::new();
+    let own = |entry: &HistoryEntry| entry.keys.iter().any(|key| is_key_of_job(key, job));
+    let mut decisions = read_history(since, MAX_DECISIONS + 1, &own)?;
+    let mut summary = Vec::new();
     let mut window = None;
     let status = report.status.as_ref();
     let waiting = status.and_then(|status| status.waiting.iter().find(|waiting| is_key_of_job(&waiting.key, job)));
-    let slots = status.into_iter().flat_map(|status| &status.instances);
-    let held = slots.flat_map(|instance| instance.slots.iter().map(move |slot| (instance, slot)));
-    let held = held.into_iter().find(|(_, slot)| is_key_of_job(&slot.key, job));
+    let instances = status.into_iter().flat_map(|status| &status.instances);
+    let assigned = instances.flat_map(|instance| instance.slots.iter().map(move |slot| (instance, slot)));
+    let assigned = assigned.into_iter().find(|(_, slot)| is_key_of_job(&slot.key, job));
     if let (Some(status), Some(waiting)) = (status, waiting) {
-        let before = waiting.queue_position;
-        answer
-            .push(format!("job {job} has waited {} for a slot; queue position {before}", seconds(waiting.waiting_ms)));
-        answer.extend(pending_instances(status));
+        let (waited, position) = (seconds(waiting.waiting_ms), waiting.queue_position);
+        summary.push(format!("job {job} has waited {waited} for a slot; queue position {position}"));
+        summary.extend(pending_instances(status));
         window = Some((unix - i64::try_from(waiting.waiting_ms / 1000).unwrap_or(0) - 1, unix));
-    } else if let Some((instance, slot)) = held {
-        answer.push(format!("job {job} has slot {} of instance {}", slot.slot, instance.id));
+    } else if let Some((instance, slot)) = assigned {
+        summary.push(format!("job {job} has slot {} of instance {}", slot.slot, instance.id));
     } else if let Some(last) = decisions.last() {
-        answer.push(format!("job {job} has ended here: {}", last.text));
+        summary.push(format!("job {job} has ended here: {}", last.text));
     } else {
-        answer.push(format!(
+        summary.push(format!(
             "job {job} is unknown to runner {}: it was not requested yet, runs elsewhere, or ended more than a day ago",
             report.runner
         ));
-        answer.extend(report.requests_paused_reason.as_ref().map(|why| format!("job requests are paused: {why}")));
+        summary
+            .extend(report.requests_paused_reason.as_ref().map(|reason| format!("job requests are paused: {reason}")));
     }
     // For a job that waits again, explain the current wait and not an earlier one.
-    let leased = decisions.iter().rev().find(|told| told.kind == "leased").filter(|_| waiting.is_none());
+    let leased = decisions.iter().rev().find(|entry| entry.kind == "leased").filter(|_| waiting.is_none());
     if let Some(leased) = leased {
         let waited = leased.after_ms.unwrap_or(0);
-        answer.push(format!("it waited {} for the slot", seconds(waited)));
+        summary.push(format!("it waited {} for the slot", seconds(waited)));
         window = Some((leased.unix - i64::try_from(waited / 1000).unwrap_or(0) - 1, leased.unix));
     }
-    let known = waiting.is_some() || held.is_some() || !decisions.is_empty();
+    let found = waiting.is_some() || assigned.is_some() || !decisions.is_empty();
     if let Some((from, to)) = window {
-        let meanwhile = |told: &HistoryEntry| told.unix <= to && SCALING.contains(&told.kind.as_str()) && !own(told);
-        decisions.extend(recall(from, MAX_DECISIONS + 1, &meanwhile)?);
-        decisions.sort_by_key(|told| told.unix);
+        let is_scaling =
+            |entry: &HistoryEntry| entry.unix <= to && SCALING_KINDS.contains(&entry.kind.as_str()) && !own(entry);
+        decisions.extend(read_history(from, MAX_DECISIONS + 1, &is_scaling)?);
+        decisions.sort_by_key(|entry| entry.unix);
     }
-    Ok(explained(report, known, answer, decisions))
+    Ok(explanation(report, found, summary, decisions))
 }
 
 /// Describes instances that will become ready, and why no more can be created.
 fn pending_instances(status: &ScalerStatus) -> Vec<String> {
-    let mut answer = Vec::new();
+    let mut summary = Vec::new();
     if status.booting > 0 {
         let next = status.next_ready_in_ms.map(|ms| match ms {
             0 => "; the next is expected any moment".to_owned(),
             ms => format!("; the next is expected to be ready in {}", seconds(ms)),
         });
         let next = next.unwrap_or_default();
-        answer.push(format!("{} instances are booting or being prepared{next}", status.booting));
+        summary.push(format!("{} instances are booting or being prepared{next}", status.booting));
     }
-    answer.extend(status.scale_up_blocked.iter().map(|held| format!("cannot scale up: {held}")));
-    answer
+    summary.extend(status.scale_up_blocked.iter().map(|block| format!("cannot scale up: {block}")));
+    summary
 }
 
-fn instance(id: &str, report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
+fn explain_instance(id: &str, report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
     let status = report.status.as_ref();
     let found = status.and_then(|status| status.instances.iter().find(|instance| instance.id == id));
-    let foreign = status.into_iter().flat_map(|status| &status.groups);
-    let foreign = foreign.into_iter().find(|group| group.unmanaged.iter().any(|known| known == id));
-    let mut answer = Vec::new();
+    let unmanaged = status.into_iter().flat_map(|status| &status.groups);
+    let unmanaged = unmanaged.into_iter().find(|group| group.unmanaged.iter().any(|unmanaged| unmanaged == id));
+    let mut summary = Vec::new();
     if let Some(instance) = found {
-        answer.extend(instance_summary(instance));
-        answer.extend(
+        summary.extend(instance_summary(instance));
+        summary.extend(
             status.filter(|_| source == ReportSource::Manager).and_then(|status| idle_reason(instance, status)),
         );
-    } else if let Some(group) = foreign {
-        answer.push(format!("instance {id} of group {} is unmanaged and ignored", group.name));
+    } else if let Some(group) = unmanaged {
+        summary.push(format!("instance {id} of group {} is unmanaged and ignored", group.name));
     } else if decisions.is_empty() {
-        answer.push(format!("instance {id} was unknown to runner {} during the last day", report.runner));
+        summary.push(format!("instance {id} was unknown to runner {} during the last day", report.runner));
     } else {
-        answer.push(format!("instance {id} no longer exists"));
+        summary.push(format!("instance {id} no longer exists"));
         let ends = ["operator", "delete", "lost", "deleted"];
-        answer.extend(decisions.iter().filter(|told| ends.contains(&&*told.kind)).map(|told| told.text.clone()));
+        summary.extend(decisions.iter().filter(|entry| ends.contains(&&*entry.kind)).map(|entry| entry.text.clone()));
     }
-    explained(report, found.is_some() || foreign.is_some() || !decisions.is_empty(), answer, decisions)
+    explanation(report, found.is_some() || unmanaged.is_some() || !decisions.is_empty(), summary, decisions)
 }
 
 /// Explains why an idle instance is kept.
@@ -199,37 +193,37 @@ fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<Strin
 
 fn instance_summary(instance: &InstanceStatus) -> Vec<String> {
     let InstanceStatus { id, group, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
-    let mut answer = vec![format!(
+    let mut summary = vec![format!(
         "instance {id} of group {group} has been {state} for {}; it was first seen {} ago and has had {job_count} jobs",
         seconds(*state_age_ms),
         seconds(*age_ms)
     )];
-    answer.extend(reason.as_ref().map(|reason| match state.as_str() {
+    summary.extend(reason.as_ref().map(|reason| match state.as_str() {
         "cordoned" => format!("it gets no jobs and is kept until you uncordon or delete it: cordoned by {reason}"),
         "suspending" | "suspended" | "resuming" => format!("it gets no other jobs: {reason}"),
         _ => format!("it is being deleted: {reason}"),
     }));
-    answer.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));
-    answer
+    summary.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));
+    summary
 }
 
-fn group(name: &str, report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
+fn explain_group(name: &str, report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
     let status = report.status.as_ref();
     let found = status.and_then(|status| Some((status, status.groups.iter().find(|group| group.name == name)?)));
-    let mut answer = Vec::new();
+    let mut summary = Vec::new();
     match found {
         Some((status, group)) => {
-            answer.extend(group_summary(group, source));
-            answer.extend(target_summary(status, source));
-            let held = status.scale_up_blocked.iter().filter(|held| held.starts_with(&group_prefix(name)));
-            answer.extend(held.map(|held| format!("cannot scale up: {held}")));
+            summary.extend(group_summary(group, source));
+            summary.extend(target_summary(status, source));
+            let blocks = status.scale_up_blocked.iter().filter(|block| block.starts_with(&group_prefix(name)));
+            summary.extend(blocks.map(|block| format!("cannot scale up: {block}")));
         }
-        None => answer.push(match source {
+        None => summary.push(match source {
             ReportSource::Manager => format!("runner {} has no group {name}", report.runner),
             ReportSource::Disk => format!("the ledger of runner {} has no group {name}", report.runner),
         }),
     }
-    explained(report, found.is_some(), answer, decisions)
+    explanation(report, found.is_some(), summary, decisions)
 }
 
 fn group_summary(group: &GroupStatus, source: ReportSource) -> Vec<String> {
@@ -240,25 +234,25 @@ fn group_summary(group: &GroupStatus, source: ReportSource) -> Vec<String> {
     };
     let GroupStatus { name, instances, requested, unconfirmed, failures, error, unmanaged, .. } = group;
     let unconfirmed = if *unconfirmed > 0 { format!(" ({unconfirmed} unconfirmed)") } else { String::new() };
-    let mut answer =
+    let mut summary =
         vec![format!("group {name} has {instances} instances{max} and has requested {requested}{unconfirmed}")];
     let drained = |by| format!("drained by {by}; it creates no instances until you uncordon it");
-    answer.extend(group.drained.as_ref().map(drained));
-    answer.extend(group.unavailable_reason.as_ref().map(|reason| format!("its plugin is not running: {reason}")));
-    answer.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
-    answer.extend(group.unlisted());
+    summary.extend(group.drained.as_ref().map(drained));
+    summary.extend(group.unavailable_reason.as_ref().map(|reason| format!("its plugin is not running: {reason}")));
+    summary.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
+    summary.extend(group.unlisted());
     if !unmanaged.is_empty() {
-        answer.push(format!("unmanaged instances, ignored: {}", unmanaged.join(", ")));
+        summary.push(format!("unmanaged instances, ignored: {}", unmanaged.join(", ")));
     }
-    answer
+    summary
 }
 
 fn target_summary(status: &ScalerStatus, source: ReportSource) -> Vec<String> {
     if source == ReportSource::Disk {
         return vec!["the target, waiting jobs and blocked groups are known only to a running manager".to_owned()];
     }
-    let tasks = &status.slots;
-    let what = match status.desired_change {
+    let slots = &status.slots;
+    let deviation = match status.desired_change {
         0 => "the number of instances is on target".to_owned(),
         missing @ 1.. => format!("{missing} instances are missing"),
         surplus => format!("{} instances are surplus", surplus.unsigned_abs()),
@@ -266,20 +260,20 @@ fn target_summary(status: &ScalerStatus, source: ReportSource) -> Vec<String> {
     let policy =
         status.policy.map_or_else(|| "no active policy".to_owned(), |policy| format!("policy {policy} is active"));
     vec![format!(
-        "{what}: {} slots in use, {} jobs waiting, {} slots idle (target {}); {policy}",
-        tasks.acquired, tasks.pending, tasks.idle, status.idle_target
+        "{deviation}: {} slots in use, {} jobs waiting, {} slots idle (target {}); {policy}",
+        slots.acquired, slots.pending, slots.idle, status.idle_target
     )]
 }
 
-fn fleet(report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
-    let mut answer = Vec::new();
+fn explain_fleet(report: &Report, source: ReportSource, decisions: Vec<HistoryEntry>) -> Explanation {
+    let mut summary = Vec::new();
     if let Some(status) = &report.status {
-        answer.extend(status.groups.iter().flat_map(|group| group_summary(group, source)));
-        answer.extend(target_summary(status, source));
-        answer.extend(pending_instances(status));
+        summary.extend(status.groups.iter().flat_map(|group| group_summary(group, source)));
+        summary.extend(target_summary(status, source));
+        summary.extend(pending_instances(status));
     }
-    answer.extend(report.requests_paused_reason.as_ref().map(|why| format!("job requests are paused: {why}")));
-    explained(report, true, answer, decisions)
+    summary.extend(report.requests_paused_reason.as_ref().map(|reason| format!("job requests are paused: {reason}")));
+    explanation(report, true, summary, decisions)
 }
 
 fn seconds(ms: u64) -> String {
@@ -291,7 +285,7 @@ mod tests {
     use super::*;
     use crate::engine::{SlotCounts, WaitingStatus};
 
-    fn told(unix: i64, kind: &str, keys: &[&str], text: &str) -> HistoryEntry {
+    fn entry(unix: i64, kind: &str, keys: &[&str], text: &str) -> HistoryEntry {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         let (kind, text) = (kind.to_owned(), text.to_owned());
         HistoryEntry { unix, kind, group: None, instance: None, keys, text, after_ms: None, inputs: None }
@@ -320,89 +314,89 @@ mod tests {
         }
     }
 
-    fn ask(job: &str, report: &Report, history: &[HistoryEntry]) -> Explanation {
-        let recall = |since, _: usize, wanted: &dyn Fn(&HistoryEntry) -> bool| {
-            Ok(history.iter().filter(|told| told.unix >= since && wanted(told)).cloned().collect())
+    fn explain_job(job: &str, report: &Report, history: &[HistoryEntry]) -> Explanation {
+        let read_history = |since, _: usize, is_wanted: &dyn Fn(&HistoryEntry) -> bool| {
+            Ok(history.iter().filter(|entry| entry.unix >= since && is_wanted(entry)).cloned().collect())
         };
-        explain(&Subject::Job(job.to_owned()), report, ReportSource::Manager, 1000, &recall).unwrap()
+        explain(&Subject::Job(job.to_owned()), report, ReportSource::Manager, 1000, &read_history).unwrap()
     }
 
     #[test]
     fn explain_job_reports_queue_position_eta_and_blockers() {
         let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_300, queue_position: 3 };
         let history = [
-            told(900, "scale_up_blocked", &[], "too early"),
-            told(970, "scale_up_blocked", &[], "in the way"),
-            told(980, "leased", &["job-11-ffff"], "another's"),
+            entry(900, "scale_up_blocked", &[], "before the wait"),
+            entry(970, "scale_up_blocked", &[], "during the wait"),
+            entry(980, "leased", &["job-11-ffff"], "of another job"),
         ];
-        let explained = ask("12", &report(vec![waiting]), &history);
+        let explanation = explain_job("12", &report(vec![waiting]), &history);
         assert_eq!(
-            explained.summary,
+            explanation.summary,
             [
                 "job 12 has waited 42.3 s for a slot; queue position 3",
                 "2 instances are booting or being prepared; the next is expected to be ready in 3.0 s",
                 "cannot scale up: group a: it has its maximum of 2 instances",
             ]
         );
-        let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
-        assert_eq!((explained.found, texts), (true, vec!["in the way"]));
+        let texts: Vec<&str> = explanation.decisions.iter().map(|entry| entry.text.as_str()).collect();
+        assert_eq!((explanation.found, texts), (true, vec!["during the wait"]));
     }
 
     #[test]
     fn explain_job_covers_only_the_current_wait() {
         let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_000, queue_position: 0 };
-        let mut first = told(500, "leased", &["job-12-0000"], "it has slot 0 of i1");
+        let mut first = entry(500, "leased", &["job-12-0000"], "it has slot 0 of i1");
         first.after_ms = Some(1_000);
         let history = [
-            told(499, "scale_up", &[], "before the first"),
+            entry(499, "scale_up", &[], "before the first wait"),
             first,
-            told(950, "lost", &["job-12-0000"], "i1 is lost"),
-            told(970, "scale_up_blocked", &[], "in the way"),
+            entry(950, "lost", &["job-12-0000"], "i1 is lost"),
+            entry(970, "scale_up_blocked", &[], "during the wait"),
         ];
-        let explained = ask("12", &report(vec![waiting]), &history);
-        assert!(!explained.summary.iter().any(|line| line.starts_with("it waited")), "{:?}", explained.summary);
-        let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
-        assert_eq!(texts, ["it has slot 0 of i1", "i1 is lost", "in the way"]);
+        let explanation = explain_job("12", &report(vec![waiting]), &history);
+        assert!(!explanation.summary.iter().any(|line| line.starts_with("it waited")), "{:?}", explanation.summary);
+        let texts: Vec<&str> = explanation.decisions.iter().map(|entry| entry.text.as_str()).collect();
+        assert_eq!(texts, ["it has slot 0 of i1", "i1 is lost", "during the wait"]);
     }
 
-    /// The ledger knows what exists, but not what is wanted.
+    /// The ledger contains what exists, but not the targets.
     #[test]
     fn report_from_disk_does_not_claim_targets() {
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let row = "{\"taskscaler_ledger\":1}\n[[{\"instance\":{\"group\":\"a\",\"id\":\"i1\"}},{\"instance\":{\"slots\":[],\"job_count\":0,\"first_seen_at\":1,\"intent\":\"serve\"}}]]\n";
-        std::fs::write(place.path().join("x.ledger"), row).unwrap();
-        let fleets = crate::fleet::read_fleets(place.path(), 1000).unwrap();
-        let none = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(Vec::new());
+        std::fs::write(directory.path().join("x.ledger"), row).unwrap();
+        let fleets = crate::fleet::read_fleets(directory.path(), 1000).unwrap();
+        let read_nothing = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(Vec::new());
         for subject in [Subject::Fleet, Subject::Group("a".to_owned())] {
-            let explained = explain(&subject, &fleets[0].report, ReportSource::Disk, 1000, &none).unwrap();
-            let answer = explained.summary.join("\n");
-            assert!(answer.contains("group a has 1 instances and has requested 0"), "{answer}");
-            for wrong in ["limit", "on target", "0 jobs waiting", "policy"] {
-                assert!(!answer.contains(wrong), "{answer}");
+            let explanation = explain(&subject, &fleets[0].report, ReportSource::Disk, 1000, &read_nothing).unwrap();
+            let summary = explanation.summary.join("\n");
+            assert!(summary.contains("group a has 1 instances and has requested 0"), "{summary}");
+            for unknown in ["limit", "on target", "0 jobs waiting", "policy"] {
+                assert!(!summary.contains(unknown), "{summary}");
             }
-            assert!(answer.contains("known only to a running manager"), "{answer}");
+            assert!(summary.contains("known only to a running manager"), "{summary}");
         }
     }
 
     #[test]
     fn explanation_is_marked_as_truncated() {
-        let history: Vec<HistoryEntry> = (0..1500).map(|n| told(n, "policy", &[], &n.to_string())).collect();
+        let history: Vec<HistoryEntry> = (0..1500).map(|n| entry(n, "policy", &[], &n.to_string())).collect();
         let report = report(Vec::new());
-        let recall =
+        let read_history =
             |_, most: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[history.len() - most.min(1500)..].to_vec());
-        let explained = explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &recall).unwrap();
-        assert_eq!((explained.truncated, explained.decisions.len()), (true, MAX_DECISIONS));
-        assert_eq!(explained.decisions[0].text, "500", "the latest stay");
-        let few = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[..1000].to_vec());
-        assert!(!explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &few).unwrap().truncated);
+        let explanation = explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &read_history).unwrap();
+        assert_eq!((explanation.truncated, explanation.decisions.len()), (true, MAX_DECISIONS));
+        assert_eq!(explanation.decisions[0].text, "500", "the latest are kept");
+        let read_few = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[..1000].to_vec());
+        assert!(!explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &read_few).unwrap().truncated);
     }
 
     #[test]
     fn job_id_does_not_match_longer_ids() {
         let waiting = WaitingStatus { key: "job-123-abcd".to_owned(), waiting_ms: 0, queue_position: 0 };
         let report = Report { requests_paused_reason: Some("full".to_owned()), ..report(vec![waiting]) };
-        let explained = ask("12", &report, &[told(999, "leased", &["job-120-x"], "")]);
-        assert!(!explained.found && explained.decisions.is_empty(), "{explained:?}");
-        assert_eq!(explained.summary[1], "job requests are paused: full");
+        let explanation = explain_job("12", &report, &[entry(999, "leased", &["job-120-x"], "")]);
+        assert!(!explanation.found && explanation.decisions.is_empty(), "{explanation:?}");
+        assert_eq!(explanation.summary[1], "job requests are paused: full");
     }
 }

@@ -18,10 +18,12 @@ pub struct FleetFromDisk {
     pub report: Report,
 }
 
-/// The fleets whose books are in this directory, at `unix`. A directory that is not there has none.
+/// Reads the fleets whose ledgers are in a directory, at `unix` seconds since 1970. A missing directory has none.
+///
+/// The report of a fleet whose ledger is unreadable contains the error.
 ///
 /// # Errors
-/// [`StoreError`]: the directory cannot be read. Books that cannot be are told as their fleet's report.
+/// Reading the directory failed.
 pub fn read_fleets(directory: &Path, unix: i64) -> Result<Vec<FleetFromDisk>, LedgerError> {
     let error = |source| LedgerError::File { doing: "read", path: directory.to_owned(), source };
     let entries = match std::fs::read_dir(directory) {
@@ -39,46 +41,49 @@ pub fn read_fleets(directory: &Path, unix: i64) -> Result<Vec<FleetFromDisk>, Le
     }
     files.sort();
     files.dedup();
-    Ok(files.into_iter().map(|books| fleet(&books, unix).unwrap_or_else(|error| unreadable(books, &error))).collect())
+    let read = |ledger: PathBuf| fleet(&ledger, unix).unwrap_or_else(|error| unreadable(ledger, &error));
+    Ok(files.into_iter().map(read).collect())
 }
 
 /// Returns the report of a fleet with an unreadable ledger.
-fn unreadable(books: PathBuf, error: &LedgerError) -> FleetFromDisk {
-    let down = Some(error.with_causes());
+fn unreadable(ledger: PathBuf, error: &LedgerError) -> FleetFromDisk {
     FleetFromDisk {
         report: Report {
-            runner: name_of(&books),
-            unavailable_reason: down,
+            runner: name_of(&ledger),
+            unavailable_reason: Some(error.with_causes()),
             requests_paused_reason: None,
             status: None,
             resources: BTreeMap::new(),
         },
-        ledger: books,
+        ledger,
     }
 }
 
-fn fleet(books: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
-    let rows = FileLedger::rows(books)?;
+/// Reads a fleet from its ledger.
+fn fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
+    let rows = FileLedger::rows(ledger)?;
     let mut groups: BTreeMap<String, GroupStatus> = BTreeMap::new();
     let mut instances = Vec::new();
     for (key, row) in rows {
         match (key, row) {
             (
                 RowKey::Instance { group, id },
-                Row::Instance { slots, job_count: used, first_seen_at: seen_unix, intent, was_ready, .. },
+                Row::Instance { slots, job_count, first_seen_at, intent, was_ready, .. },
             ) => {
-                of(&mut groups, &group).instances += 1;
-                let age_s = unix.saturating_sub(seen_unix);
-                instances.push(instance((group, id), slots, used, age_s, &intent, was_ready));
+                group_status(&mut groups, &group).instances += 1;
+                let age_s = unix.saturating_sub(first_seen_at);
+                instances.push(instance((group, id), slots, job_count, age_s, &intent, was_ready));
             }
-            (RowKey::ScaleUp { group, .. }, Row::ScaleUp { outstanding: open, accepted: granted, .. }) => {
-                let group = of(&mut groups, &group);
-                group.requested += open;
-                group.unconfirmed += if granted { 0 } else { open };
+            (RowKey::ScaleUp { group, .. }, Row::ScaleUp { outstanding, accepted, .. }) => {
+                let group = group_status(&mut groups, &group);
+                group.requested += outstanding;
+                group.unconfirmed += if accepted { 0 } else { outstanding };
             }
-            (RowKey::Deleted { group, .. }, _) => drop(of(&mut groups, &group)),
-            (RowKey::DrainedGroup { group }, Row::DrainedGroup { by }) => of(&mut groups, &group).drained = Some(by),
-            (RowKey::Unmanaged { group, id }, _) => of(&mut groups, &group).unmanaged.push(id),
+            (RowKey::Deleted { group, .. }, _) => drop(group_status(&mut groups, &group)),
+            (RowKey::DrainedGroup { group }, Row::DrainedGroup { by }) => {
+                group_status(&mut groups, &group).drained = Some(by)
+            }
+            (RowKey::Unmanaged { group, id }, _) => group_status(&mut groups, &group).unmanaged.push(id),
             _ => {}
         }
     }
@@ -86,7 +91,7 @@ fn fleet(books: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     let acquired = instances.iter().map(|instance| instance.slots.len() as u64).sum();
     let runner = match groups.keys().next() {
         Some(name) => name.clone(),
-        None => name_of(books),
+        None => name_of(ledger),
     };
     let status = ScalerStatus {
         slots: SlotCounts { acquired, ..SlotCounts::default() },
@@ -101,12 +106,11 @@ fn fleet(books: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
         groups: groups.into_values().collect(),
         instances,
     };
-    let down = Some("read from its ledger".to_owned());
     Ok(FleetFromDisk {
-        ledger: books.to_owned(),
+        ledger: ledger.to_owned(),
         report: Report {
             runner,
-            unavailable_reason: down,
+            unavailable_reason: Some("read from its ledger".to_owned()),
             requests_paused_reason: None,
             status: Some(status),
             resources: BTreeMap::new(),
@@ -115,12 +119,14 @@ fn fleet(books: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
 }
 
 /// Returns the group of the latest decision, or the name of the file.
-fn name_of(books: &Path) -> String {
-    let last = history::read(books, 0, 1, |told| told.group.is_some()).ok().and_then(|mut told| told.pop()?.group);
-    last.unwrap_or_else(|| books.file_stem().unwrap_or_default().to_string_lossy().into_owned())
+fn name_of(ledger: &Path) -> String {
+    let latest = history::read(ledger, 0, 1, |entry| entry.group.is_some());
+    let group = latest.ok().and_then(|mut entries| entries.pop()?.group);
+    group.unwrap_or_else(|| ledger.file_stem().unwrap_or_default().to_string_lossy().into_owned())
 }
 
-fn of<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut GroupStatus {
+/// Returns the status of a group, which is added if it is new.
+fn group_status<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut GroupStatus {
     groups.entry(name.to_owned()).or_insert_with(|| GroupStatus {
         name: name.to_owned(),
         unavailable_reason: None,
@@ -140,28 +146,28 @@ fn of<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut 
 fn instance(
     (group, id): (String, String),
     slots: Vec<Option<String>>,
-    used: u32,
+    job_count: u32,
     age_s: i64,
     intent: &Intent,
     was_ready: bool,
 ) -> InstanceStatus {
-    let (state, why) = match intent {
-        Intent::Serve if was_ready || used > 0 => ("ready", None),
+    let (state, reason) = match intent {
+        Intent::Serve if was_ready || job_count > 0 => ("ready", None),
         Intent::Serve => ("booting", None),
         Intent::Cordon { by, .. } => ("cordoned", Some(by.clone())),
         Intent::Suspend => ("suspended", Some("for a later job".to_owned())),
-        Intent::Drain(why) => ("draining", Some(why.to_string())),
-        Intent::Delete(why) => ("deleting", Some(why.to_string())),
+        Intent::Drain(reason) => ("draining", Some(reason.to_string())),
+        Intent::Delete(reason) => ("deleting", Some(reason.to_string())),
     };
     let age_ms = u64::try_from(age_s).unwrap_or(0).saturating_mul(1000);
     InstanceStatus {
         id,
         group,
         state: state.to_owned(),
-        reason: why,
+        reason,
         state_age_ms: age_ms,
         age_ms,
-        job_count: used,
+        job_count,
         failures: 0,
         slots: (0..).zip(slots).filter_map(|(slot, key)| Some(SlotStatus { slot, key: key? })).collect(),
     }
@@ -173,13 +179,13 @@ mod tests {
 
     #[test]
     fn damaged_ledger_does_not_hide_other_fleets() {
-        let place = tempfile::tempdir().unwrap();
-        std::fs::write(place.path().join("a.ledger"), "{\"taskscaler_ledger\":1}\nnonsense\n").unwrap();
-        std::fs::write(place.path().join("b.ledger"), "{\"taskscaler_ledger\":1}\n").unwrap();
-        let fleets = read_fleets(place.path(), 0).unwrap();
-        let [damaged, whole] = fleets.as_slice() else { panic!("{fleets:?}") };
-        let why = damaged.report.unavailable_reason.as_deref().unwrap();
-        assert!(damaged.report.status.is_none() && why.contains("a.ledger at line 2"), "{why}");
-        assert!(whole.report.status.is_some());
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a.ledger"), "{\"taskscaler_ledger\":1}\nnonsense\n").unwrap();
+        std::fs::write(directory.path().join("b.ledger"), "{\"taskscaler_ledger\":1}\n").unwrap();
+        let fleets = read_fleets(directory.path(), 0).unwrap();
+        let [damaged, intact] = fleets.as_slice() else { panic!("{fleets:?}") };
+        let reason = damaged.report.unavailable_reason.as_deref().unwrap();
+        assert!(damaged.report.status.is_none() && reason.contains("a.ledger at line 2"), "{reason}");
+        assert!(intact.report.status.is_some());
     }
 }

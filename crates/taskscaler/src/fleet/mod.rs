@@ -1,10 +1,11 @@
 //! Status and explanations of a fleet for operators.
 //!
 //! ```text
-//! running manager: engine --Status--> Report  \
-//!                                              explain(subject) --> Explained: an answer, and the decisions behind it
-//! stopped one:     books  ----------> Report  /        ^
-//!                                        history ------+
+//! running manager:  Engine --ScalerStatus--> Report --\
+//!                                                      +--> explain(subject) --> Explanation: summary and decisions
+//! stopped manager:  ledger ----------------> Report --/        ^
+//!                                                              |
+//!                                                  history ----/
 //! ```
 
 mod explain;
@@ -20,7 +21,7 @@ use crate::history::HistoryEntry;
 pub use explain::{HistoryReader, Subject, explain};
 pub use from_disk::{FleetFromDisk, read_fleets};
 
-/// The version of [`Reports`] and [`Explanations`] as JSON: fields are added but never changed.
+/// Version of [`Reports`] and [`ExplanationSet`] as JSON. Within a version, fields are added but never changed.
 pub const VERSION: u32 = 1;
 
 /// Source of an answer.

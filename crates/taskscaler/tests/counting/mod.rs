@@ -1,4 +1,4 @@
-//! An allocator that counts what is held, for what a job or an instance takes; of the tests and the bench.
+//! An allocator that counts allocated bytes, for the tests and the benchmark of memory per job and instance.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,18 +7,18 @@ struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-#[expect(unsafe_code, reason = "an allocator that counts hands everything on to the system's")]
-// SAFETY: every call is the system allocator's with the same arguments.
+#[expect(unsafe_code, reason = "the counting allocator forwards to the system allocator")]
+// SAFETY: every call is forwarded to the system allocator with the same arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of the trait.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of the trait.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -26,7 +26,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that the process holds.
-pub(crate) fn held() -> usize {
+/// Returns the number of allocated bytes of the process.
+pub(crate) fn allocated() -> usize {
     ALLOCATED.load(Ordering::Relaxed)
 }

@@ -235,7 +235,7 @@ impl Inventory {
         blocks.iter().fold(existing, |slots, (id, block)| {
             let expected = self.groups.get(*id).map_or(0, |group| u64::from(group.expected_usable()));
             let additional = match block {
-                // Each completed deletion makes room for an instance.
+                // Each completed deletion allows another instance.
                 Some(ScaleUpBlock::AtMax { deleting, stuck, .. }) => u64::from(deleting.saturating_sub(stuck.count)),
                 Some(ScaleUpBlock::Throttled | ScaleUpBlock::PartialGrant) | None => self.instance_headroom(*id),
                 // One attempt shows whether creations work again.

@@ -17,7 +17,7 @@ use crate::types::{GroupId, RemovalReason};
 
 /// Minimum time to wait for a list of the instances of a plugin that was down.
 const LIST_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
-/// Minimum time that an instance which was idle before a restart is kept, unless its idle time is shorter.
+/// Minimum time for which an idle instance is kept after a restart, unless its idle time is shorter.
 const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
 
 impl Inventory {
@@ -157,7 +157,9 @@ impl Inventory {
         (failures? >= config.failure_threshold.max(1)).then_some(RemovalReason::Unhealthy { error })
     }
 
-    /// Checks an instance at once that a job has lost its connection to, at the provider and on the instance.
+    /// Checks an instance immediately because a job has lost its connection to it.
+    ///
+    /// The provider is asked to list it, and a ready instance gets a health check.
     pub(in crate::engine) fn connection_lost(&mut self, now: Now, index: Index) {
         let Some(instance) = self.pool.get(index) else { return };
         let (group, is_ready) = (instance.group, instance.state == InstancePhase::Ready);

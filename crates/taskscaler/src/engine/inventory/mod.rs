@@ -25,7 +25,7 @@ pub(super) use self::creation::ScaleUpLimits;
 
 /// Headroom of a group without a limit.
 pub(super) const UNBOUNDED: u64 = 1_000_000_000;
-/// Time after which a deletion no longer promises a free place, or three times the usual duration if that is longer.
+/// Time after which a deletion is stuck, or three times the usual duration if that is longer.
 const STUCK_AFTER: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Groups and instances, with the changes that the driver has not collected yet.
@@ -78,7 +78,9 @@ impl Inventory {
         self.pool.get(index).map(|instance| (instance.group, instance.id.clone()))
     }
 
-    /// Whether the plugin of an instance's group is down, so that nothing can be learned about the instance.
+    /// Whether the plugin of an instance's group is down.
+    ///
+    /// Nothing can be learned about the instance then.
     pub(super) fn is_plugin_down(&self, index: Index) -> bool {
         let group = self.pool.get(index).and_then(|instance| self.groups.get(instance.group));
         group.is_some_and(super::group::GroupState::is_plugin_down)
@@ -177,7 +179,7 @@ impl Inventory {
         u64::from(max).saturating_sub(self.count(id) as u64)
     }
 
-    /// Number of instances of a group that `max_cost_per_hour` allows in addition to those that exist or may appear.
+    /// Number of additional instances of a group that `max_cost_per_hour` allows.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
     pub(super) fn cost_headroom(&self, id: GroupId, max_cost_per_hour: Option<f64>) -> u64 {
         let price = self.groups.price(id);
@@ -198,8 +200,9 @@ impl Inventory {
         self.groups.ids().map(|id| f64::from(self.pool.deleting(id)) * self.groups.price(id)).sum()
     }
 
-    /// Cost per hour of the suspended instances, one more in `additional`, and the cheapest instance that other jobs may get.
+    /// Cost per hour of the suspended instances, and of the cheapest instance that other jobs may get.
     ///
+    /// One more suspended instance in the group `additional` is included.
     /// Suspended instances count in full: each may run again at any time, and their price while suspended is unknown.
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
     pub(super) fn suspended_cost_per_hour(&self, additional: Option<GroupId>) -> f64 {

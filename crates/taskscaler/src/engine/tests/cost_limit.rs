@@ -1,52 +1,52 @@
-//! The bound on what instances may cost.
+//! The limit on the cost of all instances.
 
-use super::fixture::{G, Rig, config, wanted};
+use super::fixture::{Fixture, G, config, idle_target};
 use crate::event::Event;
 use crate::policy::Policies;
 
 #[test]
-fn nothing_is_bought_whose_price_is_not_known() {
+fn unknown_price_blocks_scale_up_under_cost_limit() {
     let mut config = config(10, 1);
     config.max_cost_per_hour = Some(2.0);
-    config.policies = Policies::always(wanted(3, 600));
-    let mut rig = Rig::new(config);
-    rig.seconds(60);
-    let status = rig.engine.status(rig.now);
+    config.policies = Policies::always(idle_target(3, 600));
+    let mut fixture = Fixture::new(config);
+    fixture.seconds(60);
+    let status = fixture.engine.status(fixture.now);
     assert!(
         status.scale_up_blocked[0].contains("its price is unknown; set price_per_hour"),
         "{:?}",
         status.scale_up_blocked
     );
-    assert_eq!(rig.made, 0, "the first list comes before the prices");
-    rig.tell(Event::PriceChanged { group: G, per_hour: 1.0 });
-    rig.seconds(60);
-    assert_eq!(rig.made, 2);
+    assert_eq!(fixture.made, 0, "nothing is created before the price is known");
+    fixture.handle(Event::PriceChanged { group: G, per_hour: 1.0 });
+    fixture.seconds(60);
+    assert_eq!(fixture.made, 2);
 }
 
 #[test]
-fn a_price_of_nothing_that_was_told_is_a_price() {
+fn reported_price_of_zero_counts_as_known() {
     let mut config = config(10, 1);
     config.max_cost_per_hour = Some(2.0);
-    config.policies = Policies::always(wanted(3, 600));
-    let mut rig = Rig::new(config);
-    rig.tell(Event::PriceChanged { group: G, per_hour: 0.0 });
-    assert_eq!(rig.made, 3);
+    config.policies = Policies::always(idle_target(3, 600));
+    let mut fixture = Fixture::new(config);
+    fixture.handle(Event::PriceChanged { group: G, per_hour: 0.0 });
+    assert_eq!(fixture.made, 3);
 }
 
 #[test]
-fn when_prices_rise_idle_instances_go_and_jobs_stay() {
+fn rising_price_deletes_idle_instances_only() {
     let mut config = config(10, 1);
     config.max_cost_per_hour = Some(4.0);
     config.groups[0].price_per_hour = 1.0;
-    config.policies = Policies::always(wanted(3, 600));
-    let mut rig = Rig::new(config);
-    rig.want("job");
-    rig.seconds(60);
-    assert_eq!((rig.made, rig.instances()), (4, 4));
-    rig.tell(Event::PriceChanged { group: G, per_hour: 2.0 });
-    rig.seconds(5);
-    assert_eq!((rig.instances(), rig.lost.len(), rig.made), (2, 0, 4));
-    rig.tell(Event::PriceChanged { group: G, per_hour: 5.0 });
-    rig.seconds(5);
-    assert_eq!((rig.instances(), rig.lost.len(), rig.made), (1, 0, 4), "what runs is not taken from its job");
+    config.policies = Policies::always(idle_target(3, 600));
+    let mut fixture = Fixture::new(config);
+    fixture.acquire("job");
+    fixture.seconds(60);
+    assert_eq!((fixture.made, fixture.instances()), (4, 4));
+    fixture.handle(Event::PriceChanged { group: G, per_hour: 2.0 });
+    fixture.seconds(5);
+    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.made), (2, 0, 4));
+    fixture.handle(Event::PriceChanged { group: G, per_hour: 5.0 });
+    fixture.seconds(5);
+    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.made), (1, 0, 4), "instances with jobs are kept");
 }

@@ -1,9 +1,9 @@
-//! What is asked for, when, and what becomes of it.
+//! Scale-up: when instances are requested, and what happens if requests fail or take long.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::fixture::{G, MONDAY, Mood, Rig, config, differs, key, wanted};
+use super::fixture::{CloudBehavior, Fixture, G, MONDAY, config, differs_from_upstream, idle_target, key};
 use crate::config::{GroupConfig, GroupSelection};
 use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::event::{Action, Event};
@@ -12,382 +12,392 @@ use crate::time::{Now, Time};
 use crate::types::{GroupId, SlotRequest};
 
 #[test]
-fn demand_is_asked_for_at_once_and_in_one_call_each() {
-    let mut rig = Rig::new(config(20, 1));
+fn each_queued_job_requests_an_instance_immediately() {
+    let mut fixture = Fixture::new(config(20, 1));
     for job in 1..=8 {
-        rig.want(&job.to_string());
+        fixture.acquire(&job.to_string());
     }
-    assert_eq!(rig.increases(), [1; 8], "no loop to wait for, and no call waits for another");
-    rig.seconds(31);
-    assert_eq!(rig.granted.len(), 8);
-    assert_eq!(rig.made, 8);
+    assert_eq!(fixture.increases(), [1; 8], "no job waits for a loop, and no call for another");
+    fixture.seconds(31);
+    assert_eq!(fixture.granted.len(), 8);
+    assert_eq!(fixture.made, 8);
 }
 
 #[test]
-fn calls_are_bounded_and_grow_instead() {
-    let mut rig = Rig::new(config(500, 1));
+fn increase_calls_are_rate_limited_and_batched() {
+    let mut fixture = Fixture::new(config(500, 1));
     for job in 1..=300 {
-        rig.want(&job.to_string());
+        fixture.acquire(&job.to_string());
     }
-    rig.seconds(60);
-    assert_eq!(rig.made, 300);
-    assert!(rig.increases().len() < 14, "ten at once, then the rest together: {:?}", rig.increases());
+    fixture.seconds(60);
+    assert_eq!(fixture.made, 300);
+    assert!(fixture.increases().len() < 14, "ten calls at once, then the rest in few: {:?}", fixture.increases());
 }
 
 #[test]
-fn a_job_has_its_slot_within_a_fiftieth_of_the_boot_time() {
-    let mut rig = Rig::new(config(20, 1));
-    rig.want("first");
-    rig.seconds(60);
-    rig.release("first");
-    rig.want("first-again");
+fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
+    let mut fixture = Fixture::new(config(20, 1));
+    fixture.acquire("first");
+    fixture.seconds(60);
+    fixture.release("first");
+    fixture.acquire("first-again");
     for round in 0..10 {
         let job = round.to_string();
-        rig.want(&job);
-        rig.pass(Duration::from_millis(30_650));
-        assert_ne!(rig.place(&job), "nowhere", "round {round}");
+        fixture.acquire(&job);
+        fixture.advance(Duration::from_millis(30_650));
+        assert_ne!(fixture.slot_of(&job), "nowhere", "round {round}");
     }
-    let lists = rig.count(|action| matches!(action, Action::List { .. }));
-    assert!(lists < 300, "{lists} lists: it does not poll all the time");
+    let lists = fixture.count(|action| matches!(action, Action::List { .. }));
+    assert!(lists < 300, "{lists} lists");
 }
 
-/// How long a machine takes to come says nothing of how long it takes to go.
+/// The boot time says nothing about how long a deletion takes.
 #[test]
-fn a_place_that_becomes_free_is_seen_at_once_however_long_a_boot_takes() {
+fn completed_deletion_is_detected_despite_long_boot_time() {
     let mut config = config(1, 1);
     config.max_uses = NonZeroU32::new(1);
-    let mut rig = Rig::new(config);
-    rig.want("first");
-    rig.seconds(60);
-    rig.want("second");
-    rig.removing = false;
-    rig.release("first");
-    rig.pass(Duration::from_millis(200));
-    assert_eq!(rig.made, 1, "the first machine is still there");
-    rig.clouds[0].clear();
-    rig.pass(Duration::from_millis(100));
-    assert_eq!(rig.made, 2, "it is gone, and the job that waits has its machine asked for");
+    let mut fixture = Fixture::new(config);
+    fixture.acquire("first");
+    fixture.seconds(60);
+    fixture.acquire("second");
+    fixture.deletes_work = false;
+    fixture.release("first");
+    fixture.advance(Duration::from_millis(200));
+    assert_eq!(fixture.made, 1, "the first instance still exists");
+    fixture.clouds[0].clear();
+    fixture.advance(Duration::from_millis(100));
+    assert_eq!(fixture.made, 2, "an instance is requested for the waiting job");
 }
 
 #[test]
-fn nothing_is_listed_more_often_than_needed() {
+fn idle_fleet_is_listed_once_a_minute() {
     let mut config = config(20, 1);
-    config.policies = Policies::always(wanted(2, 3600));
-    let mut rig = Rig::new(config);
-    rig.seconds(40);
-    let before = rig.count(|action| matches!(action, Action::List { .. }));
-    rig.seconds(600);
-    let lists = rig.count(|action| matches!(action, Action::List { .. })) - before;
-    assert!((9..=11).contains(&lists), "{lists} in ten quiet minutes");
+    config.policies = Policies::always(idle_target(2, 3600));
+    let mut fixture = Fixture::new(config);
+    fixture.seconds(40);
+    let before = fixture.count(|action| matches!(action, Action::List { .. }));
+    fixture.seconds(600);
+    let lists = fixture.count(|action| matches!(action, Action::List { .. })) - before;
+    assert!((9..=11).contains(&lists), "{lists} lists in ten minutes");
 }
 
 #[test]
-fn a_list_that_hung_does_not_keep_the_next_from_being_made() {
-    let mut rig = Rig::new(config(2, 1));
-    rig.now = Now::steady(Time::from_millis(60_000), MONDAY);
-    rig.engine.handle(rig.now, Event::Tick);
-    let hung = rig.engine.actions();
+fn hung_list_does_not_delay_later_lists() {
+    let mut fixture = Fixture::new(config(2, 1));
+    fixture.now = Now::steady(Time::from_millis(60_000), MONDAY);
+    fixture.engine.handle(fixture.now, Event::Tick);
+    let hung = fixture.engine.actions();
     let [Action::List { call, .. }] = hung[..] else { panic!("{hung:?}") };
-    rig.now = Now::steady(Time::from_millis(360_000), MONDAY);
-    let before = rig.count(|action| matches!(action, Action::List { .. }));
-    rig.tell(Event::Listed { group: G, call, result: Ok(Vec::new()) });
-    rig.seconds(300);
-    let lists = rig.count(|action| matches!(action, Action::List { .. })) - before;
-    assert!((4..=7).contains(&lists), "{lists} in the five minutes after one that took five");
+    fixture.now = Now::steady(Time::from_millis(360_000), MONDAY);
+    let before = fixture.count(|action| matches!(action, Action::List { .. }));
+    fixture.handle(Event::Listed { group: G, call, result: Ok(Vec::new()) });
+    fixture.seconds(300);
+    let lists = fixture.count(|action| matches!(action, Action::List { .. })) - before;
+    assert!((4..=7).contains(&lists), "{lists} lists in the five minutes after one that took five");
 }
 
 #[test]
-fn a_failing_provider_is_left_alone_and_quoted() {
-    let mut rig = Rig::new(config(10, 1));
-    rig.moods[0] = Mood::Refusing("quota CPUS exceeded in europe-west1");
-    rig.want("1");
-    rig.seconds(300);
-    let calls = rig.increases().len();
-    let by_the_peer = 300 / 2;
+fn failing_provider_is_retried_with_backoff_and_quoted() {
+    let mut fixture = Fixture::new(config(10, 1));
+    fixture.behaviors[0] = CloudBehavior::Reject("quota CPUS exceeded in europe-west1");
+    fixture.acquire("1");
+    fixture.seconds(300);
+    let calls = fixture.increases().len();
+    let upstream_calls = 300 / 2;
     assert!(
-        (8..=14).contains(&calls) && calls * 10 < by_the_peer,
-        "peer: {by_the_peer}, one in two seconds; {:?}",
-        rig.increases()
+        (8..=14).contains(&calls) && calls * 10 < upstream_calls,
+        "gitlab-runner makes {upstream_calls} calls, one in two seconds; {:?}",
+        fixture.increases()
     );
-    let status = rig.engine.status(rig.now);
+    let status = fixture.engine.status(fixture.now);
     assert_eq!(status.groups[0].error.as_deref(), Some("quota CPUS exceeded in europe-west1"));
-    let why = rig.engine.explain_waiting(rig.now, &key("1")).unwrap();
+    let wait = fixture.engine.explain_waiting(fixture.now, &key("1")).unwrap();
     assert!(
-        why.scale_up_blocked[0].contains("next attempt in") && why.scale_up_blocked[0].ends_with("europe-west1"),
-        "{why:?}"
+        wait.scale_up_blocked[0].contains("next attempt in") && wait.scale_up_blocked[0].ends_with("europe-west1"),
+        "{wait:?}"
     );
-    let refused = rig.reserve("2").unwrap_err().to_string();
-    assert!(refused.contains("quota CPUS exceeded"), "jobs are not requested any more, and it says why: {refused}");
-    rig.moods[0] = Mood::Obliging;
-    rig.seconds(120);
-    assert_eq!(rig.place("1"), "i1/0");
-    rig.reserve("2").unwrap();
+    let refusal = fixture.reserve("2").unwrap_err().to_string();
+    assert!(refusal.contains("quota CPUS exceeded"), "{refusal}");
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.seconds(120);
+    assert_eq!(fixture.slot_of("1"), "i1/0");
+    fixture.reserve("2").unwrap();
 }
 
 #[test]
-fn after_failures_less_is_asked_for_until_it_works() {
-    let mut rig = Rig::new(config(100, 1));
-    rig.moods[0] = Mood::Refusing("out of stock");
+fn request_size_shrinks_after_failures() {
+    let mut fixture = Fixture::new(config(100, 1));
+    fixture.behaviors[0] = CloudBehavior::Reject("out of stock");
     for job in 1..=64 {
-        rig.engine.admit(key(&job.to_string()));
-        rig.engine.acquire(rig.now, key(&job.to_string()), &SlotRequest::default()).unwrap();
+        fixture.engine.admit(key(&job.to_string()));
+        fixture.engine.acquire(fixture.now, key(&job.to_string()), &SlotRequest::default()).unwrap();
     }
-    rig.answer();
-    rig.seconds(40);
-    let before = rig.increases().len();
-    rig.moods[0] = Mood::Obliging;
-    rig.seconds(90);
-    assert_eq!(rig.made, 64);
-    assert!(rig.increases()[before] <= 16, "it begins small: {:?}", rig.increases());
+    fixture.answer();
+    fixture.seconds(40);
+    let before = fixture.increases().len();
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.seconds(90);
+    assert_eq!(fixture.made, 64);
+    assert!(fixture.increases()[before] <= 16, "the first request is small: {:?}", fixture.increases());
 }
 
 #[test]
-fn a_short_grant_is_filled_by_the_next_group() {
+fn next_group_fills_partial_grant() {
     let mut config = config(10, 1);
     config.groups.push(GroupConfig::new("spare", 10));
-    let mut rig = Rig::new(config);
-    rig.moods[0] = Mood::Short(1);
-    rig.engine.handle(rig.now, Event::Policies(Policies::always(wanted(4, 30))));
-    rig.answer();
-    assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 3));
+    let mut fixture = Fixture::new(config);
+    fixture.behaviors[0] = CloudBehavior::Partial(1);
+    fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(4, 30))));
+    fixture.answer();
+    assert_eq!((fixture.clouds[0].len(), fixture.clouds[1].len()), (1, 3));
     assert!(
-        rig.decisions
+        fixture
+            .decisions
             .iter()
             .any(|decision| matches!(decision.kind, DecisionKind::ScaleUpAccepted { requested: 4, accepted: 1, .. }))
     );
 }
 
 #[test]
-fn who_waits_to_request_a_job_is_looked_after_like_a_job_that_waits() {
+fn refused_reservation_makes_lists_as_frequent_as_a_job() {
     let mut config = config(10, 1);
-    config.policies = Policies::always(wanted(2, 60));
-    let mut rig = Rig::new(config);
-    rig.boot = Duration::from_millis(300);
-    rig.tell(Event::Tick);
-    assert!(rig.reserve("1").is_err(), "preemptive: only what is there is promised");
+    config.policies = Policies::always(idle_target(2, 60));
+    let mut fixture = Fixture::new(config);
+    fixture.boot = Duration::from_millis(300);
+    fixture.handle(Event::Tick);
+    assert!(fixture.reserve("1").is_err(), "a preemptive policy reserves only ready slots");
     for _ in 0..6 {
-        rig.pass(Duration::from_millis(100));
+        fixture.advance(Duration::from_millis(100));
     }
-    rig.reserve("1").expect("an instance that boots within 300 ms is known before the usual two seconds are over");
+    fixture.reserve("1").expect("the instance is discovered before the usual two seconds");
 }
 
 #[test]
-fn what_a_provider_gives_at_a_rate_is_fetched_at_that_rate() {
-    let mut rig = Rig::new(config(100, 1));
-    rig.moods[0] = Mood::Short(10);
-    rig.engine.handle(rig.now, Event::Policies(Policies::always(wanted(100, 30))));
-    rig.answer();
-    assert_eq!(rig.clouds[0].len(), 10);
-    rig.seconds(2);
-    assert_eq!(rig.clouds[0].len(), 100, "{:?}", rig.increases());
+fn rate_limited_provider_is_asked_at_its_rate() {
+    let mut fixture = Fixture::new(config(100, 1));
+    fixture.behaviors[0] = CloudBehavior::Partial(10);
+    fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(100, 30))));
+    fixture.answer();
+    assert_eq!(fixture.clouds[0].len(), 10);
+    fixture.seconds(2);
+    assert_eq!(fixture.clouds[0].len(), 100, "{:?}", fixture.increases());
 
-    let mut rig = Rig::new(config(100, 1));
-    rig.moods[0] = Mood::Short(10);
-    rig.engine.handle(rig.now, Event::Policies(Policies::always(wanted(100, 30))));
-    rig.answer();
-    rig.moods[0] = Mood::Short(0);
-    let before = rig.increases().len();
-    rig.seconds(5);
-    assert!(rig.increases().len() - before <= 6, "one that gives nothing more is asked less and less");
-    assert!(rig.told(|what| matches!(what, DecisionKind::CreationFailed { .. })), "and then it counts as a failure");
-}
-
-#[test]
-fn a_group_without_stock_is_replaced_by_the_next_and_tried_again() {
-    let mut config = config(10, 1);
-    config.groups[0].price_per_hour = 0.1;
-    config.groups.push(GroupConfig { price_per_hour: 0.3, ..GroupConfig::new("on-demand", 10) });
-    config.group_selection = GroupSelection::Price;
-    let mut rig = Rig::new(config);
-    rig.moods[0] = Mood::Refusing("no spot capacity");
-    rig.want("1");
-    assert_eq!(rig.clouds[1].len(), 1, "at once");
-    rig.moods[0] = Mood::Obliging;
-    rig.seconds(5);
-    rig.want("2");
-    assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 1), "the cheap one again, after its pause");
-}
-
-#[test]
-fn the_dearest_idle_instance_goes_first() {
-    let mut config = config(1, 1);
-    config.policies = Policies::always(wanted(0, 60));
-    config.groups.push(GroupConfig::new("second", 10));
-    let mut rig = Rig::new(config);
-    rig.want("1");
-    rig.want("2");
-    rig.seconds(31);
-    rig.release("1");
-    rig.release("2");
-    rig.tell(Event::Policies(Policies::always(wanted(1, 10))));
-    rig.seconds(20);
-    assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 0));
-}
-
-#[test]
-fn what_was_granted_and_does_not_come_is_no_capacity_for_ever() {
-    let mut rig = Rig::new(config(2, 1));
-    rig.moods[0] = Mood::Empty;
-    rig.want("1");
-    rig.want("2");
-    rig.seconds(300);
-    assert_eq!(rig.engine.status(rig.now).groups[0].requested, 2);
-    rig.moods[0] = Mood::Obliging;
-    rig.seconds(400);
-    differs("V16: jobs that run after instances that were granted never came", (0, 2), rig.granted.len());
+    let mut fixture = Fixture::new(config(100, 1));
+    fixture.behaviors[0] = CloudBehavior::Partial(10);
+    fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(100, 30))));
+    fixture.answer();
+    fixture.behaviors[0] = CloudBehavior::Partial(0);
+    let before = fixture.increases().len();
+    fixture.seconds(5);
+    assert!(fixture.increases().len() - before <= 6, "requests become rarer while none is accepted");
     assert!(
-        rig.told(|what| matches!(what, DecisionKind::CreationFailed { error, .. } if error.contains("did not appear")))
+        fixture.decided(|kind| matches!(kind, DecisionKind::CreationFailed { .. })),
+        "finally it counts as a failure"
     );
 }
 
 #[test]
-fn what_comes_late_is_used_or_removed_but_not_forgotten() {
-    let mut config = config(2, 1);
-    config.policies = Policies::always(wanted(0, 30));
-    let mut rig = Rig::new(config);
-    rig.moods[0] = Mood::Empty;
-    rig.want("1");
-    rig.seconds(700);
-    rig.tell(Event::Cancel { key: key("1") });
-    rig.moods[0] = Mood::Obliging;
-    rig.make(G);
-    rig.seconds(200);
-    assert!(rig.clouds[0].is_empty() && rig.engine.status(rig.now).groups[0].unmanaged.is_empty());
+fn next_group_replaces_failing_group_until_it_recovers() {
+    let mut config = config(10, 1);
+    config.groups[0].price_per_hour = 0.1;
+    config.groups.push(GroupConfig { price_per_hour: 0.3, ..GroupConfig::new("on-demand", 10) });
+    config.group_selection = GroupSelection::Price;
+    let mut fixture = Fixture::new(config);
+    fixture.behaviors[0] = CloudBehavior::Reject("no spot capacity");
+    fixture.acquire("1");
+    assert_eq!(fixture.clouds[1].len(), 1, "immediately");
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.seconds(5);
+    fixture.acquire("2");
+    assert_eq!(
+        (fixture.clouds[0].len(), fixture.clouds[1].len()),
+        (1, 1),
+        "the cheap group is used again after its pause"
+    );
 }
 
 #[test]
-fn a_call_that_failed_may_have_worked() {
-    let mut config = config(2, 1);
-    config.policies = Policies::always(wanted(0, 30));
-    let mut rig = Rig::new(config);
-    rig.moods[0] = Mood::Refusing("502 bad gateway");
-    rig.tell(Event::Policies(Policies::always(wanted(2, 30))));
-    rig.want("1");
-    rig.want("2");
-    rig.tell(Event::Policies(Policies::always(wanted(0, 30))));
-    rig.moods[0] = Mood::Obliging;
-    // Both were made, though the answer was an error.
-    rig.make(G);
-    rig.make(G);
-    rig.seconds(100);
-    assert_eq!(rig.granted.len(), 2);
-    assert_eq!(rig.clouds[0].len(), 2, "never more than the limit, though it could have asked again");
+fn most_expensive_idle_instance_is_deleted_first() {
+    let mut config = config(1, 1);
+    config.policies = Policies::always(idle_target(0, 60));
+    config.groups.push(GroupConfig::new("second", 10));
+    let mut fixture = Fixture::new(config);
+    fixture.acquire("1");
+    fixture.acquire("2");
+    fixture.seconds(31);
+    fixture.release("1");
+    fixture.release("2");
+    fixture.handle(Event::Policies(Policies::always(idle_target(1, 10))));
+    fixture.seconds(20);
+    assert_eq!((fixture.clouds[0].len(), fixture.clouds[1].len()), (1, 0));
 }
 
 #[test]
-fn the_limit_counts_what_is_unknown() {
-    let mut rig = Rig::new(config(3, 1));
-    rig.moods[0] = Mood::Silent;
+fn accepted_instances_that_never_appear_are_replaced() {
+    let mut fixture = Fixture::new(config(2, 1));
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    fixture.acquire("2");
+    fixture.seconds(300);
+    assert_eq!(fixture.engine.status(fixture.now).groups[0].requested, 2);
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.seconds(400);
+    differs_from_upstream("V16: jobs that run after accepted instances never appeared", (0, 2), fixture.granted.len());
+    assert!(fixture.decided(
+        |kind| matches!(kind, DecisionKind::CreationFailed { error, .. } if error.contains("did not appear"))
+    ));
+}
+
+#[test]
+fn overdue_instance_is_not_treated_as_unmanaged() {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(idle_target(0, 30));
+    let mut fixture = Fixture::new(config);
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    fixture.seconds(700);
+    fixture.handle(Event::Cancel { key: key("1") });
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.make(G);
+    fixture.seconds(200);
+    assert!(fixture.clouds[0].is_empty() && fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
+}
+
+#[test]
+fn instances_of_failed_call_are_used() {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(idle_target(0, 30));
+    let mut fixture = Fixture::new(config);
+    fixture.behaviors[0] = CloudBehavior::Reject("502 bad gateway");
+    fixture.handle(Event::Policies(Policies::always(idle_target(2, 30))));
+    fixture.acquire("1");
+    fixture.acquire("2");
+    fixture.handle(Event::Policies(Policies::always(idle_target(0, 30))));
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    // Both were created although the answer was an error.
+    fixture.make(G);
+    fixture.make(G);
+    fixture.seconds(100);
+    assert_eq!(fixture.granted.len(), 2);
+    assert_eq!(fixture.clouds[0].len(), 2, "never more than the maximum");
+}
+
+#[test]
+fn unanswered_requests_count_towards_max_instances() {
+    let mut fixture = Fixture::new(config(3, 1));
+    fixture.behaviors[0] = CloudBehavior::NoAnswer;
     for job in 1..=5 {
-        rig.want(&job.to_string());
+        fixture.acquire(&job.to_string());
     }
-    rig.seconds(300);
-    assert_eq!(rig.increases().iter().sum::<u32>(), 3, "calls without an answer count as if they had worked");
+    fixture.seconds(300);
+    assert_eq!(fixture.increases().iter().sum::<u32>(), 3, "unanswered requests count as instances");
 }
 
 #[test]
-fn instances_that_never_get_ready_are_no_storm() {
-    let mut rig = Rig::new(config(50, 1));
-    rig.boot = Duration::from_secs(5);
-    rig.readying = Err("instance_ready_command: exit status 1".to_owned());
-    rig.want("1");
-    rig.seconds(600);
-    assert!(rig.made < 25, "{} in ten minutes", rig.made);
-    let error = rig.engine.status(rig.now).groups[0].error.clone().unwrap();
+fn scale_up_backs_off_when_instances_never_become_ready() {
+    let mut fixture = Fixture::new(config(50, 1));
+    fixture.boot = Duration::from_secs(5);
+    fixture.prepare_result = Err("instance_ready_command: exit status 1".to_owned());
+    fixture.acquire("1");
+    fixture.seconds(600);
+    assert!(fixture.made < 25, "{} instances in ten minutes", fixture.made);
+    let error = fixture.engine.status(fixture.now).groups[0].error.clone().unwrap();
     assert!(error.ends_with("instance_ready_command: exit status 1"), "{error}");
-    rig.readying = Ok(());
-    rig.seconds(120);
-    assert_ne!(rig.place("1"), "nowhere");
+    fixture.prepare_result = Ok(());
+    fixture.seconds(120);
+    assert_ne!(fixture.slot_of("1"), "nowhere");
 }
 
 #[test]
-fn an_instance_that_never_runs_is_replaced() {
+fn instance_that_never_runs_is_replaced() {
     let mut config = config(1, 1);
     config.boot_timeout = Duration::from_secs(120);
-    let mut rig = Rig::new(config);
-    rig.want("1");
-    rig.jam();
-    rig.seconds(100);
-    assert_eq!((rig.place("1").as_str(), rig.made), ("nowhere", 1));
-    rig.seconds(60);
-    assert_eq!((rig.place("1").as_str(), rig.made), ("i2/0", 2));
+    let mut fixture = Fixture::new(config);
+    fixture.acquire("1");
+    fixture.stop_boots();
+    fixture.seconds(100);
+    assert_eq!((fixture.slot_of("1").as_str(), fixture.made), ("nowhere", 1));
+    fixture.seconds(60);
+    assert_eq!((fixture.slot_of("1").as_str(), fixture.made), ("i2/0", 2));
 }
 
 #[test]
-fn spending_is_bounded() {
+fn max_cost_per_hour_limits_instances() {
     let mut config = config(0, 1);
     config.groups[0].price_per_hour = 0.5;
     config.max_cost_per_hour = Some(2.0);
-    let mut rig = Rig::new(config);
+    let mut fixture = Fixture::new(config);
     for job in 1..=9 {
-        rig.want(&job.to_string());
+        fixture.acquire(&job.to_string());
     }
-    rig.seconds(60);
-    assert_eq!(rig.made, 4);
-    let why = rig.engine.explain_waiting(rig.now, &key("9")).unwrap();
-    assert_eq!(why.scale_up_blocked, ["group main: one more instance would exceed max_cost_per_hour (2)"]);
+    fixture.seconds(60);
+    assert_eq!(fixture.made, 4);
+    let wait = fixture.engine.explain_waiting(fixture.now, &key("9")).unwrap();
+    assert_eq!(wait.scale_up_blocked, ["group main: one more instance would exceed max_cost_per_hour (2)"]);
 }
 
 #[test]
-fn nobody_acquires_an_instance_into_being() {
-    let mut rig = Rig::new(config(0, 1));
-    rig.tell(Event::PluginDown { group: GroupId(0), cause: "plugin process exited (signal 9)".to_owned() });
-    rig.want("1");
-    assert_eq!((rig.made, rig.engine.slot_counts().pending), (0, 1), "R039: acquiring queues a demand");
-    let refused = rig.reserve("2").unwrap_err().to_string();
-    assert!(refused.contains("its plugin is not running: plugin process exited (signal 9)"), "{refused}");
+fn acquire_only_queues_demand_while_plugin_is_down() {
+    let mut fixture = Fixture::new(config(0, 1));
+    fixture.handle(Event::PluginDown { group: GroupId(0), cause: "plugin process exited (signal 9)".to_owned() });
+    fixture.acquire("1");
+    assert_eq!((fixture.made, fixture.engine.slot_counts().pending), (0, 1), "R039: acquire queues a request");
+    let refusal = fixture.reserve("2").unwrap_err().to_string();
+    assert!(refusal.contains("its plugin is not running: plugin process exited (signal 9)"), "{refusal}");
 }
 
 #[test]
-fn instances_for_few_jobs_are_made_for_the_jobs_there_are() {
+fn max_uses_below_capacity_limits_slots_per_instance() {
     let mut config = config(20, 4);
     config.max_uses = NonZeroU32::new(2);
-    let mut rig = Rig::new(config);
-    rig.tell(Event::Policies(Policies::always(wanted(8, 30))));
-    assert_eq!(rig.made, 4);
+    let mut fixture = Fixture::new(config);
+    fixture.handle(Event::Policies(Policies::always(idle_target(8, 30))));
+    assert_eq!(fixture.made, 4);
 }
 
-/// What a group has shown says when an instance is late; up to `create_timeout` it may appear all the same.
+/// Earlier creations show when an instance is overdue. It may still appear until `create_timeout`.
 #[test]
-fn a_granted_instance_that_is_late_is_asked_for_again_and_used_or_removed_when_it_comes() {
+fn overdue_instance_is_requested_again_and_used_when_it_appears() {
     let mut config = config(10, 1);
     config.create_timeout = Duration::from_secs(600);
-    let mut rig = Rig::new(config);
+    let mut fixture = Fixture::new(config);
     for job in 1..=8 {
-        rig.want(&format!("early-{job}"));
+        fixture.acquire(&format!("early-{job}"));
     }
-    rig.seconds(60);
-    assert_eq!(rig.granted.len(), 8, "all appeared at the next list");
-    rig.moods[0] = Mood::Empty;
-    rig.want("late");
-    rig.moods[0] = Mood::Obliging;
-    rig.seconds(10);
-    assert_eq!((rig.increases().len(), rig.made), (9, 8), "not yet late");
-    rig.seconds(60);
-    assert_eq!(rig.place("late"), "i9/0", "asked for again, and used");
-    // The late one comes, too: there are never more than allowed, and it goes when nobody needs it.
-    rig.make(G);
-    rig.seconds(2);
-    assert_eq!(rig.instances(), 10);
-    assert!(rig.told(|what| matches!(what, DecisionKind::Discovered { origin: InstanceOrigin::RequestedLate, .. })));
-    rig.seconds(700);
-    assert_eq!(rig.instances(), 9);
+    fixture.seconds(60);
+    assert_eq!(fixture.granted.len(), 8, "all appeared in the next list");
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("late");
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.seconds(10);
+    assert_eq!((fixture.increases().len(), fixture.made), (9, 8), "not overdue yet");
+    fixture.seconds(60);
+    assert_eq!(fixture.slot_of("late"), "i9/0", "requested again and used");
+    // The overdue instance appears, too. It is deleted once no job needs it.
+    fixture.make(G);
+    fixture.seconds(2);
+    assert_eq!(fixture.instances(), 10);
+    assert!(
+        fixture.decided(|kind| matches!(kind, DecisionKind::Discovered { origin: InstanceOrigin::RequestedLate, .. }))
+    );
+    fixture.seconds(700);
+    assert_eq!(fixture.instances(), 9);
 }
 
 #[test]
-fn without_room_beside_a_late_instance_it_is_waited_for_up_to_the_deadline() {
+fn overdue_instance_is_awaited_at_max_instances() {
     let mut config = config(9, 1);
     config.create_timeout = Duration::from_secs(600);
-    let mut rig = Rig::new(config);
+    let mut fixture = Fixture::new(config);
     for job in 1..=8 {
-        rig.want(&format!("early-{job}"));
+        fixture.acquire(&format!("early-{job}"));
     }
-    rig.seconds(60);
-    rig.moods[0] = Mood::Empty;
-    rig.want("late");
-    rig.moods[0] = Mood::Obliging;
-    rig.seconds(590);
-    assert_eq!(rig.made, 8, "it may yet appear, and be one too many");
-    rig.seconds(70);
-    assert_eq!(rig.place("late"), "i9/0");
+    fixture.seconds(60);
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("late");
+    fixture.behaviors[0] = CloudBehavior::Accept;
+    fixture.seconds(590);
+    assert_eq!(fixture.made, 8, "it may still appear and exceed the maximum");
+    fixture.seconds(70);
+    assert_eq!(fixture.slot_of("late"), "i9/0");
 }

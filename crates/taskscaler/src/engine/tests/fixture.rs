@@ -1,4 +1,4 @@
-//! An engine, and a cloud that does what it is told, when it is told to.
+//! An engine with a simulated cloud. Time passes and the cloud changes only when a test says so.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -19,7 +19,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 pub(super) const MONDAY: i64 = 1_772_409_600;
 pub(super) const G: GroupId = GroupId(0);
 
-/// A fleet of `max` instances with `capacity` slots.
+/// Returns the configuration of at most `max` instances with `capacity` slots each.
 pub(super) fn config(max: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.capacity = NonZeroU32::new(capacity).unwrap();
@@ -28,7 +28,8 @@ pub(super) fn config(max: u32, capacity: u32) -> Config {
     config
 }
 
-pub(super) fn wanted(idle_count: u32, idle_time_s: u64) -> IdleTarget {
+/// Returns a target that is preemptive if it has idle slots.
+pub(super) fn idle_target(idle_count: u32, idle_time_s: u64) -> IdleTarget {
     let idle_time = Duration::from_secs(idle_time_s);
     IdleTarget { idle_count, idle_time, preemptive: idle_count > 0, ..IdleTarget::default() }
 }
@@ -41,113 +42,119 @@ pub(super) fn key(name: &str) -> TaskKey {
     TaskKey::new(name)
 }
 
-/// How the cloud answers a creation.
+/// How the cloud answers a request for instances.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Mood {
-    Obliging,
-    Refusing(&'static str),
-    /// Grants at most so many.
-    Short(u32),
-    /// Grants, and makes nothing.
-    Empty,
-    /// Does not answer.
-    Silent,
+pub(super) enum CloudBehavior {
+    /// Creates all requested instances.
+    Accept,
+    /// Fails with this error.
+    Reject(&'static str),
+    /// Accepts and creates at most this many instances.
+    Partial(u32),
+    /// Accepts all, but creates none.
+    AcceptOnly,
+    /// Does not answer, and creates none.
+    NoAnswer,
 }
 
-pub(super) struct Rig {
+/// The engine, the cloud, and what the engine has asked for.
+pub(super) struct Fixture {
     pub(super) engine: Engine,
     pub(super) now: Now,
     pub(super) clouds: Vec<BTreeMap<InstanceId, InstanceState>>,
-    pub(super) moods: Vec<Mood>,
-    /// Instances run after so long.
+    pub(super) behaviors: Vec<CloudBehavior>,
+    /// Time until a created instance runs.
     pub(super) boot: Duration,
     started: BTreeMap<InstanceId, Time>,
+    /// Number of created instances.
     pub(super) made: u32,
-    /// Whether instances get ready by themselves.
-    pub(super) readying: Result<(), String>,
-    /// Removals have an effect.
-    pub(super) removing: bool,
+    /// Result of each preparation.
+    pub(super) prepare_result: Result<(), String>,
+    /// Whether deletion calls delete instances.
+    pub(super) deletes_work: bool,
     pub(super) granted: Vec<SlotAssignment>,
     pub(super) lost: Vec<TaskKey>,
-    pub(super) withdrawn: Vec<TaskKey>,
-    pub(super) refused: Vec<(TaskKey, ResumeError)>,
-    /// Suspensions and resumptions have an effect.
-    pub(super) sleeping: bool,
-    /// Suspensions and resumptions are refused.
-    pub(super) refuses_sleep: bool,
-    /// Instances get ready, or not; else there is no answer.
-    pub(super) preparing: bool,
-    pub(super) answers: Vec<Result<OperatorOutcome, OperatorError>>,
+    pub(super) revoked: Vec<TaskKey>,
+    pub(super) resume_failures: Vec<(TaskKey, ResumeError)>,
+    /// Whether suspend and resume calls have an effect.
+    pub(super) suspends_work: bool,
+    /// Whether suspend and resume calls fail.
+    pub(super) rejects_suspends: bool,
+    /// Whether preparations are answered.
+    pub(super) answers_prepare: bool,
+    pub(super) operator_replies: Vec<Result<OperatorOutcome, OperatorError>>,
+    /// All actions of the engine.
     pub(super) log: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
 }
 
-impl Rig {
-    /// The groups are up and have been listed.
+impl Fixture {
+    /// Returns a fixture whose groups are up and have been listed.
     pub(super) fn new(config: Config) -> Self {
         Self::with(config, BTreeMap::new())
     }
 
-    /// As [`Self::new`], with instances that are there already.
-    pub(super) fn with(config: Config, there: BTreeMap<InstanceId, InstanceState>) -> Self {
+    /// Returns a fixture with instances that already exist.
+    pub(super) fn with(config: Config, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
         let now = Now::steady(Time::ZERO, MONDAY);
         let engine = Engine::new(config, now);
-        Self::around(engine, there)
+        Self::around(engine, existing)
     }
 
-    pub(super) fn around(engine: Engine, there: BTreeMap<InstanceId, InstanceState>) -> Self {
-        Self::around_at(Now::steady(Time::ZERO, MONDAY), engine, there)
+    pub(super) fn around(engine: Engine, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
+        Self::around_at(Now::steady(Time::ZERO, MONDAY), engine, existing)
     }
 
-    pub(super) fn around_at(now: Now, engine: Engine, there: BTreeMap<InstanceId, InstanceState>) -> Self {
+    pub(super) fn around_at(now: Now, engine: Engine, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
         let groups = engine.config().groups.len();
         let mut clouds = vec![BTreeMap::new(); groups];
-        clouds[0] = there;
-        let mut rig = Self {
+        clouds[0] = existing;
+        let mut fixture = Self {
             engine,
             now,
             clouds,
-            moods: vec![Mood::Obliging; groups],
+            behaviors: vec![CloudBehavior::Accept; groups],
             boot: Duration::from_secs(30),
             started: BTreeMap::new(),
             made: 0,
-            readying: Ok(()),
-            removing: true,
+            prepare_result: Ok(()),
+            deletes_work: true,
             granted: Vec::new(),
             lost: Vec::new(),
-            withdrawn: Vec::new(),
-            refused: Vec::new(),
-            sleeping: true,
-            refuses_sleep: false,
-            preparing: true,
-            answers: Vec::new(),
+            revoked: Vec::new(),
+            resume_failures: Vec::new(),
+            suspends_work: true,
+            rejects_suspends: false,
+            answers_prepare: true,
+            operator_replies: Vec::new(),
             log: Vec::new(),
             decisions: Vec::new(),
         };
         for group in (0..groups).map(GroupId) {
-            rig.tell(Event::PluginUp { group, max_size: 0 });
+            fixture.handle(Event::PluginUp { group, max_size: 0 });
         }
-        rig
+        fixture
     }
 
-    /// At most `max` machines of one job each: the first has had its job, and the provider does not remove it.
-    pub(super) fn with_a_machine_that_stays(max: u32) -> Self {
+    /// Returns a fixture with at most `max` single-use instances. The first has had its job, but deleting it has no effect.
+    pub(super) fn with_stuck_deletion(max: u32) -> Self {
         let mut config = config(max, 1);
         config.max_uses = NonZeroU32::new(1);
-        let mut rig = Self::new(config);
-        rig.want("first");
-        rig.seconds(40);
-        rig.removing = false;
-        rig.release("first");
-        rig
+        let mut fixture = Self::new(config);
+        fixture.acquire("first");
+        fixture.seconds(40);
+        fixture.deletes_work = false;
+        fixture.release("first");
+        fixture
     }
 
-    /// One event, and the answers to what it leads to.
-    pub(super) fn tell(&mut self, event: Event) {
+    /// Handles an event, and answers the actions that follow from it.
+    pub(super) fn handle(&mut self, event: Event) {
         self.engine.handle(self.now, event);
         self.answer();
     }
 
+    /// Answers the actions of the engine until there are no more.
     pub(super) fn answer(&mut self) {
         loop {
             self.engine.check().unwrap();
@@ -172,26 +179,28 @@ impl Rig {
                 Some(Event::Listed { group, call, result: Ok(list) })
             }
             Action::Increase { group, call, n } => {
-                let (made, result) = match &self.moods[group.0] {
-                    Mood::Obliging => (n, Ok(n)),
-                    Mood::Refusing(error) => (0, Err((*error).to_owned())),
-                    Mood::Short(most) => (n.min(*most), Ok(n.min(*most))),
-                    Mood::Empty => (0, Ok(n)),
-                    Mood::Silent => return None,
+                let (made, result) = match &self.behaviors[group.0] {
+                    CloudBehavior::Accept => (n, Ok(n)),
+                    CloudBehavior::Reject(error) => (0, Err((*error).to_owned())),
+                    CloudBehavior::Partial(max) => (n.min(*max), Ok(n.min(*max))),
+                    CloudBehavior::AcceptOnly => (0, Ok(n)),
+                    CloudBehavior::NoAnswer => return None,
                 };
                 (0..made).for_each(|_| self.make(group));
                 Some(Event::Increased { group, call, result })
             }
             Action::Decrease { group, ids } => {
-                if self.removing {
+                if self.deletes_work {
                     ids.iter().for_each(|id| {
                         self.clouds[group.0].remove(id);
                     });
                 }
                 Some(Event::Decreased { group, ids: ids.clone(), result: Ok(ids) })
             }
-            Action::Prepare { .. } if !self.preparing => None,
-            Action::Prepare { group, id, .. } => Some(Event::Prepared { group, id, result: self.readying.clone() }),
+            Action::Prepare { .. } if !self.answers_prepare => None,
+            Action::Prepare { group, id, .. } => {
+                Some(Event::Prepared { group, id, result: self.prepare_result.clone() })
+            }
             Action::Heartbeat { group, id } => Some(Event::Health { group, id, result: Ok(()) }),
             Action::Grant(lease) => {
                 self.granted.push(lease);
@@ -202,11 +211,11 @@ impl Rig {
                 None
             }
             Action::RevokeReservation { key } => {
-                self.withdrawn.push(key);
+                self.revoked.push(key);
                 None
             }
-            Action::OperatorReply { result: answer, .. } => {
-                self.answers.push(answer);
+            Action::OperatorReply { result, .. } => {
+                self.operator_replies.push(result);
                 None
             }
             Action::Suspend { group, ids } => {
@@ -215,26 +224,27 @@ impl Rig {
             Action::Resume { group, ids } => {
                 Some(Event::Resumed { group, result: self.change(group, &ids, true), ids })
             }
-            Action::ResumeFailed { key, error: why } => {
-                self.refused.push((key, why));
+            Action::ResumeFailed { key, error } => {
+                self.resume_failures.push((key, error));
                 None
             }
             Action::ForgetInstance { .. } | Action::EnvironmentSaved { .. } => None,
         }
     }
 
-    /// Suspends instances, or resumes them: at once, where that has an effect.
+    /// Suspends or resumes instances immediately, if such calls work.
     fn change(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
-        if self.refuses_sleep {
-            return Err("no".to_owned());
+        if self.rejects_suspends {
+            return Err("not possible".to_owned());
         }
-        let to = if resume { InstanceState::Running } else { InstanceState::Suspended };
-        for id in ids.iter().filter(|_| self.sleeping) {
-            self.clouds[group.0].entry(id.clone()).and_modify(|state| *state = to);
+        let target = if resume { InstanceState::Running } else { InstanceState::Suspended };
+        for id in ids.iter().filter(|_| self.suspends_work) {
+            self.clouds[group.0].entry(id.clone()).and_modify(|state| *state = target);
         }
         Ok(ids.to_vec())
     }
 
+    /// Creates an instance at the provider.
     pub(super) fn make(&mut self, group: GroupId) {
         self.made += 1;
         let id = InstanceId::new(format!("i{}", self.made));
@@ -242,13 +252,13 @@ impl Rig {
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }
 
-    /// What boots now never runs.
-    pub(super) fn jam(&mut self) {
+    /// Instances that boot now will never run.
+    pub(super) fn stop_boots(&mut self) {
         self.started.clear();
     }
 
-    /// Time passes, from one wake to the next.
-    pub(super) fn pass(&mut self, duration: Duration) {
+    /// Lets time pass, with a tick at each time at which the engine wants to wake.
+    pub(super) fn advance(&mut self, duration: Duration) {
         let end = self.now.at + duration;
         for _ in 0..100_000 {
             let boots = self.started.values().map(|since| *since + self.boot).filter(|at| *at > self.now.at).min();
@@ -256,12 +266,12 @@ impl Rig {
             if next > end {
                 break;
             }
-            assert!(next >= self.now.at, "the engine wakes in the past: {next:?}");
+            assert!(next >= self.now.at, "the engine wants to wake in the past: {next:?}");
             self.set(next.max(self.now.at + Duration::from_millis(1)));
-            self.tell(Event::Tick);
+            self.handle(Event::Tick);
         }
         self.set(end);
-        self.tell(Event::Tick);
+        self.handle(Event::Tick);
     }
 
     fn set(&mut self, at: Time) {
@@ -279,38 +289,42 @@ impl Rig {
     }
 
     pub(super) fn seconds(&mut self, seconds: u64) {
-        self.pass(Duration::from_secs(seconds));
+        self.advance(Duration::from_secs(seconds));
     }
 
     pub(super) fn reserve(&mut self, name: &str) -> Result<(), NoCapacity> {
         self.engine.reserve(self.now, key(name))
     }
 
-    /// Reserves, and waits for a slot.
-    pub(super) fn want(&mut self, name: &str) {
-        self.want_by(name, &SlotRequest::default());
+    /// Queues a request of an admitted job.
+    pub(super) fn acquire(&mut self, name: &str) {
+        self.acquire_for(name, &SlotRequest::default());
     }
 
-    /// As [`Self::want`], for what a job asks for.
-    pub(super) fn want_by(&mut self, name: &str, request: &SlotRequest) {
+    /// Queues a request with particular needs.
+    pub(super) fn acquire_for(&mut self, name: &str, request: &SlotRequest) {
         self.engine.admit(key(name));
         self.engine.acquire(self.now, key(name), request).unwrap();
         self.answer();
     }
 
-    /// An operator does something: to an instance, or without one to the group. What came of it.
-    pub(super) fn operate(&mut self, id: Option<&str>, act: OperatorAction) -> Result<OperatorOutcome, OperatorError> {
+    /// Carries out an operator's action on an instance, or on the group if `id` is `None`.
+    pub(super) fn operate(
+        &mut self,
+        id: Option<&str>,
+        action: OperatorAction,
+    ) -> Result<OperatorOutcome, OperatorError> {
         let (id, by) = (id.map(InstanceId::new), "ann".to_owned());
-        self.tell(Event::Operator { request: 1, group: G, id, action: act, by });
-        self.answers.pop().unwrap()
+        self.handle(Event::Operator { request: 1, group: G, id, action, by });
+        self.operator_replies.pop().unwrap()
     }
 
     pub(super) fn release(&mut self, name: &str) {
-        self.tell(Event::Release { key: key(name) });
+        self.handle(Event::Release { key: key(name) });
     }
 
-    /// Where a key's job is: `instance/slot`.
-    pub(super) fn place(&self, name: &str) -> String {
+    /// Returns the slot of a job as `instance/slot`, or `nowhere`.
+    pub(super) fn slot_of(&self, name: &str) -> String {
         let lease = self.granted.iter().rev().find(|lease| lease.key.as_str() == name);
         lease.map_or_else(|| "nowhere".to_owned(), |lease| format!("{}/{}", lease.instance, lease.slot))
     }
@@ -319,7 +333,7 @@ impl Rig {
         self.engine.status(self.now).instances.len()
     }
 
-    /// Sizes of the requests for instances so far.
+    /// Returns the sizes of all requests for instances.
     pub(super) fn increases(&self) -> Vec<u32> {
         self.log
             .iter()
@@ -327,24 +341,26 @@ impl Rig {
             .collect()
     }
 
-    pub(super) fn count(&self, which: impl Fn(&Action) -> bool) -> usize {
-        self.log.iter().filter(|action| which(action)).count()
+    /// Returns the number of matching actions.
+    pub(super) fn count(&self, matches: impl Fn(&Action) -> bool) -> usize {
+        self.log.iter().filter(|action| matches(action)).count()
     }
 
-    pub(super) fn told(&self, which: impl Fn(&DecisionKind) -> bool) -> bool {
-        self.decisions.iter().any(|decision| which(&decision.kind))
+    /// Whether the history contains a matching decision.
+    pub(super) fn decided(&self, matches: impl Fn(&DecisionKind) -> bool) -> bool {
+        self.decisions.iter().any(|decision| matches(&decision.kind))
     }
 }
 
-/// Where Muster differs from the peer on purpose: its value by fleeting.md, and ours as it was found.
+/// Asserts Muster's value where it intentionally differs from gitlab-runner's (docs/spec/fleeting.md).
 #[track_caller]
-pub(super) fn differs<T: PartialEq + std::fmt::Debug>(what: &str, (of_the_peer, of_muster): (T, T), found: T) {
-    assert_eq!(found, of_muster, "{what}, where the peer has {of_the_peer:?}");
-    assert_ne!(of_the_peer, of_muster, "{what}: that is no difference");
+pub(super) fn differs_from_upstream<T: PartialEq + std::fmt::Debug>(what: &str, (upstream, muster): (T, T), found: T) {
+    assert_eq!(found, muster, "{what}; gitlab-runner has {upstream:?}");
+    assert_ne!(upstream, muster, "{what}: this is no difference");
 }
 
-/// Instances that run already, and are ours by configuration.
-pub(super) fn adopted(mut config: Config, names: &[&str]) -> Rig {
+/// Returns a fixture with running instances that are adopted.
+pub(super) fn adopted(mut config: Config, names: &[&str]) -> Fixture {
     config.unmanaged = crate::config::UnmanagedPolicy::Adopt;
-    Rig::with(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())
+    Fixture::with(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())
 }

@@ -1,4 +1,4 @@
-//! What users and operators see of the engine, on an obliging cloud whose moods a test chooses.
+//! Tests of the engine through its public interface, with a simulated cloud.
 
 mod ahead;
 mod cost_limit;

@@ -1,9 +1,9 @@
-//! What operators do by hand.
+//! Manual operations of operators.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use super::fixture::{G, Rig, adopted, config, id, key, wanted};
+use super::fixture::{Fixture, G, adopted, config, id, idle_target, key};
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::ledger::{Row, RowKey};
@@ -14,32 +14,33 @@ use muster_fleeting::model::InstanceState;
 const DELETE: OperatorAction = OperatorAction::Delete { force: false };
 const FORCE_DELETE: OperatorAction = OperatorAction::Delete { force: true };
 
-fn names(rig: &Rig) -> Vec<String> {
-    rig.clouds[0].keys().map(ToString::to_string).collect()
+fn names(fixture: &Fixture) -> Vec<String> {
+    fixture.clouds[0].keys().map(ToString::to_string).collect()
 }
 
-fn state(rig: &Rig, name: &str) -> (String, Option<String>) {
-    let instances = rig.engine.status(rig.now).instances;
+fn state(fixture: &Fixture, name: &str) -> (String, Option<String>) {
+    let instances = fixture.engine.status(fixture.now).instances;
     let found = instances.into_iter().find(|instance| instance.id == name).unwrap();
     (found.state, found.reason)
 }
 
-fn decreases(rig: &Rig) -> usize {
-    rig.count(|action| matches!(action, Action::Decrease { .. }))
+fn decreases(fixture: &Fixture) -> usize {
+    fixture.count(|action| matches!(action, Action::Decrease { .. }))
 }
 
-/// The manager is killed, and starts again on its books.
-fn restarted(mut rig: Rig, rows: &mut BTreeMap<RowKey, Row>) -> Rig {
-    write(&mut rig, rows);
+/// Returns the fixture after the manager was killed and restarted with its ledger.
+fn restarted(mut fixture: Fixture, rows: &mut BTreeMap<RowKey, Row>) -> Fixture {
+    write(&mut fixture, rows);
     let rows = rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect();
-    let (mut engine, unknown) = Engine::restore(rig.engine.config().clone(), rows, rig.now);
+    let (mut engine, unknown) = Engine::restore(fixture.engine.config().clone(), rows, fixture.now);
     assert!(unknown.is_empty());
-    engine.handle(rig.now, Event::ClaimsComplete);
-    Rig::around(engine, rig.clouds.remove(0))
+    engine.handle(fixture.now, Event::ClaimsComplete);
+    Fixture::around(engine, fixture.clouds.remove(0))
 }
 
-fn write(rig: &mut Rig, rows: &mut BTreeMap<RowKey, Row>) {
-    for change in rig.engine.changes() {
+/// Writes the changed rows to the ledger.
+fn write(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
+    for change in fixture.engine.changes() {
         match change.row {
             Some(row) => rows.insert(change.key, row),
             None => rows.remove(&change.key),
@@ -48,205 +49,212 @@ fn write(rig: &mut Rig, rows: &mut BTreeMap<RowKey, Row>) {
 }
 
 #[test]
-fn a_drained_instance_gets_no_jobs_and_stays_until_it_is_resumed() {
+fn cordoned_instance_gets_no_jobs_and_is_kept() {
     let mut config = config(3, 2);
-    config.policies = Policies::always(wanted(0, 60));
-    let mut rig = adopted(config, &["a"]);
-    rig.want("1");
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Cordon), Ok(OperatorOutcome::Cordoned { jobs: 1 }));
+    config.policies = Policies::always(idle_target(0, 60));
+    let mut fixture = adopted(config, &["a"]);
+    fixture.acquire("1");
+    assert_eq!(fixture.operate(Some("a"), OperatorAction::Cordon), Ok(OperatorOutcome::Cordoned { jobs: 1 }));
     assert_eq!(
-        rig.operate(Some("a"), OperatorAction::Cordon),
+        fixture.operate(Some("a"), OperatorAction::Cordon),
         Ok(OperatorOutcome::Cordoned { jobs: 1 }),
-        "said twice, it is the same"
+        "repeating it changes nothing"
     );
-    rig.want("2");
-    rig.seconds(40);
-    assert_eq!((rig.place("1").as_str(), rig.place("2").as_str()), ("a/0", "i1/0"), "its own job runs on");
-    rig.release("1");
-    rig.release("2");
-    rig.seconds(3600);
-    assert_eq!(names(&rig), ["a"], "it is neither idle nor too many");
-    assert_eq!(state(&rig, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
-    rig.seconds(3);
-    rig.want("3");
-    assert_eq!(rig.place("3"), "a/0");
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
+    fixture.acquire("2");
+    fixture.seconds(40);
+    assert_eq!(
+        (fixture.slot_of("1").as_str(), fixture.slot_of("2").as_str()),
+        ("a/0", "i1/0"),
+        "its own job continues"
+    );
+    fixture.release("1");
+    fixture.release("2");
+    fixture.seconds(3600);
+    assert_eq!(names(&fixture), ["a"], "it is neither idle nor surplus");
+    assert_eq!(state(&fixture, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
+    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
+    fixture.seconds(3);
+    fixture.acquire("3");
+    assert_eq!(fixture.slot_of("3"), "a/0");
+    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
 }
 
 #[test]
-fn a_drained_instance_stays_drained_over_a_restart() {
+fn cordon_survives_restart_and_shutdown() {
     let mut rows = BTreeMap::new();
     let mut config = config(3, 1);
     config.delete_on_shutdown = true;
-    let mut rig = adopted(config, &["a", "b"]);
-    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
-    rig.tell(Event::Stop);
-    assert_eq!(names(&rig), ["a"], "delete_instances_on_shutdown does not take what somebody keeps");
-    let mut rig = restarted(rig, &mut rows);
-    rig.seconds(600);
-    assert_eq!(state(&rig, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
-    rig.want("1");
-    rig.seconds(40);
-    assert_ne!(rig.place("1"), "a/0");
-    // The runner leaves the configuration: nobody will have these books.
-    rig.release("1");
-    rig.tell(Event::DeleteAllOnStop);
-    rig.tell(Event::Stop);
-    assert_eq!(names(&rig), [""; 0]);
+    let mut fixture = adopted(config, &["a", "b"]);
+    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.handle(Event::Stop);
+    assert_eq!(names(&fixture), ["a"], "delete_instances_on_shutdown does not delete cordoned instances");
+    let mut fixture = restarted(fixture, &mut rows);
+    fixture.seconds(600);
+    assert_eq!(state(&fixture, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
+    fixture.acquire("1");
+    fixture.seconds(40);
+    assert_ne!(fixture.slot_of("1"), "a/0");
+    // The runner is removed from the configuration, so that no later manager will use the ledger.
+    fixture.release("1");
+    fixture.handle(Event::DeleteAllOnStop);
+    fixture.handle(Event::Stop);
+    assert_eq!(names(&fixture), [""; 0]);
 }
 
 #[test]
-fn what_is_to_go_is_kept_while_it_is_drained_and_goes_when_it_is_resumed() {
-    let mut rig = adopted(config(3, 1), &["a"]);
-    rig.want("1");
-    rig.tell(Event::Retire { group: G, id: id("a"), reason: "spoilt".to_owned() });
-    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
-    rig.tell(Event::Retire { group: G, id: id("a"), reason: "spoilt for good".to_owned() });
-    rig.release("1");
-    rig.seconds(600);
-    assert_eq!(decreases(&rig), 0);
-    let reason = "retired: spoilt for good".to_owned();
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::UncordonedForRemoval { reason }));
-    assert_eq!(names(&rig), [""; 0]);
-}
-
-#[test]
-fn a_removal_waits_for_jobs_unless_it_is_to_be_now() {
-    let mut rig = adopted(config(3, 2), &["a", "b"]);
-    rig.want("1");
-    rig.want("2");
-    rig.want("3");
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Drain), Ok(OperatorOutcome::Draining { jobs: 2 }));
-    assert_eq!(state(&rig, "a"), ("draining".to_owned(), Some("deleted by ann".to_owned())));
-    rig.release("1");
-    assert!(rig.lost.is_empty() && names(&rig).contains(&"a".to_owned()), "a job runs on");
-    rig.release("2");
-    assert_eq!(names(&rig), ["b"]);
-    assert_eq!(rig.operate(Some("b"), DELETE), Err(OperatorError::HasJobs { jobs: 1 }));
-    assert_eq!(rig.operate(Some("b"), FORCE_DELETE), Ok(OperatorOutcome::Deleting { jobs: 1 }));
-    assert_eq!((rig.lost.as_slice(), names(&rig).len()), ([key("3")].as_slice(), 0));
-    rig.seconds(2);
-    assert_eq!(rig.operate(Some("b"), OperatorAction::Drain), Err(OperatorError::NoInstance));
-}
-
-#[test]
-fn a_removal_that_still_waits_can_be_taken_back() {
-    let mut rig = adopted(config(3, 2), &["a"]);
-    rig.want("1");
-    rig.operate(Some("a"), OperatorAction::Drain).unwrap();
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
-    rig.seconds(3);
-    rig.release("1");
-    rig.want("2");
-    assert_eq!((rig.place("2").as_str(), decreases(&rig)), ("a/0", 0));
-    // Not so one that goes for another reason.
-    rig.tell(Event::Retire { group: G, id: id("a"), reason: "spoilt".to_owned() });
-    let reason = "retired: spoilt".to_owned();
-    assert_eq!(rig.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::AlreadyDeleting { reason }));
-}
-
-#[test]
-fn a_foreign_instance_can_be_removed_and_nothing_else() {
-    let mut rig = Rig::with(config(3, 1), [(id("x"), InstanceState::Running)].into());
-    assert_eq!(rig.operate(Some("x"), OperatorAction::Cordon), Err(OperatorError::Unmanaged));
-    assert_eq!(rig.operate(Some("x"), OperatorAction::Uncordon), Err(OperatorError::Unmanaged));
-    assert_eq!(rig.operate(Some("x"), DELETE), Ok(OperatorOutcome::Deleting { jobs: 0 }));
-    rig.seconds(2);
-    assert_eq!((names(&rig).len(), rig.instances()), (0, 0));
-}
-
-#[test]
-fn a_drained_group_makes_no_more_and_empties_after_its_jobs() {
-    let mut config = config(3, 1);
-    config.policies = Policies::always(wanted(1, 60));
-    let mut rig = adopted(config, &["a", "b"]);
-    rig.want("1");
-    rig.operate(Some("b"), OperatorAction::Cordon).unwrap();
-    rig.seconds(40);
-    rig.make(G);
-    assert_eq!(rig.operate(None, OperatorAction::Drain), Ok(OperatorOutcome::GroupDrained { instances: 2 }));
-    let refused = rig.reserve("2").unwrap_err().to_string();
-    assert!(refused.contains("group main: it was drained by ann"), "{refused}");
-    rig.release("1");
-    rig.seconds(120);
-    // One that nobody asked for is adopted here; that goes, too.
-    assert_eq!(names(&rig), ["b"], "what somebody keeps stays");
-    let mut rows = BTreeMap::new();
-    let mut rig = restarted(rig, &mut rows);
-    rig.seconds(120);
-    assert_eq!((names(&rig).len(), rig.increases().len()), (1, 0), "also after a restart");
+fn cordon_postpones_removal_until_uncordoned() {
+    let mut fixture = adopted(config(3, 1), &["a"]);
+    fixture.acquire("1");
+    fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk warning".to_owned() });
+    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk failure".to_owned() });
+    fixture.release("1");
+    fixture.seconds(600);
+    assert_eq!(decreases(&fixture), 0);
+    let reason = "retired: disk failure".to_owned();
     assert_eq!(
-        rig.operate(Some("b"), OperatorAction::Uncordon),
+        fixture.operate(Some("a"), OperatorAction::Uncordon),
+        Ok(OperatorOutcome::UncordonedForRemoval { reason })
+    );
+    assert_eq!(names(&fixture), [""; 0]);
+}
+
+#[test]
+fn drain_waits_for_jobs_and_forced_delete_does_not() {
+    let mut fixture = adopted(config(3, 2), &["a", "b"]);
+    fixture.acquire("1");
+    fixture.acquire("2");
+    fixture.acquire("3");
+    assert_eq!(fixture.operate(Some("a"), OperatorAction::Drain), Ok(OperatorOutcome::Draining { jobs: 2 }));
+    assert_eq!(state(&fixture, "a"), ("draining".to_owned(), Some("deleted by ann".to_owned())));
+    fixture.release("1");
+    assert!(fixture.lost.is_empty() && names(&fixture).contains(&"a".to_owned()), "one job still runs");
+    fixture.release("2");
+    assert_eq!(names(&fixture), ["b"]);
+    assert_eq!(fixture.operate(Some("b"), DELETE), Err(OperatorError::HasJobs { jobs: 1 }));
+    assert_eq!(fixture.operate(Some("b"), FORCE_DELETE), Ok(OperatorOutcome::Deleting { jobs: 1 }));
+    assert_eq!((fixture.lost.as_slice(), names(&fixture).len()), ([key("3")].as_slice(), 0));
+    fixture.seconds(2);
+    assert_eq!(fixture.operate(Some("b"), OperatorAction::Drain), Err(OperatorError::NoInstance));
+}
+
+#[test]
+fn uncordon_reverts_drain_that_waits_for_jobs() {
+    let mut fixture = adopted(config(3, 2), &["a"]);
+    fixture.acquire("1");
+    fixture.operate(Some("a"), OperatorAction::Drain).unwrap();
+    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
+    fixture.seconds(3);
+    fixture.release("1");
+    fixture.acquire("2");
+    assert_eq!((fixture.slot_of("2").as_str(), decreases(&fixture)), ("a/0", 0));
+    // A drain for another reason cannot be reverted.
+    fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk warning".to_owned() });
+    let reason = "retired: disk warning".to_owned();
+    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::AlreadyDeleting { reason }));
+}
+
+#[test]
+fn unmanaged_instance_can_only_be_deleted() {
+    let mut fixture = Fixture::with(config(3, 1), [(id("x"), InstanceState::Running)].into());
+    assert_eq!(fixture.operate(Some("x"), OperatorAction::Cordon), Err(OperatorError::Unmanaged));
+    assert_eq!(fixture.operate(Some("x"), OperatorAction::Uncordon), Err(OperatorError::Unmanaged));
+    assert_eq!(fixture.operate(Some("x"), DELETE), Ok(OperatorOutcome::Deleting { jobs: 0 }));
+    fixture.seconds(2);
+    assert_eq!((names(&fixture).len(), fixture.instances()), (0, 0));
+}
+
+#[test]
+fn drained_group_creates_no_instances_and_empties() {
+    let mut config = config(3, 1);
+    config.policies = Policies::always(idle_target(1, 60));
+    let mut fixture = adopted(config, &["a", "b"]);
+    fixture.acquire("1");
+    fixture.operate(Some("b"), OperatorAction::Cordon).unwrap();
+    fixture.seconds(40);
+    fixture.make(G);
+    assert_eq!(fixture.operate(None, OperatorAction::Drain), Ok(OperatorOutcome::GroupDrained { instances: 2 }));
+    let refusal = fixture.reserve("2").unwrap_err().to_string();
+    assert!(refusal.contains("group main: it was drained by ann"), "{refusal}");
+    fixture.release("1");
+    fixture.seconds(120);
+    // The instance that was created without a request is adopted and deleted, too.
+    assert_eq!(names(&fixture), ["b"], "the cordoned instance is kept");
+    let mut rows = BTreeMap::new();
+    let mut fixture = restarted(fixture, &mut rows);
+    fixture.seconds(120);
+    assert_eq!((names(&fixture).len(), fixture.increases().len()), (1, 0), "after a restart as well");
+    assert_eq!(
+        fixture.operate(Some("b"), OperatorAction::Uncordon),
         Ok(OperatorOutcome::UncordonedForRemoval { reason: "its group was drained by ann".to_owned() })
     );
-    assert_eq!(rig.operate(None, OperatorAction::Uncordon), Ok(OperatorOutcome::GroupUndrained));
-    assert_eq!(rig.operate(None, OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
-    assert_eq!(rig.operate(None, DELETE), Err(OperatorError::NotAnInstance));
-    assert_eq!(rig.operate(None, OperatorAction::Cordon), Err(OperatorError::NotAnInstance));
-    rig.seconds(40);
-    assert_eq!(rig.increases(), [1], "the idle one that the policy wants");
+    assert_eq!(fixture.operate(None, OperatorAction::Uncordon), Ok(OperatorOutcome::GroupUndrained));
+    assert_eq!(fixture.operate(None, OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
+    assert_eq!(fixture.operate(None, DELETE), Err(OperatorError::NotAnInstance));
+    assert_eq!(fixture.operate(None, OperatorAction::Cordon), Err(OperatorError::NotAnInstance));
+    fixture.seconds(40);
+    assert_eq!(fixture.increases(), [1], "the idle instance of the policy");
 }
 
 #[test]
-fn instances_of_a_group_that_is_resumed_in_time_are_used_on() {
-    let mut rig = adopted(config(3, 2), &["a"]);
-    rig.want("1");
-    rig.operate(None, OperatorAction::Drain).unwrap();
+fn uncordoned_group_keeps_instances_with_jobs() {
+    let mut fixture = adopted(config(3, 2), &["a"]);
+    fixture.acquire("1");
+    fixture.operate(None, OperatorAction::Drain).unwrap();
     assert_eq!(
-        rig.operate(Some("a"), OperatorAction::Uncordon),
+        fixture.operate(Some("a"), OperatorAction::Uncordon),
         Err(OperatorError::GroupDrained { by: "ann".to_owned() })
     );
-    rig.operate(None, OperatorAction::Uncordon).unwrap();
-    rig.seconds(3);
-    rig.want("2");
-    assert_eq!((rig.place("2").as_str(), decreases(&rig)), ("a/1", 0));
+    fixture.operate(None, OperatorAction::Uncordon).unwrap();
+    fixture.seconds(3);
+    fixture.acquire("2");
+    assert_eq!((fixture.slot_of("2").as_str(), decreases(&fixture)), ("a/1", 0));
 }
 
-/// One that was asked for before its group was drained appears after it, and is no capacity before.
+/// An instance that was requested before its group was drained does not count as capacity, and is deleted when it appears.
 #[test]
-fn what_was_asked_for_before_its_group_was_drained_goes_when_it_appears() {
+fn instance_that_appears_in_drained_group_is_deleted() {
     let mut config = config(3, 1);
     config.groups.push(crate::config::GroupConfig::new("spare", 3));
-    let mut rig = Rig::new(config);
-    rig.moods[0] = super::fixture::Mood::Empty;
-    rig.want("1");
-    rig.operate(None, OperatorAction::Drain).unwrap();
-    rig.seconds(31);
-    assert_eq!((rig.place("1").as_str(), rig.clouds[1].len()), ("i1/0", 1), "the other group stands in for it");
-    rig.make(G);
-    rig.seconds(5);
-    assert_eq!(names(&rig), [""; 0]);
+    let mut fixture = Fixture::new(config);
+    fixture.behaviors[0] = super::fixture::CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    fixture.operate(None, OperatorAction::Drain).unwrap();
+    fixture.seconds(31);
+    assert_eq!((fixture.slot_of("1").as_str(), fixture.clouds[1].len()), ("i1/0", 1), "the other group replaces it");
+    fixture.make(G);
+    fixture.seconds(5);
+    assert_eq!(names(&fixture), [""; 0]);
 }
 
 #[test]
-fn a_drained_instance_that_is_used_up_stays_to_be_looked_at() {
+fn used_up_cordoned_instance_is_kept() {
     let mut config = config(3, 1);
     config.max_uses = NonZeroU32::new(1);
-    let mut rig = adopted(config, &["a"]);
-    rig.want("1");
-    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
-    rig.release("1");
-    rig.seconds(600);
-    assert_eq!(names(&rig), ["a"]);
-    rig.operate(Some("a"), OperatorAction::Uncordon).unwrap();
-    rig.seconds(5);
-    assert_eq!(names(&rig), [""; 0], "it has had its job");
+    let mut fixture = adopted(config, &["a"]);
+    fixture.acquire("1");
+    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.release("1");
+    fixture.seconds(600);
+    assert_eq!(names(&fixture), ["a"]);
+    fixture.operate(Some("a"), OperatorAction::Uncordon).unwrap();
+    fixture.seconds(5);
+    assert_eq!(names(&fixture), [""; 0], "it has had its only job");
 }
 
 #[test]
-fn an_act_is_told_in_words_that_say_who_and_why() {
-    let mut rig = adopted(config(3, 1), &["a"]);
-    rig.want("1");
-    rig.operate(Some("a"), OperatorAction::Cordon).unwrap();
-    rig.operate(Some("a"), FORCE_DELETE).unwrap();
-    let told: Vec<String> = rig.decisions.iter().map(|decision| decision.kind.to_string()).collect();
+fn history_names_operator_of_each_action() {
+    let mut fixture = adopted(config(3, 1), &["a"]);
+    fixture.acquire("1");
+    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.operate(Some("a"), FORCE_DELETE).unwrap();
+    let messages: Vec<String> = fixture.decisions.iter().map(|decision| decision.kind.to_string()).collect();
     for expected in [
         "instance a: cordon by ann: cordoned; 1 running jobs continue",
         "instance a: delete by ann: deleting; its 1 running jobs are lost",
         "instance a lost with 1 jobs: instance deleted by ann",
         "deleting instance a: deleted by ann",
     ] {
-        assert!(told.iter().any(|line| line == expected), "{expected}\n{told:#?}");
+        assert!(messages.iter().any(|message| message == expected), "{expected}\n{messages:#?}");
     }
 }

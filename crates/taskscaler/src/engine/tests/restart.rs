@@ -1,4 +1,4 @@
-//! What survives the process.
+//! What survives a restart of the process.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use muster_fleeting::model::InstanceState;
 use std::time::Duration;
 
-use super::fixture::{MONDAY, Mood, Rig, config, id, key, wanted};
+use super::fixture::{CloudBehavior, Fixture, MONDAY, config, id, idle_target, key};
 use crate::config::Config;
 use crate::decision::DecisionKind;
 use crate::engine::Engine;
@@ -17,9 +17,9 @@ use crate::time::{Now, Time};
 use crate::types::ResourceRequest;
 use crate::types::{SlotRequest, StickyContextId};
 
-/// The rows that a store would have.
-fn stored(rig: &mut Rig, rows: &mut BTreeMap<RowKey, Row>) {
-    for change in rig.engine.changes() {
+/// Writes the changed rows to the ledger.
+fn stored(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
+    for change in fixture.engine.changes() {
         match change.row {
             Some(row) => rows.insert(change.key, row),
             None => rows.remove(&change.key),
@@ -27,255 +27,259 @@ fn stored(rig: &mut Rig, rows: &mut BTreeMap<RowKey, Row>) {
     }
 }
 
-/// The process is killed, and started again.
-fn restarted(rig: Rig, config: Config) -> Rig {
-    restarted_at(Now::steady(Time::ZERO, MONDAY), rig, config)
+/// Returns the fixture after the process was killed and started again.
+fn restarted(fixture: Fixture, config: Config) -> Fixture {
+    restarted_at(Now::steady(Time::ZERO, MONDAY), fixture, config)
 }
 
-fn restarted_at(now: Now, mut rig: Rig, config: Config) -> Rig {
+fn restarted_at(now: Now, mut fixture: Fixture, config: Config) -> Fixture {
     let mut rows = BTreeMap::new();
-    stored(&mut rig, &mut rows);
+    stored(&mut fixture, &mut rows);
     let text = serde_json::to_string(&rows.into_iter().collect::<Vec<_>>()).unwrap();
     let rows: Vec<(RowKey, Row)> = serde_json::from_str(&text).unwrap();
     let (engine, unknown) = Engine::restore(config, rows, now);
     assert_eq!(unknown, []);
-    let mut cloud = std::mem::take(&mut rig.clouds[0]);
+    let mut cloud = std::mem::take(&mut fixture.clouds[0]);
     cloud.values_mut().for_each(|state| *state = InstanceState::Running);
-    let mut next = Rig::around_at(now, engine, cloud);
-    next.made = rig.made;
+    let mut next = Fixture::around_at(now, engine, cloud);
+    next.made = fixture.made;
     next
 }
 
 #[test]
-fn a_group_with_a_new_name_keeps_its_instances_and_its_leases() {
+fn renamed_group_keeps_instances_and_leases() {
     let config = config(2, 1);
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
-    let place = rig.place("1");
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    let place = fixture.slot_of("1");
     let mut renamed = config.clone();
     renamed.groups[0].name = "renamed".to_owned();
     let mut rows = BTreeMap::new();
-    stored(&mut rig, &mut rows);
+    stored(&mut fixture, &mut rows);
     let names = |rows: &BTreeMap<RowKey, Row>| {
         rows.keys().filter_map(|key| key.group().map(str::to_owned)).collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(names(&rows), [config.groups[0].name.clone()].into());
-    let kept = rows.clone().into_iter().collect();
-    let (engine, unknown) = Engine::restore(renamed, kept, Now::steady(Time::ZERO, MONDAY));
+    let stored_rows = rows.clone().into_iter().collect();
+    let (engine, unknown) = Engine::restore(renamed, stored_rows, Now::steady(Time::ZERO, MONDAY));
     assert_eq!(unknown, []);
-    let mut rig = Rig::around(engine, std::mem::take(&mut rig.clouds[0]));
-    // The books say so from now on: nothing of the former name is left in them.
-    stored(&mut rig, &mut rows);
+    let mut fixture = Fixture::around(engine, std::mem::take(&mut fixture.clouds[0]));
+    // The rows are rewritten with the new name.
+    stored(&mut fixture, &mut rows);
     assert_eq!(names(&rows), ["renamed".to_owned()].into());
-    let lease = rig.engine.claim(&key("1")).unwrap();
+    let lease = fixture.engine.claim(&key("1")).unwrap();
     assert_eq!(format!("{}/{}", lease.instance, lease.slot), place);
-    rig.tell(Event::ClaimsComplete);
-    rig.seconds(61);
-    assert_eq!((rig.instances(), rig.clouds[0].len()), (1, 1));
+    fixture.handle(Event::ClaimsComplete);
+    fixture.seconds(61);
+    assert_eq!((fixture.instances(), fixture.clouds[0].len()), (1, 1));
 }
 
 #[test]
-fn a_group_of_a_list_that_is_replaced_leaves_its_instances_to_those_who_look_for_them() {
+fn replaced_named_group_does_not_take_over_instances() {
     let config = config(2, 1);
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
     let mut rows = BTreeMap::new();
-    stored(&mut rig, &mut rows);
+    stored(&mut fixture, &mut rows);
     let mut replaced = config;
     (replaced.groups[0].name, replaced.groups[0].is_named) = ("of-another-provider".to_owned(), true);
-    let kept = rows.clone().into_iter().collect();
-    let (engine, unknown) = Engine::restore(replaced, kept, Now::steady(Time::ZERO, MONDAY));
+    let stored_rows = rows.clone().into_iter().collect();
+    let (engine, unknown) = Engine::restore(replaced, stored_rows, Now::steady(Time::ZERO, MONDAY));
     let is_instance = |key: &&RowKey| matches!(key, RowKey::Instance { .. });
-    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "it stays in the books: {unknown:?}");
+    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "its row is kept: {unknown:?}");
     assert!(engine.status(Now::steady(Time::ZERO, MONDAY)).instances.is_empty());
 }
 
 #[test]
-fn what_is_done_to_a_new_instance_is_not_done_again_after_a_restart() {
+fn ready_command_is_not_repeated_after_restart() {
     let mut config = config(2, 1);
-    config.policies = Policies::always(wanted(1, 600));
-    let mut rig = Rig::new(config.clone());
-    rig.seconds(31);
+    config.policies = Policies::always(idle_target(1, 600));
+    let mut fixture = Fixture::new(config.clone());
+    fixture.seconds(31);
     let prepared = |again| move |action: &Action| matches!(action, Action::Prepare { again: is, .. } if *is == again);
-    assert_eq!((rig.count(prepared(false)), rig.count(prepared(true))), (1, 0));
-    let mut rig = restarted(rig, config);
-    rig.seconds(31);
-    assert_eq!((rig.count(prepared(false)), rig.count(prepared(true))), (0, 1));
+    assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (1, 0));
+    let mut fixture = restarted(fixture, config);
+    fixture.seconds(31);
+    assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (0, 1));
 }
 
 #[test]
-fn a_job_keeps_all_its_slots_and_an_instance_its_sticky_contexts() {
+fn slots_and_sticky_contexts_survive_restart() {
     let mut config = config(2, 4);
     config.density.slot.cpu_milli = Some(1000);
-    config.policies = Policies::always(wanted(0, 600));
+    config.policies = Policies::always(idle_target(0, 600));
     let cpus = |milli| ResourceRequest { cpu_milli: Some(milli), memory_bytes: None };
     let sticky = SlotRequest { sticky_context: Some(StickyContextId(5)), ..SlotRequest::default() };
-    let mut rig = Rig::new(config.clone());
-    rig.want_by("large", &SlotRequest { resources: cpus(3000), ..SlotRequest::default() });
-    rig.want_by("wide", &SlotRequest { resources: cpus(2000), ..SlotRequest::default() });
-    rig.seconds(31);
-    rig.want_by("sticky", &sticky);
-    let place = rig.place("sticky");
-    rig.release("sticky");
-    let mut rig = restarted(rig, config);
-    let [large, wide] = ["large", "wide"].map(|name| rig.engine.claim(&key(name)).unwrap());
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire_for("large", &SlotRequest { resources: cpus(3000), ..SlotRequest::default() });
+    fixture.acquire_for("wide", &SlotRequest { resources: cpus(2000), ..SlotRequest::default() });
+    fixture.seconds(31);
+    fixture.acquire_for("sticky", &sticky);
+    let place = fixture.slot_of("sticky");
+    fixture.release("sticky");
+    let mut fixture = restarted(fixture, config);
+    let [large, wide] = ["large", "wide"].map(|name| fixture.engine.claim(&key(name)).unwrap());
     assert_eq!((large.slot, large.slots, wide.slots), (0, 3, 2));
-    rig.tell(Event::ClaimsComplete);
-    rig.want_by("again", &sticky);
-    assert_eq!(rig.place("again"), place);
-    rig.release("large");
-    assert_eq!(rig.engine.slot_counts().acquired, 3);
+    fixture.handle(Event::ClaimsComplete);
+    fixture.acquire_for("again", &sticky);
+    assert_eq!(fixture.slot_of("again"), place);
+    fixture.release("large");
+    assert_eq!(fixture.engine.slot_counts().acquired, 3);
 }
 
-/// An instance that has been idle for 100 s, restarted when the wall clock has gone on by so much.
-fn idle_and_restarted(idle_time_s: u64, after_s: i64) -> Rig {
+/// Returns an instance that has been idle for 100 s, restarted when the wall clock has advanced by `after_s`.
+fn idle_and_restarted(idle_time_s: u64, after_s: i64) -> Fixture {
     let mut config = config(2, 1);
-    config.policies = Policies::always(wanted(0, idle_time_s));
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
-    rig.release("1");
-    rig.seconds(100);
-    assert_eq!(rig.clouds[0].len(), 1);
+    config.policies = Policies::always(idle_target(0, idle_time_s));
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    fixture.release("1");
+    fixture.seconds(100);
+    assert_eq!(fixture.clouds[0].len(), 1);
     let start = Time::from_millis(1_000_000_000);
-    let mut rig = restarted_at(Now { at: start, unix: rig.now.unix + after_s }, rig, config);
-    rig.tell(Event::ClaimsComplete);
-    rig
+    let mut fixture = restarted_at(Now { at: start, unix: fixture.now.unix + after_s }, fixture, config);
+    fixture.handle(Event::ClaimsComplete);
+    fixture
 }
 
 #[test]
-fn age_and_idle_time_go_on_over_a_restart() {
-    let mut rig = idle_and_restarted(600, 200);
-    let age = |rig: &Rig| rig.engine.status(rig.now).instances[0].age_ms / 1000;
-    let before = age(&rig);
+fn age_and_idle_time_survive_restart() {
+    let mut fixture = idle_and_restarted(600, 200);
+    let age = |fixture: &Fixture| fixture.engine.status(fixture.now).instances[0].age_ms / 1000;
+    let before = age(&fixture);
     assert!((300..=332).contains(&before), "{before}");
-    rig.seconds(290);
-    assert_eq!((rig.clouds[0].len(), age(&rig)), (1, before + 290));
-    rig.seconds(20);
-    assert!(rig.clouds[0].is_empty(), "600 s of idle time, 300 of them before the restart");
+    fixture.seconds(290);
+    assert_eq!((fixture.clouds[0].len(), age(&fixture)), (1, before + 290));
+    fixture.seconds(20);
+    assert!(fixture.clouds[0].is_empty(), "600 s of idle time, 300 of them before the restart");
 }
 
 #[test]
-fn after_a_restart_jobs_have_a_while_to_come_whatever_the_clock_says() {
-    let mut rig = idle_and_restarted(600, 1_000_000_000);
-    rig.seconds(10);
-    assert_eq!(rig.clouds[0].len(), 1, "the clock was put forward");
-    rig.seconds(10);
-    assert!(rig.clouds[0].is_empty());
-    let mut rig = idle_and_restarted(600, -1_000_000_000);
-    assert_eq!(rig.engine.status(rig.now).instances[0].age_ms, 0, "the clock was put back");
-    rig.seconds(590);
-    assert_eq!(rig.clouds[0].len(), 1);
-    rig.seconds(20);
-    assert!(rig.clouds[0].is_empty());
+fn idle_instance_is_kept_for_a_while_after_restart() {
+    let mut fixture = idle_and_restarted(600, 1_000_000_000);
+    fixture.seconds(10);
+    assert_eq!(fixture.clouds[0].len(), 1, "the clock was set forward");
+    fixture.seconds(10);
+    assert!(fixture.clouds[0].is_empty());
+    let mut fixture = idle_and_restarted(600, -1_000_000_000);
+    assert_eq!(fixture.engine.status(fixture.now).instances[0].age_ms, 0, "the clock was set back");
+    fixture.seconds(590);
+    assert_eq!(fixture.clouds[0].len(), 1);
+    fixture.seconds(20);
+    assert!(fixture.clouds[0].is_empty());
 }
 
 #[test]
-fn someone_elses_instance_is_not_taken_for_one_that_was_asked_for_before_the_restart() {
+fn unmanaged_instance_is_not_matched_to_restored_request() {
     let config = config(5, 1);
-    let mut rig = Rig::with(config.clone(), BTreeMap::from([(id("theirs"), InstanceState::Running)]));
-    rig.moods[0] = Mood::Empty;
-    rig.want("1");
-    let mut rig = restarted(rig, config);
-    rig.want("1");
-    rig.seconds(300);
-    let status = rig.engine.status(rig.now);
-    assert_eq!(status.groups[0].unmanaged, ["theirs"]);
-    assert!(rig.clouds[0].contains_key(&id("theirs")) && rig.place("1") != "theirs/0");
+    let mut fixture = Fixture::with(config.clone(), BTreeMap::from([(id("unmanaged"), InstanceState::Running)]));
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    let mut fixture = restarted(fixture, config);
+    fixture.acquire("1");
+    fixture.seconds(300);
+    let status = fixture.engine.status(fixture.now);
+    assert_eq!(status.groups[0].unmanaged, ["unmanaged"]);
+    assert!(fixture.clouds[0].contains_key(&id("unmanaged")) && fixture.slot_of("1") != "unmanaged/0");
 }
 
 #[test]
-fn instances_leases_and_uses_are_adopted() {
+fn instances_leases_and_job_counts_survive_restart() {
     let mut config = config(3, 2);
     config.max_uses = NonZeroU32::new(3);
-    config.policies = Policies::always(wanted(0, 600));
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.want("2");
-    rig.seconds(31);
-    rig.release("1");
-    let mut rig = restarted(rig, config);
-    let lease = rig.engine.claim(&key("2")).unwrap();
+    config.policies = Policies::always(idle_target(0, 600));
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.acquire("2");
+    fixture.seconds(31);
+    fixture.release("1");
+    let mut fixture = restarted(fixture, config);
+    let lease = fixture.engine.claim(&key("2")).unwrap();
     assert_eq!((lease.instance.as_str(), lease.slot, lease.use_number), ("i1", 1, 2));
-    rig.tell(Event::ClaimsComplete);
-    rig.want("3");
-    assert_eq!(rig.place("3"), "i1/0", "R054: slots and uses are known");
-    rig.release("2");
-    rig.release("3");
-    assert!(rig.clouds[0].is_empty(), "three uses are over");
+    fixture.handle(Event::ClaimsComplete);
+    fixture.acquire("3");
+    assert_eq!(fixture.slot_of("3"), "i1/0", "R054: slots and job counts are known");
+    fixture.release("2");
+    fixture.release("3");
+    assert!(fixture.clouds[0].is_empty(), "it has had its three jobs");
 }
 
 #[test]
-fn a_lease_that_nobody_claims_ends_and_takes_its_instance_along() {
+fn unclaimed_lease_ends_and_its_instance_is_deleted() {
     let config = config(3, 1);
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
-    let mut rig = restarted(rig, config);
-    assert_eq!(rig.clouds[0].len(), 1);
-    rig.tell(Event::ClaimsComplete);
-    assert_eq!(rig.lost, [key("1")]);
-    assert!(rig.clouds[0].is_empty(), "what its job left behind is unknown");
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    let mut fixture = restarted(fixture, config);
+    assert_eq!(fixture.clouds[0].len(), 1);
+    fixture.handle(Event::ClaimsComplete);
+    assert_eq!(fixture.lost, [key("1")]);
+    assert!(fixture.clouds[0].is_empty(), "the state that its job left is unknown");
 }
 
 #[test]
-fn an_instance_on_which_jobs_leave_nothing_outlives_such_a_lease() {
+fn instance_with_isolated_jobs_outlives_unclaimed_lease() {
     let mut config = config(3, 2);
     config.jobs_are_isolated = true;
-    config.policies = Policies::always(wanted(0, 600));
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
-    let mut rig = restarted(rig, config);
-    rig.tell(Event::ClaimsComplete);
-    assert_eq!(rig.lost, [key("1")]);
-    rig.want("2");
-    assert_eq!((rig.place("2").as_str(), rig.clouds[0].len()), ("i1/0", 1));
+    config.policies = Policies::always(idle_target(0, 600));
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    let mut fixture = restarted(fixture, config);
+    fixture.handle(Event::ClaimsComplete);
+    assert_eq!(fixture.lost, [key("1")]);
+    fixture.acquire("2");
+    assert_eq!((fixture.slot_of("2").as_str(), fixture.clouds[0].len()), ("i1/0", 1));
 }
 
 #[test]
-fn a_request_that_was_under_way_still_counts() {
+fn request_in_flight_survives_restart() {
     let config = config(1, 1);
-    let mut rig = Rig::new(config.clone());
-    rig.moods[0] = Mood::Silent;
-    rig.want("1");
-    rig.make(super::fixture::G);
-    let mut rig = restarted(rig, config);
-    rig.want("1");
-    rig.seconds(40);
-    assert_eq!((rig.place("1").as_str(), rig.made), ("i1/0", 1), "I1: it is ours, and no second one is made");
-    assert!(rig.engine.status(rig.now).groups[0].unmanaged.is_empty());
+    let mut fixture = Fixture::new(config.clone());
+    fixture.behaviors[0] = CloudBehavior::NoAnswer;
+    fixture.acquire("1");
+    fixture.make(super::fixture::G);
+    let mut fixture = restarted(fixture, config);
+    fixture.acquire("1");
+    fixture.seconds(40);
+    assert_eq!(
+        (fixture.slot_of("1").as_str(), fixture.made),
+        ("i1/0", 1),
+        "I1: it is managed, and no second one is created"
+    );
+    assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
 
 #[test]
-fn a_removal_goes_on() {
+fn deletion_continues_after_restart() {
     let mut config = config(1, 1);
-    config.policies = Policies::always(wanted(0, 0));
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
-    rig.removing = false;
-    rig.release("1");
-    let rig = restarted(rig, config);
-    assert!(rig.clouds[0].is_empty());
+    config.policies = Policies::always(idle_target(0, 0));
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    fixture.deletes_work = false;
+    fixture.release("1");
+    let fixture = restarted(fixture, config);
+    assert!(fixture.clouds[0].is_empty());
 }
 
 #[test]
-fn an_instance_that_is_gone_is_not_taken_for_a_foreign_one() {
+fn deleted_instance_in_old_list_is_not_unmanaged() {
     let mut config = config(2, 1);
-    config.policies = Policies::always(wanted(0, 0));
-    let mut rig = Rig::new(config.clone());
-    rig.want("1");
-    rig.seconds(31);
-    let there = rig.clouds[0].clone();
-    rig.release("1");
-    rig.seconds(5);
-    let mut rig = restarted(rig, config);
-    rig.clouds[0] = there;
-    rig.seconds(61);
-    assert!(rig.clouds[0].is_empty(), "the list was old, or the removal did not hold");
+    config.policies = Policies::always(idle_target(0, 0));
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    let listed = fixture.clouds[0].clone();
+    fixture.release("1");
+    fixture.seconds(5);
+    let mut fixture = restarted(fixture, config);
+    fixture.clouds[0] = listed;
+    fixture.seconds(61);
+    assert!(fixture.clouds[0].is_empty(), "the list was outdated, or the deletion failed");
 }
 
 #[test]
@@ -285,43 +289,43 @@ fn reads_rows_of_version_1() {
     let mut with_forecast = config(3, 2);
     with_forecast.forecast = Some(crate::forecast::ForecastConfig::default());
     let (engine, unknown) = Engine::restore(with_forecast, rows, Now::steady(Time::ZERO, MONDAY));
-    assert_eq!(unknown.len(), 1, "the group `old` is not configured any more");
+    assert_eq!(unknown.len(), 1, "the group `old` is no longer configured");
     let status = engine.status(Now::steady(Time::ZERO, MONDAY));
     assert_eq!(status.instances.len(), 4);
     assert_eq!((status.groups[0].requested, status.groups[0].drained.as_deref()), (2, Some("ann")));
     assert_eq!(status.instances.iter().filter(|instance| instance.state == "cordoned").count(), 1);
 }
 
-/// The books have more held slots than there are now.
+/// The ledger has more assigned slots than the instance has now.
 #[test]
-fn a_capacity_that_is_lowered_while_jobs_run_is_kept_for_new_ones() {
-    let mut roomy = config(3, 4);
-    roomy.max_uses = NonZeroU32::new(9);
-    let mut rig = Rig::new(roomy.clone());
-    (0..4).for_each(|job| rig.want(&job.to_string()));
-    rig.seconds(31);
-    let mut narrow = config(3, 2);
-    narrow.max_uses = NonZeroU32::new(3);
-    let mut rig = restarted(rig, narrow);
-    (0..4).for_each(|job| assert!(rig.engine.claim(&key(&job.to_string())).is_some()));
-    rig.tell(Event::ClaimsComplete);
-    rig.seconds(60);
-    assert_eq!((rig.made, rig.engine.slot_counts().acquired), (1, 4), "nothing is missing");
-    rig.reserve("new").unwrap();
-    let refusal = (0..9).find_map(|n| rig.reserve(&format!("more {n}")).err()).unwrap().to_string();
+fn lowered_capacity_applies_to_new_jobs_only() {
+    let mut large = config(3, 4);
+    large.max_uses = NonZeroU32::new(9);
+    let mut fixture = Fixture::new(large.clone());
+    (0..4).for_each(|job| fixture.acquire(&job.to_string()));
+    fixture.seconds(31);
+    let mut small = config(3, 2);
+    small.max_uses = NonZeroU32::new(3);
+    let mut fixture = restarted(fixture, small);
+    (0..4).for_each(|job| assert!(fixture.engine.claim(&key(&job.to_string())).is_some()));
+    fixture.handle(Event::ClaimsComplete);
+    fixture.seconds(60);
+    assert_eq!((fixture.made, fixture.engine.slot_counts().acquired), (1, 4), "no instance is missing");
+    fixture.reserve("new").unwrap();
+    let refusal = (0..9).find_map(|n| fixture.reserve(&format!("more {n}")).err()).unwrap().to_string();
     assert!(refusal.contains("unready:0,"), "{refusal}");
-    rig.want("new");
-    rig.seconds(40);
-    assert_eq!(rig.place("new"), "i2/0", "four jobs are on the first one, which takes two");
-    (0..3).for_each(|job| rig.release(&job.to_string()));
-    rig.seconds(1);
-    assert!(rig.clouds[0].contains_key(&id("i1")), "its last job runs");
-    rig.release("3");
-    rig.seconds(1);
-    assert!(!rig.clouds[0].contains_key(&id("i1")), "it had four jobs, of at most three");
+    fixture.acquire("new");
+    fixture.seconds(40);
+    assert_eq!(fixture.slot_of("new"), "i2/0", "the first instance has four jobs, and takes two");
+    (0..3).for_each(|job| fixture.release(&job.to_string()));
+    fixture.seconds(1);
+    assert!(fixture.clouds[0].contains_key(&id("i1")), "its last job still runs");
+    fixture.release("3");
+    fixture.seconds(1);
+    assert!(!fixture.clouds[0].contains_key(&id("i1")), "it has had four jobs of at most three");
 }
 
-/// Books of a week of work, with what the forecast has kept idle today.
+/// Returns the rows of a week of demand, and of the idle time that the forecast caused today.
 fn week_of_work(spent: Option<u64>) -> Vec<(RowKey, Row)> {
     let now = MONDAY.div_euclid(300);
     let loads = (now - 7 * 288..now).map(|bucket| (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots: 50 }));
@@ -330,9 +334,9 @@ fn week_of_work(spent: Option<u64>) -> Vec<(RowKey, Row)> {
 }
 
 #[test]
-fn what_a_forecast_may_cost_in_a_day_is_not_had_again_after_a_restart() {
-    let bound = crate::forecast::ForecastConfig { max_idle_slot_hours_per_day: Some(2.0), ..Default::default() };
-    let with_forecast = Config { forecast: Some(bound), ..config(100, 1) };
+fn daily_forecast_limit_survives_restart() {
+    let limited = crate::forecast::ForecastConfig { max_idle_slot_hours_per_day: Some(2.0), ..Default::default() };
+    let with_forecast = Config { forecast: Some(limited), ..config(100, 1) };
     let idle = |spent| {
         let now = Now::steady(Time::ZERO, MONDAY);
         let (engine, _) = Engine::restore(with_forecast.clone(), week_of_work(spent), now);
@@ -342,65 +346,65 @@ fn what_a_forecast_may_cost_in_a_day_is_not_had_again_after_a_restart() {
     assert_eq!(idle(Some(7_200)), 0);
 
     let (engine, _) = Engine::restore(with_forecast.clone(), week_of_work(None), Now::steady(Time::ZERO, MONDAY));
-    let mut rig = Rig::around(engine, BTreeMap::new());
-    rig.seconds(3600);
+    let mut fixture = Fixture::around(engine, BTreeMap::new());
+    fixture.seconds(3600);
     let mut rows = BTreeMap::new();
-    stored(&mut rig, &mut rows);
+    stored(&mut fixture, &mut rows);
     let spent = rows.into_iter().find_map(|(key, row)| match (key, row) {
         (RowKey::ForecastIdle { .. }, Row::ForecastIdle { slot_seconds }) => Some(slot_seconds),
         _ => None,
     });
-    assert!(spent.is_some_and(|spent| spent > 6_000), "the books have the sum of the day: {spent:?}");
-    assert_eq!(rig.engine.status(rig.now).idle_target, 0, "and the bound holds");
+    assert!(spent.is_some_and(|spent| spent > 6_000), "the ledger has the total of the day: {spent:?}");
+    assert_eq!(fixture.engine.status(fixture.now).idle_target, 0, "the limit is respected");
 }
 
 #[test]
-fn what_no_forecast_looks_at_leaves_the_books() {
+fn unused_forecast_rows_are_deleted() {
     let mut rows = week_of_work(Some(1));
     let now = Now::steady(Time::ZERO, MONDAY);
-    let gone = |mut engine: Engine| engine.changes().iter().filter(|change| change.row.is_none()).count();
-    assert_eq!(gone(Engine::restore(config(1, 1), rows.clone(), now).0), rows.len(), "there is none any more");
+    let deleted = |mut engine: Engine| engine.changes().iter().filter(|change| change.row.is_none()).count();
+    assert_eq!(deleted(Engine::restore(config(1, 1), rows.clone(), now).0), rows.len(), "no forecast is configured");
     let long_ago = MONDAY.div_euclid(300) - 20 * 288;
     rows.push((RowKey::SlotDemand { bucket: long_ago }, Row::SlotDemand { max_slots: 1 }));
     let with_forecast = Config { forecast: Some(crate::forecast::ForecastConfig::default()), ..config(1, 1) };
-    assert_eq!(gone(Engine::restore(with_forecast, rows, now).0), 1, "it is too old");
+    assert_eq!(deleted(Engine::restore(with_forecast, rows, now).0), 1, "one row is too old");
 }
 
-/// Late by hours, and after a restart: it is ours.
+/// The instance appears hours late and after a restart.
 #[test]
-fn what_was_given_up_before_a_restart_is_ours_when_it_appears() {
+fn written_off_request_is_matched_after_restart() {
     let config = config(1, 1);
-    let mut rig = Rig::new(config.clone());
-    rig.moods[0] = Mood::Empty;
-    rig.want("1");
-    rig.seconds(3 * 3600);
-    let mut rig = restarted(rig, config);
-    rig.moods[0] = Mood::Refusing("no");
-    rig.seconds(2 * 3600);
-    rig.make(super::fixture::G);
-    rig.seconds(100);
-    assert!(rig.engine.status(rig.now).groups[0].unmanaged.is_empty());
+    let mut fixture = Fixture::new(config.clone());
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    fixture.seconds(3 * 3600);
+    let mut fixture = restarted(fixture, config);
+    fixture.behaviors[0] = CloudBehavior::Reject("quota");
+    fixture.seconds(2 * 3600);
+    fixture.make(super::fixture::G);
+    fixture.seconds(100);
+    assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
 
-/// Each is late by most of a day, and there was a restart before each of them.
+/// Each instance is late by most of a day and appears after a restart.
 #[test]
-fn what_was_given_up_is_ours_for_a_day_however_many_restarts_there_are() {
+fn written_off_requests_are_matched_for_a_day() {
     let hour = Duration::from_secs(3600);
     let config = config(2, 1);
-    let mut rig = Rig::new(config.clone());
-    rig.moods[0] = Mood::Empty;
-    rig.want("1");
-    rig.want("2");
-    rig.pass(hour);
+    let mut fixture = Fixture::new(config.clone());
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    fixture.acquire("2");
+    fixture.advance(hour);
     for (restart, appears) in [(2, 10), (11, 23)] {
-        rig = restarted_at(Now::steady(Time::ZERO + hour * restart, MONDAY), rig, config.clone());
-        rig.moods[0] = Mood::Refusing("no");
-        rig.pass(hour * (appears - restart));
-        rig.make(super::fixture::G);
-        rig.seconds(100);
-        assert!(rig.engine.status(rig.now).groups[0].unmanaged.is_empty(), "after {appears} h");
-        let of_its_age =
-            |what: &DecisionKind| matches!(what, DecisionKind::Discovered { after, .. } if *after >= hour * appears);
-        assert!(rig.told(of_its_age), "after {appears} h");
+        fixture = restarted_at(Now::steady(Time::ZERO + hour * restart, MONDAY), fixture, config.clone());
+        fixture.behaviors[0] = CloudBehavior::Reject("quota");
+        fixture.advance(hour * (appears - restart));
+        fixture.make(super::fixture::G);
+        fixture.seconds(100);
+        assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty(), "after {appears} h");
+        let is_of_this_age =
+            |kind: &DecisionKind| matches!(kind, DecisionKind::Discovered { after, .. } if *after >= hour * appears);
+        assert!(fixture.decided(is_of_this_age), "after {appears} h");
     }
 }

@@ -1,8 +1,8 @@
-//! The scaler's conformance cases (fleeting.md section 9), by number. S1-S4 stand with the code that they are about.
+//! The scaler's conformance cases (docs/spec/fleeting.md section 9), by number. S1-S4 are tests of `formula`, `cron` and `policy`.
 
 use std::num::NonZeroU32;
 
-use super::fixture::{G, Mood, Rig, adopted, config, differs, id, key, wanted};
+use super::fixture::{CloudBehavior, Fixture, G, adopted, config, differs_from_upstream, id, idle_target, key};
 use crate::config::{Throttle, UnmanagedPolicy};
 use crate::engine::{EnqueueError, NoCapacity};
 use crate::event::{Action, Event};
@@ -12,242 +12,243 @@ use crate::types::SlotRequest;
 use muster_fleeting::model::InstanceState;
 
 #[test]
-fn s05_jobs_are_requested_ahead_only_without_an_idle_floor() {
+fn s05_preemptive_policy_reserves_only_ready_slots() {
     let mut config = config(10, 1);
-    config.policies = Policies::always(wanted(0, 300));
-    let mut on_demand = Rig::new(config.clone());
+    config.policies = Policies::always(idle_target(0, 300));
+    let mut on_demand = Fixture::new(config.clone());
     on_demand.reserve("a").unwrap();
-    config.policies = Policies::always(wanted(5, 300));
-    let mut preemptive = Rig::new(config);
-    let refused = preemptive.reserve("a").unwrap_err();
-    assert!(matches!(refused, NoCapacity::NoneAvailable { .. }), "five boot, none is ready: {refused}");
-    // They run after 30 s, and are seen at the latest two seconds later.
+    config.policies = Policies::always(idle_target(5, 300));
+    let mut preemptive = Fixture::new(config);
+    let refusal = preemptive.reserve("a").unwrap_err();
+    assert!(matches!(refusal, NoCapacity::NoneAvailable { .. }), "five instances boot, and none is ready: {refusal}");
+    // They run after 30 s, and are listed at most two seconds later.
     preemptive.seconds(33);
     preemptive.reserve("a").unwrap();
 }
 
 #[test]
-fn s06_a_preemptive_policy_promises_what_is_ready() {
+fn s06_preemptive_policy_reserves_all_ready_slots() {
     let mut config = config(10, 1);
-    config.policies = Policies::always(wanted(5, 300));
-    let mut rig = Rig::new(config);
-    rig.seconds(31);
-    (1..=5).for_each(|n| rig.reserve(&n.to_string()).unwrap());
-    let refused = rig.reserve("6").unwrap_err().to_string();
-    assert!(refused.starts_with("no capacity: no immediately available capacity (idle:5,acquired:0"), "{refused}");
+    config.policies = Policies::always(idle_target(5, 300));
+    let mut fixture = Fixture::new(config);
+    fixture.seconds(31);
+    (1..=5).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
+    let refusal = fixture.reserve("6").unwrap_err().to_string();
+    assert!(refusal.starts_with("no capacity: no immediately available capacity (idle:5,acquired:0"), "{refusal}");
 }
 
 #[test]
-fn s07_on_demand_promises_what_can_be_made() {
-    let mut rig = Rig::new(config(3, 3));
-    (1..=9).for_each(|n| rig.reserve(&n.to_string()).unwrap());
-    let refused = rig.reserve("10").unwrap_err().to_string();
-    assert!(refused.starts_with("no capacity: no immediately available or potential capacity"), "{refused}");
+fn s07_on_demand_policy_reserves_slots_that_can_be_created() {
+    let mut fixture = Fixture::new(config(3, 3));
+    (1..=9).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
+    let refusal = fixture.reserve("10").unwrap_err().to_string();
+    assert!(refusal.starts_with("no capacity: no immediately available or potential capacity"), "{refusal}");
 }
 
 #[test]
-fn s08_a_slot_is_waited_for_with_a_reservation() {
-    let mut rig = Rig::new(config(3, 1));
-    let error = rig.engine.acquire(rig.now, key("a"), &SlotRequest::default()).unwrap_err();
+fn s08_acquire_requires_a_reservation() {
+    let mut fixture = Fixture::new(config(3, 1));
+    let error = fixture.engine.acquire(fixture.now, key("a"), &SlotRequest::default()).unwrap_err();
     assert_eq!(error, EnqueueError::NotReserved { key: key("a") });
     assert_eq!(error.to_string(), "reservation not found: a");
 }
 
 #[test]
-fn s09_what_is_said_twice_or_for_nothing_is_nothing() {
-    let mut rig = Rig::new(config(1, 1));
-    rig.reserve("a").unwrap();
-    rig.reserve("a").unwrap();
-    assert_eq!(rig.engine.slot_counts().reserved, 1);
-    rig.release("unknown");
-    rig.tell(Event::Unreserve { key: key("unknown") });
-    rig.tell(Event::Cancel { key: key("unknown") });
-    assert_eq!(rig.engine.slot_counts().reserved, 1);
+fn s09_repeated_and_unknown_keys_are_ignored() {
+    let mut fixture = Fixture::new(config(1, 1));
+    fixture.reserve("a").unwrap();
+    fixture.reserve("a").unwrap();
+    assert_eq!(fixture.engine.slot_counts().reserved, 1);
+    fixture.release("unknown");
+    fixture.handle(Event::Unreserve { key: key("unknown") });
+    fixture.handle(Event::Cancel { key: key("unknown") });
+    assert_eq!(fixture.engine.slot_counts().reserved, 1);
 }
 
 #[test]
-fn s10_the_fullest_and_oldest_instance_is_filled_first() {
-    let mut rig = adopted(config(2, 2), &["a", "b"]);
+fn s10_oldest_of_equally_full_instances_is_filled_first() {
+    let mut fixture = adopted(config(2, 2), &["a", "b"]);
     for job in ["1", "2", "3"] {
-        rig.want(job);
+        fixture.acquire(job);
     }
-    assert_eq!([rig.place("1"), rig.place("2"), rig.place("3")], ["a/0", "a/1", "b/0"]);
+    assert_eq!([fixture.slot_of("1"), fixture.slot_of("2"), fixture.slot_of("3")], ["a/0", "a/1", "b/0"]);
 }
 
 #[test]
-fn s10_muster_fills_the_fullest_where_the_peer_fills_the_oldest() {
-    let mut rig = adopted(config(2, 2), &["a", "b"]);
+fn s10_fullest_instance_is_filled_first() {
+    let mut fixture = adopted(config(2, 2), &["a", "b"]);
     for job in ["1", "2", "3"] {
-        rig.want(job);
+        fixture.acquire(job);
     }
-    rig.release("1");
-    rig.release("2");
-    rig.want("4");
-    // So a gets idle and can be removed.
-    differs(
-        "the slot of the next job: the oldest instance's, or the fullest one's",
+    fixture.release("1");
+    fixture.release("2");
+    fixture.acquire("4");
+    // So a becomes idle and can be deleted.
+    differs_from_upstream(
+        "slot of the next job: on the oldest or on the fullest instance",
         ("a/0", "b/1"),
-        rig.place("4").as_str(),
+        fixture.slot_of("4").as_str(),
     );
 }
 
 #[test]
-fn a_policy_can_spread_jobs_instead() {
+fn policy_can_spread_jobs_over_instances() {
     let mut config = config(2, 2);
-    config.policies = Policies::always(crate::policy::IdleTarget { placement: Placement::Spread, ..wanted(0, 300) });
-    let mut rig = adopted(config, &["a", "b"]);
+    config.policies =
+        Policies::always(crate::policy::IdleTarget { placement: Placement::Spread, ..idle_target(0, 300) });
+    let mut fixture = adopted(config, &["a", "b"]);
     for job in ["1", "2", "3"] {
-        rig.want(job);
+        fixture.acquire(job);
     }
-    assert_eq!([rig.place("1"), rig.place("2"), rig.place("3")], ["a/0", "b/0", "a/1"]);
+    assert_eq!([fixture.slot_of("1"), fixture.slot_of("2"), fixture.slot_of("3")], ["a/0", "b/0", "a/1"]);
 }
 
 #[test]
-fn s11_the_lowest_free_slot_is_given() {
-    let mut rig = adopted(config(1, 3), &["a"]);
+fn s11_lowest_free_slot_is_assigned() {
+    let mut fixture = adopted(config(1, 3), &["a"]);
     for job in ["1", "2", "3"] {
-        rig.want(job);
+        fixture.acquire(job);
     }
-    rig.release("2");
-    rig.want("4");
-    assert_eq!(rig.place("4"), "a/1");
+    fixture.release("2");
+    fixture.acquire("4");
+    assert_eq!(fixture.slot_of("4"), "a/1");
 }
 
 #[test]
-fn s12_an_instance_for_one_job_goes_with_it() {
+fn s12_single_use_instance_is_deleted_with_its_job() {
     let mut config = config(1, 1);
     config.max_uses = NonZeroU32::new(1);
-    let mut rig = adopted(config, &["a"]);
-    rig.want("1");
-    rig.release("1");
-    assert!(rig.clouds[0].is_empty(), "in the same moment, no loop needed");
+    let mut fixture = adopted(config, &["a"]);
+    fixture.acquire("1");
+    fixture.release("1");
+    assert!(fixture.clouds[0].is_empty(), "immediately, without waiting for a loop");
 }
 
 #[test]
-fn s13_slots_that_will_not_be_given_are_unavailable() {
+fn s13_slots_beyond_max_uses_are_unavailable() {
     let mut config = config(1, 4);
     config.max_uses = NonZeroU32::new(3);
-    let mut rig = adopted(config, &["a"]);
+    let mut fixture = adopted(config, &["a"]);
     for job in ["1", "2"] {
-        rig.want(job);
-        rig.release(job);
+        fixture.acquire(job);
+        fixture.release(job);
     }
-    let tasks = rig.engine.slot_counts();
-    assert_eq!((tasks.unavailable, tasks.idle), (3, 1));
+    let slots = fixture.engine.slot_counts();
+    assert_eq!((slots.unavailable, slots.idle), (3, 1));
 }
 
 #[test]
-fn s14_an_unhealthy_instance_gets_no_job_and_goes() {
+fn s14_unhealthy_idle_instance_is_deleted() {
     let mut config = config(2, 1);
-    config.policies = Policies::always(wanted(0, 3600));
-    let mut rig = adopted(config, &["a"]);
+    config.policies = Policies::always(idle_target(0, 3600));
+    let mut fixture = adopted(config, &["a"]);
     for _ in 0..3 {
-        rig.tell(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
+        fixture.handle(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
     }
-    // Looked at before any time has passed: it does not wait for a walk.
-    let left = rig.clouds[0].len();
-    differs("an unhealthy idle instance, before the next walk that scales down", (1, 0), left);
-    rig.want("1");
-    assert_eq!(rig.place("1"), "nowhere", "it waits for another instance");
+    // No time has passed.
+    let left = fixture.clouds[0].len();
+    differs_from_upstream("unhealthy idle instances before the next scale-down", (1, 0), left);
+    fixture.acquire("1");
+    assert_eq!(fixture.slot_of("1"), "nowhere", "it waits for another instance");
 }
 
 #[test]
-fn s14_an_unhealthy_instance_keeps_its_running_job() {
-    let mut rig = adopted(config(1, 2), &["a"]);
-    rig.want("1");
+fn s14_unhealthy_instance_keeps_its_running_job() {
+    let mut fixture = adopted(config(1, 2), &["a"]);
+    fixture.acquire("1");
     for _ in 0..3 {
-        rig.tell(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
+        fixture.handle(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
     }
-    rig.want("2");
+    fixture.acquire("2");
     assert_eq!(
-        (rig.place("2").as_str(), rig.clouds[0].len()),
+        (fixture.slot_of("2").as_str(), fixture.clouds[0].len()),
         ("nowhere", 1),
-        "no new job, and no removal under the old one"
+        "no new job, and no deletion while a job runs"
     );
-    rig.release("1");
-    rig.seconds(60);
-    assert_eq!(rig.place("2"), "i1/0");
+    fixture.release("1");
+    fixture.seconds(60);
+    assert_eq!(fixture.slot_of("2"), "i1/0");
 }
 
 #[test]
-fn s15_who_waits_no_longer_keeps_the_reservation() {
-    let mut rig = Rig::new(config(1, 1));
-    rig.reserve("1").unwrap();
-    rig.engine.acquire(rig.now, key("1"), &SlotRequest::default()).unwrap();
-    rig.tell(Event::Cancel { key: key("1") });
-    let tasks = rig.engine.slot_counts();
-    assert_eq!((tasks.pending, tasks.reserved), (0, 1));
-    rig.tell(Event::Unreserve { key: key("1") });
-    assert_eq!(rig.engine.slot_counts().reserved, 0);
+fn s15_canceled_request_keeps_its_reservation() {
+    let mut fixture = Fixture::new(config(1, 1));
+    fixture.reserve("1").unwrap();
+    fixture.engine.acquire(fixture.now, key("1"), &SlotRequest::default()).unwrap();
+    fixture.handle(Event::Cancel { key: key("1") });
+    let slots = fixture.engine.slot_counts();
+    assert_eq!((slots.pending, slots.reserved), (0, 1));
+    fixture.handle(Event::Unreserve { key: key("1") });
+    assert_eq!(fixture.engine.slot_counts().reserved, 0);
 }
 
 #[test]
-fn s16_a_job_learns_that_its_instance_is_gone() {
-    let mut rig = adopted(config(2, 1), &["a"]);
-    rig.want("1");
-    rig.clouds[0].clear();
-    let before = rig.count(|action| matches!(action, Action::List { .. }));
-    rig.tell(Event::ConnectionLost { key: key("1") });
-    assert!(rig.lost.is_empty(), "one list that lacks it is no proof");
-    rig.seconds(2);
-    assert_eq!(rig.lost, [key("1")]);
-    let lists = rig.count(|action| matches!(action, Action::List { .. })) - before;
-    differs("lists that lack an instance with a job, until that is lost", (6, 2), lists);
+fn s16_lost_connection_detects_missing_instance() {
+    let mut fixture = adopted(config(2, 1), &["a"]);
+    fixture.acquire("1");
+    fixture.clouds[0].clear();
+    let before = fixture.count(|action| matches!(action, Action::List { .. }));
+    fixture.handle(Event::ConnectionLost { key: key("1") });
+    assert!(fixture.lost.is_empty(), "a single list without it is not enough");
+    fixture.seconds(2);
+    assert_eq!(fixture.lost, [key("1")]);
+    let lists = fixture.count(|action| matches!(action, Action::List { .. })) - before;
+    differs_from_upstream("lists without an instance until its job is lost", (6, 2), lists);
 }
 
 #[test]
-fn s16_without_a_sign_of_it_the_next_lists_tell() {
-    let mut rig = adopted(config(2, 1), &["a"]);
-    rig.want("1");
-    rig.clouds[0].clear();
-    rig.seconds(63);
-    assert_eq!(rig.lost, [key("1")], "a minute to the next list, and one more to be sure");
-    let most = rig.now.at.since(Time::ZERO).as_secs().div_ceil(60);
-    differs("minutes until a lost instance costs its job, at most, with the defaults", (6, 2), most);
+fn s16_missing_instance_is_detected_by_two_lists() {
+    let mut fixture = adopted(config(2, 1), &["a"]);
+    fixture.acquire("1");
+    fixture.clouds[0].clear();
+    fixture.seconds(63);
+    assert_eq!(fixture.lost, [key("1")], "a minute to the next list, and another list to be sure");
+    let most = fixture.now.at.since(Time::ZERO).as_secs().div_ceil(60);
+    differs_from_upstream("maximum minutes until a missing instance is detected", (6, 2), most);
 }
 
 #[test]
-fn s17_instances_from_before_are_left_alone() {
-    // Peer: pre-existing instances are removed unless state storage is on. Muster: the books are always kept, so an instance
-    // that is not in them is someone else's.
+fn s17_preexisting_instances_are_ignored() {
+    // gitlab-runner deletes preexisting instances unless state storage is enabled. Muster always has a ledger, so that an instance
+    // that is not in it is unmanaged.
     let mut config = config(3, 1);
-    config.policies = Policies::always(wanted(0, 0));
-    let there = || [(id("old"), InstanceState::Running)].into_iter().collect();
-    let mut rig = Rig::with(config.clone(), there());
-    rig.seconds(600);
-    assert_eq!(rig.engine.status(rig.now).groups[0].unmanaged, ["old"]);
-    differs("instances of before the start that are left without state storage", (0, 1), rig.clouds[0].len());
+    config.policies = Policies::always(idle_target(0, 0));
+    let existing = || [(id("old"), InstanceState::Running)].into_iter().collect();
+    let mut fixture = Fixture::with(config.clone(), existing());
+    fixture.seconds(600);
+    assert_eq!(fixture.engine.status(fixture.now).groups[0].unmanaged, ["old"]);
+    differs_from_upstream("preexisting instances that are kept without state storage", (0, 1), fixture.clouds[0].len());
     config.unmanaged = UnmanagedPolicy::Delete;
-    let rig = Rig::with(config, there());
-    assert!(rig.clouds[0].is_empty(), "as the peer, where the configuration says so");
+    let fixture = Fixture::with(config, existing());
+    assert!(fixture.clouds[0].is_empty(), "deleted as by gitlab-runner, if configured");
 }
 
 #[test]
-fn s17_someone_elses_instance_stays_that_when_a_list_lacks_it() {
-    let mut rig = Rig::with(config(3, 1), [(id("old"), InstanceState::Running)].into_iter().collect());
-    rig.clouds[0].clear();
-    rig.seconds(60);
-    rig.moods[0] = Mood::Empty;
-    rig.want("1");
-    rig.clouds[0].insert(id("old"), InstanceState::Running);
-    rig.seconds(60);
-    assert_eq!(rig.place("1"), "nowhere", "what was asked for has not come, and the old one is not it");
-    assert_eq!(rig.engine.status(rig.now).groups[0].unmanaged, ["old"]);
+fn s17_unmanaged_instance_stays_unmanaged_after_a_miss() {
+    let mut fixture = Fixture::with(config(3, 1), [(id("old"), InstanceState::Running)].into_iter().collect());
+    fixture.clouds[0].clear();
+    fixture.seconds(60);
+    fixture.behaviors[0] = CloudBehavior::AcceptOnly;
+    fixture.acquire("1");
+    fixture.clouds[0].insert(id("old"), InstanceState::Running);
+    fixture.seconds(60);
+    assert_eq!(fixture.slot_of("1"), "nowhere", "the unmanaged instance is not matched to the request");
+    assert_eq!(fixture.engine.status(fixture.now).groups[0].unmanaged, ["old"]);
 }
 
 #[test]
-fn s18_creations_are_throttled() {
+fn s18_scale_throttle_limits_creations() {
     let mut config = config(10, 1);
     config.groups[0].throttle = Throttle { limit: 1, burst: 2 };
-    let mut rig = Rig::new(config);
+    let mut fixture = Fixture::new(config);
     for job in 1..=5 {
-        rig.want(&job.to_string());
+        fixture.acquire(&job.to_string());
     }
-    assert_eq!(rig.made, 2);
+    assert_eq!(fixture.made, 2);
     for more in 1..=3 {
-        rig.pass(std::time::Duration::from_millis(1010));
-        assert_eq!(rig.made, 2 + more);
+        fixture.advance(std::time::Duration::from_millis(1010));
+        assert_eq!(fixture.made, 2 + more);
     }
-    rig.seconds(10);
-    assert_eq!(rig.made, 5);
+    fixture.seconds(10);
+    assert_eq!(fixture.made, 5);
 }
