@@ -23,7 +23,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use muster_executor::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
-use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
+use muster_fleeting::sdk::{
+    self, ConnectInfo, Error, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings,
+};
 use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::driver::{Buckets, FileLedger, InstanceGroupPort, ReadyWhenReachable, Scaler};
 use muster_taskscaler::policy::{IdleTarget, Policies};
@@ -81,7 +83,7 @@ impl Provider for Cloud {
         Ok(self.state().instances.iter().map(|(id, runs)| (id.clone(), state(runs))).collect())
     }
 
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let (now, boot) = (Instant::now(), Duration::from_millis(self.config.boot_ms));
         let rate = f64::from(self.config.creations_per_second);
         let mut state = self.state();
@@ -99,7 +101,7 @@ impl Provider for Cloud {
         Ok(granted)
     }
 
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         self.state().instances.retain(|id, _| !ids.contains(id));
         Ok(ids)
     }

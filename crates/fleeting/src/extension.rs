@@ -50,7 +50,7 @@ pub enum Notice {
         reason: String,
     },
     /// An offer went out of stock, or is available again.
-    Stock {
+    StockChange {
         /// Name of the offer.
         offer: String,
         /// Whether the offer is available.
@@ -60,7 +60,7 @@ pub enum Notice {
 
 /// Current resource usage of an instance.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Resources {
+pub struct ResourceUsage {
     /// The instance.
     pub instance: InstanceId,
     /// CPU time in seconds since the instance started.
@@ -73,17 +73,17 @@ pub struct Resources {
     pub processes: u32,
 }
 
-impl From<Features> for wire::DescribeResponse {
+impl From<Features> for wire::GetFeaturesResponse {
     fn from(features: Features) -> Self {
-        let Features { offers, notices, resources, host_keys, hooks } = features;
-        Self { offers, notices, resources, host_keys, hooks }
+        let Features { offers, notices, resource_usage, host_keys, hooks } = features;
+        Self { offers, notices, resource_usage, host_keys, hooks }
     }
 }
 
-impl From<wire::DescribeResponse> for Features {
-    fn from(wire: wire::DescribeResponse) -> Self {
-        let wire::DescribeResponse { offers, notices, resources, host_keys, hooks } = wire;
-        Self { offers, notices, resources, host_keys, hooks }
+impl From<wire::GetFeaturesResponse> for Features {
+    fn from(wire: wire::GetFeaturesResponse) -> Self {
+        let wire::GetFeaturesResponse { offers, notices, resource_usage, host_keys, hooks } = wire;
+        Self { offers, notices, resource_usage, host_keys, hooks }
     }
 }
 
@@ -133,7 +133,9 @@ impl From<Notice> for wire::Notice {
                 at: at.unwrap_or(0),
                 reason,
             }),
-            Notice::Stock { offer, available } => wire::notice::Kind::Stock(wire::Stock { offer, available }),
+            Notice::StockChange { offer, available } => {
+                wire::notice::Kind::StockChange(wire::StockChange { offer, available })
+            }
         };
         Self { kind: Some(kind) }
     }
@@ -149,25 +151,25 @@ impl Notice {
                 at: Some(wire.at).filter(|at| *at > 0),
                 reason: wire.reason,
             },
-            wire::notice::Kind::Stock(wire) => Self::Stock { offer: wire.offer, available: wire.available },
+            wire::notice::Kind::StockChange(wire) => Self::StockChange { offer: wire.offer, available: wire.available },
         })
     }
 }
 
-impl From<Resources> for wire::Resources {
-    fn from(resources: Resources) -> Self {
+impl From<ResourceUsage> for wire::ResourceUsage {
+    fn from(usage: ResourceUsage) -> Self {
         Self {
-            instance: resources.instance.as_str().to_owned(),
-            cpu_seconds: resources.cpu_seconds,
-            memory_bytes: resources.memory_bytes,
-            memory_limit_bytes: resources.memory_limit_bytes,
-            processes: resources.processes,
+            instance: usage.instance.as_str().to_owned(),
+            cpu_seconds: usage.cpu_seconds,
+            memory_bytes: usage.memory_bytes,
+            memory_limit_bytes: usage.memory_limit_bytes,
+            processes: usage.processes,
         }
     }
 }
 
-impl From<wire::Resources> for Resources {
-    fn from(wire: wire::Resources) -> Self {
+impl From<wire::ResourceUsage> for ResourceUsage {
+    fn from(wire: wire::ResourceUsage) -> Self {
         Self {
             instance: InstanceId::new(wire.instance),
             cpu_seconds: wire.cpu_seconds,

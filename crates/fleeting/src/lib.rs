@@ -6,7 +6,7 @@
 //! - [`connector`] turns the connection details that a plugin returns for an instance into a target of `muster-remote`.
 //! - `install` (feature `install`) downloads plugins from registries and finds installed ones.
 //! - [`extension`] has the types of Muster's protocol extension: prices, notices, resource usage, job hooks.
-//! - `hostile` (feature `test-support`) is a plugin with configurable faults, for tests.
+//! - `faulty_plugin` (feature `test-support`) is a plugin with configurable faults, for tests.
 //! - [`nesting`] creates virtual machines on an instance through the hypervisor daemon that runs there.
 //! - [`model`] has the types that host and SDK share.
 //! - `sys` has what differs between operating systems. The SDK supports Unix and Windows, everything else is for Unix only.
@@ -14,15 +14,15 @@
 //! The protocol is GitLab's *fleeting*, application version 0, on top of HashiCorp's go-plugin handshake. `docs/spec/fleeting.md` describes
 //! it.
 
-mod causes;
 #[cfg(unix)]
 pub mod conformance;
 pub mod connector;
+mod error_chain;
 pub mod extension;
+#[cfg(all(unix, any(test, feature = "test-support")))]
+pub mod faulty_plugin;
 #[cfg(unix)]
 pub mod host;
-#[cfg(all(unix, any(test, feature = "test-support")))]
-pub mod hostile;
 #[cfg(all(unix, feature = "install"))]
 pub mod install;
 mod layout;

@@ -93,7 +93,7 @@ impl InstanceState {
 
     /// Returns whether the instance no longer exists.
     #[must_use]
-    pub fn is_gone(self) -> bool {
+    pub fn is_deleted(self) -> bool {
         matches!(self, Self::Deleted | Self::Timeout)
     }
 }
@@ -180,19 +180,21 @@ impl fmt::Debug for ConnectorConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectorConfigError {
     /// The protocol is unknown.
-    #[error("connector_config: protocol {found:?} is not known; use ssh, winrm or winrm+https, or leave it out")]
+    #[error("connector_config: unknown protocol {found:?}; use ssh, winrm or winrm+https, or omit it")]
     Protocol {
         /// The configured value.
         found: String,
     },
     /// The port is not between 0 and 65535.
-    #[error("connector_config: protocol_port {found} is no port; use 1 to 65535, or 0 for the protocol's own")]
+    #[error(
+        "connector_config: invalid protocol_port {found}; use a port from 1 to 65535, or 0 for the protocol's default"
+    )]
     Port {
         /// The configured value.
         found: i64,
     },
     /// `use_static_credentials` is set without a username.
-    #[error("connector_config: use_static_credentials needs a username")]
+    #[error("connector_config: use_static_credentials requires a username")]
     NoUsername,
 }
 
@@ -250,7 +252,7 @@ pub struct Features {
     /// Notices of interruptions and stock changes.
     pub notices: bool,
     /// Resource usage of each instance.
-    pub resources: bool,
+    pub resource_usage: bool,
     /// Host keys of the instances' SSH servers.
     pub host_keys: bool,
     /// Hooks before and after jobs.

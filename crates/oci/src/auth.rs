@@ -10,7 +10,7 @@ use url::Url;
 use crate::body::read_body;
 use crate::credentials::Credentials;
 use crate::error::RegistryError;
-use crate::text::causes;
+use crate::error_chain::error_chain;
 
 /// Maximum size of a token response in bytes.
 const TOKEN_MAX_BYTES: u64 = 1024 * 1024;
@@ -97,7 +97,7 @@ pub(super) async fn bearer(
         }
     };
     let unreachable =
-        |error: &dyn std::error::Error| RegistryError::Unreachable { url: realm.to_owned(), cause: causes(error) };
+        |error: &dyn std::error::Error| RegistryError::Unreachable { url: realm.to_owned(), cause: error_chain(error) };
     let answer = request.send().await.map_err(|error| unreachable(&error.without_url()))?;
     let status = answer.status();
     let body = read_body(answer, realm, TOKEN_MAX_BYTES).await?;

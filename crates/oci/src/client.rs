@@ -15,9 +15,9 @@ use crate::body::read_body;
 use crate::credentials::Credentials;
 use crate::digest::Digest;
 use crate::error::RegistryError;
+use crate::error_chain::error_chain;
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use crate::reference::Repository;
-use crate::text::causes;
 
 /// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
@@ -86,7 +86,7 @@ impl Registry {
             // Digests are computed from the bytes as they are sent.
             .no_gzip()
             .build()
-            .map_err(|error| setup(causes(&error)))?;
+            .map_err(|error| setup(error_chain(&error)))?;
         Ok(Self { http, repository, base, credentials, authorization: Mutex::default() })
     }
 
@@ -202,7 +202,7 @@ impl Registry {
                 Err(error) => {
                     return Err(RegistryError::Unreachable {
                         url: url.to_string(),
-                        cause: causes(&error.without_url()),
+                        cause: error_chain(&error.without_url()),
                     });
                 }
             };

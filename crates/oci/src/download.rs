@@ -12,8 +12,8 @@ use url::Url;
 use crate::client::{PAUSE, Registry, TRIES, check};
 use crate::digest::{self, Digest};
 use crate::error::RegistryError;
+use crate::error_chain::error_chain;
 use crate::manifest::Descriptor;
-use crate::text::causes;
 
 /// Timeout of a whole download.
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
@@ -97,7 +97,7 @@ impl Registry {
         file.set_len(part.length).await.map_err(io)?;
         file.seek(std::io::SeekFrom::Start(part.length)).await.map_err(io)?;
         loop {
-            let chunk = answer.chunk().await.map_err(|error| Broken::Off(causes(&error.without_url())))?;
+            let chunk = answer.chunk().await.map_err(|error| Broken::Off(error_chain(&error.without_url())))?;
             let Some(chunk) = chunk else { break };
             part.length += chunk.len() as u64;
             if part.length > blob.size {

@@ -14,11 +14,11 @@ mod digest;
 mod docker_config;
 mod download;
 mod error;
+mod error_chain;
 mod lock_file;
 mod manifest;
 mod platform;
 mod reference;
-mod text;
 mod unpack;
 mod version;
 

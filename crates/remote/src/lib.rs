@@ -4,6 +4,7 @@
 //! Windows machines without an SSH server, and [`local`] for this host. [`dial`] selects the adapter by the protocol of
 //! a [`Target`]. `sys` contains the differences between Unix and Windows.
 
+mod backoff;
 mod hosts;
 #[cfg(unix)]
 pub mod local;
@@ -21,6 +22,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
+pub use backoff::Backoff;
 pub use hosts::KnownHosts;
 pub use output::Tail;
 pub use sys::ProcessGroup;

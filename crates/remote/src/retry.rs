@@ -2,10 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rand::Rng;
 use tokio::time::Instant;
 
-use crate::{DialError, KnownHosts, Target};
+use crate::{Backoff, DialError, KnownHosts, Target};
 
 /// Pause after the first attempt. It doubles up to [`MAX_PAUSE`]. The Go implementation does not pause (C5).
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -33,29 +32,28 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, AttemptError>>>(
     let (machine, limit) = (&target.machine, target.timeout);
     let end = Instant::now() + limit;
     let mut tries = 0;
-    let (mut pause, mut try_limit) = (FIRST_PAUSE, FIRST_ATTEMPT_TIMEOUT);
+    let (mut backoff, mut attempt_timeout) = (Backoff::new(FIRST_PAUSE, MAX_PAUSE), FIRST_ATTEMPT_TIMEOUT);
     loop {
         tries += 1;
-        let one = try_limit.min(end.saturating_duration_since(Instant::now()));
+        let one = attempt_timeout.min(end.saturating_duration_since(Instant::now()));
         let cause = match tokio::time::timeout(one, once()).await {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(AttemptError::Permanent(error))) => return Err(error),
             Ok(Err(AttemptError::Transient(cause))) => cause,
             Err(_) => {
-                try_limit *= 2;
+                attempt_timeout *= 2;
                 "timeout".to_owned()
             }
         };
         if target.expires.is_some_and(is_past) {
             return Err(DialError::Expired);
         }
-        let wait = pause.mul_f64(rand::rng().random_range(0.75..1.25));
+        let wait = backoff.next_delay();
         if Instant::now() + wait >= end {
             return Err(DialError::Unreachable { address: address.to_owned(), limit, tries, cause });
         }
         tracing::debug!(machine, address, tries, cause, "failed to connect, retrying");
         tokio::time::sleep(wait).await;
-        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 

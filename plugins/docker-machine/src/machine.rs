@@ -102,7 +102,7 @@ impl DockerMachine {
         let finished = self.run(arguments, self.config.command_timeout()).await?;
         // Check the name: the driver may report other missing resources.
         let unknown = format!("machine \"{name}\" does not exist");
-        if !finished.status.success() && (finished.said.contains(&unknown) || finished.stdout.contains(&unknown)) {
+        if !finished.status.success() && (finished.stderr.contains(&unknown) || finished.stdout.contains(&unknown)) {
             return Ok(());
         }
         finished.success("docker-machine rm").map(drop)
@@ -175,7 +175,7 @@ mod tests {
     /// The host ends a plugin that exceeds its timeout, together with all work in progress.
     #[test]
     fn command_timeouts_are_below_those_of_the_host() {
-        let host = muster_fleeting::host::Limits::default();
+        let host = muster_fleeting::host::Timeouts::default();
         // A command that exceeds its timeout takes a while to end.
         let end = Duration::from_secs(10);
         assert!(CALL_TIMEOUT + end <= host.heartbeat.min(host.init));

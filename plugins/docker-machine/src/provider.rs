@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::{
-    ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings,
+    ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::Semaphore;
@@ -212,12 +212,12 @@ impl Provider for DockerMachine {
         Ok(instances)
     }
 
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         for done in 0..n {
             let mut machines = self.inner.machines();
             if machines.len() >= self.inner.max_size {
                 let error = format!("the group has reached max_size = {}", self.inner.max_size);
-                return Err(Partial { succeeded: done, error: error.into() });
+                return Err(PartialFailure { succeeded: done, error: error.into() });
             }
             let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let name = self.inner.names.make(seconds, rand::random());
@@ -225,7 +225,7 @@ impl Provider for DockerMachine {
             let mark = std::fs::File::create(self.inner.creation_markers.join(&name)).and_then(|file| file.sync_all());
             if let Err(error) = mark {
                 let error = format!("{}: {error}", self.inner.creation_markers.display());
-                return Err(Partial { succeeded: done, error: error.into() });
+                return Err(PartialFailure { succeeded: done, error: error.into() });
             }
             let stop = machines.create(name.clone());
             tokio::spawn(Arc::clone(&self.inner).create(name, stop));
@@ -233,7 +233,7 @@ impl Provider for DockerMachine {
         Ok(n)
     }
 
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         for id in &ids {
             if self.inner.machines().remove(id.as_str()) {
                 self.inner.begin_removal(id.as_str().to_owned());

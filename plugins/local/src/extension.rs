@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use muster_fleeting::sdk::{Error, Extension, Features, InstanceId, Notices, Offer, Price, Resources, program};
+use muster_fleeting::sdk::{Error, Extension, Features, InstanceId, Notices, Offer, Price, ResourceUsage, program};
 use tokio::process::Command;
 use tokio_stream::wrappers::BroadcastStream;
 
@@ -27,7 +27,7 @@ impl Extension for Local {
     fn features(&self) -> Features {
         let config = self.config();
         let hooks = !config.prepare_command.is_empty() || !config.finish_command.is_empty();
-        Features { offers: true, notices: true, resources: true, host_keys: true, hooks }
+        Features { offers: true, notices: true, resource_usage: true, host_keys: true, hooks }
     }
 
     async fn offers(&self) -> Result<Vec<Offer>, Error> {
@@ -53,11 +53,11 @@ impl Extension for Local {
         Box::pin(BroadcastStream::new(self.subscribe()).filter_map(|notice| std::future::ready(notice.ok())))
     }
 
-    async fn resources(&self, ids: Vec<InstanceId>) -> Result<Vec<Resources>, Error> {
+    async fn resource_usage(&self, ids: Vec<InstanceId>) -> Result<Vec<ResourceUsage>, Error> {
         let limit = Some(self.config().limits().memory_bytes).filter(|bytes| *bytes > 0);
         let one = |instance: InstanceId| {
             let usage = usage::of(self.pid(&instance)?)?;
-            Some(Resources {
+            Some(ResourceUsage {
                 instance,
                 cpu_seconds: usage.cpu_seconds,
                 memory_bytes: usage.memory_bytes,
@@ -76,7 +76,7 @@ impl Extension for Local {
         hook(&self.config().prepare_command, "prepare_command", &id, &job).await
     }
 
-    async fn finish(&self, id: InstanceId, job: String) -> Result<(), Error> {
+    async fn cleanup(&self, id: InstanceId, job: String) -> Result<(), Error> {
         hook(&self.config().finish_command, "finish_command", &id, &job).await
     }
 }

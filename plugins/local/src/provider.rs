@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::{
-    ConnectInfo, ConnectorConfig, Error, Extension, Init, InstanceId, InstanceState, Notice, Partial, Platform,
+    ConnectInfo, ConnectorConfig, Error, Extension, Init, InstanceId, InstanceState, Notice, PartialFailure, Platform,
     Provider, Settings,
 };
 use russh::keys::{Algorithm, PrivateKey};
@@ -243,7 +243,7 @@ impl Inner {
         &self,
         ids: Vec<InstanceId>,
         suspended: bool,
-    ) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    ) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut done = Vec::new();
         for id in ids {
             let mut group = self.group();
@@ -251,17 +251,20 @@ impl Inner {
             let Some((entry, pid)) =
                 entry.and_then(|entry| entry.reach.as_ref().map(|reach| reach.pid).map(|pid| (entry, pid)))
             else {
-                return Err(Partial {
+                return Err(PartialFailure {
                     succeeded: done,
                     error: format!("instance {id} does not exist or is not running").into(),
                 });
             };
             if !matches!(entry.state, InstanceState::Running | InstanceState::Suspended) {
-                return Err(Partial { succeeded: done, error: format!("instance {id} is {}", entry.state).into() });
+                return Err(PartialFailure {
+                    succeeded: done,
+                    error: format!("instance {id} is {}", entry.state).into(),
+                });
             }
             if !suspend::set(pid, suspended) {
                 suspend::set(pid, !suspended);
-                return Err(Partial {
+                return Err(PartialFailure {
                     succeeded: done,
                     error: format!("instance {id} starts processes faster than they can be stopped").into(),
                 });
@@ -283,7 +286,7 @@ impl Inner {
     fn report_restock(&self, group: &mut GroupState) {
         if group.out_of_stock && self.remaining_capacity(group) > 0 {
             group.out_of_stock = false;
-            self.tell(Notice::Stock { offer: OFFER.to_owned(), available: true });
+            self.tell(Notice::StockChange { offer: OFFER.to_owned(), available: true });
         }
     }
 }
@@ -370,17 +373,17 @@ impl Provider for Local {
         Ok(seen)
     }
 
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         tokio::time::sleep(Duration::from_millis(self.inner.config.request_delay_ms)).await;
         let mut group = self.inner.group();
         let remaining_capacity = self.inner.remaining_capacity(&group);
         let config = &self.inner.config;
         if n > remaining_capacity && config.capacity > 0 && config.capacity < config.max_size && !group.out_of_stock {
             group.out_of_stock = true;
-            self.inner.tell(Notice::Stock { offer: OFFER.to_owned(), available: false });
+            self.inner.tell(Notice::StockChange { offer: OFFER.to_owned(), available: false });
         }
         if remaining_capacity == 0 {
-            return Err(Partial::nothing(if group.out_of_stock {
+            return Err(PartialFailure::nothing(if group.out_of_stock {
                 format!("the cloud is out of stock: capacity = {}", config.capacity)
             } else {
                 format!("the group has reached max_size = {}", config.max_size)
@@ -388,7 +391,7 @@ impl Provider for Local {
         }
         let granted = group.simulator.accept_create(n.min(remaining_capacity), Instant::now()).map_err(|reason| {
             tracing::info!(n, reason, "request rejected");
-            Partial::nothing(reason)
+            PartialFailure::nothing(reason)
         })?;
         for _ in 0..granted {
             group.made += 1;
@@ -401,7 +404,7 @@ impl Provider for Local {
         Ok(granted)
     }
 
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut group = self.inner.group();
         // An instance that failed to start has no resources, only a state to report.
         group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
@@ -441,11 +444,11 @@ impl Provider for Local {
         })
     }
 
-    async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         self.inner.set_suspended(ids, true)
     }
 
-    async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         self.inner.set_suspended(ids, false)
     }
 

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use muster_fleeting::sdk::program::{Finished, ProgramError};
 use muster_fleeting::sdk::{
-    ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings,
+    ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings,
 };
 
 use crate::call::Call;
@@ -29,13 +29,13 @@ fn required_output(call: Call, finished: Result<Option<Finished>, ProgramError>)
 
 impl Script {
     /// Runs a call that returns IDs. Success without output means all IDs.
-    async fn on(&self, call: Call, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
-        let finished = required_output(call, self.programs.about(call, &ids).await).map_err(Partial::nothing)?;
-        let said = output::ids(&finished.stdout).map_err(|error| Partial::nothing(words(call, error)))?;
+    async fn on(&self, call: Call, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
+        let finished = required_output(call, self.programs.about(call, &ids).await).map_err(PartialFailure::nothing)?;
+        let said = output::ids(&finished.stdout).map_err(|error| PartialFailure::nothing(words(call, error)))?;
         if finished.status.success() {
             return Ok(said.unwrap_or(ids));
         }
-        Err(Partial { succeeded: said.unwrap_or_default(), error: finished.failed(call.name()).into() })
+        Err(PartialFailure { succeeded: said.unwrap_or_default(), error: finished.failed(call.name()).into() })
     }
 }
 
@@ -73,9 +73,9 @@ impl Provider for Script {
         output::snapshot(&finished.stdout).map_err(|error| words(Call::Update, error))
     }
 
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let finished = required_output(Call::Increase, self.programs.run(Call::Increase, vec![n.to_string()]).await);
-        let finished = finished.map_err(Partial::nothing)?;
+        let finished = finished.map_err(PartialFailure::nothing)?;
         let said = output::count(&finished.stdout).unwrap_or_else(|error| {
             // The program has created instances even if its output is invalid. A retry would create more.
             tracing::warn!(%error, "ignoring invalid output of increase");
@@ -84,10 +84,10 @@ impl Provider for Script {
         if finished.status.success() {
             return Ok(said.unwrap_or(n));
         }
-        Err(Partial { succeeded: said.unwrap_or(0), error: finished.failed(Call::Increase.name()).into() })
+        Err(PartialFailure { succeeded: said.unwrap_or(0), error: finished.failed(Call::Increase.name()).into() })
     }
 
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         self.on(Call::Decrease, ids).await
     }
 
@@ -110,11 +110,11 @@ impl Provider for Script {
         Ok(())
     }
 
-    async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         self.on(Call::Suspend, ids).await
     }
 
-    async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         self.on(Call::Resume, ids).await
     }
 

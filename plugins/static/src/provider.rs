@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::{
-    ConnectInfo, Error, Extension, Features, Init, InstanceId, InstanceState, Partial, Provider, Settings,
+    ConnectInfo, Error, Extension, Features, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings,
 };
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
 use tokio::task::JoinSet;
@@ -168,22 +168,22 @@ impl Provider for Static {
         Ok(self.inner.pool().await.instances())
     }
 
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut pool = self.inner.pool().await;
         let granted = pool.grant(n);
         if granted.is_empty() && n > 0 {
-            return Err(Partial::nothing(pool.no_machine_reason()));
+            return Err(PartialFailure::nothing(pool.no_machine_reason()));
         }
         let count = u32::try_from(granted.len())?;
         // The lease must be durable before it is granted.
-        self.inner.store(pool, move |pool| pool.revert_grant(&granted)).await.map_err(Partial::nothing)?;
+        self.inner.store(pool, move |pool| pool.revert_grant(&granted)).await.map_err(PartialFailure::nothing)?;
         Ok(count)
     }
 
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut pool = self.inner.pool().await;
         let released: Vec<_> = ids.iter().filter_map(|id| pool.release(id)).collect();
-        self.inner.store(pool, |_| ()).await.map_err(Partial::nothing)?;
+        self.inner.store(pool, |_| ()).await.map_err(PartialFailure::nothing)?;
         let mut pool = self.inner.pool().await;
         let due: Vec<MachineTask> = released.iter().filter_map(|machine| pool.work(&machine.name)).collect();
         self.inner.begin(due).detach_all();

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use muster_fleeting::hostile::{Hostile, Script, WELL};
+use muster_fleeting::faulty_plugin::{FaultyPlugin, Script, WELL_BEHAVED};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::net::UnixListener;
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         let mut pids = std::fs::File::options().create(true).append(true).open(name.with_extension("pids"))?;
         writeln!(pids, "{}", std::process::id())
     };
-    match note().and_then(|()| if script.begin == WELL { serve(&script) } else { Err(no_plugin(&script)) }) {
+    match note().and_then(|()| if script.begin == WELL_BEHAVED { serve(&script) } else { Err(no_plugin(&script)) }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => told(&error.to_string()),
     }
@@ -54,6 +54,6 @@ async fn serve(script: &Script) -> std::io::Result<()> {
     // It goes on beside the service, in the same process group, and outlives this process.
     shell(script.body).spawn()?;
     #[expect(clippy::exit, reason = "that is what it is for")]
-    let service = Hostile::new(script.manners, || std::process::exit(7));
+    let service = FaultyPlugin::new(script.behaviors, || std::process::exit(7));
     service.serve(listener).await.map_err(std::io::Error::other)
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_fleeting::hostile::{Call, Manner, Script, WELL};
+use muster_fleeting::faulty_plugin::{Behavior, Call, Script, WELL_BEHAVED};
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, serve};
 use muster_tests::bench::Bench;
@@ -23,7 +23,7 @@ use crate::life;
 const HOSTILE: &str = env!("CARGO_BIN_EXE_fleeting-plugin-hostile");
 /// Runs where nobody asks for more: those of one manager.
 const SAMPLE: u64 = 10;
-/// Hostile plugins of one manager.
+/// FaultyPlugin plugins of one manager.
 const TOGETHER: usize = 30;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,7 +115,7 @@ const NO_PLUGIN: &[&str] = &[
     "unsupported plugin protocol",
     "handshake names no address",
     "exited before the handshake",
-    "cannot be reached at",
+    "failed to connect to",
     "has not been started yet",
     "no handshake within 60 s",
 ];
@@ -123,30 +123,30 @@ const NO_PLUGIN: &[&str] = &[
 /// What the manager must say of a plugin, in one of these ways: of the first call, in the order of its life, that goes
 /// wrong. Nothing of one that only behaves badly when nobody looks, or is only late: it has minutes.
 fn wrong(script: &Script) -> &'static [&'static str] {
-    if script.begin != WELL {
+    if script.begin != WELL_BEHAVED {
         return NO_PLUGIN;
     }
     for call in [Call::Init, Call::Update, Call::Increase, Call::ConnectInfo] {
         let has_text = call != Call::Increase;
-        return match script.at(call) {
-            Manner::Well | Manner::Slow => continue,
-            Manner::Endless if call != Call::Update => continue,
-            Manner::Huge if !has_text => continue,
+        return match script.behavior(call) {
+            Behavior::Normal | Behavior::Slow => continue,
+            Behavior::EndlessStream if call != Call::Update => continue,
+            Behavior::HugeResponse if !has_text => continue,
             // No name, and no size: it can be used.
-            Manner::Nonsense if call == Call::Init => continue,
-            Manner::Hangs if call == Call::Init => &["has not been started yet", "Init had no answer within 60 s"],
-            Manner::Hangs => &[],
-            Manner::BreaksOff if call == Call::Update => &["the stream broke"],
-            Manner::Fails | Manner::BreaksOff => &["quota exceeded"],
-            Manner::Unavailable => &["the cloud's API is down"],
-            Manner::Lacks => &["no such call"],
-            Manner::Panics => &["the connection broke"],
-            Manner::Nonsense if call == Call::Update => &["an instance id of 0 bytes"],
-            Manner::Nonsense if call == Call::Increase => &["made more than was asked"],
-            Manner::Nonsense => &["no connector for"],
-            Manner::Huge => &["message length too large"],
-            Manner::Endless => &["more than 100000 instances"],
-            Manner::Exits => &["exit status: 7", "the connection broke"],
+            Behavior::InvalidResponse if call == Call::Init => continue,
+            Behavior::Hangs if call == Call::Init => &["has not been started yet", "no response to Init within 60 s"],
+            Behavior::Hangs => &[],
+            Behavior::BreaksOff if call == Call::Update => &["the stream broke"],
+            Behavior::Fails | Behavior::BreaksOff => &["quota exceeded"],
+            Behavior::Unavailable => &["the cloud's API is down"],
+            Behavior::Unimplemented => &["no such call"],
+            Behavior::Panics => &["the connection broke"],
+            Behavior::InvalidResponse if call == Call::Update => &["an instance id of 0 bytes"],
+            Behavior::InvalidResponse if call == Call::Increase => &["made more than was asked"],
+            Behavior::InvalidResponse => &["no connector for"],
+            Behavior::HugeResponse => &["message length too large"],
+            Behavior::EndlessStream => &["more than 100000 instances"],
+            Behavior::Exits => &["exit status: 7", "the connection broke"],
         };
     }
     &[]

@@ -227,7 +227,7 @@ async fn a_plugin_that_dies_costs_neither_job_nor_instance() {
     let lines = Lines::any(&mut StdRng::seed_from_u64(9));
     let machines = waiting(&bench, lines).await;
     assert!(bench.kill_plugin());
-    until("the plugin runs again", || bench.log().contains("plugin runs again")).await;
+    until("the plugin is restarted", || bench.log().contains("plugin restarted")).await;
     go(&bench);
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);

@@ -73,7 +73,7 @@ async fn follow_once(
                         tracing::warn!(%instance, runner, at, reason, "the provider takes an instance back: it gets no more jobs");
                         scaler.retire_instance(of, instance, format!("the provider takes it back: {reason}"));
                     }
-                    Some(Notice::Stock { offer, available }) => {
+                    Some(Notice::StockChange { offer, available }) => {
                         market.heard(&offer, available);
                         market.tell(scaler, of, runner);
                     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::host::{CallError, Group, Status};
+use muster_fleeting::host::{CallError, Group, PluginStatus};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use muster_job::error_chain;
 use muster_taskscaler::driver::{HostStatus, InstanceGroupPort, NoAnswer};
@@ -26,10 +26,10 @@ impl PluginGroup {
     #[must_use]
     pub fn new(group: Group) -> Arc<Self> {
         let max_size = group.info().max_size;
-        let translate = move |status: &Status| match status {
-            Status::Up { .. } => HostStatus::Up { max_size },
-            Status::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
-            Status::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
+        let translate = move |status: &PluginStatus| match status {
+            PluginStatus::Up { .. } => HostStatus::Up { max_size },
+            PluginStatus::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
+            PluginStatus::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
         };
         let mut plugin = group.status();
         let (sender, status) = watch::channel(translate(&plugin.borrow_and_update()));
@@ -53,7 +53,7 @@ impl PluginGroup {
     /// instance.
     async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
         match answer {
-            Err(error @ (CallError::Down { .. } | CallError::Broken { .. })) => {
+            Err(error @ (CallError::Down { .. } | CallError::Disconnected { .. })) => {
                 tracing::debug!(plugin = self.group.name(), %error, "call is repeated when the plugin is up");
             }
             answer => return Some(answer.map_err(|error| error_chain(&error))),
@@ -72,8 +72,10 @@ impl PluginGroup {
 fn unanswered(error: &CallError) -> NoAnswer {
     let message = error_chain(error);
     match error {
-        CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => NoAnswer::Plugin(message),
-        CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::Nonsense { .. } => {
+        CallError::Down { .. } | CallError::Disconnected { .. } | CallError::Timeout { .. } => {
+            NoAnswer::Plugin(message)
+        }
+        CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::InvalidResponse { .. } => {
             NoAnswer::Instance(message)
         }
     }
@@ -143,7 +145,7 @@ impl InstanceGroupPort for PluginGroup {
 
     async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
         loop {
-            if let Some(answer) = self.answer_or_retry(self.group.finish(id, job).await).await {
+            if let Some(answer) = self.answer_or_retry(self.group.cleanup(id, job).await).await {
                 return answer;
             }
         }

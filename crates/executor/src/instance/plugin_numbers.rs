@@ -30,7 +30,7 @@ fn of_one(counts: &Counts) -> Vec<Family> {
     };
     let results = |call, calls: &Calls| {
         let count = |result: &CallResult| calls.results.get(result).copied().unwrap_or_default();
-        let told = |result: &CallResult| number(&[("rpc", call), ("result", result.word())], count(result));
+        let told = |result: &CallResult| number(&[("rpc", call), ("result", result.label())], count(result));
         CallResult::ALL.iter().map(told).collect()
     };
     vec![
@@ -46,12 +46,7 @@ fn of_one(counts: &Counts) -> Vec<Family> {
             Kind::Counter,
             vec![number(&[("result", "ok")], counts.starts), number(&[("result", "failed")], counts.failed_starts)],
         ),
-        family(
-            "muster_plugin_calls_total",
-            "Calls of the plugin, by what came of them.",
-            Kind::Counter,
-            calls(&results),
-        ),
+        family("muster_plugin_calls_total", "Calls of the plugin by result.", Kind::Counter, calls(&results)),
         family(
             "muster_plugin_call_seconds",
             "Time of each call of the plugin.",
@@ -59,16 +54,16 @@ fn of_one(counts: &Counts) -> Vec<Family> {
             calls(&|call, calls| vec![times(call, calls)]),
         ),
         family(
-            "muster_plugin_nonsense_total",
-            "Answers of the plugin, or parts of them, that made no sense.",
+            "muster_plugin_invalid_responses_total",
+            "Invalid responses of the plugin, and responses with invalid parts.",
             Kind::Counter,
-            calls(&|call, calls| vec![number(&[("rpc", call)], calls.nonsense)]),
+            calls(&|call, calls| vec![number(&[("rpc", call)], calls.invalid_responses)]),
         ),
         family(
-            "muster_plugin_log_lines_left_out_total",
-            "Lines of the plugin's log that were left out, since there were too many.",
+            "muster_plugin_log_lines_dropped_total",
+            "Lines of the plugin's log that were dropped because there were too many.",
             Kind::Counter,
-            vec![number(&[], counts.lines_left_out)],
+            vec![number(&[], counts.log_lines_dropped)],
         ),
     ]
 }
@@ -97,8 +92,8 @@ mod tests {
 
     #[test]
     fn calls_are_told_by_name_and_result_and_their_times_add_up() {
-        let mut calls = Calls { nonsense: 1, seconds: 6.5, ..Calls::default() };
-        calls.results = BTreeMap::from([(CallResult::Ok, 3), (CallResult::Late, 1)]);
+        let mut calls = Calls { invalid_responses: 1, seconds: 6.5, ..Calls::default() };
+        calls.results = BTreeMap::from([(CallResult::Ok, 3), (CallResult::Timeout, 1)]);
         calls.times[0] = 2;
         calls.times[CALL_SECONDS.len()] = 2;
         let counts = Counts { is_up: true, starts: 4, calls: BTreeMap::from([("Update", calls)]), ..Counts::default() };
@@ -113,9 +108,9 @@ mod tests {
         assert_eq!(told("muster_plugin_up", &[]).value, 1.0);
         assert_eq!(told("muster_plugin_starts_total", &["ok"]).value, 4.0);
         assert_eq!(told("muster_plugin_starts_total", &["failed"]).value, 0.0);
-        assert_eq!(told("muster_plugin_calls_total", &["Update", "late"]).value, 1.0);
-        assert_eq!(told("muster_plugin_calls_total", &["Update", "broken"]).value, 0.0);
-        assert_eq!(told("muster_plugin_nonsense_total", &["Update"]).value, 1.0);
+        assert_eq!(told("muster_plugin_calls_total", &["Update", "timeout"]).value, 1.0);
+        assert_eq!(told("muster_plugin_calls_total", &["Update", "disconnected"]).value, 0.0);
+        assert_eq!(told("muster_plugin_invalid_responses_total", &["Update"]).value, 1.0);
         let times = told("muster_plugin_call_seconds", &["Update"]);
         assert_eq!((times.value, times.buckets[0]), (6.5, (0.005, 2)));
         assert_eq!(times.buckets.last(), Some(&(f64::INFINITY, 4)));

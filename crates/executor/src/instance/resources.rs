@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-use muster_fleeting::extension::Resources;
+use muster_fleeting::extension::ResourceUsage;
 use muster_fleeting::model::InstanceId;
 use muster_job::error_chain;
 use muster_taskscaler::driver::{Family, Kind, Sample, Scaler};
@@ -47,12 +47,12 @@ impl Usage {
             .collect()
     }
 
-    fn saw(&self, group: GroupId, resources: Vec<Resources>, at: Instant) {
+    fn saw(&self, group: GroupId, resources: Vec<ResourceUsage>, at: Instant) {
         let mut groups = self.0.lock();
         let seen = groups.entry(group.0).or_default();
         let mut busy = 0.0;
         let mut instances = BTreeMap::new();
-        for Resources { instance, cpu_seconds, memory_bytes, memory_limit_bytes, processes } in resources {
+        for ResourceUsage { instance, cpu_seconds, memory_bytes, memory_limit_bytes, processes } in resources {
             let name = instance.as_str().to_owned();
             if let Some(before) = seen.instances.get(&name) {
                 busy += (cpu_seconds - before.cpu_seconds).max(0.0);
@@ -105,8 +105,11 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
         // A newer version of the plugin may support this.
-        let answer =
-            if ids.is_empty() || !group.features().resources { Ok(Vec::new()) } else { group.resources(&ids).await };
+        let answer = if ids.is_empty() || !group.features().resource_usage {
+            Ok(Vec::new())
+        } else {
+            group.resource_usage(&ids).await
+        };
         match answer {
             Ok(resources) => usage.saw(of, resources, Instant::now()),
             Err(error) => {
@@ -121,8 +124,14 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
 mod tests {
     use super::*;
 
-    fn used(name: &str, cpu_seconds: f64, memory_bytes: u64) -> Resources {
-        Resources { instance: InstanceId::new(name), cpu_seconds, memory_bytes, memory_limit_bytes: None, processes: 3 }
+    fn used(name: &str, cpu_seconds: f64, memory_bytes: u64) -> ResourceUsage {
+        ResourceUsage {
+            instance: InstanceId::new(name),
+            cpu_seconds,
+            memory_bytes,
+            memory_limit_bytes: None,
+            processes: 3,
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,9 +3,9 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::book::told;
 use super::plan::Plan;
-use super::subject::{Missing, Subject};
+use super::plugin_process::{CallFailure, PluginUnderTest};
+use super::tracker::verdict;
 use super::verdict::{Outcome, Run};
 use crate::protocol::group::Empty as GroupEmpty;
 use crate::protocol::plugin::Empty;
@@ -15,109 +15,109 @@ pub(super) async fn run(run: &mut Run<'_>) {
         return;
     }
     let plan = run.plan;
-    let outcome = told_to_stop(plan).await.unwrap_or_else(Outcome::Fail);
-    run.say("H11", outcome);
+    let outcome = shutdown(plan).await.unwrap_or_else(Outcome::Fail);
+    run.record("H11", outcome);
     let outcome = signals(plan).await.unwrap_or_else(Outcome::Fail);
-    run.say("P9", outcome);
+    run.record("P9", outcome);
     let outcome = host_gone(plan).await.unwrap_or_else(Outcome::Fail);
-    run.say("P15", outcome);
-    let outcome = log(&run.log);
-    run.say("H16", outcome);
+    run.record("P15", outcome);
+    let outcome = check_log(&run.log);
+    run.record("H16", outcome);
 }
 
-async fn ready(plan: &Plan) -> Result<Subject, String> {
-    let mut subject = Subject::start(plan, &[], |_| {}).await?;
-    match subject.init_as_planned(plan).await {
-        Ok(_) => Ok(subject),
-        Err(missing) => {
-            subject.end().await;
-            Err(missing.text("Init"))
+async fn ready(plan: &Plan) -> Result<PluginUnderTest, String> {
+    let mut plugin = PluginUnderTest::start(plan, &[], |_| {}).await?;
+    match plugin.init_as_planned(plan).await {
+        Ok(_) => Ok(plugin),
+        Err(failure) => {
+            plugin.end().await;
+            Err(failure.text("Init"))
         }
     }
 }
 
 /// Calls `InstanceGroup.Shutdown` and then `GRPCController.Shutdown`.
-async fn told_to_stop(plan: &Plan) -> Result<Outcome, String> {
-    let mut subject = ready(plan).await?;
-    let mut group = subject.connection.group();
-    if let Err(missing) = subject.call(async move { group.shutdown(GroupEmpty {}).await }).await
-        && !missing.is_unimplemented()
+async fn shutdown(plan: &Plan) -> Result<Outcome, String> {
+    let mut plugin = ready(plan).await?;
+    let mut group = plugin.connection.group();
+    if let Err(failure) = plugin.call(async move { group.shutdown(GroupEmpty {}).await }).await
+        && !failure.is_unimplemented()
     {
-        subject.end().await;
-        return Err(missing.text("Shutdown"));
+        plugin.end().await;
+        return Err(failure.text("Shutdown"));
     }
-    let mut controller = subject.connection.controller();
-    let stopped = subject.call(async move { controller.shutdown(Empty {}).await }).await;
-    if stopped.as_ref().is_err_and(Missing::is_unimplemented) {
-        subject.end().await;
+    let mut controller = plugin.connection.controller();
+    let stopped = plugin.call(async move { controller.shutdown(Empty {}).await }).await;
+    if stopped.as_ref().is_err_and(CallFailure::is_unimplemented) {
+        plugin.end().await;
         return Ok(Outcome::Warn(
-            "it has no GRPCController.Shutdown: each stop costs 2 s, and ends with SIGKILL".to_owned(),
+            "GRPCController.Shutdown is not implemented: each stop takes 2 s and ends with SIGKILL".to_owned(),
         ));
     }
-    let ended = subject.process().ended(plan.exit_limit).await;
-    subject.end().await;
+    let ended = plugin.process().ended(plan.exit_timeout).await;
+    plugin.end().await;
     Ok(match ended {
         Some(status) if status.success() => Outcome::Pass,
-        Some(status) => Outcome::Fail(format!("told to stop, it ended with {status}")),
-        None => Outcome::Fail(format!("told to stop, it still ran after {:.1} s", plan.exit_limit.as_secs_f64())),
+        Some(status) => Outcome::Fail(format!("exited with {status} after Shutdown")),
+        None => Outcome::Fail(format!("still running {:.1} s after Shutdown", plan.exit_timeout.as_secs_f64())),
     })
 }
 
 async fn signals(plan: &Plan) -> Result<Outcome, String> {
-    let mut subject = ready(plan).await?;
-    subject.process().signal(Signal::INT);
-    let mut group = subject.connection.group();
-    let asked = subject.call(async move { group.update(GroupEmpty {}).await.map(drop) }).await;
+    let mut plugin = ready(plan).await?;
+    plugin.process().signal(Signal::INT);
+    let mut group = plugin.connection.group();
+    let asked = plugin.call(async move { group.update(GroupEmpty {}).await.map(drop) }).await;
     // The signal may take longer than the call.
-    let by_int = subject.process().ended(std::time::Duration::from_millis(200)).await;
+    let by_int = plugin.process().ended(std::time::Duration::from_millis(200)).await;
     if by_int.is_some() || asked.is_err() {
-        subject.end().await;
+        plugin.end().await;
         return Ok(Outcome::Fail(
-            "SIGINT ends it: at a terminal the host gets it too, and needs its plugin to clean up".to_owned(),
+            "exits on SIGINT; at a terminal the host receives it as well, and still needs the plugin for its cleanup"
+                .to_owned(),
         ));
     }
-    subject.process().signal(Signal::TERM);
-    let ended = subject.process().ended(plan.exit_limit).await;
-    subject.end().await;
+    plugin.process().signal(Signal::TERM);
+    let ended = plugin.process().ended(plan.exit_timeout).await;
+    plugin.end().await;
     Ok(match ended {
         Some(_) => Outcome::Pass,
-        None => Outcome::Fail(format!("it still ran {:.1} s after SIGTERM", plan.exit_limit.as_secs_f64())),
+        None => Outcome::Fail(format!("still running {:.1} s after SIGTERM", plan.exit_timeout.as_secs_f64())),
     })
 }
 
 async fn host_gone(plan: &Plan) -> Result<Outcome, String> {
-    let mut process = ready(plan).await?.hang_up().await;
-    let ended = process.ended(plan.exit_limit).await;
+    let mut process = ready(plan).await?.disconnect().await;
+    let ended = process.ended(plan.exit_timeout).await;
     process.end().await;
     Ok(match ended {
         Some(_) => Outcome::Pass,
         None => Outcome::Warn(
-            "it stays behind when its host is gone, as Go plugins do; better end when the host's connection does"
-                .to_owned(),
+            "keeps running when its host is gone, as Go plugins do; exit when the host's connection closes".to_owned(),
         ),
     })
 }
 
 /// Checks the log lines for what the Go host cannot parse (docs/spec/fleeting.md, section 1.8).
-fn log(lines: &[String]) -> Outcome {
-    let (mut fatal, mut raw) = (Vec::new(), Vec::new());
+fn check_log(lines: &[String]) -> Outcome {
+    let (mut fatal, mut degraded) = (Vec::new(), Vec::new());
     for line in lines.iter().filter(|line| line.starts_with('{')) {
         let Ok(Value::Object(record)) = serde_json::from_str(line) else { continue };
         for key in ["@level", "@message", "@timestamp"] {
             if record.get(key).is_some_and(|value| !value.is_string()) {
-                fatal.push(format!("{key} is no text in {line}; the Go host dies of it"));
+                fatal.push(format!("{key} is not a string in {line}; Go hosts crash on it"));
             }
         }
         if let Some(Value::String(time)) = record.get("@timestamp")
             && !has_six_digits(time)
         {
-            raw.push(format!("@timestamp {time} has not six digits after the seconds; the Go host forgets the level"));
+            degraded.push(format!("@timestamp {time} does not have six fractional digits; Go hosts ignore the level"));
         }
     }
-    if let Err(problems) = told(&fatal) {
+    if let Err(problems) = verdict(&fatal) {
         return Outcome::Fail(problems);
     }
-    told(&raw).map_or_else(Outcome::Warn, |()| Outcome::Pass)
+    verdict(&degraded).map_or_else(Outcome::Warn, |()| Outcome::Pass)
 }
 
 fn has_six_digits(time: &str) -> bool {
@@ -128,8 +128,8 @@ fn has_six_digits(time: &str) -> bool {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn log_lines_that_hosts_stumble_over_are_told() {
-        let log = |line: &str| super::log(&[line.to_owned()]).word();
+    fn unparsable_log_lines_are_problems() {
+        let log = |line: &str| super::check_log(&[line.to_owned()]).label();
         assert_eq!(log(r#"{"@level":"info","@message":"m","@timestamp":"2026-01-02T03:04:05.123456Z"}"#), "pass");
         assert_eq!(log("plain words"), "pass");
         assert_eq!(log(r#"{"@level":3,"@message":"m"}"#), "fail");

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::plan::Plan;
-use super::subject::{Missing, Subject, bytes};
+use super::plugin_process::{CallFailure, PluginUnderTest, bytes};
 use super::verdict::{Outcome, Run};
 
 pub(super) async fn run(run: &mut Run<'_>) {
@@ -12,18 +12,18 @@ pub(super) async fn run(run: &mut Run<'_>) {
         return;
     }
     let outcome = letter_case(plan).await;
-    run.judge("P6", outcome);
+    run.record_result("P6", outcome);
     let outcome = no_content(plan).await;
-    run.say("P7", outcome);
+    run.record("P7", outcome);
     let outcome = no_connector(plan).await;
-    run.say("P8", outcome);
+    run.record("P8", outcome);
 }
 
 /// Starts a process and returns its response to `Init`.
-async fn init(plan: &Plan, config: Vec<u8>, with_connector: bool) -> Result<Result<(), Missing>, String> {
-    let mut subject = Subject::start(plan, &[], |_| {}).await?;
-    let answer = subject.init(config, with_connector.then_some(&plan.connector)).await;
-    subject.end().await;
+async fn init(plan: &Plan, config: Vec<u8>, with_connector: bool) -> Result<Result<(), CallFailure>, String> {
+    let mut plugin = PluginUnderTest::start(plan, &[], |_| {}).await?;
+    let answer = plugin.init(config, with_connector.then_some(&plan.connector)).await;
+    plugin.end().await;
     Ok(answer.map(drop))
 }
 
@@ -36,17 +36,17 @@ async fn letter_case(plan: &Plan) -> Result<(), String> {
         }
     }
     let answer = init(plan, bytes(&Value::Object(config.clone())), true).await?;
-    answer.map_err(|missing| format!("keys in another letter case: {}", missing.text("Init")))?;
+    answer.map_err(|failure| format!("keys in another letter case: {}", failure.text("Init")))?;
     config.insert("muster_unknown_key".to_owned(), json!({"a": [1]}));
     let answer = init(plan, bytes(&Value::Object(config)), true).await?;
-    answer.map_err(|missing| format!("with an unknown key: {}", missing.text("Init")))
+    answer.map_err(|failure| format!("with an unknown key: {}", failure.text("Init")))
 }
 
 async fn no_content(plan: &Plan) -> Outcome {
     let asked = async {
         let empty = init(plan, Vec::new(), true).await?;
-        if let Err(missing @ (Missing::Late(_) | Missing::Broken(_))) = empty {
-            return Err(format!("without a byte of settings: {}", missing.text("Init")));
+        if let Err(failure @ (CallFailure::Timeout(_) | CallFailure::Disconnected(_))) = empty {
+            return Err(format!("with empty settings: {}", failure.text("Init")));
         }
         if !plan.config.is_null() {
             // A plugin that requires settings may handle missing ones as it likes.
@@ -54,15 +54,13 @@ async fn no_content(plan: &Plan) -> Outcome {
         }
         for config in ["null", "{}"] {
             let answer = init(plan, config.into(), true).await?;
-            answer.map_err(|missing| format!("with the settings {config}: {}", missing.text("Init")))?;
+            answer.map_err(|failure| format!("with the settings {config}: {}", failure.text("Init")))?;
         }
         Ok(empty.is_err())
     };
     match asked.await {
         Ok(true) => Outcome::Pass,
-        Ok(false) => {
-            Outcome::Warn("no byte at all is taken for settings; Go plugins say `unmarshaling config`".to_owned())
-        }
+        Ok(false) => Outcome::Warn("accepts empty settings; Go plugins return `unmarshaling config`".to_owned()),
         Err(error) => Outcome::Fail(error),
     }
 }
@@ -70,10 +68,10 @@ async fn no_content(plan: &Plan) -> Outcome {
 async fn no_connector(plan: &Plan) -> Outcome {
     match init(plan, bytes(&plan.config), false).await {
         Ok(Ok(())) => Outcome::Pass,
-        Ok(Err(missing @ Missing::Late(_))) => Outcome::Fail(missing.text("Init")),
-        Ok(Err(missing)) => Outcome::Warn(format!(
-            "{} (so do plugins with Go's library; today's hosts always send them)",
-            missing.text("Init")
+        Ok(Err(failure @ CallFailure::Timeout(_))) => Outcome::Fail(failure.text("Init")),
+        Ok(Err(failure)) => Outcome::Warn(format!(
+            "{}; plugins with Go's library fail as well, but current hosts always send the settings",
+            failure.text("Init")
         )),
         Err(error) => Outcome::Fail(error),
     }

@@ -8,20 +8,20 @@
 //! checks each response. Whatever happens, it requests the deletion of the instances that it created. For each case, the tests have a
 //! plugin that fails it, or that gets a warning if hosts can live with the fault.
 //!
-//! - `cases` has the ids and titles, `subject` runs a process, `book` checks snapshots without I/O.
+//! - `cases` has the ids and titles, `plugin_process` runs the plugin, `tracker` checks snapshots without I/O.
 //! - `start`, `init`, `life`, `reach`, `removal` and `end` have the cases, by topic.
 
-mod book;
 mod cases;
 mod end;
 mod init;
 mod life;
 mod plan;
+mod plugin_process;
 mod reach;
 mod removal;
 mod report;
 mod start;
-mod subject;
+mod tracker;
 mod verdict;
 
 pub use cases::{CASES, Case};
@@ -31,9 +31,9 @@ pub use verdict::{Outcome, Verdict};
 
 use verdict::Run;
 
-/// Runs all cases and calls `tell` with each verdict.
-pub async fn run(plan: &Plan, tell: &mut (dyn FnMut(&Verdict) + Send)) -> Report {
-    let mut run = Run::new(plan, tell);
+/// Runs all cases and calls `on_verdict` with each verdict.
+pub async fn run(plan: &Plan, on_verdict: &mut (dyn FnMut(&Verdict) + Send)) -> Report {
+    let mut run = Run::new(plan, on_verdict);
     let before = async {
         start::run(&mut run).await;
         init::run(&mut run).await;

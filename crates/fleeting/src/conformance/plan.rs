@@ -42,13 +42,13 @@ pub struct Plan {
     /// Whether to log in to an instance.
     pub connect: Connect,
     /// Time for a response to a call and for the start of a process. Defaults to 60 seconds.
-    pub call_limit: Duration,
+    pub call_timeout: Duration,
     /// Time for instances to start or to change their state. Defaults to 5 minutes.
-    pub create_limit: Duration,
+    pub create_timeout: Duration,
     /// Time for instances to be deleted. Defaults to 5 minutes.
-    pub delete_limit: Duration,
+    pub delete_timeout: Duration,
     /// Time for a process to exit. Defaults to 10 seconds.
-    pub exit_limit: Duration,
+    pub exit_timeout: Duration,
     /// Cancel it to end the run early: created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
     /// Initial interval between snapshots. It doubles up to 2 seconds while nothing changes. Defaults to 50 milliseconds.
@@ -67,10 +67,10 @@ impl Plan {
             dial: DialOptions::default(),
             instances: 2,
             connect: Connect::Auto,
-            call_limit: Duration::from_secs(60),
-            create_limit: Duration::from_secs(300),
-            delete_limit: Duration::from_secs(300),
-            exit_limit: Duration::from_secs(10),
+            call_timeout: Duration::from_secs(60),
+            create_timeout: Duration::from_secs(300),
+            delete_timeout: Duration::from_secs(300),
+            exit_timeout: Duration::from_secs(10),
             stop: CancellationToken::new(),
             poll: Duration::from_millis(50),
         }

@@ -4,130 +4,128 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::life::{Life, NOBODY};
-use super::subject::Missing;
+use super::life::{Life, UNKNOWN_ID};
+use super::plugin_process::CallFailure;
 use super::verdict::{Outcome, Run};
 use crate::model::InstanceState;
 use crate::protocol::group::DecreaseRequest;
 
 /// Delay between two attempts to delete the remaining instances.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 impl Life<'_> {
     /// Runs the cases. An error means that snapshots cannot be read.
     pub(super) async fn remove(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
         let Some(first) = ids.first() else { return Ok(()) };
         let result = self.remove_one(first).await?;
-        if !run.judge("L9", result) {
+        if !run.record_result("L9", result) {
             return Ok(());
         }
         let outcome = match self.decrease(std::slice::from_ref(first)).await {
             Ok(done) if done.contains(first) => Outcome::Pass,
-            Ok(_) => {
-                Outcome::Warn("it is not named among those that were removed; hosts ask again and again".to_owned())
-            }
-            Err(missing @ Missing::Refused(_)) => Outcome::Warn(format!(
-                "{}; hosts ask again and again: say that it is removed",
-                missing.text("Decrease")
+            Ok(_) => Outcome::Warn(
+                "the response does not contain the instance; hosts repeat such requests forever".to_owned(),
+            ),
+            Err(failure @ CallFailure::Error(_)) => Outcome::Warn(format!(
+                "{}; hosts repeat such requests forever: return the instance as deleted",
+                failure.text("Decrease")
             )),
-            Err(missing) => Outcome::Fail(missing.text("Decrease of an instance that is gone")),
+            Err(failure) => Outcome::Fail(failure.text("Decrease of a deleted instance")),
         };
-        run.say("P14", outcome);
+        run.record("P14", outcome);
         match ids.get(1) {
             Some(second) => {
-                let outcome = self.remove_with_a_stranger(second).await?;
-                run.say("P12", outcome);
+                let outcome = self.remove_with_unknown(second).await?;
+                run.record("P12", outcome);
             }
-            None => run.skip(&["P12"], "it takes two instances"),
+            None => run.skip(&["P12"], "needs two instances"),
         }
         Ok(())
     }
 
     async fn remove_one(&mut self, id: &String) -> Result<Result<(), String>, String> {
-        let others: Vec<String> = self.book.made().into_iter().filter(|other| other != id).collect();
+        let others: Vec<String> = self.tracker.created().into_iter().filter(|other| other != id).collect();
         let done = match self.decrease(std::slice::from_ref(id)).await {
             Ok(done) => done,
-            Err(missing) => return Ok(Err(missing.text("Decrease"))),
+            Err(failure) => return Ok(Err(failure.text("Decrease"))),
         };
         if done != [id.clone()] {
-            return Ok(Err(format!("Decrease was asked for {id} and says that it accepted {done:?}")));
+            return Ok(Err(format!("Decrease accepted {done:?}, but {id} was requested")));
         }
-        let limit = self.plan.delete_limit;
-        if !self.wait(limit, |book| !book.is_there(id)).await? {
-            return Ok(Err(format!("{id} was still there {:.1} s after Decrease accepted it", limit.as_secs_f64())));
+        let limit = self.plan.delete_timeout;
+        if !self.wait(limit, |tracker| !tracker.exists(id)).await? {
+            return Ok(Err(format!("{id} still existed {:.1} s after Decrease accepted it", limit.as_secs_f64())));
         }
-        let stays = |other: &&String| self.book.state(other).is_none_or(|state| state == InstanceState::Deleting);
+        let stays = |other: &&String| self.tracker.state(other).is_none_or(|state| state == InstanceState::Deleting);
         let gone: Vec<&str> = others.iter().filter(stays).map(String::as_str).collect();
-        Ok(if gone.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} removed {} too", gone.join(", "))) })
+        Ok(if gone.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} also deleted {}", gone.join(", "))) })
     }
 
-    async fn remove_with_a_stranger(&mut self, id: &String) -> Result<Outcome, String> {
-        let missing = match self.decrease(&[id.clone(), NOBODY.to_owned()]).await {
+    async fn remove_with_unknown(&mut self, id: &String) -> Result<Outcome, String> {
+        let failure = match self.decrease(&[id.clone(), UNKNOWN_ID.to_owned()]).await {
             Ok(done) if done.contains(id) => return Ok(Outcome::Pass),
             Ok(_) => {
-                return Ok(Outcome::Fail(format!(
-                    "Decrease of {id} and an unknown one does not name {id} among those that were removed"
-                )));
+                return Ok(Outcome::Fail(format!("Decrease of {id} and an unknown instance does not return {id}")));
             }
-            Err(missing @ Missing::Refused(_)) => missing,
-            Err(missing) => return Ok(Outcome::Fail(missing.text("Decrease with an unknown instance"))),
+            Err(failure @ CallFailure::Error(_)) => failure,
+            Err(failure) => return Ok(Outcome::Fail(failure.text("Decrease with an unknown instance"))),
         };
-        self.look().await?;
-        let goes = self.book.state(id).is_none_or(|state| state == InstanceState::Deleting);
-        Ok(if goes {
+        self.read_snapshot().await?;
+        let is_deleting = self.tracker.state(id).is_none_or(|state| state == InstanceState::Deleting);
+        Ok(if is_deleting {
             Outcome::Warn(format!(
-                "{}; it removed {id} before, which the host does not hear: answer with those that were removed",
-                missing.text("Decrease")
+                "{}; {id} was deleted before, which the host does not learn: return the accepted instances",
+                failure.text("Decrease")
             ))
         } else {
             Outcome::Pass
         })
     }
 
-    async fn decrease(&mut self, ids: &[String]) -> Result<Vec<String>, Missing> {
-        self.book.ask_to_go(ids);
-        let mut group = self.subject.connection.group();
+    async fn decrease(&mut self, ids: &[String]) -> Result<Vec<String>, CallFailure> {
+        self.tracker.request_deletion(ids);
+        let mut group = self.plugin.connection.group();
         let request = DecreaseRequest { instances: ids.to_vec() };
-        let answer = self.subject.call(async move { group.decrease(request).await }).await;
+        let answer = self.plugin.call(async move { group.decrease(request).await }).await;
         Ok(answer?.into_inner().succeeded)
     }
 
     /// Deletes all instances that the kit created, whatever happened before.
-    pub(super) async fn remove_the_rest(&mut self, run: &mut Run<'_>) {
+    pub(super) async fn remove_remaining(&mut self, run: &mut Run<'_>) {
         let result = self.remove_all().await;
-        if self.book.made_ever() > 0 || result.is_err() {
-            run.judge("L10", result);
+        if self.tracker.created_count() > 0 || result.is_err() {
+            run.record_result("L10", result);
         }
     }
 
     /// Requests deletions until all instances are gone.
     pub(super) async fn remove_all(&mut self) -> Result<(), String> {
-        let end = Instant::now() + self.plan.delete_limit;
+        let end = Instant::now() + self.plan.delete_timeout;
         let mut last = String::new();
         loop {
             // An instance that no snapshot shows may exist.
-            let seen = self.look().await;
-            let left = self.book.made();
+            let seen = self.read_snapshot().await;
+            let left = self.tracker.created();
             if seen.is_ok() && left.is_empty() {
                 return Ok(());
             }
-            let leaving = |id: &String| self.book.state(id) == Some(InstanceState::Deleting);
+            let leaving = |id: &String| self.tracker.state(id) == Some(InstanceState::Deleting);
             let asked: Vec<String> = left.iter().filter(|id| !leaving(id)).cloned().collect();
             if !asked.is_empty()
-                && let Err(missing) = self.decrease(&asked).await
+                && let Err(failure) = self.decrease(&asked).await
             {
-                last = format!(": {}", missing.text("Decrease"));
+                last = format!(": {}", failure.text("Decrease"));
             }
             // If snapshots cannot be read, one attempt to delete the known instances has to be enough.
             seen?;
             if Instant::now() >= end {
                 let names = left.join(", ");
                 return Err(format!(
-                    "still there after {:.1} s: {names}{last}; remove them by hand",
-                    self.plan.delete_limit.as_secs_f64()
+                    "still existing after {:.1} s: {names}{last}; delete them manually",
+                    self.plan.delete_timeout.as_secs_f64()
                 ));
             }
-            tokio::time::sleep(PAUSE.min(self.plan.poll * 4)).await;
+            tokio::time::sleep(RETRY_DELAY.min(self.plan.poll * 4)).await;
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct Report {
 impl Outcome {
     /// Returns `pass`, `warn`, `fail` or `skip`.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Pass => "pass",
             Self::Warn(_) => "warn",
@@ -38,10 +38,10 @@ impl Outcome {
 }
 
 impl Report {
-    /// Returns the number of cases with this outcome, named as in [`Outcome::word`].
+    /// Returns the number of cases with this outcome, named as in [`Outcome::label`].
     #[must_use]
-    pub fn count(&self, word: &str) -> usize {
-        self.verdicts.iter().filter(|verdict| verdict.outcome.word() == word).count()
+    pub fn count(&self, label: &str) -> usize {
+        self.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).count()
     }
 
     /// Returns the outcome of a case.
@@ -59,7 +59,7 @@ impl Report {
     /// Returns a summary such as `34 cases: 30 pass, 2 warn, 0 fail, 2 skip`.
     #[must_use]
     pub fn summary(&self) -> String {
-        let counts = ["pass", "warn", "fail", "skip"].map(|word| format!("{} {word}", self.count(word)));
+        let counts = ["pass", "warn", "fail", "skip"].map(|label| format!("{} {label}", self.count(label)));
         format!("{} cases: {}", self.verdicts.len(), counts.join(", "))
     }
 
@@ -70,7 +70,7 @@ impl Report {
             json!({
                 "id": verdict.case.id,
                 "title": verdict.case.title,
-                "outcome": verdict.outcome.word(),
+                "outcome": verdict.outcome.label(),
                 "reason": verdict.outcome.reason(),
                 "took_ms": u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX),
             })
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_say_the_same_in_each_form() {
+    fn all_report_formats_have_the_same_content() {
         let outcomes = [Outcome::Pass, Outcome::Fail("a <b> & \"c\"\u{7}".to_owned()), Outcome::Skip("no".to_owned())];
         let verdicts = CASES.iter().zip(outcomes);
         let verdicts = verdicts.map(|(case, outcome)| Verdict { case: *case, outcome, took: Duration::from_millis(5) });

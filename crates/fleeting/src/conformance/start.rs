@@ -1,7 +1,7 @@
 //! Cases about the command line and the handshake.
 
 use super::plan::Plan;
-use super::subject::{Subject, command_line};
+use super::plugin_process::{PluginUnderTest, command_line};
 use super::verdict::{Outcome, Run};
 use crate::protocol::VERSIONS_KEY;
 
@@ -10,67 +10,64 @@ const LABELS: [&str; 7] = ["Name:", "Version:", "Git revision:", "Git ref:", "GO
 
 pub(super) async fn run(run: &mut Run<'_>) {
     let plan = run.plan;
-    let outcome = by_hand(plan).await;
-    run.judge("P1", outcome);
-    let handshake = match Subject::start(plan, &[], |_| {}).await {
-        Ok(subject) => {
-            run.log.extend(subject.end().await);
+    let outcome = manual_start(plan).await;
+    run.record_result("P1", outcome);
+    let handshake = match PluginUnderTest::start(plan, &[], |_| {}).await {
+        Ok(plugin) => {
+            run.log.extend(plugin.end().await);
             Ok(())
         }
         Err(error) => Err(error),
     };
-    if !run.judge("H1", handshake) {
+    if !run.record_result("H1", handshake) {
         return;
     }
     let outcome = versions(plan).await;
-    run.judge("P2", outcome);
+    run.record_result("P2", outcome);
     let outcome = version(plan).await;
-    run.say("P3", outcome);
-    let outcome = unknown_words(plan).await;
-    run.say("P4", outcome);
+    run.record("P3", outcome);
+    let outcome = unknown_arguments(plan).await;
+    run.record("P4", outcome);
     let outcome = match command_line(plan, &["bootstrap"]).await {
         Ok(Some(output)) if output.status.success() => {
-            Outcome::Fail("it ends with 0, though it copied nothing anywhere".to_owned())
+            Outcome::Fail("exits with 0, although nothing was copied".to_owned())
         }
         Ok(Some(_)) => Outcome::Pass,
-        Ok(None) => Outcome::Skip("it does not know the word: it does not end".to_owned()),
+        Ok(None) => Outcome::Skip("bootstrap is not supported: the plugin does not exit".to_owned()),
         Err(error) => Outcome::Fail(error),
     };
-    run.say("P5", outcome);
+    run.record("P5", outcome);
 }
 
-async fn by_hand(plan: &Plan) -> Result<(), String> {
+async fn manual_start(plan: &Plan) -> Result<(), String> {
     let Some(output) = command_line(plan, &[]).await? else {
         return Err(
-            "without the host's variable it does not end: a person who starts it sees nothing happen".to_owned()
+            "does not exit if the host's environment variable is missing; print usage and exit with 1".to_owned()
         );
     };
     if !output.stdout.is_empty() {
-        return Err("without the host's variable it prints to stdout".to_owned());
+        return Err("prints to stdout if the host's environment variable is missing".to_owned());
     }
     if output.stderr.is_empty() {
-        return Err(
-            "without the host's variable it says nothing on stderr; a person who starts it should read what it is"
-                .to_owned(),
-        );
+        return Err("prints nothing to stderr if the host's environment variable is missing; print usage".to_owned());
     }
     match output.status.code() {
         Some(1) => Ok(()),
-        _ => Err(format!("without the host's variable it ends with {}, and 1 is expected", output.status)),
+        _ => Err(format!("exits with {} if the host's environment variable is missing, expected 1", output.status)),
     }
 }
 
 async fn versions(plan: &Plan) -> Result<(), String> {
     for list in [None, Some("0"), Some("7,9"), Some("x,0")] {
-        let started = Subject::start(plan, &[], |command| {
+        let started = PluginUnderTest::start(plan, &[], |command| {
             match list {
                 Some(list) => command.env(VERSIONS_KEY, list),
                 None => command.env_remove(VERSIONS_KEY),
             };
         });
-        let subject =
+        let plugin =
             started.await.map_err(|error| format!("with {VERSIONS_KEY}={}: {error}", list.unwrap_or("(unset)")))?;
-        subject.end().await;
+        plugin.end().await;
     }
     Ok(())
 }
@@ -79,12 +76,12 @@ async fn version(plan: &Plan) -> Outcome {
     for word in ["-version", "--version", "version"] {
         let output = match command_line(plan, &[word]).await {
             Ok(Some(output)) => output,
-            Ok(None) => return Outcome::Warn(format!("{word} does not end; people look there for a plugin's version")),
+            Ok(None) => return Outcome::Warn(format!("{word} does not exit; operators expect the plugin's version")),
             Err(error) => return Outcome::Fail(error),
         };
         if !output.status.success() {
             return Outcome::Warn(format!(
-                "{word} ends with {}; people look there for a plugin's version",
+                "{word} exits with {}; operators expect the plugin's version",
                 output.status
             ));
         }
@@ -99,18 +96,18 @@ async fn version(plan: &Plan) -> Outcome {
     Outcome::Pass
 }
 
-async fn unknown_words(plan: &Plan) -> Outcome {
+async fn unknown_arguments(plan: &Plan) -> Outcome {
     let flag = match command_line(plan, &["-muster-unknown-flag"]).await {
         Ok(Some(output)) if output.status.code() == Some(2) => None,
-        Ok(Some(output)) => Some(format!("an unknown flag ends with {}, and 2 is usual", output.status)),
-        Ok(None) => Some("with an unknown flag it does not end, and ends with 2 usually".to_owned()),
+        Ok(Some(output)) => Some(format!("exits with {} for an unknown flag, usually 2", output.status)),
+        Ok(None) => Some("does not exit for an unknown flag, usually exits with 2".to_owned()),
         Err(error) => return Outcome::Fail(error),
     };
-    match Subject::start(plan, &["muster-unknown-word"], |_| {}).await {
-        Ok(subject) => {
-            subject.end().await;
+    match PluginUnderTest::start(plan, &["muster-unknown-word"], |_| {}).await {
+        Ok(plugin) => {
+            plugin.end().await;
             flag.map_or(Outcome::Pass, Outcome::Warn)
         }
-        Err(error) => Outcome::Warn(format!("with an unknown word it does not serve, as plugins usually do: {error}")),
+        Err(error) => Outcome::Warn(format!("does not serve for an unknown argument, as plugins usually do: {error}")),
     }
 }

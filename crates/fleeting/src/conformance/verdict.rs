@@ -37,15 +37,15 @@ pub struct Verdict {
 impl Verdict {
     /// Returns whether the case was not reached because the run ended early.
     #[must_use]
-    pub fn is_left_out(&self) -> bool {
-        matches!(&self.outcome, Outcome::Skip(why) if why == STOPPED || why == EARLIER_FAILED)
+    pub fn is_not_reached(&self) -> bool {
+        matches!(&self.outcome, Outcome::Skip(reason) if reason == STOPPED || reason == EARLIER_FAILED)
     }
 }
 
 /// Collects the verdicts of a run.
 pub(super) struct Run<'a> {
     pub(super) plan: &'a Plan,
-    tell: &'a mut (dyn FnMut(&Verdict) + Send),
+    on_verdict: &'a mut (dyn FnMut(&Verdict) + Send),
     verdicts: Vec<Verdict>,
     since: Instant,
     /// Lines that the plugin's processes wrote to stderr.
@@ -53,17 +53,17 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(plan: &'a Plan, tell: &'a mut (dyn FnMut(&Verdict) + Send)) -> Self {
-        Self { plan, tell, verdicts: Vec::new(), since: Instant::now(), log: Vec::new() }
+    pub(super) fn new(plan: &'a Plan, on_verdict: &'a mut (dyn FnMut(&Verdict) + Send)) -> Self {
+        Self { plan, on_verdict, verdicts: Vec::new(), since: Instant::now(), log: Vec::new() }
     }
 
     /// Records the outcome of a case, unless it has one already. Returns whether `outcome` is not a failure.
-    pub(super) fn say(&mut self, id: &str, outcome: Outcome) -> bool {
+    pub(super) fn record(&mut self, id: &str, outcome: Outcome) -> bool {
         let fine = !matches!(outcome, Outcome::Fail(_));
         let Some(case) = CASES.iter().find(|case| case.id == id) else { return fine };
         if self.verdicts.iter().all(|verdict| verdict.case.id != id) {
             let verdict = Verdict { case: *case, outcome, took: self.since.elapsed() };
-            (self.tell)(&verdict);
+            (self.on_verdict)(&verdict);
             self.verdicts.push(verdict);
         }
         self.since = Instant::now();
@@ -71,8 +71,8 @@ impl<'a> Run<'a> {
     }
 
     /// Records [`Outcome::Pass`], or [`Outcome::Fail`] with the reason.
-    pub(super) fn judge(&mut self, id: &str, result: Result<(), String>) -> bool {
-        self.say(id, result.map_or_else(Outcome::Fail, |()| Outcome::Pass))
+    pub(super) fn record_result(&mut self, id: &str, result: Result<(), String>) -> bool {
+        self.record(id, result.map_or_else(Outcome::Fail, |()| Outcome::Pass))
     }
 
     /// Returns whether a case has failed.
@@ -81,16 +81,16 @@ impl<'a> Run<'a> {
     }
 
     /// Records that cases could not be checked.
-    pub(super) fn skip(&mut self, ids: &[&str], why: &str) {
+    pub(super) fn skip(&mut self, ids: &[&str], reason: &str) {
         for id in ids {
-            self.say(id, Outcome::Skip(why.to_owned()));
+            self.record(id, Outcome::Skip(reason.to_owned()));
         }
     }
 
     pub(super) fn finish(mut self) -> Report {
-        let why = if self.plan.stop.is_cancelled() { STOPPED } else { EARLIER_FAILED };
+        let reason = if self.plan.stop.is_cancelled() { STOPPED } else { EARLIER_FAILED };
         for case in CASES {
-            self.say(case.id, Outcome::Skip(why.to_owned()));
+            self.record(case.id, Outcome::Skip(reason.to_owned()));
         }
         let plugin = self.plan.executable.display().to_string();
         // Sorts the verdicts in the order of the cases.

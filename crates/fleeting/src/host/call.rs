@@ -7,18 +7,18 @@ use futures::StreamExt;
 use prost::Message;
 use tonic::{Code, Status};
 
-use super::Limits;
+use super::Timeouts;
 use super::connection::{Connection, is_broken};
 use super::mask::Mask;
 use super::meter::{CallResult, Meter};
-use crate::causes::causes;
+use crate::error_chain::error_chain;
 use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
 use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
 
 /// Maximum number of instances in one snapshot.
-const INSTANCES_MAX: usize = 100_000;
+const MAX_INSTANCES: usize = 100_000;
 /// Maximum length of an instance id in bytes. The longest real ids are URLs.
-const ID_MAX_BYTES: usize = 4 * 1024;
+const MAX_ID_BYTES: usize = 4 * 1024;
 
 /// All instances of the group, as the provider lists them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,19 +38,19 @@ pub enum CallError {
         /// Reason why the process ended or could not be started.
         cause: String,
     },
-    /// The plugin did not respond in time, so the outcome is unknown. A process that hangs is killed and restarted ([`super::Limits`]).
-    #[error("plugin {plugin}: {call} had no answer within {} s", limit.as_secs())]
-    Deadline {
+    /// The plugin did not respond in time, so the outcome is unknown. A process that hangs is killed and restarted ([`super::Timeouts`]).
+    #[error("plugin {plugin}: no response to {call} within {} s", timeout.as_secs())]
+    Timeout {
         /// Name of the plugin.
         plugin: String,
         /// Name of the call.
         call: &'static str,
         /// Time that the plugin had.
-        limit: Duration,
+        timeout: Duration,
     },
     /// The connection to the plugin broke during the call.
-    #[error("plugin {plugin}: the connection broke in {call}: {cause}")]
-    Broken {
+    #[error("plugin {plugin}: connection lost during {call}: {cause}")]
+    Disconnected {
         /// Name of the plugin.
         plugin: String,
         /// Name of the call.
@@ -77,8 +77,8 @@ pub enum CallError {
         capability: &'static str,
     },
     /// The plugin's response is invalid.
-    #[error("plugin {plugin}: {call} answered nonsense: {what}")]
-    Nonsense {
+    #[error("plugin {plugin}: {call} returned an invalid response: {what}")]
+    InvalidResponse {
         /// Name of the plugin.
         plugin: String,
         /// Name of the call.
@@ -93,7 +93,7 @@ pub enum CallError {
 pub(super) struct Caller {
     pub(super) plugin: String,
     pub(super) connection: Connection,
-    pub(super) limits: Limits,
+    pub(super) timeouts: Timeouts,
     pub(super) meter: Meter,
     pub(super) mask: Mask,
 }
@@ -110,7 +110,7 @@ impl Caller {
             settings: Some(group::Settings { connector_config: Some(connector.to_wire()) }),
         };
         let mut client = self.connection.group();
-        let answer = self.timed("Init", self.limits.init, client.init(request)).await?.into_inner();
+        let answer = self.timed("Init", self.timeouts.init, client.init(request)).await?.into_inner();
         Ok(GroupInfo {
             id: answer.id,
             max_size: answer.max_size,
@@ -128,31 +128,31 @@ impl Caller {
             let mut instances = HashMap::new();
             while let Some(message) = stream.next().await {
                 let group::UpdateResponse { instance, state } = message?;
-                if instance.is_empty() || instance.len() > ID_MAX_BYTES {
-                    let what = format!("an instance id of {} bytes (1 to {ID_MAX_BYTES} are possible)", instance.len());
+                if instance.is_empty() || instance.len() > MAX_ID_BYTES {
+                    let what = format!("an instance id of {} bytes (1 to {MAX_ID_BYTES} are possible)", instance.len());
                     return Ok(Err(what));
                 }
                 instances.insert(InstanceId::new(instance), InstanceState::from_number(state));
-                if instances.len() > INSTANCES_MAX {
-                    return Ok(Err(format!("more than {INSTANCES_MAX} instances")));
+                if instances.len() > MAX_INSTANCES {
+                    return Ok(Err(format!("more than {MAX_INSTANCES} instances")));
                 }
             }
             Ok(Ok(Snapshot { instances }))
         };
-        self.timed(CALL, self.limits.update, read).await?.map_err(|what| self.nonsense(CALL, what))
+        self.timed(CALL, self.timeouts.update, read).await?.map_err(|what| self.invalid(CALL, what))
     }
 
     pub(super) async fn increase(&self, n: u32) -> Result<u32, CallError> {
         let mut client = self.connection.group();
         let call = client.increase(group::IncreaseRequest { n });
-        let succeeded = self.timed("Increase", self.limits.change, call).await?.into_inner().succeeded;
+        let succeeded = self.timed("Increase", self.timeouts.change, call).await?.into_inner().succeeded;
         if succeeded > n {
-            self.meter.heard_nonsense("Increase");
+            self.meter.invalid_response("Increase");
             tracing::error!(
                 plugin = self.plugin,
-                asked = n,
+                requested = n,
                 succeeded,
-                "Increase made more than was asked; counted as asked"
+                "plugin accepted more instances than requested"
             );
         }
         Ok(succeeded.min(n))
@@ -160,19 +160,19 @@ impl Caller {
 
     pub(super) async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         let mut client = self.connection.group();
-        let call = client.decrease(group::DecreaseRequest { instances: texts(ids) });
-        let succeeded = self.timed("Decrease", self.limits.change, call).await?.into_inner().succeeded;
-        Ok(self.only_asked("Decrease", ids, succeeded))
+        let call = client.decrease(group::DecreaseRequest { instances: id_strings(ids) });
+        let succeeded = self.timed("Decrease", self.timeouts.change, call).await?.into_inner().succeeded;
+        Ok(self.only_requested("Decrease", ids, succeeded))
     }
 
     pub(super) async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, CallError> {
         const CALL: &str = "ConnectInfo";
         let mut client = self.connection.group();
         let call = client.connect_info(group::ConnectInfoRequest { instance: id.as_str().to_owned() });
-        let answer = self.timed(CALL, self.limits.connect_info, call).await?.into_inner();
-        let connector = answer.connector.ok_or_else(|| self.nonsense(CALL, format!("no connector for {id}")))?;
+        let answer = self.timed(CALL, self.timeouts.connect_info, call).await?.into_inner();
+        let connector = answer.connector.ok_or_else(|| self.invalid(CALL, format!("no connector for {id}")))?;
         let connector = ConnectorConfig::from_wire(connector)
-            .map_err(|error: ConnectorConfigError| self.nonsense(CALL, error.to_string()))?;
+            .map_err(|error: ConnectorConfigError| self.invalid(CALL, error.to_string()))?;
         Ok(ConnectInfo {
             connector,
             external_addr: answer.external_addr,
@@ -185,128 +185,129 @@ impl Caller {
     pub(super) async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.heartbeat(group::HeartbeatRequest { instance: id.as_str().to_owned() });
-        unimplemented_is_fine(self.raw("Heartbeat", self.limits.heartbeat, call).await)
-            .map_err(|error| self.judge("Heartbeat", error))
+        ignore_unimplemented(self.raw("Heartbeat", self.timeouts.heartbeat, call).await)
+            .map_err(|error| self.call_error("Heartbeat", error))
     }
 
     pub(super) async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         const CALL: &str = "Suspend";
         let mut client = self.connection.group();
-        let call = client.suspend(group::SuspendRequest { instances: texts(ids) });
-        let answer = self.raw(CALL, self.limits.change, call).await.map(|answer| answer.into_inner().succeeded);
-        self.slept(CALL, ids, answer)
+        let call = client.suspend(group::SuspendRequest { instances: id_strings(ids) });
+        let answer = self.raw(CALL, self.timeouts.change, call).await.map(|answer| answer.into_inner().succeeded);
+        self.accept_partial(CALL, ids, answer)
     }
 
     pub(super) async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         const CALL: &str = "Resume";
         let mut client = self.connection.group();
-        let call = client.resume(group::ResumeRequest { instances: texts(ids) });
-        let answer = self.raw(CALL, self.limits.change, call).await.map(|answer| answer.into_inner().succeeded);
-        self.slept(CALL, ids, answer)
+        let call = client.resume(group::ResumeRequest { instances: id_strings(ids) });
+        let answer = self.raw(CALL, self.timeouts.change, call).await.map(|answer| answer.into_inner().succeeded);
+        self.accept_partial(CALL, ids, answer)
     }
 
     /// Calls `Shutdown`. A plugin that does not implement it has nothing to clean up.
     pub(super) async fn shutdown(&self) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.shutdown(group::Empty {});
-        unimplemented_is_fine(self.raw("Shutdown", self.limits.shutdown, call).await)
-            .map_err(|error| self.judge("Shutdown", error))
+        ignore_unimplemented(self.raw("Shutdown", self.timeouts.shutdown, call).await)
+            .map_err(|error| self.call_error("Shutdown", error))
     }
 
     /// Evaluates a response to `Suspend` or `Resume`. Their errors list in the details the instances for which the call succeeded.
-    fn slept(
+    fn accept_partial(
         &self,
         call: &'static str,
         ids: &[InstanceId],
-        answer: Result<Vec<String>, Ended>,
+        answer: Result<Vec<String>, CallEnd>,
     ) -> Result<Vec<InstanceId>, CallError> {
         let error = match answer {
-            Ok(succeeded) => return Ok(self.only_asked(call, ids, succeeded)),
-            Err(Ended::Status(status)) if status.code() == Code::Unimplemented => {
+            Ok(succeeded) => return Ok(self.only_requested(call, ids, succeeded)),
+            Err(CallEnd::Status(status)) if status.code() == Code::Unimplemented => {
                 return Err(CallError::NoCapability { plugin: self.plugin.clone(), capability: SUSPEND_RESUME });
             }
             Err(error) => error,
         };
         let partial = match &error {
-            Ended::Status(status) => partial(status, call),
-            Ended::Late(_) => None,
+            CallEnd::Status(status) => succeeded_part(status, call),
+            CallEnd::Timeout(_) => None,
         };
         match partial {
             Some(succeeded) if !succeeded.is_empty() => {
-                let error = self.judge(call, error);
-                tracing::warn!(plugin = self.plugin, %error, done = succeeded.len(), asked = ids.len(), "{call} was done in part");
-                Ok(self.only_asked(call, ids, succeeded))
+                let error = self.call_error(call, error);
+                tracing::warn!(plugin = self.plugin, %error, call, succeeded = succeeded.len(), requested = ids.len(), "plugin completed the call in part");
+                Ok(self.only_requested(call, ids, succeeded))
             }
-            _ => Err(self.judge(call, error)),
+            _ => Err(self.call_error(call, error)),
         }
     }
 
     /// Drops ids that were not part of the request, and duplicates.
-    fn only_asked(&self, call: &'static str, asked: &[InstanceId], succeeded: Vec<String>) -> Vec<InstanceId> {
-        let asked: HashSet<&str> = asked.iter().map(InstanceId::as_str).collect();
+    fn only_requested(&self, call: &'static str, requested: &[InstanceId], succeeded: Vec<String>) -> Vec<InstanceId> {
+        let requested: HashSet<&str> = requested.iter().map(InstanceId::as_str).collect();
         let mut seen = HashSet::new();
         let (known, unknown): (Vec<_>, Vec<_>) =
-            succeeded.into_iter().filter(|id| seen.insert(id.clone())).partition(|id| asked.contains(id.as_str()));
+            succeeded.into_iter().filter(|id| seen.insert(id.clone())).partition(|id| requested.contains(id.as_str()));
         if let Some(first) = unknown.first() {
-            self.meter.heard_nonsense(call);
+            self.meter.invalid_response(call);
             tracing::error!(
                 plugin = self.plugin,
+                call,
                 unknown = unknown.len(),
                 first,
-                "{call} answered about instances that it was not asked for"
+                "plugin returned instances that were not requested"
             );
         }
         known.into_iter().map(InstanceId::from).collect()
     }
 
-    fn nonsense(&self, call: &'static str, what: String) -> CallError {
-        self.meter.heard_nonsense(call);
-        CallError::Nonsense { plugin: self.plugin.clone(), call, what }
+    fn invalid(&self, call: &'static str, what: String) -> CallError {
+        self.meter.invalid_response(call);
+        CallError::InvalidResponse { plugin: self.plugin.clone(), call, what }
     }
 
     pub(super) async fn timed<T>(
         &self,
         call: &'static str,
-        limit: Duration,
+        timeout: Duration,
         work: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, CallError> {
-        self.raw(call, limit, work).await.map_err(|error| self.judge(call, error))
+        self.raw(call, timeout, work).await.map_err(|error| self.call_error(call, error))
     }
 
     pub(super) async fn raw<T>(
         &self,
         call: &'static str,
-        limit: Duration,
+        timeout: Duration,
         work: impl Future<Output = Result<T, Status>>,
-    ) -> Result<T, Ended> {
+    ) -> Result<T, CallEnd> {
         let started = tokio::time::Instant::now();
-        let ended = tokio::time::timeout(limit, work).await;
+        let ended = tokio::time::timeout(timeout, work).await;
         let elapsed = started.elapsed();
         tracing::trace!(plugin = self.plugin, call, elapsed_ms = elapsed.as_millis(), "call");
         let (result, answer) = match ended {
-            Err(_) => (CallResult::Late, Err(Ended::Late(limit))),
+            Err(_) => (CallResult::Timeout, Err(CallEnd::Timeout(timeout))),
             Ok(Ok(value)) => (CallResult::Ok, Ok(value)),
             Ok(Err(status)) => {
                 let result = match status.code() {
-                    _ if is_broken(&status) => CallResult::Broken,
+                    _ if is_broken(&status) => CallResult::Disconnected,
                     Code::Unimplemented => CallResult::Unimplemented,
-                    _ => CallResult::Refused,
+                    _ => CallResult::Error,
                 };
-                (result, Err(Ended::Status(status)))
+                (result, Err(CallEnd::Status(status)))
             }
         };
         self.meter.called(call, elapsed, result);
         answer
     }
 
-    pub(super) fn judge(&self, call: &'static str, error: Ended) -> CallError {
+    pub(super) fn call_error(&self, call: &'static str, error: CallEnd) -> CallError {
         let plugin = self.plugin.clone();
         match error {
-            Ended::Late(limit) => CallError::Deadline { plugin, call, limit },
-            Ended::Status(status) if is_broken(&status) => {
-                CallError::Broken { plugin, call, cause: self.mask.hide(causes(&status)) }
+            CallEnd::Timeout(timeout) => CallError::Timeout { plugin, call, timeout },
+            CallEnd::Status(status) if is_broken(&status) => {
+                CallError::Disconnected { plugin, call, cause: self.mask.hide(error_chain(&status)) }
             }
-            Ended::Status(status) => {
+            CallEnd::Status(status) => {
                 CallError::Refused { plugin, call, message: self.mask.hide(status.message().to_owned()) }
             }
         }
@@ -314,20 +315,20 @@ impl Caller {
 }
 
 /// Reason why a call ended without a response.
-pub(super) enum Ended {
-    Late(Duration),
+pub(super) enum CallEnd {
+    Timeout(Duration),
     Status(Status),
 }
 
-fn unimplemented_is_fine<T>(answer: Result<T, Ended>) -> Result<(), Ended> {
+fn ignore_unimplemented<T>(answer: Result<T, CallEnd>) -> Result<(), CallEnd> {
     match answer {
         Ok(_) => Ok(()),
-        Err(Ended::Status(status)) if status.code() == Code::Unimplemented => Ok(()),
+        Err(CallEnd::Status(status)) if status.code() == Code::Unimplemented => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-fn partial(status: &Status, call: &str) -> Option<Vec<String>> {
+fn succeeded_part(status: &Status, call: &str) -> Option<Vec<String>> {
     let status = RichStatus::decode(status.details()).ok()?;
     let wanted = format!("type.googleapis.com/proto.{call}Response");
     let detail = status.details.into_iter().find(|detail| detail.type_url == wanted)?;
@@ -335,6 +336,6 @@ fn partial(status: &Status, call: &str) -> Option<Vec<String>> {
     Some(group::SuspendResponse::decode(detail.value.as_slice()).ok()?.succeeded)
 }
 
-fn texts(ids: &[InstanceId]) -> Vec<String> {
+fn id_strings(ids: &[InstanceId]) -> Vec<String> {
     ids.iter().map(|id| id.as_str().to_owned()).collect()
 }

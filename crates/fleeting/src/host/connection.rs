@@ -16,7 +16,6 @@ use tower::service_fn;
 
 use super::handshake::Address;
 use super::mask::Mask;
-use crate::causes::causes;
 use crate::protocol::extension::instance_group_extension_client::InstanceGroupExtensionClient;
 use crate::protocol::group::instance_group_client::InstanceGroupClient;
 use crate::protocol::plugin::grpc_broker_client::GrpcBrokerClient;
@@ -25,7 +24,7 @@ use crate::protocol::plugin::grpc_stdio_client::GrpcStdioClient;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
 
 /// Maximum size of one message; a snapshot has many. The protocol's own limit of 2 GiB would exhaust the manager's memory.
-const MESSAGE_MAX_BYTES: usize = 16 * 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
 /// A connection to a plugin. Clones share it.
 #[derive(Debug, Clone)]
@@ -59,15 +58,15 @@ impl Drop for Streams {
 }
 
 impl Connection {
-    /// Connects to the address. The error is the cause as text.
-    pub(crate) async fn open(address: &Address) -> Result<Self, String> {
+    /// Connects to the address.
+    pub(crate) async fn open(address: &Address) -> Result<Self, tonic::transport::Error> {
         // The Go host uses the same authority. The connector ignores it and connects to the socket.
         let endpoint = Endpoint::from_static("http://unused");
         let channel = match address.clone() {
             Address::Unix(path) => {
                 let connector = service_fn(move |_| {
                     let path = path.clone();
-                    async move { connect_to_own(&path).await.map(TokioIo::new) }
+                    async move { connect_to_own_user(&path).await.map(TokioIo::new) }
                 });
                 endpoint.connect_with_connector(connector).await
             }
@@ -79,29 +78,29 @@ impl Connection {
                 endpoint.connect_with_connector(connector).await
             }
         };
-        Ok(Self { channel: channel.map_err(|error| causes(&error))? })
+        Ok(Self { channel: channel? })
     }
 
     /// Opens the streams that go-plugin opens: the plugin's output, which is logged because the plugin would block if it was not read, and
     /// the broker's, which stays empty. A plugin may lack both.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
-        let (asking, opening) = mpsc::channel(1);
+        let (opened, opening) = mpsc::channel(1);
         let tasks = vec![
-            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), mask, asking.clone())),
-            tokio::spawn(hold_broker(self.channel.clone(), stop.clone(), asking)),
+            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), mask, opened.clone())),
+            tokio::spawn(hold_broker(self.channel.clone(), stop.clone(), opened)),
         ];
         Streams { tasks, opening, _broker: stop.drop_guard() }
     }
 
     pub(crate) fn group(&self) -> InstanceGroupClient<Channel> {
         InstanceGroupClient::new(self.channel.clone())
-            .max_decoding_message_size(MESSAGE_MAX_BYTES)
-            .max_encoding_message_size(MESSAGE_MAX_BYTES)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     pub(super) fn extension(&self) -> InstanceGroupExtensionClient<Channel> {
-        InstanceGroupExtensionClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
+        InstanceGroupExtensionClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// Returns the client of the service that ends the process.
@@ -117,19 +116,19 @@ impl Connection {
 
 /// Connects to a socket if a process of this user or of root listens there. In a shared directory, another user could have created the
 /// socket.
-async fn connect_to_own(path: &Path) -> io::Result<UnixStream> {
+async fn connect_to_own_user(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let user = stream.peer_cred()?.uid();
     if [0, rustix::process::geteuid().as_raw()].contains(&user) {
         return Ok(stream);
     }
-    let text = format!("a process of another user ({user}) listens at its socket");
+    let text = format!("the socket belongs to a process of another user ({user})");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-async fn copy_output(channel: Channel, plugin: String, mask: Mask, asking: mpsc::Sender<Infallible>) {
+async fn copy_output(channel: Channel, plugin: String, mask: Mask, opened: mpsc::Sender<Infallible>) {
     let Ok(answer) = GrpcStdioClient::new(channel).stream_stdio(()).await else { return };
-    drop(asking);
+    drop(opened);
     let mut output = answer.into_inner();
     while let Some(Ok(StdioData { channel, data })) = output.next().await {
         let from = if channel == stdio_data::Channel::Stderr as i32 { "stderr" } else { "stdout" };
@@ -138,10 +137,10 @@ async fn copy_output(channel: Channel, plugin: String, mask: Mask, asking: mpsc:
     }
 }
 
-async fn hold_broker(channel: Channel, stop: CancellationToken, asking: mpsc::Sender<Infallible>) {
+async fn hold_broker(channel: Channel, stop: CancellationToken, opened: mpsc::Sender<Infallible>) {
     let silence = futures::stream::pending().take_until(stop.cancelled_owned());
     let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(silence).await else { return };
-    drop(asking);
+    drop(opened);
     let mut stream = answer.into_inner();
     while let Some(Ok(_)) = stream.next().await {}
 }

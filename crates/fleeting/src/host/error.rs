@@ -11,7 +11,7 @@ use crate::model::ConnectorConfigError;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The system cannot execute the file.
-    #[error("plugin {}: cannot be run; {}", path.display(), remedy(source.raw_os_error(), "is it there, executable, and made for this system?"))]
+    #[error("plugin {}: failed to start; {}", path.display(), remedy(source.raw_os_error(), "check that the file exists, is executable and was built for this system"))]
     Spawn {
         /// Path of the executable.
         path: PathBuf,
@@ -19,7 +19,7 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The directory for the plugin's socket cannot be created.
-    #[error("plugin {}: no directory for its socket{}", path.display(), open_files(source.raw_os_error()))]
+    #[error("plugin {}: failed to create a directory for its socket{}", path.display(), open_files(source.raw_os_error()))]
     Directory {
         /// Path of the executable.
         path: PathBuf,
@@ -37,37 +37,47 @@ pub enum StartError {
         said: String,
     },
     /// The process printed no handshake in time.
-    #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{said}", path.display(), limit.as_secs())]
-    Silent {
+    #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{said}", path.display(), timeout.as_secs())]
+    HandshakeTimeout {
         /// Path of the executable.
         path: PathBuf,
         /// Time that the plugin had.
-        limit: Duration,
+        timeout: Duration,
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         said: String,
     },
     /// The first line on stdout is not a handshake that this host supports.
-    #[error("plugin {} ({about})", path.display())]
+    #[error("plugin {} ({file}) printed no valid handshake", path.display())]
     Handshake {
         /// Path of the executable.
         path: PathBuf,
         /// Kind, mode and owner of the file.
-        about: String,
+        file: String,
         /// What is wrong with the line.
         source: HandshakeError,
     },
     /// The host cannot connect to the address in the handshake.
-    #[error("plugin {}: cannot be reached at {address}: {cause}", path.display())]
+    #[error("plugin {}: failed to connect to {address}", path.display())]
     Connect {
         /// Path of the executable.
         path: PathBuf,
         /// Address in the handshake.
         address: String,
-        /// Reason why the connection failed.
-        cause: String,
+        /// Error of the transport.
+        source: tonic::transport::Error,
+    },
+    /// The plugin accepted no connection in time.
+    #[error("plugin {}: no connection to {address} within {} s", path.display(), timeout.as_secs())]
+    ConnectTimeout {
+        /// Path of the executable.
+        path: PathBuf,
+        /// Address in the handshake.
+        address: String,
+        /// Time that the plugin had.
+        timeout: Duration,
     },
     /// `connector_config` is invalid.
-    #[error("plugin {}", path.display())]
+    #[error("plugin {}: invalid settings", path.display())]
     Settings {
         /// Path of the executable.
         path: PathBuf,
@@ -83,12 +93,12 @@ pub enum StartError {
         message: String,
     },
     /// A restarted plugin returned a different group id.
-    #[error("plugin {}: after its restart it speaks for the group {found:?} instead of {wanted:?}; nothing is done until it is back", path.display())]
+    #[error("plugin {}: reports the group {found:?} after its restart, expected {expected:?}; the group is unavailable until the plugin reports it again", path.display())]
     OtherGroup {
         /// Path of the executable.
         path: PathBuf,
         /// Group id before the restart.
-        wanted: String,
+        expected: String,
         /// Group id after the restart.
         found: String,
     },
@@ -98,10 +108,10 @@ pub enum StartError {
 fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
     match code {
         Some(libc::EMFILE) => {
-            "too few open files are permitted: raise the limit (`ulimit -n`, or LimitNOFILE of the service), and start again"
+            "too many open files: raise the limit (`ulimit -n`, or LimitNOFILE of the service), and start again"
         }
         Some(libc::ENFILE) => {
-            "too many files are open in the whole system: lower what its programs may open (`ulimit -n`), or raise fs.file-max"
+            "too many open files in the whole system: lower the limits of its programs (`ulimit -n`), or raise fs.file-max"
         }
         _ => usual,
     }
@@ -120,16 +130,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_open_files_is_told_as_such() {
+    fn too_many_open_files_get_a_hint() {
         let spawn = |code| {
             let source = std::io::Error::from_raw_os_error(code);
             StartError::Spawn { path: "/bin/plugin".into(), source }.to_string()
         };
         for code in [libc::EMFILE, libc::ENFILE] {
             let error = spawn(code);
-            assert!(error.contains("`ulimit -n`") && !error.contains("is it there"), "{error}");
+            assert!(error.contains("`ulimit -n`") && !error.contains("check that"), "{error}");
         }
-        assert!(spawn(libc::ENOEXEC).contains("made for this system?"));
+        assert!(spawn(libc::ENOEXEC).contains("built for this system"));
         let source = std::io::Error::from_raw_os_error(libc::EMFILE);
         let source = SocketsError::Create { path: "/run/muster".into(), source };
         let error = StartError::Directory { path: "/bin/plugin".into(), source }.to_string();

@@ -5,30 +5,30 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use tonic::Code;
 
-use super::call::{CallError, Caller, Ended};
+use super::call::{CallEnd, CallError, Caller};
 use super::group::Group;
-use crate::extension::{Notice, Offer, Resources};
+use crate::extension::{Notice, Offer, ResourceUsage};
 use crate::model::Features;
 use crate::model::InstanceId;
 use crate::protocol::extension::{
-    DescribeRequest, HookRequest, HostKeysRequest, NoticesRequest, OffersRequest, ResourcesRequest,
+    GetFeaturesRequest, GetResourceUsageRequest, HookRequest, HostKeysRequest, ListOffersRequest, WatchNoticesRequest,
 };
 
 /// Timeout for asking a plugin for its features. A plugin that does not respond is used without the extension.
-const DESCRIBE: Duration = Duration::from_secs(10);
+const FEATURES_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a plugin has to open the stream of notices before the call returns.
-const OPEN: Duration = Duration::from_secs(1);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Caller {
     /// Returns the parts of the extension that the plugin has: none if it does not implement it, as all Go plugins.
     pub(super) async fn features(&self) -> Features {
         let mut client = self.connection.extension();
-        match self.raw("Describe", DESCRIBE, client.describe(DescribeRequest {})).await {
+        match self.raw("GetFeatures", FEATURES_TIMEOUT, client.get_features(GetFeaturesRequest {})).await {
             Ok(answer) => answer.into_inner().into(),
-            Err(Ended::Status(status)) if status.code() == Code::Unimplemented => Features::default(),
+            Err(CallEnd::Status(status)) if status.code() == Code::Unimplemented => Features::default(),
             Err(error) => {
-                let error = self.judge("Describe", error);
-                tracing::warn!(plugin = self.plugin, %error, "the plugin's extension is not used");
+                let error = self.call_error("GetFeatures", error);
+                tracing::warn!(plugin = self.plugin, %error, "failed to query the plugin's features, not using its extension");
                 Features::default()
             }
         }
@@ -36,7 +36,7 @@ impl Caller {
 }
 
 impl Group {
-    fn need(&self, has: bool, capability: &'static str) -> Result<(), CallError> {
+    fn require(&self, has: bool, capability: &'static str) -> Result<(), CallError> {
         if has { Ok(()) } else { Err(CallError::NoCapability { plugin: self.name().to_owned(), capability }) }
     }
 
@@ -45,12 +45,12 @@ impl Group {
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin has no offers, or another [`CallError`].
     pub async fn offers(&self) -> Result<Vec<Offer>, CallError> {
-        self.need(self.features().offers, "offers")?;
-        let callable = self.caller()?;
-        let caller = &callable.caller;
+        self.require(self.features().offers, "offers")?;
+        let process = self.live_process()?;
+        let caller = &process.caller;
         let mut client = caller.connection.extension();
-        let answer = caller.timed("Offers", caller.limits.update, client.offers(OffersRequest {})).await;
-        let offers = self.heed(&callable, answer)?.into_inner().offers;
+        let answer = caller.timed("ListOffers", caller.timeouts.update, client.list_offers(ListOffersRequest {})).await;
+        let offers = process.record_outcome(answer)?.into_inner().offers;
         Ok(offers.into_iter().map(Into::into).collect())
     }
 
@@ -60,41 +60,42 @@ impl Group {
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin has no notices, [`CallError::Down`] if no process is running.
     pub async fn notices(&self) -> Result<impl Stream<Item = Notice> + Send + Unpin + 'static, CallError> {
-        self.need(self.features().notices, "notices")?;
-        let callable = self.caller()?;
-        let (plugin, mut client) = (self.name().to_owned(), callable.caller.connection.extension());
+        self.require(self.features().notices, "notices")?;
+        let process = self.live_process()?;
+        let (plugin, mut client) = (self.name().to_owned(), process.caller.connection.extension());
         let mut opening = Box::pin(async move {
-            match client.notices(NoticesRequest {}).await {
+            match client.watch_notices(WatchNoticesRequest {}).await {
                 Ok(answer) => answer.into_inner().left_stream(),
                 Err(status) => {
-                    tracing::warn!(plugin, error = status.message(), "the plugin tells no notices");
+                    tracing::warn!(plugin, error = status.message(), "failed to open the plugin's stream of notices");
                     futures::stream::empty().right_stream()
                 }
             }
         });
         // After its response the plugin is listening. If it delays the response, it has received the request by now.
-        let whole = match tokio::time::timeout(OPEN, &mut opening).await {
+        let notices = match tokio::time::timeout(OPEN_TIMEOUT, &mut opening).await {
             Ok(opened) => opened.left_stream(),
             Err(_) => futures::stream::once(opening).flatten().right_stream(),
         };
         // Notices of a kind that this host does not know are dropped.
-        let whole = whole.take_while(|message| std::future::ready(message.is_ok()));
-        Ok(Box::pin(whole.filter_map(|message| std::future::ready(message.ok().and_then(Notice::from_wire)))))
+        let notices = notices.take_while(|message| std::future::ready(message.is_ok()));
+        Ok(Box::pin(notices.filter_map(|message| std::future::ready(message.ok().and_then(Notice::from_wire)))))
     }
 
     /// Returns the current resource usage of these instances. An instance is missing if the plugin could not measure it.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin does not report usage, or another [`CallError`].
-    pub async fn resources(&self, ids: &[InstanceId]) -> Result<Vec<Resources>, CallError> {
-        self.need(self.features().resources, "resources")?;
-        let callable = self.caller()?;
-        let caller = &callable.caller;
+    pub async fn resource_usage(&self, ids: &[InstanceId]) -> Result<Vec<ResourceUsage>, CallError> {
+        self.require(self.features().resource_usage, "resource_usage")?;
+        let process = self.live_process()?;
+        let caller = &process.caller;
         let mut client = caller.connection.extension();
-        let request = ResourcesRequest { instances: ids.iter().map(|id| id.as_str().to_owned()).collect() };
-        let answer = caller.timed("Resources", caller.limits.heartbeat, client.resources(request)).await;
-        let resources = self.heed(&callable, answer)?.into_inner().resources;
-        Ok(resources.into_iter().map(Resources::from).filter(|one| ids.contains(&one.instance)).collect())
+        let request = GetResourceUsageRequest { instances: ids.iter().map(|id| id.as_str().to_owned()).collect() };
+        let answer =
+            caller.timed("GetResourceUsage", caller.timeouts.heartbeat, client.get_resource_usage(request)).await;
+        let usages = process.record_outcome(answer)?.into_inner().usages;
+        Ok(usages.into_iter().map(ResourceUsage::from).filter(|one| ids.contains(&one.instance)).collect())
     }
 
     /// Returns the fingerprints of an instance's SSH host keys. Empty if the plugin does not know them.
@@ -105,12 +106,12 @@ impl Group {
         if !self.features().host_keys {
             return Ok(Vec::new());
         }
-        let callable = self.caller()?;
-        let caller = &callable.caller;
+        let process = self.live_process()?;
+        let caller = &process.caller;
         let mut client = caller.connection.extension();
         let call = client.host_keys(HostKeysRequest { instance: id.as_str().to_owned() });
-        let answer = caller.timed("HostKeys", caller.limits.connect_info, call).await;
-        Ok(self.heed(&callable, answer)?.into_inner().fingerprints)
+        let answer = caller.timed("HostKeys", caller.timeouts.connect_info, call).await;
+        Ok(process.record_outcome(answer)?.into_inner().fingerprints)
     }
 
     /// Runs the plugin's hook before a job starts on an instance. Does nothing if the plugin has no hooks.
@@ -121,27 +122,27 @@ impl Group {
         if !self.features().hooks {
             return Ok(());
         }
-        let callable = self.caller()?;
-        let caller = &callable.caller;
+        let process = self.live_process()?;
+        let caller = &process.caller;
         let mut client = caller.connection.extension();
         let call = client.prepare(HookRequest { instance: id.as_str().to_owned(), job: job.to_owned() });
-        let answer = caller.timed("Prepare", caller.limits.change, call).await;
-        self.heed(&callable, answer).map(drop)
+        let answer = caller.timed("Prepare", caller.timeouts.change, call).await;
+        process.record_outcome(answer).map(drop)
     }
 
     /// Runs the plugin's hook after a job ended on an instance, whatever its result. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
     /// [`CallError::Refused`] with the plugin's message. The instance should not be used again.
-    pub async fn finish(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
+    pub async fn cleanup(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());
         }
-        let callable = self.caller()?;
-        let caller = &callable.caller;
+        let process = self.live_process()?;
+        let caller = &process.caller;
         let mut client = caller.connection.extension();
-        let call = client.finish(HookRequest { instance: id.as_str().to_owned(), job: job.to_owned() });
-        let answer = caller.timed("Finish", caller.limits.change, call).await;
-        self.heed(&callable, answer).map(drop)
+        let call = client.cleanup(HookRequest { instance: id.as_str().to_owned(), job: job.to_owned() });
+        let answer = caller.timed("Cleanup", caller.timeouts.change, call).await;
+        process.record_outcome(answer).map(drop)
     }
 }

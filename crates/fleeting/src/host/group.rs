@@ -8,20 +8,21 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::call::{CallError, Caller, Snapshot};
-use super::supervisor::{Running, Supervisor};
+use super::supervisor::Supervisor;
 use super::{PluginSpec, StartError};
 use crate::model::Features;
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
 
 /// Calls about a single instance.
-const ABOUT_ONE: [&str; 6] = ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Finish", "Resources"];
+const SINGLE_INSTANCE_CALLS: [&str; 6] =
+    ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Cleanup", "GetResourceUsage"];
 /// Number of unanswered calls about single instances, without any response in between, after which the plugin counts as hung.
-const LATE_MAX: u32 = 3;
+const MAX_UNANSWERED_CALLS: u32 = 3;
 
 /// Whether a plugin can be called.
 #[derive(Debug, Clone)]
-pub enum Status {
+pub enum PluginStatus {
     /// The plugin is running.
     Up {
         /// Process id of the plugin.
@@ -43,8 +44,8 @@ pub enum Status {
 pub struct Group {
     name: String,
     info: GroupInfo,
-    running: watch::Receiver<Running>,
-    status: watch::Receiver<Status>,
+    process: watch::Receiver<Option<Arc<LiveProcess>>>,
+    status: watch::Receiver<PluginStatus>,
     stop: CancellationToken,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -60,7 +61,7 @@ impl Group {
         spec.connector.check().map_err(|source| StartError::Settings { path: spec.executable.clone(), source })?;
         let stop = CancellationToken::new();
         let (supervisor, info) = Supervisor::start(spec, stop.clone()).await?;
-        let (running, status) = (supervisor.running(), supervisor.status());
+        let (process, status) = (supervisor.process(), supervisor.status());
         tracing::info!(
             plugin = name,
             group = info.id,
@@ -68,7 +69,7 @@ impl Group {
             max_size = info.max_size,
             "plugin started"
         );
-        Ok(Self { name, info, running, status, stop, supervisor: Mutex::new(Some(tokio::spawn(supervisor.run()))) })
+        Ok(Self { name, info, process, status, stop, supervisor: Mutex::new(Some(tokio::spawn(supervisor.run()))) })
     }
 
     /// Returns the plugin's name for messages.
@@ -85,7 +86,7 @@ impl Group {
 
     /// Returns a receiver that follows whether the plugin can be called.
     #[must_use]
-    pub fn status(&self) -> watch::Receiver<Status> {
+    pub fn status(&self) -> watch::Receiver<PluginStatus> {
         self.status.clone()
     }
 
@@ -94,8 +95,8 @@ impl Group {
     /// # Errors
     /// [`CallError`].
     pub async fn update(&self) -> Result<Snapshot, CallError> {
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.update().await)
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.update().await)
     }
 
     /// Requests `n` more instances and returns how many requests the plugin accepted, at most `n`.
@@ -103,8 +104,8 @@ impl Group {
     /// # Errors
     /// [`CallError`]. Unless it is [`CallError::NoCapability`], some instances may have been created anyway.
     pub async fn increase(&self, n: u32) -> Result<u32, CallError> {
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.increase(n).await)
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.increase(n).await)
     }
 
     /// Requests the deletion of these instances and returns those for which the plugin accepted it.
@@ -112,8 +113,8 @@ impl Group {
     /// # Errors
     /// [`CallError`]. Some instances may be deleted anyway.
     pub async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.decrease(ids).await)
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.decrease(ids).await)
     }
 
     /// Returns how to connect to an instance. This may be slow, and may install a key on the machine.
@@ -121,8 +122,8 @@ impl Group {
     /// # Errors
     /// [`CallError`].
     pub async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, CallError> {
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.connect_info(id).await)
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.connect_info(id).await)
     }
 
     /// Checks whether the instance is healthy, as far as the provider knows.
@@ -130,8 +131,8 @@ impl Group {
     /// # Errors
     /// [`CallError::Refused`] if the instance is not healthy.
     pub async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.heartbeat(id).await)
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.heartbeat(id).await)
     }
 
     /// Requests to suspend instances and returns those for which the plugin accepted it.
@@ -139,9 +140,9 @@ impl Group {
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin cannot suspend instances, or another [`CallError`].
     pub async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
-        self.need_suspend()?;
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.suspend(ids).await)
+        self.require_suspend()?;
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.suspend(ids).await)
     }
 
     /// Requests to resume instances and returns those for which the plugin accepted it.
@@ -149,9 +150,9 @@ impl Group {
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin cannot resume instances, or another [`CallError`].
     pub async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
-        self.need_suspend()?;
-        let caller = self.caller()?;
-        self.heed(&caller, caller.caller.resume(ids).await)
+        self.require_suspend()?;
+        let process = self.live_process()?;
+        process.record_outcome(process.caller.resume(ids).await)
     }
 
     /// Stops the plugin: it cleans up and its process ends, or is killed after the timeouts. No instance is deleted by this. Calls that are
@@ -167,49 +168,25 @@ impl Group {
     /// Returns the parts of the protocol extension that the running process has. If none is running, those of the first process.
     #[must_use]
     pub fn features(&self) -> Features {
-        match &*self.running.borrow() {
-            Running::Up(callable) => callable.features,
-            Running::Down => self.info.features,
-        }
+        self.process.borrow().as_ref().map_or(self.info.features, |process| process.features)
     }
 
-    fn need_suspend(&self) -> Result<(), CallError> {
+    fn require_suspend(&self) -> Result<(), CallError> {
         if self.info.can_suspend {
             return Ok(());
         }
         Err(CallError::NoCapability { plugin: self.name.clone(), capability: SUSPEND_RESUME })
     }
 
-    pub(super) fn caller(&self) -> Result<Arc<Callable>, CallError> {
-        if let Running::Up(callable) = &*self.running.borrow() {
-            return Ok(Arc::clone(callable));
+    pub(super) fn live_process(&self) -> Result<Arc<LiveProcess>, CallError> {
+        if let Some(process) = &*self.process.borrow() {
+            return Ok(Arc::clone(process));
         }
         let cause = match &*self.status.borrow() {
-            Status::Down { cause, .. } => cause.clone(),
-            Status::Up { .. } | Status::Stopped => "it was stopped".to_owned(),
+            PluginStatus::Down { cause, .. } => cause.clone(),
+            PluginStatus::Up { .. } | PluginStatus::Stopped => "it was stopped".to_owned(),
         };
         Err(CallError::Down { plugin: self.name.clone(), cause })
-    }
-
-    /// Marks the process as hung if a call shows that. An unanswered call about the whole group is enough. A call about one instance may
-    /// hang with that instance only, so [`LATE_MAX`] of them in a row are needed.
-    #[expect(clippy::unused_self, reason = "reads as a sentence")]
-    pub(super) fn heed<T>(&self, callable: &Callable, answer: Result<T, CallError>) -> Result<T, CallError> {
-        let hangs = match &answer {
-            Err(CallError::Broken { .. }) => true,
-            Err(CallError::Deadline { call, .. }) if ABOUT_ONE.contains(call) => {
-                callable.late.fetch_add(1, Ordering::Relaxed) + 1 >= LATE_MAX
-            }
-            Err(CallError::Deadline { .. }) => true,
-            _ => {
-                callable.late.store(0, Ordering::Relaxed);
-                false
-            }
-        };
-        if hangs {
-            callable.hung.cancel();
-        }
-        answer
     }
 }
 
@@ -225,12 +202,34 @@ impl Drop for Group {
 
 /// A process that can be called.
 #[derive(Debug)]
-pub(super) struct Callable {
+pub(super) struct LiveProcess {
     pub(super) caller: Caller,
     /// Canceled when the process hangs and must be replaced.
     pub(super) hung: CancellationToken,
     /// Number of unanswered calls about single instances since the last response.
-    pub(super) late: AtomicU32,
+    pub(super) unanswered: AtomicU32,
     /// Parts of the extension that this process has. Another process may run another version of the plugin.
     pub(super) features: Features,
+}
+
+impl LiveProcess {
+    /// Marks the process as hung if a call shows that. An unanswered call about the whole group is enough. A call about one
+    /// instance may hang with that instance only, so [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
+    pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
+        let hangs = match &answer {
+            Err(CallError::Disconnected { .. }) => true,
+            Err(CallError::Timeout { call, .. }) if SINGLE_INSTANCE_CALLS.contains(call) => {
+                self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_UNANSWERED_CALLS
+            }
+            Err(CallError::Timeout { .. }) => true,
+            _ => {
+                self.unanswered.store(0, Ordering::Relaxed);
+                false
+            }
+        };
+        if hangs {
+            self.hung.cancel();
+        }
+        answer
+    }
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use crate::protocol::{APP_VERSION, CORE_VERSION};
 
 /// Maximum number of bytes that are read of the first line. An address is a path, or a host with a port.
-pub(super) const LINE_MAX: usize = 8 * 1024;
+pub(super) const MAX_LINE_BYTES: usize = 8 * 1024;
 /// Length above which a sixth field is a certificate.
-const CERTIFICATE_MIN: usize = 50;
+const MIN_CERTIFICATE_CHARS: usize = 50;
 
 /// Address on which the plugin listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Handshake {
             None => return Err(HandshakeError::Protocol { found: "netrpc".to_owned() }),
             Some(other) => return Err(HandshakeError::Protocol { found: cut(other) }),
         }
-        if rest.get(1).is_some_and(|certificate| certificate.len() > CERTIFICATE_MIN) {
+        if rest.get(1).is_some_and(|certificate| certificate.len() > MIN_CERTIFICATE_CHARS) {
             return Err(HandshakeError::Tls);
         }
         Ok(Self { address })

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use super::mask::Mask;
 
 /// Maximum number of bytes that are read at once. A longer line is logged in pieces, which are not parsed.
-const LINE_MAX: usize = 64 * 1024;
+const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// Severity of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,33 +99,33 @@ fn structured(line: &str) -> Option<Record> {
 }
 
 /// Number of lines that a plugin may log in a burst, and per second. They end up in the manager's log.
-const LINES_AT_ONCE: u32 = 2_000;
+const LINE_BURST: u32 = 2_000;
 const LINES_PER_SECOND: u32 = 100;
 
 /// Token bucket for the lines of a plugin's log.
 #[derive(Debug)]
-struct Budget {
+struct LineBudget {
     lines: f64,
     at: Instant,
-    left_out: u64,
+    dropped: u64,
 }
 
-impl Budget {
+impl LineBudget {
     fn new(now: Instant) -> Self {
-        Self { lines: f64::from(LINES_AT_ONCE), at: now, left_out: 0 }
+        Self { lines: f64::from(LINE_BURST), at: now, dropped: 0 }
     }
 
     /// Takes a token for one line. Returns the number of lines dropped before it, or `None` if this line must be dropped.
-    fn take(&mut self, now: Instant) -> Option<u64> {
+    fn take_token(&mut self, now: Instant) -> Option<u64> {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * f64::from(LINES_PER_SECOND);
-        self.lines = (self.lines + earned).min(f64::from(LINES_AT_ONCE));
+        self.lines = (self.lines + earned).min(f64::from(LINE_BURST));
         self.at = now;
         if self.lines < 1.0 {
-            self.left_out += 1;
+            self.dropped += 1;
             return None;
         }
         self.lines -= 1.0;
-        Some(std::mem::take(&mut self.left_out))
+        Some(std::mem::take(&mut self.dropped))
     }
 }
 
@@ -133,13 +133,13 @@ impl Budget {
 pub(super) async fn pump(
     plugin: String,
     stderr: impl AsyncRead + Unpin,
-    last: super::process::LastLines,
+    tail: super::process::StderrTail,
     meter: super::Meter,
     mask: Mask,
 ) {
-    let mut stderr = BufReader::with_capacity(LINE_MAX, stderr);
+    let mut stderr = BufReader::with_capacity(MAX_LINE_BYTES, stderr);
     let mut reader = LogReader::default();
-    let mut budget = Budget::new(Instant::now());
+    let mut budget = LineBudget::new(Instant::now());
     let mut line = Vec::new();
     loop {
         match next_line(&mut stderr, &mut line).await {
@@ -151,19 +151,19 @@ pub(super) async fn pump(
                     Record { level: Level::Debug, message: text.into_owned(), fields: String::new() }
                 };
                 let record = Record { level, message: mask.hide(message), fields: mask.hide(fields) };
-                last.push(&record.message);
-                match budget.take(Instant::now()) {
+                tail.push(&record.message);
+                match budget.take_token(Instant::now()) {
                     Some(0) => emit(&plugin, &record),
                     Some(lines) => {
-                        tracing::warn!(plugin, lines, "lines of the plugin's log were left out: it writes too many");
+                        tracing::warn!(plugin, lines, "plugin logged too much, lines dropped");
                         emit(&plugin, &record);
                     }
-                    None => meter.left_out(1),
+                    None => meter.log_lines_dropped(1),
                 }
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!(plugin, %error, "the plugin's stderr cannot be read further");
+                tracing::debug!(plugin, %error, "failed to read the plugin's stderr");
                 return;
             }
         }
@@ -179,15 +179,15 @@ async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>
             return Ok(if line.is_empty() { None } else { Some(true) });
         }
         if let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-            line.extend_from_slice(&buffer[..end]);
+            line.extend_from_slice(buffer.get(..end).unwrap_or_default());
             from.consume(end + 1);
-            return Ok(Some(line.len() <= LINE_MAX));
+            return Ok(Some(line.len() <= MAX_LINE_BYTES));
         }
-        let room = LINE_MAX - line.len().min(LINE_MAX);
-        let taken = buffer.len().min(room.max(1));
-        line.extend_from_slice(&buffer[..taken]);
+        let free = MAX_LINE_BYTES - line.len().min(MAX_LINE_BYTES);
+        let taken = buffer.len().min(free.max(1));
+        line.extend_from_slice(buffer.get(..taken).unwrap_or_default());
         from.consume(taken);
-        if line.len() >= LINE_MAX {
+        if line.len() >= MAX_LINE_BYTES {
             return Ok(Some(false));
         }
     }
@@ -253,23 +253,23 @@ mod tests {
     #[test]
     fn a_plugin_that_writes_without_end_is_cut_short_and_that_is_told() {
         let now = Instant::now();
-        let mut budget = Budget::new(now);
-        let logged = (0..10_000).filter(|_| budget.take(now).is_some()).count();
+        let mut budget = LineBudget::new(now);
+        let logged = (0..10_000).filter(|_| budget.take_token(now).is_some()).count();
         assert_eq!(logged, 2_000);
         let later = now + std::time::Duration::from_secs(1);
-        assert_eq!(budget.take(later), Some(8_000));
-        assert_eq!((0..10_000).filter(|_| budget.take(later).is_some()).count(), 99);
+        assert_eq!(budget.take_token(later), Some(8_000));
+        assert_eq!((0..10_000).filter(|_| budget.take_token(later).is_some()).count(), 99);
     }
 
     #[tokio::test]
     async fn h20_a_line_without_end_comes_in_pieces() {
-        let text = [vec![b'x'; LINE_MAX * 2 + 10], b"\nshort\n".to_vec()].concat();
+        let text = [vec![b'x'; MAX_LINE_BYTES * 2 + 10], b"\nshort\n".to_vec()].concat();
         let mut from = BufReader::new(text.as_slice());
         let mut line = Vec::new();
         let mut lengths = Vec::new();
         while let Some(whole) = next_line(&mut from, &mut line).await.unwrap() {
             lengths.push((line.len(), whole));
         }
-        assert_eq!(lengths, [(LINE_MAX, false), (LINE_MAX, false), (10, true), (5, true)]);
+        assert_eq!(lengths, [(MAX_LINE_BYTES, false), (MAX_LINE_BYTES, false), (10, true), (5, true)]);
     }
 }

@@ -7,7 +7,7 @@ use super::PluginSpec;
 /// Text that replaces a secret.
 const MASKED: &str = "[masked]";
 /// Minimum length of a secret. Shorter texts occur in too many words to be replaced.
-const LENGTH_MIN: usize = 4;
+const MIN_SECRET_BYTES: usize = 4;
 /// Words in the name of a key whose value, or table of values, is secret.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
@@ -26,7 +26,7 @@ impl std::fmt::Debug for Mask {
 
 impl Mask {
     /// Collects the secrets of `plugin_config`, by the names of its keys, and of `connector_config`.
-    pub(super) fn of(spec: &PluginSpec) -> Self {
+    pub(super) fn from_spec(spec: &PluginSpec) -> Self {
         let mut secrets = Vec::new();
         collect(&spec.config, false, &mut secrets);
         add(&spec.connector.password, &mut secrets);
@@ -67,7 +67,7 @@ fn collect(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
 
 /// Adds each line of a secret, because the log is masked line by line.
 fn add(text: &str, secrets: &mut Vec<String>) {
-    let lines = text.lines().map(str::trim).filter(|line| line.len() >= LENGTH_MIN && !line.starts_with("-----"));
+    let lines = text.lines().map(str::trim).filter(|line| line.len() >= MIN_SECRET_BYTES && !line.starts_with("-----"));
     secrets.extend(lines.map(str::to_owned));
 }
 
@@ -86,7 +86,7 @@ mod tests {
         });
         spec.connector.password = "hunter2".to_owned();
         spec.connector.key = b"-----BEGIN KEY-----\nAAAAB3Nza\n-----END KEY-----\n".to_vec();
-        let mask = Mask::of(&spec);
+        let mask = Mask::from_spec(&spec);
         let hide = |text: &str| mask.hide(text.to_owned());
         assert_eq!(
             hide("fleet mars-1 hunter2-and-more hunter2 s3cr3t 123456789 AAAAB3Nza"),

@@ -25,7 +25,7 @@ pub struct Counts {
     /// Counters by the name of the call.
     pub calls: BTreeMap<&'static str, Calls>,
     /// Number of log lines that were dropped because the plugin logged too many.
-    pub lines_left_out: u64,
+    pub log_lines_dropped: u64,
 }
 
 /// Counters of the calls with one name.
@@ -34,7 +34,7 @@ pub struct Calls {
     /// Number of calls by result.
     pub results: BTreeMap<CallResult, u64>,
     /// Number of invalid responses, or invalid parts of responses.
-    pub nonsense: u64,
+    pub invalid_responses: u64,
     /// Number of calls in each duration bucket of [`CALL_SECONDS`]. The last bucket has the calls that took longer than every bound.
     pub times: [u64; CALL_SECONDS.len() + 1],
     /// Total duration of all calls in seconds.
@@ -47,28 +47,28 @@ pub enum CallResult {
     /// The plugin responded.
     Ok,
     /// The plugin returned an error.
-    Refused,
+    Error,
     /// The plugin does not implement the call.
     Unimplemented,
     /// The plugin did not respond in time.
-    Late,
+    Timeout,
     /// The connection broke.
-    Broken,
+    Disconnected,
 }
 
 impl CallResult {
     /// All results.
-    pub const ALL: [Self; 5] = [Self::Ok, Self::Refused, Self::Unimplemented, Self::Late, Self::Broken];
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Error, Self::Unimplemented, Self::Timeout, Self::Disconnected];
 
     /// Returns the value of the metric's `result` label.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Self::Ok => "ok",
-            Self::Refused => "refused",
+            Self::Error => "error",
             Self::Unimplemented => "unimplemented",
-            Self::Late => "late",
-            Self::Broken => "broken",
+            Self::Timeout => "timeout",
+            Self::Disconnected => "disconnected",
         }
     }
 }
@@ -110,11 +110,11 @@ impl Meter {
         calls.seconds += seconds;
     }
 
-    pub(super) fn heard_nonsense(&self, call: &'static str) {
-        self.lock().calls.entry(call).or_default().nonsense += 1;
+    pub(super) fn invalid_response(&self, call: &'static str) {
+        self.lock().calls.entry(call).or_default().invalid_responses += 1;
     }
 
-    pub(super) fn left_out(&self, lines: u64) {
-        self.lock().lines_left_out += lines;
+    pub(super) fn log_lines_dropped(&self, lines: u64) {
+        self.lock().log_lines_dropped += lines;
     }
 }

@@ -14,10 +14,10 @@ mod call;
 pub(crate) mod connection;
 mod error;
 mod extension;
+#[cfg(test)]
+mod faults;
 mod group;
 mod handshake;
-#[cfg(test)]
-mod hostile;
 mod log;
 pub(crate) mod mask;
 mod meter;
@@ -29,7 +29,7 @@ mod sys;
 
 pub use call::{CallError, Snapshot};
 pub use error::StartError;
-pub use group::{Group, Status};
+pub use group::{Group, PluginStatus};
 pub use handshake::{Address, Handshake, HandshakeError};
 pub use log::{Level, LogReader, Record};
 pub use meter::{CALL_SECONDS, CallResult, Calls, Counts, Meter};
@@ -53,7 +53,7 @@ pub struct PluginSpec {
     /// `connector_config`, with its defaults filled in.
     pub connector: ConnectorConfig,
     /// Timeouts of the calls and delays between restarts.
-    pub limits: Limits,
+    pub timeouts: Timeouts,
     /// Counters of starts and calls, shared by all processes that are started from this value or its clones.
     pub meter: Meter,
 }
@@ -78,7 +78,7 @@ impl PluginSpec {
             arguments: Vec::new(),
             config: serde_json::Value::Null,
             connector: ConnectorConfig::default(),
-            limits: Limits::default(),
+            timeouts: Timeouts::default(),
             meter: Meter::default(),
         }
     }
@@ -96,7 +96,7 @@ impl PluginSpec {
 
 /// Timeouts for plugin calls, and delays between restarts. The protocol defines none (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct Timeouts {
     /// Time from the start of the process to its handshake. Defaults to 60 seconds.
     pub start: Duration,
     /// Time for `Init`. Defaults to 60 seconds.
@@ -119,7 +119,7 @@ pub struct Limits {
     pub restart_cap: Duration,
 }
 
-impl Default for Limits {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             start: Duration::from_secs(60),

@@ -12,28 +12,28 @@ use tokio::io::{AsyncReadExt, sink};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
-use super::handshake::{Handshake, LINE_MAX};
+use super::handshake::{Handshake, MAX_LINE_BYTES};
 use super::mask::Mask;
 use super::sockets::Sockets;
 use super::{PluginSpec, StartError, log, sys};
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
 
 /// Time to read the rest of the log of a process that has ended.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of log lines that the error of a failed start quotes.
-const LAST_LINES: usize = 5;
+const MAX_TAIL_LINES: usize = 5;
 
 /// Last lines of a plugin's log. After a panic, the first lines from the panic on.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LastLines(Arc<Mutex<Last>>);
+pub(super) struct StderrTail(Arc<Mutex<TailLines>>);
 
 #[derive(Debug, Default)]
-struct Last {
+struct TailLines {
     lines: VecDeque<String>,
     panics: bool,
 }
 
-impl LastLines {
+impl StderrTail {
     pub(super) fn push(&self, line: &str) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let panics = line.starts_with("panic: ") || line.starts_with("fatal error: ") || line.contains(" panicked at ");
@@ -41,7 +41,7 @@ impl LastLines {
             last.panics = true;
             last.lines.clear();
         }
-        if last.lines.len() == LAST_LINES {
+        if last.lines.len() == MAX_TAIL_LINES {
             if last.panics {
                 return;
             }
@@ -50,13 +50,13 @@ impl LastLines {
         last.lines.push_back(line.chars().take(400).collect());
     }
 
-    /// Returns `; it said: ...`, or an empty text if nothing was logged.
-    fn said(&self) -> String {
+    /// Returns `; stderr: ...`, or an empty text if nothing was logged.
+    fn quoted(&self) -> String {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if last.lines.is_empty() {
             return String::new();
         }
-        format!("; it said: {}", last.lines.iter().cloned().collect::<Vec<_>>().join(" / "))
+        format!("; stderr: {}", last.lines.iter().cloned().collect::<Vec<_>>().join(" / "))
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Process {
     child: Child,
     group: ProcessGroup,
     pumps: Vec<JoinHandle<()>>,
-    last: LastLines,
+    stderr_tail: StderrTail,
     /// Directory of the socket. Removed with the process.
     _directory: Sockets,
 }
@@ -81,13 +81,19 @@ impl Process {
             .spawn()
             .map_err(|source| StartError::Spawn { path: path.clone(), source })?;
         let group = ProcessGroup::of(&child);
-        let last = LastLines::default();
+        let stderr_tail = StderrTail::default();
         let mut pumps = Vec::new();
         if let Some(stderr) = child.stderr.take() {
-            pumps.push(tokio::spawn(log::pump(spec.name(), stderr, last.clone(), spec.meter.clone(), Mask::of(spec))));
+            pumps.push(tokio::spawn(log::pump(
+                spec.name(),
+                stderr,
+                stderr_tail.clone(),
+                spec.meter.clone(),
+                Mask::from_spec(spec),
+            )));
         }
         let stdout = child.stdout.take();
-        let mut process = Self { child, group, pumps, last, _directory: directory };
+        let mut process = Self { child, group, pumps, stderr_tail, _directory: directory };
         match process.handshake(spec, stdout).await {
             Ok(handshake) => Ok((process, handshake)),
             Err(error) => {
@@ -102,21 +108,30 @@ impl Process {
         let Some(mut stdout) = stdout else {
             return Err(StartError::Exited { path, status: "no stdout".to_owned(), said: String::new() });
         };
-        let line = match tokio::time::timeout(spec.limits.start, first_line(&mut stdout)).await {
-            Err(_) => return Err(StartError::Silent { path, limit: spec.limits.start, said: self.last.said() }),
+        let line = match tokio::time::timeout(spec.timeouts.start, first_line(&mut stdout)).await {
+            Err(_) => {
+                return Err(StartError::HandshakeTimeout {
+                    path,
+                    timeout: spec.timeouts.start,
+                    said: self.stderr_tail.quoted(),
+                });
+            }
             Ok(line) => line,
         };
         let Some(line) = line else {
-            let status = match tokio::time::timeout(spec.limits.exit, self.child.wait()).await {
+            let status = match tokio::time::timeout(spec.timeouts.exit, self.child.wait()).await {
                 Ok(Ok(status)) => status.to_string(),
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => "it closed its stdout".to_owned(),
+                Err(_) => "it closed stdout".to_owned(),
             };
-            let said = self.last_words().await;
+            let said = self.final_stderr().await;
             return Err(StartError::Exited { path, status, said });
         };
-        let handshake =
-            Handshake::parse(&line).map_err(|source| StartError::Handshake { about: about(&path), path, source })?;
+        let handshake = Handshake::parse(&line).map_err(|source| StartError::Handshake {
+            file: describe_file(&path),
+            path,
+            source,
+        })?;
         // The rest of stdout is discarded, but has to be read: the plugin would block on a full pipe.
         self.pumps.push(tokio::spawn(async move {
             let _ = tokio::io::copy(&mut stdout, &mut sink()).await;
@@ -125,13 +140,13 @@ impl Process {
     }
 
     /// Returns the end of the log, formatted to be appended, after the process has ended. Waits for output that is still in the pipe.
-    pub(super) async fn last_words(&mut self) -> String {
+    pub(super) async fn final_stderr(&mut self) -> String {
         let read = futures::future::join_all(&mut self.pumps);
         // Child processes of the plugin may keep the pipes open.
-        if tokio::time::timeout(LAST_WORDS, read).await.is_ok() {
+        if tokio::time::timeout(STDERR_DRAIN_TIMEOUT, read).await.is_ok() {
             self.pumps.clear();
         }
-        self.last.said()
+        self.stderr_tail.quoted()
     }
 
     /// Returns the process id, or 0 if the process has ended.
@@ -145,10 +160,10 @@ impl Process {
     }
 
     /// Waits until the process ends and returns true, or kills it after `limit` and returns false.
-    pub(super) async fn end_within(mut self, limit: Duration) -> bool {
-        let by_itself = tokio::time::timeout(limit, self.child.wait()).await.is_ok();
+    pub(super) async fn end_within(mut self, timeout: Duration) -> bool {
+        let exited = tokio::time::timeout(timeout, self.child.wait()).await.is_ok();
         self.kill().await;
-        by_itself
+        exited
     }
 
     /// Kills the process group and waits for the process.
@@ -189,7 +204,7 @@ pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     command
 }
 
-/// Reads the first line, cut after [`LINE_MAX`] bytes. Returns `None` if the pipe closed before the first byte.
+/// Reads the first line, cut after [`MAX_LINE_BYTES`] bytes. Returns `None` if the pipe closed before the first byte.
 pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     let mut line = Vec::new();
     loop {
@@ -199,7 +214,7 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
             Err(_) if line.is_empty() => return None,
             Err(_) => break,
         }
-        if line.len() == LINE_MAX {
+        if line.len() == MAX_LINE_BYTES {
             break;
         }
     }
@@ -207,22 +222,22 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
 }
 
 /// Describes a file for the error about something that is not a plugin.
-fn about(path: &Path) -> String {
-    let Ok(meta) = path.metadata() else { return "not there any more".to_owned() };
+fn describe_file(path: &Path) -> String {
+    let Ok(meta) = path.metadata() else { return "the file was deleted".to_owned() };
     let mut head = [0; 20];
     let read = std::fs::File::open(path).and_then(|mut file| std::io::Read::read(&mut file, &mut head)).unwrap_or(0);
     let kind = match head.get(..read).unwrap_or_default() {
-        [0x7f, b'E', b'L', b'F', ..] => match head[18] {
-            0x3e => "ELF, amd64",
-            0xb7 => "ELF, arm64",
-            0x28 => "ELF, arm",
-            0x03 => "ELF, 386",
+        [0x7f, b'E', b'L', b'F', rest @ ..] => match rest.get(14) {
+            Some(0x3e) => "ELF, amd64",
+            Some(0xb7) => "ELF, arm64",
+            Some(0x28) => "ELF, arm",
+            Some(0x03) => "ELF, 386",
             _ => "ELF, another architecture",
         },
         [b'#', b'!', ..] => "a script",
         [b'M', b'Z', ..] => "a Windows program",
         [0xcf, 0xfa, 0xed, 0xfe, ..] => "a macOS program",
-        _ => "no known program format",
+        _ => "an unknown file format",
     };
     format!(
         "{kind}, mode {:o}, owner {}:{}, this system is {}",

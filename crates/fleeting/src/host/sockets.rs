@@ -18,9 +18,9 @@ const PREFIX: &str = "p-";
 /// Lock file of a directory, held by the host that created it.
 const LOCK: &str = ".lock";
 /// Age up to which a directory may not have its lock yet.
-const YOUNG: Duration = Duration::from_secs(60);
+const MIN_STALE_AGE: Duration = Duration::from_secs(60);
 /// Maximum number of directories of dead hosts that one start removes.
-const MAX_REMOVED: usize = 1000;
+const MAX_STALE_REMOVED: usize = 1000;
 /// Length of `p-XXXXXX/plugin4294967295`: go-plugin appends a random number to the socket's name.
 const NAME_BYTES: usize = 25;
 
@@ -60,7 +60,7 @@ impl Sockets {
     pub(crate) fn new() -> Result<Self, SocketsError> {
         static ONCE: Once = Once::new();
         let runtime = runtime_directory(NAME_BYTES)?;
-        ONCE.call_once(|| clear(&runtime));
+        ONCE.call_once(|| remove_stale(&runtime));
         Self::within(&runtime).map_err(|source| SocketsError::Create { path: runtime, source })
     }
 
@@ -84,19 +84,19 @@ impl Sockets {
 }
 
 /// Removes directories of dead hosts from the runtime directory, which only this user can write.
-fn clear(runtime: &Path) {
+fn remove_stale(runtime: &Path) {
     let Ok(entries) = std::fs::read_dir(runtime) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
-    for left in ours.map(|entry| entry.path()).filter(|path| is_left(path)).take(MAX_REMOVED) {
+    for left in ours.map(|entry| entry.path()).filter(|path| is_stale(path)).take(MAX_STALE_REMOVED) {
         tracing::debug!(directory = %left.display(), "directory of a dead host removed");
         // The next host retries what cannot be removed.
         let _ = std::fs::remove_dir_all(left);
     }
 }
 
-fn is_left(directory: &Path) -> bool {
+fn is_stale(directory: &Path) -> bool {
     let Ok(found) = std::fs::symlink_metadata(directory) else { return false };
-    let is_old = found.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age >= YOUNG);
+    let is_old = found.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age >= MIN_STALE_AGE);
     if !found.is_dir() || !is_old {
         return false;
     }
@@ -135,8 +135,8 @@ mod tests {
         drop(killed);
         // A process that another test is starting may hold a copy of the lock for a moment.
         let since = std::time::Instant::now();
-        while left.exists() && since.elapsed() < YOUNG {
-            clear(runtime.path());
+        while left.exists() && since.elapsed() < MIN_STALE_AGE {
+            remove_stale(runtime.path());
         }
         assert!(!left.exists());
         assert!(lives.path().exists() && young.path().exists() && others.iter().all(|path| path.exists()));

@@ -4,35 +4,28 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use rand::Rng;
+use muster_remote::Backoff;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::call::{CallError, Caller};
 use super::connection::{Connection, Streams};
-use super::group::{Callable, Status};
+use super::group::{LiveProcess, PluginStatus};
 use super::handshake::Address;
 use super::mask::Mask;
 use super::process::Process;
-use super::{PluginSpec, StartError};
-use crate::causes::causes;
+use super::{PluginSpec, StartError, Timeouts};
+use crate::error_chain::error_chain;
 use crate::model::GroupInfo;
 
 /// Time after which a process counts as stable: the next restart then starts with the shortest delay again.
-const PROVEN: Duration = Duration::from_secs(60);
-
-/// Whether there is a process that can be called.
-#[derive(Debug, Clone)]
-pub(super) enum Running {
-    Up(Arc<Callable>),
-    Down,
-}
+const STABLE_AFTER: Duration = Duration::from_secs(60);
 
 /// One process of the plugin.
-struct Instance {
+struct PluginInstance {
     process: Process,
-    callable: Arc<Callable>,
+    live: Arc<LiveProcess>,
     _streams: Streams,
     since: Instant,
 }
@@ -43,117 +36,120 @@ pub(super) struct Supervisor {
     name: String,
     id: String,
     stop: CancellationToken,
-    current: Option<Instance>,
-    running: watch::Sender<Running>,
-    status: watch::Sender<Status>,
+    current: Option<PluginInstance>,
+    process: watch::Sender<Option<Arc<LiveProcess>>>,
+    status: watch::Sender<PluginStatus>,
 }
 
 /// Reason why a process ended.
-enum Gone {
-    Stop,
-    Because(String),
+enum ExitCause {
+    Stopped,
+    Failed(String),
 }
 
 impl Supervisor {
     /// Starts the plugin for the first time.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
         let (instance, info) = counted_start(&spec).await?;
-        let running = Running::Up(Arc::clone(&instance.callable));
-        let (name, status) = (spec.name(), Status::Up { pid: instance.process.pid() });
+        let (name, status) = (spec.name(), PluginStatus::Up { pid: instance.process.pid() });
         let supervisor = Self {
             spec,
             name,
             id: info.id.clone(),
             stop,
-            current: Some(instance),
-            running: watch::Sender::new(running),
+            process: watch::Sender::new(Some(Arc::clone(&instance.live))),
             status: watch::Sender::new(status),
+            current: Some(instance),
         };
         Ok((supervisor, info))
     }
 
-    pub(super) fn running(&self) -> watch::Receiver<Running> {
-        self.running.subscribe()
+    /// Returns the process that can be called, and follows its changes.
+    pub(super) fn process(&self) -> watch::Receiver<Option<Arc<LiveProcess>>> {
+        self.process.subscribe()
     }
 
-    pub(super) fn status(&self) -> watch::Receiver<Status> {
+    pub(super) fn status(&self) -> watch::Receiver<PluginStatus> {
         self.status.subscribe()
     }
 
     /// Waits for the process to end and restarts it, until the supervisor is stopped.
     pub(super) async fn run(mut self) {
-        let mut failures = 0;
+        let new_backoff = |timeouts: &Timeouts| Backoff::new(timeouts.restart_first, timeouts.restart_cap);
+        let (mut failures, mut backoff) = (0, new_backoff(&self.spec.timeouts));
         loop {
             let cause = match self.current.take() {
                 Some(instance) => {
                     let since = instance.since;
                     match self.watch(instance).await {
-                        Gone::Stop => break,
-                        Gone::Because(cause) => {
-                            failures = if since.elapsed() >= PROVEN { 0 } else { failures };
+                        ExitCause::Stopped => break,
+                        ExitCause::Failed(cause) => {
+                            if since.elapsed() >= STABLE_AFTER {
+                                (failures, backoff) = (0, new_backoff(&self.spec.timeouts));
+                            }
                             cause
                         }
                     }
                 }
                 None if self.stop.is_cancelled() => break,
-                None => match self.again().await {
+                None => match self.restart().await {
                     Ok(()) => continue,
-                    Err(error) => causes(&error),
+                    Err(error) => error_chain(&error),
                 },
             };
             failures += 1;
-            let pause = self.pause(failures);
+            let delay = backoff.next_delay();
             tracing::error!(
                 plugin = self.name,
                 cause,
                 failures,
-                pause_ms = pause.as_millis(),
-                "plugin process is gone; it is started again"
+                delay_ms = delay.as_millis(),
+                "plugin process ended or failed to start, restarting"
             );
             self.spec.meter.went_down();
-            self.running.send_replace(Running::Down);
-            self.status.send_replace(Status::Down { cause, failures });
+            self.process.send_replace(None);
+            self.status.send_replace(PluginStatus::Down { cause, failures });
             tokio::select! {
                 () = self.stop.cancelled() => break,
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(delay) => {}
             }
         }
-        self.running.send_replace(Running::Down);
-        self.status.send_replace(Status::Stopped);
+        self.process.send_replace(None);
+        self.status.send_replace(PluginStatus::Stopped);
     }
 
     /// Waits until the process ends or hangs, or the supervisor is stopped. No process is left afterwards.
-    async fn watch(&self, mut instance: Instance) -> Gone {
+    async fn watch(&self, mut instance: PluginInstance) -> ExitCause {
         let cause = tokio::select! {
             ended = instance.process.ended() => match ended {
-                Ok(status) => format!("plugin process exited ({status}){}", instance.process.last_words().await),
-                Err(error) => format!("plugin process cannot be waited for: {error}"),
+                Ok(status) => format!("plugin process exited ({status}){}", instance.process.final_stderr().await),
+                Err(error) => format!("failed to wait for the plugin process: {error}"),
             },
-            () = instance.callable.hung.cancelled() => "it did not answer".to_owned(),
+            () = instance.live.hung.cancelled() => "it did not respond".to_owned(),
             () = self.stop.cancelled() => {
                 self.end(instance).await;
-                return Gone::Stop;
+                return ExitCause::Stopped;
             }
         };
         instance.process.kill().await;
-        Gone::Because(cause)
+        ExitCause::Failed(cause)
     }
 
     /// Stops the plugin in order (H11): `Shutdown`, then the request to exit, then SIGKILL if the process is still running.
-    async fn end(&self, instance: Instance) {
-        let Instance { process, callable, _streams: streams, .. } = instance;
-        let caller = &callable.caller;
+    async fn end(&self, instance: PluginInstance) {
+        let PluginInstance { process, live, _streams: streams, .. } = instance;
+        let caller = &live.caller;
         if let Err(error) = caller.shutdown().await {
-            tracing::warn!(plugin = self.name, %error, "the plugin could not clean up after itself");
+            tracing::warn!(plugin = self.name, %error, "plugin failed to clean up");
         }
-        let _ = tokio::time::timeout(self.spec.limits.exit, caller.connection.end_process()).await;
+        let _ = tokio::time::timeout(self.spec.timeouts.exit, caller.connection.end_process()).await;
         drop(streams);
-        if !process.end_within(self.spec.limits.exit).await {
-            tracing::debug!(plugin = self.name, "the plugin did not end by itself and was killed");
+        if !process.end_within(self.spec.timeouts.exit).await {
+            tracing::debug!(plugin = self.name, "plugin did not exit in time and was killed");
         }
     }
 
-    async fn again(&mut self) -> Result<(), StartError> {
+    async fn restart(&mut self) -> Result<(), StartError> {
         let (mut instance, info) = tokio::select! {
             started = counted_start(&self.spec) => started?,
             // Dropping a start that is under way kills its process.
@@ -162,20 +158,13 @@ impl Supervisor {
         if info.id != self.id {
             instance.process.kill().await;
             let path = self.spec.executable.clone();
-            return Err(StartError::OtherGroup { path, wanted: self.id.clone(), found: info.id });
+            return Err(StartError::OtherGroup { path, expected: self.id.clone(), found: info.id });
         }
-        tracing::info!(plugin = self.name, "plugin runs again");
-        self.running.send_replace(Running::Up(Arc::clone(&instance.callable)));
-        self.status.send_replace(Status::Up { pid: instance.process.pid() });
+        tracing::info!(plugin = self.name, "plugin restarted");
+        self.process.send_replace(Some(Arc::clone(&instance.live)));
+        self.status.send_replace(PluginStatus::Up { pid: instance.process.pid() });
         self.current = Some(instance);
         Ok(())
-    }
-
-    /// Returns the delay before the next start: it doubles with each failure, with jitter.
-    fn pause(&self, failures: u32) -> Duration {
-        let limits = &self.spec.limits;
-        let doubled = limits.restart_first.saturating_mul(1 << (failures - 1).min(16));
-        doubled.min(limits.restart_cap).mul_f64(rand::rng().random_range(0.75..1.25))
     }
 }
 
@@ -185,7 +174,7 @@ impl Drop for Supervisor {
     }
 }
 
-async fn counted_start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), StartError> {
+async fn counted_start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
     let started = start(spec).await;
     match &started {
         Ok(_) => spec.meter.started(),
@@ -195,11 +184,11 @@ async fn counted_start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), Start
 }
 
 /// Starts the process and performs handshake, connection and `Init`. If a step fails, no process is left.
-async fn start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), StartError> {
+async fn start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
     let (mut process, handshake) = Process::start(spec).await?;
     match prepare(spec, &handshake.address).await {
-        Ok((callable, streams, info)) => {
-            let instance = Instance { process, callable: Arc::new(callable), _streams: streams, since: Instant::now() };
+        Ok((live, streams, info)) => {
+            let instance = PluginInstance { process, live: Arc::new(live), _streams: streams, since: Instant::now() };
             Ok((instance, info))
         }
         Err(error) => {
@@ -209,22 +198,20 @@ async fn start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), StartError> {
     }
 }
 
-async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(Callable, Streams, GroupInfo), StartError> {
+async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(LiveProcess, Streams, GroupInfo), StartError> {
     let path = || spec.executable.clone();
-    let unreachable = |cause| {
-        let address = match address {
-            Address::Unix(socket) => socket.display().to_string(),
-            Address::Tcp(address) => address.clone(),
-        };
-        StartError::Connect { path: path(), address, cause }
+    let shown = || match address {
+        Address::Unix(socket) => socket.display().to_string(),
+        Address::Tcp(address) => address.clone(),
     };
-    let connection = match tokio::time::timeout(spec.limits.start, Connection::open(address)).await {
-        Ok(opened) => opened.map_err(unreachable)?,
-        Err(_) => return Err(unreachable(format!("no answer within {} s", spec.limits.start.as_secs()))),
+    let timeout = spec.timeouts.start;
+    let connection = match tokio::time::timeout(timeout, Connection::open(address)).await {
+        Ok(opened) => opened.map_err(|source| StartError::Connect { path: path(), address: shown(), source })?,
+        Err(_) => return Err(StartError::ConnectTimeout { path: path(), address: shown(), timeout }),
     };
-    let mask = Mask::of(spec);
+    let mask = Mask::from_spec(spec);
     let streams = connection.open_streams(&spec.name(), mask.clone());
-    let caller = Caller { plugin: spec.name(), connection, limits: spec.limits, meter: spec.meter.clone(), mask };
+    let caller = Caller { plugin: spec.name(), connection, timeouts: spec.timeouts, meter: spec.meter.clone(), mask };
     let info = caller.init(&spec.config, &spec.connector).await.map_err(|error| {
         let message = match error {
             CallError::Refused { message, .. } => message,
@@ -232,6 +219,6 @@ async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(Callable, Stre
         };
         StartError::Init { path: path(), message }
     })?;
-    let (hung, late, features) = (CancellationToken::new(), AtomicU32::new(0), info.features);
-    Ok((Callable { caller, hung, late, features }, streams, info))
+    let (hung, unanswered, features) = (CancellationToken::new(), AtomicU32::new(0), info.features);
+    Ok((LiveProcess { caller, hung, unanswered, features }, streams, info))
 }

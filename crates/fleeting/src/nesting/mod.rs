@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::service_fn;
 
-use crate::causes::causes;
+use crate::error_chain::error_chain;
 use crate::host::connection::is_broken;
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_client::NestingClient;
@@ -161,7 +161,7 @@ impl Nesting {
         let connecting = endpoint.connect_with_connector(connector);
         let channel = match tokio::time::timeout(limits.init, connecting).await {
             Err(_) => return Err(unreachable(format!("no answer within {} s", limits.init.as_secs()))),
-            Ok(connected) => connected.map_err(|error| unreachable(causes(&error)))?,
+            Ok(connected) => connected.map_err(|error| unreachable(error_chain(&error)))?,
         };
         let config = config.to_string().into_bytes();
         Ok(Self { client: NestingClient::new(channel), daemon: nesting_host.to_owned(), config, limits })
@@ -262,7 +262,7 @@ impl Nesting {
         answer.map_err(|status| {
             let daemon = self.daemon.clone();
             if is_broken(&status) {
-                return NestingError::Unreachable { daemon, cause: causes(&status) };
+                return NestingError::Unreachable { daemon, cause: error_chain(&status) };
             }
             NestingError::Refused { daemon, call, message: status.message().to_owned() }
         })

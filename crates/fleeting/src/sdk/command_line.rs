@@ -63,7 +63,7 @@ fn run<P: Provider>() -> ExitCode {
     };
     match served {
         Ok(code) => code,
-        Err(error) => fail(&super::text(error.as_ref()), ExitCode::FAILURE),
+        Err(error) => fail(&super::error_chain(error.as_ref()), ExitCode::FAILURE),
     }
 }
 

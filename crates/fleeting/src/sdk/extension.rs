@@ -7,14 +7,15 @@ use async_trait::async_trait;
 use futures::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
-use super::{Error, Provider, text};
-use crate::extension::{Notice, Offer, Resources};
+use super::{Error, Provider, error_chain};
+use crate::extension::{Notice, Offer, ResourceUsage};
 use crate::model::Features;
 use crate::model::InstanceId;
 use crate::protocol::extension::instance_group_extension_server::InstanceGroupExtension;
 use crate::protocol::extension::{
-    self as wire, DescribeRequest, DescribeResponse, HookRequest, HookResponse, HostKeysRequest, HostKeysResponse,
-    NoticesRequest, OffersRequest, OffersResponse, ResourcesRequest, ResourcesResponse,
+    self as wire, GetFeaturesRequest, GetFeaturesResponse, GetResourceUsageRequest, GetResourceUsageResponse,
+    HookRequest, HookResponse, HostKeysRequest, HostKeysResponse, ListOffersRequest, ListOffersResponse,
+    WatchNoticesRequest,
 };
 
 /// Stream of notices.
@@ -43,7 +44,7 @@ pub trait Extension: Send + Sync {
     ///
     /// # Errors
     /// No instance can be measured.
-    async fn resources(&self, _ids: Vec<InstanceId>) -> Result<Vec<Resources>, Error> {
+    async fn resource_usage(&self, _ids: Vec<InstanceId>) -> Result<Vec<ResourceUsage>, Error> {
         Ok(Vec::new())
     }
 
@@ -67,7 +68,7 @@ pub trait Extension: Send + Sync {
     ///
     /// # Errors
     /// The instance is not used again.
-    async fn finish(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
+    async fn cleanup(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -85,49 +86,55 @@ impl<P: Provider> Service<P> {
     }
 }
 
-fn unknown(error: &Error) -> Status {
-    Status::unknown(text(error.as_ref()))
+fn unknown_status(error: &Error) -> Status {
+    Status::unknown(error_chain(error.as_ref()))
 }
 
 #[tonic::async_trait]
 impl<P: Provider> InstanceGroupExtension for Service<P> {
-    type NoticesStream = Pin<Box<dyn Stream<Item = Result<wire::Notice, Status>> + Send>>;
+    type WatchNoticesStream = Pin<Box<dyn Stream<Item = Result<wire::Notice, Status>> + Send>>;
 
-    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
+    async fn get_features(&self, _: Request<GetFeaturesRequest>) -> Result<Response<GetFeaturesResponse>, Status> {
         Ok(Response::new(self.extension()?.features().into()))
     }
 
-    async fn offers(&self, _: Request<OffersRequest>) -> Result<Response<OffersResponse>, Status> {
-        let offers = self.extension()?.offers().await.map_err(|error| unknown(&error))?;
-        Ok(Response::new(OffersResponse { offers: offers.into_iter().map(Into::into).collect() }))
+    async fn list_offers(&self, _: Request<ListOffersRequest>) -> Result<Response<ListOffersResponse>, Status> {
+        let offers = self.extension()?.offers().await.map_err(|error| unknown_status(&error))?;
+        Ok(Response::new(ListOffersResponse { offers: offers.into_iter().map(Into::into).collect() }))
     }
 
-    async fn notices(&self, _: Request<NoticesRequest>) -> Result<Response<Self::NoticesStream>, Status> {
+    async fn watch_notices(
+        &self,
+        _: Request<WatchNoticesRequest>,
+    ) -> Result<Response<Self::WatchNoticesStream>, Status> {
         let notices = self.extension()?.notices();
         Ok(Response::new(Box::pin(notices.map(|notice| Ok(notice.into())))))
     }
 
-    async fn resources(&self, request: Request<ResourcesRequest>) -> Result<Response<ResourcesResponse>, Status> {
+    async fn get_resource_usage(
+        &self,
+        request: Request<GetResourceUsageRequest>,
+    ) -> Result<Response<GetResourceUsageResponse>, Status> {
         let ids = request.into_inner().instances.into_iter().map(InstanceId::from).collect();
-        let resources = self.extension()?.resources(ids).await.map_err(|error| unknown(&error))?;
-        Ok(Response::new(ResourcesResponse { resources: resources.into_iter().map(Into::into).collect() }))
+        let usages = self.extension()?.resource_usage(ids).await.map_err(|error| unknown_status(&error))?;
+        Ok(Response::new(GetResourceUsageResponse { usages: usages.into_iter().map(Into::into).collect() }))
     }
 
     async fn host_keys(&self, request: Request<HostKeysRequest>) -> Result<Response<HostKeysResponse>, Status> {
         let id = InstanceId::from(request.into_inner().instance);
-        let fingerprints = self.extension()?.host_keys(id).await.map_err(|error| unknown(&error))?;
+        let fingerprints = self.extension()?.host_keys(id).await.map_err(|error| unknown_status(&error))?;
         Ok(Response::new(HostKeysResponse { fingerprints }))
     }
 
     async fn prepare(&self, request: Request<HookRequest>) -> Result<Response<HookResponse>, Status> {
         let HookRequest { instance, job } = request.into_inner();
-        self.extension()?.prepare(instance.into(), job).await.map_err(|error| unknown(&error))?;
+        self.extension()?.prepare(instance.into(), job).await.map_err(|error| unknown_status(&error))?;
         Ok(Response::new(HookResponse {}))
     }
 
-    async fn finish(&self, request: Request<HookRequest>) -> Result<Response<HookResponse>, Status> {
+    async fn cleanup(&self, request: Request<HookRequest>) -> Result<Response<HookResponse>, Status> {
         let HookRequest { instance, job } = request.into_inner();
-        self.extension()?.finish(instance.into(), job).await.map_err(|error| unknown(&error))?;
+        self.extension()?.cleanup(instance.into(), job).await.map_err(|error| unknown_status(&error))?;
         Ok(Response::new(HookResponse {}))
     }
 }

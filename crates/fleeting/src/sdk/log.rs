@@ -108,7 +108,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.put(field, super::text(value).into());
+        self.put(field, super::error_chain(value).into());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Implements a plugin: write a [`Provider`], and [`main`] makes the executable a plugin for every host of the protocol.
 //!
 //! ```no_run
-//! use muster_fleeting::sdk::{self, Error, Init, Partial, Provider};
+//! use muster_fleeting::sdk::{self, Error, Init, PartialFailure, Provider};
 //! use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 //!
 //! struct Mine;
@@ -16,8 +16,8 @@
 //!         Ok((Mine, Init { id: "mine/here".to_owned(), max_size: 1, can_suspend: false }))
 //!     }
 //!     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> { Ok(Vec::new()) }
-//!     async fn increase(&self, _n: u32) -> Result<u32, Partial<u32>> { Ok(0) }
-//!     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> { Ok(ids) }
+//!     async fn increase(&self, _n: u32) -> Result<u32, PartialFailure<u32>> { Ok(0) }
+//!     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> { Ok(ids) }
 //!     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> { Err(format!("no instance {id}").into()) }
 //! }
 //!
@@ -30,8 +30,8 @@
 mod command_line;
 mod config;
 mod extension;
+mod host_liveness;
 mod log;
-mod parent;
 pub mod program;
 mod serve;
 mod service;
@@ -41,8 +41,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::causes::causes as text;
-pub use crate::extension::{Notice, Offer, Price, Resources};
+use crate::error_chain::error_chain;
+pub use crate::extension::{Notice, Offer, Price, ResourceUsage};
 pub use crate::model::Features;
 pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState, Platform};
 pub use command_line::{main, main_with};
@@ -55,21 +55,21 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Failure of a call after it had succeeded for some instances. The protocol cannot return both (docs/spec/fleeting.md, section 2.4), so
 /// the host receives the part that succeeded, and the error is logged.
 #[derive(Debug)]
-pub struct Partial<T> {
+pub struct PartialFailure<T> {
     /// The part that succeeded.
     pub succeeded: T,
     /// Reason why the rest failed.
     pub error: Error,
 }
 
-impl<T: Default, E: std::error::Error + Send + Sync + 'static> From<E> for Partial<T> {
+impl<T: Default, E: std::error::Error + Send + Sync + 'static> From<E> for PartialFailure<T> {
     /// Wraps the error of a call that changed nothing.
     fn from(error: E) -> Self {
         Self { succeeded: T::default(), error: Box::new(error) }
     }
 }
 
-impl<T: Default> Partial<T> {
+impl<T: Default> PartialFailure<T> {
     /// Wraps the error of a call that changed nothing.
     #[must_use]
     pub fn nothing(error: impl Into<Error>) -> Self {
@@ -128,13 +128,13 @@ pub trait Provider: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>>;
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>>;
 
     /// Requests the deletion of these instances. Returns those for which the provider accepted it, and those that do not exist.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>>;
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>>;
 
     /// Returns how to connect to an instance.
     ///
@@ -154,16 +154,16 @@ pub trait Provider: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
-    async fn suspend(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
-        Err(Partial::nothing("this plugin cannot suspend"))
+    async fn suspend(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
+        Err(PartialFailure::nothing("this plugin cannot suspend"))
     }
 
     /// Requests to resume instances. Returns those for which the provider accepted it.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
-    async fn resume(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
-        Err(Partial::nothing("this plugin cannot resume"))
+    async fn resume(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
+        Err(PartialFailure::nothing("this plugin cannot resume"))
     }
 
     /// Returns the provider's implementation of the protocol extension. `None`, the default, means that it has none.

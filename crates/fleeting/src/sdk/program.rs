@@ -12,18 +12,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
 /// Maximum size of stdout in bytes.
-const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;
+const MAX_STDOUT_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum length of a line of stderr in bytes. A longer one is logged in pieces.
-const LINE_MAX_BYTES: usize = 8 * 1024;
+const MAX_LINE_BYTES: usize = 8 * 1024;
 /// Number of lines of stderr that an error quotes.
-const SAID_LINES: usize = 5;
+const MAX_QUOTED_LINES: usize = 5;
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 /// Time to read the rest of the output if a process that the program left running holds its pipes.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Number of attempts to start a file that is still open for writing, and the delay between them.
-const BUSY_TRIES: u32 = 10;
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
+const MAX_BUSY_TRIES: u32 = 10;
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Result of a program that exited.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct Finished {
     /// Content of stdout.
     pub stdout: String,
     /// Last lines of stderr, joined with ` / `.
-    pub said: String,
+    pub stderr: String,
 }
 
 impl Finished {
@@ -48,8 +48,9 @@ impl Finished {
     /// Returns an error with the exit status and the last lines of stderr.
     #[must_use]
     pub fn failed(&self, name: &str) -> ProgramError {
-        let said = if self.said.is_empty() { "it printed no reason to stderr".to_owned() } else { self.said.clone() };
-        ProgramError::Failed { name: name.to_owned(), status: self.status, said }
+        let stderr =
+            if self.stderr.is_empty() { "it printed nothing to stderr".to_owned() } else { self.stderr.clone() };
+        ProgramError::Failed { name: name.to_owned(), status: self.status, stderr }
     }
 }
 
@@ -57,7 +58,7 @@ impl Finished {
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The program cannot be started.
-    #[error("{name} cannot be started; is it there, and executable?")]
+    #[error("failed to start {name}; check that it exists and is executable")]
     Start {
         /// Name of the program.
         name: String,
@@ -65,17 +66,17 @@ pub enum ProgramError {
         source: std::io::Error,
     },
     /// The program exceeded its timeout and was killed with its process group.
-    #[error("{name} did not end within {} s and was killed{said}", limit.as_secs_f64())]
-    Limit {
+    #[error("{name} did not exit within {} s and was killed{stderr}", timeout.as_secs_f64())]
+    Timeout {
         /// Name of the program.
         name: String,
         /// Timeout of the program.
-        limit: Duration,
+        timeout: Duration,
         /// Last lines of stderr, formatted to be appended.
-        said: String,
+        stderr: String,
     },
     /// The file for the program's output cannot be opened.
-    #[error("{}: cannot be written", path.display())]
+    #[error("failed to open {}", path.display())]
     Output {
         /// Path of the file.
         path: PathBuf,
@@ -83,23 +84,23 @@ pub enum ProgramError {
         source: std::io::Error,
     },
     /// The program printed too much.
-    #[error("{name} printed more than {STDOUT_MAX_BYTES} bytes")]
+    #[error("{name} printed more than {MAX_STDOUT_BYTES} bytes")]
     TooMuch {
         /// Name of the program.
         name: String,
     },
     /// The program exited with an error.
-    #[error("{name} failed ({status}): {said}")]
+    #[error("{name} failed ({status}): {stderr}")]
     Failed {
         /// Name of the program.
         name: String,
         /// Exit status of the program.
         status: ExitStatus,
         /// Last lines of stderr.
-        said: String,
+        stderr: String,
     },
     /// Waiting for the program failed.
-    #[error("{name} cannot be waited for")]
+    #[error("failed to wait for {name}")]
     Wait {
         /// Name of the program.
         name: String,
@@ -115,12 +116,12 @@ pub enum ProgramError {
 ///
 /// # Errors
 /// [`ProgramError`], but not [`ProgramError::Failed`].
-pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration) -> Result<Finished, ProgramError> {
+pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Duration) -> Result<Finished, ProgramError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = start(ProcessGroup::lead(command.kill_on_drop(true)), name).await?;
     let mut group = ProcessGroup::of(&child);
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (mut printed, mut said) = (Some(Vec::new()), VecDeque::new());
+    let (stdin, stdout, stderr_pipe) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (mut printed, mut stderr) = (Some(Vec::new()), VecDeque::new());
     let ended = {
         let feed = async {
             if let Some(mut stdin) = stdin {
@@ -128,32 +129,33 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration
                 let _ = stdin.write_all(input).await;
             }
         };
-        let pumps = async { tokio::join!(feed, take(stdout, &mut printed), tell(stderr, name, &mut said)) };
+        let pumps =
+            async { tokio::join!(feed, read_stdout(stdout, &mut printed), log_stderr(stderr_pipe, name, &mut stderr)) };
         let work = async {
             tokio::pin!(pumps);
             tokio::select! {
                 _ = &mut pumps => child.wait().await,
                 status = child.wait() => {
-                    let _ = tokio::time::timeout(LAST_WORDS, pumps).await;
+                    let _ = tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, pumps).await;
                     status
                 }
             }
         };
-        tokio::time::timeout(limit, work).await
+        tokio::time::timeout(timeout, work).await
     };
-    let said = said.into_iter().collect::<Vec<_>>().join(" / ");
+    let stderr = stderr.into_iter().collect::<Vec<_>>().join(" / ");
     match ended {
         Err(_) => {
             group.terminate();
             let _ = tokio::time::timeout(GRACE, child.wait()).await;
-            let said = if said.is_empty() { said } else { format!("; it said: {said}") };
-            Err(ProgramError::Limit { name: name.to_owned(), limit, said })
+            let stderr = if stderr.is_empty() { stderr } else { format!("; stderr: {stderr}") };
+            Err(ProgramError::Timeout { name: name.to_owned(), timeout, stderr })
         }
         Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
         Ok(Ok(status)) => {
             group.leave();
             let stdout = printed.ok_or_else(|| ProgramError::TooMuch { name: name.to_owned() })?;
-            Ok(Finished { status, stdout: String::from_utf8_lossy(&stdout).into_owned(), said })
+            Ok(Finished { status, stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr })
         }
     }
 }
@@ -169,32 +171,32 @@ pub async fn run_detached(
     mut command: Command,
     name: &str,
     output: &Path,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<Finished, ProgramError> {
     let file = File::options().create(true).append(true).open(output).and_then(|file| Ok((file.try_clone()?, file)));
     let (stdout, stderr) = file.map_err(|source| ProgramError::Output { path: output.to_owned(), source })?;
     command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
     let mut child = start(ProcessGroup::lead(&mut command), name).await?;
-    let mut group = Unattended(ProcessGroup::of(&child));
-    let ended = tokio::time::timeout(limit, child.wait()).await;
+    let mut group = DetachedGroup(ProcessGroup::of(&child));
+    let ended = tokio::time::timeout(timeout, child.wait()).await;
     match ended {
-        Ok(Ok(status)) => Ok(Finished { status, stdout: String::new(), said: last_lines(output) }),
+        Ok(Ok(status)) => Ok(Finished { status, stdout: String::new(), stderr: last_lines(output) }),
         Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
         Err(_) => {
             group.0.terminate();
             let _ = tokio::time::timeout(GRACE, child.wait()).await;
             group.0.kill();
-            let said = last_lines(output);
-            let said = if said.is_empty() { said } else { format!("; it said: {said}") };
-            Err(ProgramError::Limit { name: name.to_owned(), limit, said })
+            let stderr = last_lines(output);
+            let stderr = if stderr.is_empty() { stderr } else { format!("; stderr: {stderr}") };
+            Err(ProgramError::Timeout { name: name.to_owned(), timeout, stderr })
         }
     }
 }
 
 /// A process group that keeps running when this is dropped.
-struct Unattended(ProcessGroup);
+struct DetachedGroup(ProcessGroup);
 
-impl Drop for Unattended {
+impl Drop for DetachedGroup {
     fn drop(&mut self) {
         self.0.leave();
     }
@@ -205,15 +207,15 @@ fn last_lines(path: &Path) -> String {
     let mut tail = Vec::new();
     let read = File::open(path).and_then(|mut file| {
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(LINE_MAX_BYTES as u64)))?;
-        file.take(LINE_MAX_BYTES as u64).read_to_end(&mut tail)
+        file.seek(SeekFrom::Start(length.saturating_sub(MAX_LINE_BYTES as u64)))?;
+        file.take(MAX_LINE_BYTES as u64).read_to_end(&mut tail)
     });
     if read.is_err() {
         return String::new();
     }
     let text = String::from_utf8_lossy(&tail);
     let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    lines.iter().rev().take(SAID_LINES).rev().copied().collect::<Vec<_>>().join(" / ")
+    lines.iter().rev().take(MAX_QUOTED_LINES).rev().copied().collect::<Vec<_>>().join(" / ")
 }
 
 async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError> {
@@ -221,9 +223,9 @@ async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError>
     loop {
         match command.spawn() {
             Ok(child) => return Ok(child),
-            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && tries < MAX_BUSY_TRIES => {
                 tries += 1;
-                tokio::time::sleep(BUSY_PAUSE).await;
+                tokio::time::sleep(BUSY_RETRY_DELAY).await;
             }
             Err(source) => return Err(ProgramError::Start { name: name.to_owned(), source }),
         }
@@ -231,13 +233,13 @@ async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError>
 }
 
 /// Reads to the end. `to` becomes `None` if there is too much data.
-async fn take(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
+async fn read_stdout(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
     let Some(mut from) = from else { return };
     let mut buffer = vec![0; 32 * 1024];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         if let Some(kept) = to {
             kept.extend_from_slice(buffer.get(..n).unwrap_or_default());
-            if kept.len() > STDOUT_MAX_BYTES {
+            if kept.len() > MAX_STDOUT_BYTES {
                 *to = None;
             }
         }
@@ -245,7 +247,7 @@ async fn take(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
 }
 
 /// Logs each line and keeps the last ones.
-async fn tell(from: Option<impl AsyncRead + Unpin>, program: &str, said: &mut VecDeque<String>) {
+async fn log_stderr(from: Option<impl AsyncRead + Unpin>, program: &str, stderr: &mut VecDeque<String>) {
     let Some(mut from) = from else { return };
     let mut line = Vec::new();
     let mut end = |line: &mut Vec<u8>| {
@@ -255,15 +257,15 @@ async fn tell(from: Option<impl AsyncRead + Unpin>, program: &str, said: &mut Ve
             return;
         }
         tracing::info!(program, "{text}");
-        if said.len() == SAID_LINES {
-            said.pop_front();
+        if stderr.len() == MAX_QUOTED_LINES {
+            stderr.pop_front();
         }
-        said.push_back(text);
+        stderr.push_back(text);
     };
-    let mut buffer = vec![0; LINE_MAX_BYTES];
+    let mut buffer = vec![0; MAX_LINE_BYTES];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         for byte in buffer.get(..n).unwrap_or_default() {
-            if *byte == b'\n' || line.len() == LINE_MAX_BYTES {
+            if *byte == b'\n' || line.len() == MAX_LINE_BYTES {
                 end(&mut line);
             }
             if *byte != b'\n' {
@@ -280,28 +282,28 @@ mod tests {
 
     use super::*;
 
-    async fn sh(script: &str, input: &str, limit: Duration) -> Result<Finished, ProgramError> {
+    async fn sh(script: &str, input: &str, timeout: Duration) -> Result<Finished, ProgramError> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        run(command, "sh", input.as_bytes(), limit).await
+        run(command, "sh", input.as_bytes(), timeout).await
     }
 
     const LONG: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn what_a_program_prints_and_how_it_ends_is_kept() {
+    async fn returns_output_and_exit_status() {
         let finished = sh("cat; echo one >&2; printf two >&2; exit 3", "in", LONG).await.unwrap();
-        assert_eq!((finished.stdout.as_str(), finished.said.as_str()), ("in", "one / two"));
+        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("in", "one / two"));
         let error = finished.success("sh").unwrap_err().to_string();
         assert_eq!(error, "sh failed (exit status: 3): one / two");
     }
 
     #[tokio::test]
-    async fn a_program_over_its_limit_is_ended_with_what_it_started() {
+    async fn timeout_kills_the_process_group() {
         let directory = tempfile::tempdir().unwrap();
         let script = format!("sleep 600 & echo $! > {}/pid; echo waiting >&2; wait", directory.path().display());
         let error = sh(&script, "", Duration::from_millis(500)).await.unwrap_err().to_string();
-        assert_eq!(error, "sh did not end within 0.5 s and was killed; it said: waiting");
+        assert_eq!(error, "sh did not exit within 0.5 s and was killed; stderr: waiting");
         let pid: i32 = std::fs::read_to_string(directory.path().join("pid")).unwrap().trim().parse().unwrap();
         // The process has been signaled. Without that it would sleep for ten minutes.
         let ended = || {
@@ -314,15 +316,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_program_leaves_running_keeps_nobody_waiting() {
+    async fn background_processes_do_not_delay_the_result() {
         let finished = sh("echo done; sleep 600 & echo $! >&2", "", LONG).await.unwrap();
         assert_eq!(finished.stdout, "done\n");
-        let pid = Pid::from_raw(finished.said.trim().parse().unwrap()).unwrap();
+        let pid = Pid::from_raw(finished.stderr.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).expect("it still runs");
     }
 
     #[tokio::test]
-    async fn a_detached_program_goes_on_where_nobody_waits_for_it() {
+    async fn detached_program_continues_after_cancellation() {
         let directory = tempfile::tempdir().unwrap();
         let (go, done, output) =
             (directory.path().join("go"), directory.path().join("done"), directory.path().join("out"));
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn output_without_end_is_an_error_and_no_memory() {
+    async fn unlimited_output_is_an_error() {
         let error = sh("head -c 20000000 /dev/zero", "", LONG).await.unwrap_err();
         assert!(matches!(error, ProgramError::TooMuch { .. }), "{error}");
         let error = run(Command::new("/nowhere/program"), "it", b"", LONG).await.unwrap_err();

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::parent::Host;
+use super::host_liveness::PluginHost;
 use super::service::Service;
 use super::{Error, Provider, extension};
 use crate::protocol::extension::instance_group_extension_server::InstanceGroupExtensionServer;
@@ -25,10 +25,10 @@ use crate::protocol::{APP_VERSION, CORE_VERSION};
 use crate::sys::{self, Endpoint, Signals};
 
 /// Maximum size of a message. The protocol allows 2 GiB; real messages are far smaller than this.
-const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
 /// Time to send the response to the call that stops the process.
-const LAST_ANSWER: Duration = Duration::from_millis(100);
+const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Exit status that shells report for a process that SIGTERM ended.
 const TERMINATED: u8 = 143;
 
@@ -37,8 +37,8 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
     let mut signals = Signals::new()?;
     let (listener, endpoint) = sys::listen().await?;
     let stop = CancellationToken::new();
-    let host = Host::default();
-    let services = Services { stop: stop.clone(), host: host.clone() };
+    let host = PluginHost::default();
+    let services = GoPluginServices { stop: stop.clone(), host: host.clone() };
     let group = Service::<P>::default();
     let server = Server::builder()
         .add_service(HealthServer::new(Healthy))
@@ -48,26 +48,26 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
         .add_service(InstanceGroupExtensionServer::new(extension::Service { provider: group.shared() }))
         .add_service(
             InstanceGroupServer::new(group)
-                .max_decoding_message_size(MESSAGE_MAX_BYTES)
-                .max_encoding_message_size(MESSAGE_MAX_BYTES),
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES),
         )
         .serve_with_incoming(listener);
     announce(&endpoint)?;
-    let gone = host.gone();
-    tokio::pin!(server, gone);
+    let lost = host.wait_lost();
+    tokio::pin!(server, lost);
     // Pending calls are dropped: the process exits immediately, as Go plugins do (docs/spec/fleeting.md, section 1.11).
     tokio::select! {
         ended = &mut server => Ok(ended.map(|()| ExitCode::SUCCESS)?),
         () = stop.cancelled() => {
             // The response to the call that stopped the plugin has not been sent yet.
-            let _ = tokio::time::timeout(LAST_ANSWER, &mut server).await;
+            let _ = tokio::time::timeout(LAST_RESPONSE_TIMEOUT, &mut server).await;
             Ok(ExitCode::SUCCESS)
         }
-        () = &mut gone => {
-            tracing::info!("the host is gone");
+        () = &mut lost => {
+            tracing::info!("host is gone, exiting");
             Ok(ExitCode::SUCCESS)
         }
-        () = signals.end() => Ok(ExitCode::from(TERMINATED)),
+        () = signals.wait_termination() => Ok(ExitCode::from(TERMINATED)),
     }
 }
 
@@ -82,16 +82,16 @@ fn announce(endpoint: &Endpoint) -> Result<(), Error> {
 /// go-plugin's services. The plugin prints nothing and opens no further connections, so both streams stay empty. When the host is gone,
 /// they close.
 #[derive(Clone)]
-struct Services {
+struct GoPluginServices {
     stop: CancellationToken,
-    host: Host,
+    host: PluginHost,
 }
 
-type Silent<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type EmptyStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-impl Services {
-    fn silent<T: Send + 'static>(&self) -> Silent<T> {
-        let counted = self.host.stream();
+impl GoPluginServices {
+    fn empty_stream<T: Send + 'static>(&self) -> EmptyStream<T> {
+        let counted = self.host.open_stream();
         Box::pin(futures::stream::pending().map(move |never: Result<T, Status>| {
             let _ = &counted;
             never
@@ -100,7 +100,7 @@ impl Services {
 }
 
 #[tonic::async_trait]
-impl GrpcController for Services {
+impl GrpcController for GoPluginServices {
     async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
         self.stop.cancel();
         Ok(Response::new(Empty {}))
@@ -108,20 +108,20 @@ impl GrpcController for Services {
 }
 
 #[tonic::async_trait]
-impl GrpcStdio for Services {
-    type StreamStdioStream = Silent<StdioData>;
+impl GrpcStdio for GoPluginServices {
+    type StreamStdioStream = EmptyStream<StdioData>;
 
     async fn stream_stdio(&self, _: Request<()>) -> Result<Response<Self::StreamStdioStream>, Status> {
-        Ok(Response::new(self.silent()))
+        Ok(Response::new(self.empty_stream()))
     }
 }
 
 #[tonic::async_trait]
-impl GrpcBroker for Services {
-    type StartStreamStream = Silent<ConnInfo>;
+impl GrpcBroker for GoPluginServices {
+    type StartStreamStream = EmptyStream<ConnInfo>;
 
     async fn start_stream(&self, _: Request<Streaming<ConnInfo>>) -> Result<Response<Self::StartStreamStream>, Status> {
-        Ok(Response::new(self.silent()))
+        Ok(Response::new(self.empty_stream()))
     }
 }
 

@@ -9,7 +9,7 @@ use prost::Message;
 use tonic::{Code, Request, Response, Status};
 
 use super::config;
-use super::{Partial, Provider, Settings, text};
+use super::{PartialFailure, Provider, Settings, error_chain};
 use crate::model::{ConnectorConfig, InstanceId};
 use crate::protocol::group::instance_group_server::InstanceGroup;
 use crate::protocol::group::{
@@ -44,7 +44,7 @@ impl<P: Provider> Service<P> {
     }
 
     /// Returns the provider if it declared that it can suspend. A host that does not know this does not track suspended instances (H13).
-    fn sleeper(&self) -> Result<&P, Status> {
+    fn suspendable(&self) -> Result<&P, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
             return Ok(provider);
@@ -54,50 +54,53 @@ impl<P: Provider> Service<P> {
 }
 
 /// Converts a provider's error as Go plugins do: code Unknown and the message (P10).
-fn unknown(error: &super::Error) -> Status {
-    Status::unknown(text(error.as_ref()))
+fn unknown_status(error: &super::Error) -> Status {
+    Status::unknown(error_chain(error.as_ref()))
 }
 
 /// Returns the part that succeeded. The host receives an error only if nothing succeeded.
-fn done<T: Default + PartialEq>(call: &str, result: Result<T, Partial<T>>) -> Result<T, Status> {
+fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialFailure<T>>) -> Result<T, Status> {
     match result {
         Ok(succeeded) => Ok(succeeded),
-        Err(Partial { succeeded, error }) if succeeded == T::default() => {
-            tracing::error!(call, error = text(error.as_ref()), "failed");
-            Err(unknown(&error))
+        Err(PartialFailure { succeeded, error }) if succeeded == T::default() => {
+            tracing::error!(call, error = error_chain(error.as_ref()), "call failed");
+            Err(unknown_status(&error))
         }
-        Err(Partial { succeeded, error }) => {
-            tracing::error!(call, error = text(error.as_ref()), "done in part");
+        Err(PartialFailure { succeeded, error }) => {
+            tracing::error!(call, error = error_chain(error.as_ref()), "call succeeded in part");
             Ok(succeeded)
         }
     }
 }
 
 /// Returns the part that succeeded in the details of the error: `Suspend` and `Resume` can return both (P11).
-fn slept(result: Result<Vec<InstanceId>, Partial<Vec<InstanceId>>>, message: &str) -> Result<Vec<String>, Status> {
-    let Partial { succeeded, error } = match result {
-        Ok(succeeded) => return Ok(texts(succeeded)),
+fn partial_details(
+    result: Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>>,
+    message: &str,
+) -> Result<Vec<String>, Status> {
+    let PartialFailure { succeeded, error } = match result {
+        Ok(succeeded) => return Ok(id_strings(succeeded)),
         Err(partial) => partial,
     };
-    let words = text(error.as_ref());
+    let text = error_chain(error.as_ref());
     // `SuspendResponse` and `ResumeResponse` have the same single field.
-    let detail = SuspendResponse { succeeded: texts(succeeded) };
+    let detail = SuspendResponse { succeeded: id_strings(succeeded) };
     let rich = RichStatus {
         code: Code::Unknown as i32,
-        message: words.clone(),
+        message: text.clone(),
         details: vec![prost_types::Any {
             type_url: format!("type.googleapis.com/proto.{message}"),
             value: detail.encode_to_vec(),
         }],
     };
-    Err(Status::with_details(Code::Unknown, words, rich.encode_to_vec().into()))
+    Err(Status::with_details(Code::Unknown, text, rich.encode_to_vec().into()))
 }
 
 fn ids(texts: Vec<String>) -> Vec<InstanceId> {
     texts.into_iter().map(InstanceId::from).collect()
 }
 
-fn texts(ids: Vec<InstanceId>) -> Vec<String> {
+fn id_strings(ids: Vec<InstanceId>) -> Vec<String> {
     ids.into_iter().map(|id| id.as_str().to_owned()).collect()
 }
 
@@ -107,7 +110,7 @@ impl<P: Provider> InstanceGroup for Service<P> {
 
     async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
         let InitRequest { config, settings } = request.into_inner();
-        let _one = self.starting.lock().await;
+        let _guard = self.starting.lock().await;
         if self.provider.get().is_some() {
             return Err(Status::failed_precondition("Init was called before"));
         }
@@ -115,14 +118,14 @@ impl<P: Provider> InstanceGroup for Service<P> {
             config::read::<P::Config>(&config).map_err(|error| Status::unknown(error.to_string()))?;
         for config::Unknown { key, nearest } in ignored {
             match nearest {
-                Some(nearest) => tracing::warn!(key, "plugin_config: unknown key is ignored; is `{nearest}` meant?"),
-                None => tracing::warn!(key, "plugin_config: unknown key is ignored"),
+                Some(nearest) => tracing::warn!(key, "plugin_config: unknown key ignored; did you mean `{nearest}`?"),
+                None => tracing::warn!(key, "plugin_config: unknown key ignored"),
             }
         }
         // Missing settings mean default ones (P8). Go plugins crash on them.
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
         let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
-        let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown(&error))?;
+        let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown_status(&error))?;
         self.can_suspend.store(init.can_suspend, Ordering::Release);
         // The lock is held, so the cell is empty.
         let _ = self.provider.set(provider);
@@ -136,7 +139,7 @@ impl<P: Provider> InstanceGroup for Service<P> {
     }
 
     async fn update(&self, _: Request<Empty>) -> Result<Response<Self::UpdateStream>, Status> {
-        let instances = self.provider()?.update().await.map_err(|error| unknown(&error))?;
+        let instances = self.provider()?.update().await.map_err(|error| unknown_status(&error))?;
         let message = |(id, state): (InstanceId, crate::model::InstanceState)| {
             Ok(UpdateResponse { instance: id.as_str().to_owned(), state: state.number() })
         };
@@ -145,14 +148,14 @@ impl<P: Provider> InstanceGroup for Service<P> {
 
     async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, Status> {
         let n = request.into_inner().n;
-        let succeeded = done("Increase", self.provider()?.increase(n).await)?;
+        let succeeded = accept_partial("Increase", self.provider()?.increase(n).await)?;
         Ok(Response::new(IncreaseResponse { succeeded: succeeded.min(n) }))
     }
 
     async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, Status> {
-        let asked = ids(request.into_inner().instances);
-        let succeeded = done("Decrease", self.provider()?.decrease(asked).await)?;
-        Ok(Response::new(DecreaseResponse { succeeded: texts(succeeded) }))
+        let requested = ids(request.into_inner().instances);
+        let succeeded = accept_partial("Decrease", self.provider()?.decrease(requested).await)?;
+        Ok(Response::new(DecreaseResponse { succeeded: id_strings(succeeded) }))
     }
 
     async fn connect_info(
@@ -160,7 +163,7 @@ impl<P: Provider> InstanceGroup for Service<P> {
         request: Request<ConnectInfoRequest>,
     ) -> Result<Response<ConnectInfoResponse>, Status> {
         let id = InstanceId::from(request.into_inner().instance);
-        let info = self.provider()?.connect_info(id).await.map_err(|error| unknown(&error))?;
+        let info = self.provider()?.connect_info(id).await.map_err(|error| unknown_status(&error))?;
         Ok(Response::new(ConnectInfoResponse {
             connector: Some(info.connector.to_wire()),
             external_addr: info.external_addr,
@@ -171,23 +174,23 @@ impl<P: Provider> InstanceGroup for Service<P> {
 
     async fn heartbeat(&self, request: Request<HeartbeatRequest>) -> Result<Response<Empty>, Status> {
         let id = InstanceId::from(request.into_inner().instance);
-        self.provider()?.heartbeat(id).await.map_err(|error| unknown(&error))?;
+        self.provider()?.heartbeat(id).await.map_err(|error| unknown_status(&error))?;
         Ok(Response::new(Empty {}))
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
-        let result = self.sleeper()?.suspend(ids(request.into_inner().instances)).await;
-        Ok(Response::new(SuspendResponse { succeeded: slept(result, "SuspendResponse")? }))
+        let result = self.suspendable()?.suspend(ids(request.into_inner().instances)).await;
+        Ok(Response::new(SuspendResponse { succeeded: partial_details(result, "SuspendResponse")? }))
     }
 
     async fn resume(&self, request: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        let result = self.sleeper()?.resume(ids(request.into_inner().instances)).await;
-        Ok(Response::new(ResumeResponse { succeeded: slept(result, "ResumeResponse")? }))
+        let result = self.suspendable()?.resume(ids(request.into_inner().instances)).await;
+        Ok(Response::new(ResumeResponse { succeeded: partial_details(result, "ResumeResponse")? }))
     }
 
     async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
         if let Some(provider) = self.provider.get() {
-            provider.shutdown().await.map_err(|error| unknown(&error))?;
+            provider.shutdown().await.map_err(|error| unknown_status(&error))?;
         }
         Ok(Response::new(Empty {}))
     }

@@ -60,11 +60,11 @@ impl Signals {
     }
 
     /// Waits for SIGTERM. SIGINT from a terminal also reaches the host, which decides what happens (P9). Cancel-safe.
-    pub(crate) async fn end(&mut self) {
+    pub(crate) async fn wait_termination(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => tracing::debug!("an interrupt is left to the host"),
+                _ = self.interrupt.recv() => tracing::debug!("ignored SIGINT, because the host handles it"),
             }
         }
     }
@@ -81,7 +81,7 @@ impl Parent {
     }
 
     /// Returns whether the parent process has ended, so that this process has another parent.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         getppid() != self.0
     }
 }

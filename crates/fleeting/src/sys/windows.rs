@@ -27,9 +27,9 @@ impl Signals {
     }
 
     /// Never returns. Ctrl-C in a console also reaches the host, which decides what happens (P9). Cancel-safe.
-    pub(crate) async fn end(&mut self) {
+    pub(crate) async fn wait_termination(&mut self) {
         while self.0.recv().await.is_some() {
-            tracing::debug!("an interrupt is left to the host");
+            tracing::debug!("ignored Ctrl-C, because the host handles it");
         }
         std::future::pending().await
     }
@@ -46,7 +46,7 @@ impl Parent {
     }
 
     /// Always returns false.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         false
     }
 }

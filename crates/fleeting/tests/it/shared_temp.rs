@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
-use muster_fleeting::host::{Group, PluginSpec, Status};
+use muster_fleeting::host::{Group, PluginSpec, PluginStatus};
 use tempfile::TempDir;
 
 const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
@@ -80,7 +80,7 @@ impl Attack {
 /// Starts a plugin in the child process and checks the path of its socket.
 async fn start_plugin(wanted: &Path) {
     let group = Group::start(PluginSpec::new(TOY)).await.unwrap();
-    let Status::Up { pid } = *group.status().borrow() else { panic!("not running") };
+    let PluginStatus::Up { pid } = *group.status().borrow() else { panic!("not running") };
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
     let variable =
         environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"PLUGIN_UNIX_SOCKET_DIR="));

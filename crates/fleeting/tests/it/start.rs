@@ -11,7 +11,7 @@ use tempfile::TempDir;
 /// Creates a script that acts as the plugin. It is deleted with the directory.
 fn script(body: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
-    let path = directory.path().join("fleeting-plugin-broken");
+    let path = directory.path().join("fleeting-plugin-faulty");
     std::fs::write(&path, format!("#!/bin/sh\necho $$ > \"$0.pid\"\n{body}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     (directory, path)
@@ -25,7 +25,7 @@ fn is_alive(script: &Path) -> bool {
 async fn refused(body: &str) -> String {
     let (_directory, path) = script(body);
     let mut spec = PluginSpec::new(&path);
-    spec.limits.start = Duration::from_secs(20);
+    spec.timeouts.start = Duration::from_secs(20);
     let error = Group::start(spec).await.expect_err("this is no plugin");
     assert!(!is_alive(&path), "the process is left");
     with_causes(&error)
@@ -46,13 +46,13 @@ async fn h3_to_h7_a_wrong_handshake_is_refused_and_the_process_ended() {
         ("echo banner; echo '1|0|unix|/tmp/p1|grpc|'; exec sleep 600", "unrecognized plugin message \"banner\""),
         ("echo '1|0|vsock|3:1|grpc|'; exec sleep 600", "unknown address type"),
         ("while :; do printf xxxxxxxxxxxxxxxx; done", "unrecognized plugin message \"xxxx"),
-        ("echo '1|0|unix|/nowhere/p1|grpc|'; exec sleep 600", "cannot be reached at /nowhere/p1"),
-        ("echo '1|0|tcp|127.0.0.1:1|grpc|'; exec sleep 600", "cannot be reached at 127.0.0.1:1"),
+        ("echo '1|0|unix|/nowhere/p1|grpc|'; exec sleep 600", "failed to connect to /nowhere/p1"),
+        ("echo '1|0|tcp|127.0.0.1:1|grpc|'; exec sleep 600", "failed to connect to 127.0.0.1:1"),
     ];
     for (body, wanted) in cases {
         let error = refused(body).await;
         assert!(error.contains(wanted), "{body}: {error}");
-        assert!(error.contains("fleeting-plugin-broken"), "names the plugin: {error}");
+        assert!(error.contains("fleeting-plugin-faulty"), "names the plugin: {error}");
     }
     assert!(refused("echo 'hello world'").await.contains("a script, mode 755"), "says what kind of file it is");
 }
@@ -60,17 +60,17 @@ async fn h3_to_h7_a_wrong_handshake_is_refused_and_the_process_ended() {
 #[tokio::test]
 async fn a_plugin_that_exits_is_quoted() {
     let error = refused("echo 'token is missing' >&2; exit 3").await;
-    assert!(error.contains("exited before the handshake (exit status: 3); it said: token is missing"), "{error}");
+    assert!(error.contains("exited before the handshake (exit status: 3); stderr: token is missing"), "{error}");
 }
 
 #[tokio::test]
 async fn h9_a_plugin_that_says_nothing_is_ended() {
     let (_directory, path) = script("echo 'still thinking' >&2; sleep 600 & exec sleep 600");
     let mut spec = PluginSpec::new(&path);
-    spec.limits.start = Duration::from_millis(300);
+    spec.timeouts.start = Duration::from_millis(300);
     let error = Group::start(spec).await.expect_err("it says nothing");
-    assert!(matches!(error, StartError::Silent { .. }), "{error}");
-    assert!(error.to_string().contains("it said: still thinking"), "{error}");
+    assert!(matches!(error, StartError::HandshakeTimeout { .. }), "{error}");
+    assert!(error.to_string().contains("stderr: still thinking"), "{error}");
     assert!(!is_alive(&path), "the process is left");
 }
 
@@ -91,7 +91,7 @@ async fn settings_that_no_plugin_can_use_start_nothing() {
     let mut spec = PluginSpec::new(&path);
     spec.connector.protocol = "telnet".to_owned();
     let error = Group::start(spec).await.expect_err("no such protocol");
-    assert!(with_causes(&error).contains("protocol \"telnet\" is not known; use ssh"), "{}", with_causes(&error));
+    assert!(with_causes(&error).contains("unknown protocol \"telnet\"; use ssh"), "{}", with_causes(&error));
     assert!(!Path::new(&format!("{}.pid", path.display())).exists(), "it was not even started");
 }
 
@@ -102,11 +102,11 @@ async fn a_lack_of_open_files_is_told_and_leaves_nothing() {
     if std::env::var_os(PLACE).is_some() {
         let mut all: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
         // With no file descriptor left, the socket's directory cannot be created; with two left, the pipes cannot.
-        for (left, wanted) in [(0, "no directory for its socket"), (2, "cannot be run")] {
+        for (left, wanted) in [(0, "failed to create a directory for its socket"), (2, "failed to start")] {
             all.truncate(all.len() - left);
             let error = Group::start(PluginSpec::new("/bin/true")).await.expect_err("no file can be opened");
             let said = with_causes(&error);
-            assert!(said.contains(wanted) && said.contains("`ulimit -n`") && !said.contains("is it there"), "{said}");
+            assert!(said.contains(wanted) && said.contains("`ulimit -n`") && !said.contains("check that"), "{said}");
         }
         return;
     }

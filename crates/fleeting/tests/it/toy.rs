@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use muster_fleeting::host::{CallError, Group, PluginSpec, Status};
+use muster_fleeting::host::{CallError, Group, PluginSpec, PluginStatus};
 use muster_fleeting::model::Features;
 use muster_fleeting::model::{InstanceId, InstanceState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,7 +14,7 @@ const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
 async fn toy(config: serde_json::Value) -> Group {
     let mut spec = PluginSpec::new(TOY);
     spec.config = config;
-    spec.limits.restart_first = std::time::Duration::from_millis(1);
+    spec.timeouts.restart_first = std::time::Duration::from_millis(1);
     Group::start(spec).await.unwrap()
 }
 
@@ -24,7 +24,7 @@ fn id(name: &str) -> InstanceId {
 
 fn pid(group: &Group) -> i32 {
     match &*group.status().borrow() {
-        Status::Up { pid } => i32::try_from(*pid).unwrap(),
+        PluginStatus::Up { pid } => i32::try_from(*pid).unwrap(),
         other => panic!("not running: {other:?}"),
     }
 }
@@ -110,10 +110,13 @@ async fn a_plugin_without_an_extension_is_a_plugin_like_any_other() {
     assert_eq!(group.features(), Features::default());
     assert!(matches!(group.offers().await, Err(CallError::NoCapability { capability: "offers", .. })));
     assert!(matches!(group.notices().await.err(), Some(CallError::NoCapability { capability: "notices", .. })));
-    assert!(matches!(group.resources(&[]).await, Err(CallError::NoCapability { capability: "resources", .. })));
+    assert!(matches!(
+        group.resource_usage(&[]).await,
+        Err(CallError::NoCapability { capability: "resource_usage", .. })
+    ));
     assert_eq!(group.host_keys(&id("any")).await.unwrap(), Vec::<String>::new());
     group.prepare(&id("any"), "1").await.unwrap();
-    group.finish(&id("any"), "1").await.unwrap();
+    group.cleanup(&id("any"), "1").await.unwrap();
     group.stop().await;
 }
 
@@ -140,8 +143,8 @@ async fn h19_a_plugin_that_dies_is_started_again() {
     let first = pid(&group);
     let mut status = group.status();
     kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
-    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
-    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert_ne!(pid(&group), first);
     assert_eq!(group.increase(1).await.unwrap(), 1, "it was given Init again");
     group.stop().await;
@@ -153,7 +156,7 @@ async fn h11_stopping_leaves_no_process_and_no_socket() {
     let process = pid(&group);
     let status = group.status();
     group.stop().await;
-    assert!(matches!(&*status.borrow(), Status::Stopped));
+    assert!(matches!(&*status.borrow(), PluginStatus::Stopped));
     assert!(!is_alive(process));
 }
 

@@ -65,7 +65,7 @@ pub(super) async fn run(args: &Args) -> ExitCode {
     let for_people = !args.json && !args.junit;
     let mut told = |verdict: &Verdict| {
         // What was not come to would bury what failed.
-        if for_people && !verdict.is_left_out() {
+        if for_people && !verdict.is_not_reached() {
             tell(verdict);
         }
     };
@@ -85,7 +85,7 @@ pub(super) async fn run(args: &Args) -> ExitCode {
     } else if args.junit {
         ui::out(&report.junit());
     } else {
-        let left_out = report.verdicts.iter().filter(|verdict| verdict.is_left_out());
+        let left_out = report.verdicts.iter().filter(|verdict| verdict.is_not_reached());
         let why = left_out.clone().find_map(|verdict| verdict.outcome.reason());
         let left_out: Vec<_> = left_out.map(|verdict| verdict.case.id).collect();
         if let Some(why) = why {
@@ -122,7 +122,7 @@ fn tell(verdict: &Verdict) {
         Outcome::Fail(_) => ui::BAD,
         Outcome::Skip(_) => ui::DIM,
     };
-    let (word, case) = (ui::paint(style, verdict.outcome.word()), verdict.case);
+    let (word, case) = (ui::paint(style, verdict.outcome.label()), verdict.case);
     ui::outln(&format!("{word}  {:<4} {} ({:.2} s)", case.id, case.title, verdict.took.as_secs_f64()));
     if let Some(reason) = verdict.outcome.reason() {
         ui::outln(&format!("           {reason}"));

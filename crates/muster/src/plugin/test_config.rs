@@ -45,10 +45,10 @@ struct Connector {
 struct Test {
     instances: Option<u32>,
     connect: Connect,
-    call_limit: Option<String>,
-    create_limit: Option<String>,
-    delete_limit: Option<String>,
-    exit_limit: Option<String>,
+    call_timeout: Option<String>,
+    create_timeout: Option<String>,
+    delete_timeout: Option<String>,
+    exit_timeout: Option<String>,
 }
 
 pub(super) fn read(path: &Path) -> Result<TestConfig, PluginError> {
@@ -86,10 +86,10 @@ impl TestConfig {
             return Err(PluginError::Words("test.instances must be at least 1"));
         }
         plan.connect = test.connect;
-        plan.call_limit = duration("test.call_limit", test.call_limit.as_deref(), plan.call_limit)?;
-        plan.create_limit = duration("test.create_limit", test.create_limit.as_deref(), plan.create_limit)?;
-        plan.delete_limit = duration("test.delete_limit", test.delete_limit.as_deref(), plan.delete_limit)?;
-        plan.exit_limit = duration("test.exit_limit", test.exit_limit.as_deref(), plan.exit_limit)?;
+        plan.call_timeout = duration("test.call_timeout", test.call_timeout.as_deref(), plan.call_timeout)?;
+        plan.create_timeout = duration("test.create_timeout", test.create_timeout.as_deref(), plan.create_timeout)?;
+        plan.delete_timeout = duration("test.delete_timeout", test.delete_timeout.as_deref(), plan.delete_timeout)?;
+        plan.exit_timeout = duration("test.exit_timeout", test.exit_timeout.as_deref(), plan.exit_timeout)?;
         Ok(())
     }
 }

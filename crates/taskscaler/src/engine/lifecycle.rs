@@ -130,7 +130,7 @@ impl Engine {
     /// Handles the listed state of an instance that is not in the pool.
     fn observe_unknown(&mut self, now: Now, group: GroupId, call: u64, id: InstanceId, listed: InstanceState) {
         let Some(state) = self.inventory.groups.get_mut(group) else { return };
-        if listed.is_gone() {
+        if listed.is_deleted() {
             if state.unmanaged.remove(&id) {
                 self.inventory.mark_unmanaged_dirty(group, &id);
             }

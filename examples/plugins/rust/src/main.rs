@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::{
-    self, ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings, program,
+    self, ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings,
+    program,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -84,19 +85,19 @@ impl Provider for Sshd {
         Ok(instances.keys().map(|id| (id.clone(), InstanceState::Running)).collect())
     }
 
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut instances = self.instances.lock().await;
         for succeeded in 0..n {
             if instances.len() >= self.config.max_size as usize {
-                return Err(Partial { succeeded, error: "the group is full".into() });
+                return Err(PartialFailure { succeeded, error: "the group is full".into() });
             }
-            let (id, instance) = self.create().await.map_err(|error| Partial { succeeded, error })?;
+            let (id, instance) = self.create().await.map_err(|error| PartialFailure { succeeded, error })?;
             instances.insert(id, instance);
         }
         Ok(n)
     }
 
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut instances = self.instances.lock().await;
         instances.retain(|id, _| !ids.contains(id));
         Ok(ids)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fleeting_plugin_local::server;
 use muster_fleeting::conformance::{self, Outcome, Plan};
-use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
+use muster_fleeting::host::{Group, PluginSpec, PluginStatus, StartError};
 use muster_fleeting::model::{InstanceId, InstanceState};
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
@@ -72,7 +72,7 @@ impl Cloud {
         let mut spec = PluginSpec::new(PLUGIN);
         spec.config = self.config();
         change(&mut spec.config);
-        spec.limits.restart_first = Duration::from_millis(1);
+        spec.timeouts.restart_first = Duration::from_millis(1);
         Group::start(spec).await
     }
 }
@@ -185,11 +185,11 @@ async fn interrupted_creation_is_removed_after_restart() {
     group.increase(1).await.unwrap();
     until(|| cloud.machines().len() == 1).await;
     let mut status = group.status();
-    let Status::Up { pid } = *status.borrow() else { panic!("it runs") };
+    let PluginStatus::Up { pid } = *status.borrow() else { panic!("it runs") };
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
-    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     // docker-machine continues: if it ended before it knows the machine's ID, the machine would remain at its provider.
     assert_eq!(states(&group).await.iter().map(|(_, state)| *state).collect::<Vec<_>>(), [InstanceState::Deleting]);
     assert_eq!(cloud.paid(), 1);
@@ -250,7 +250,7 @@ async fn failed_list_loses_no_machines() {
     cloud.unset("ls-fails");
     wait(&group, 1, InstanceState::Running).await;
     let error = cloud.start(|config| config["executable"] = json!("/nowhere/docker-machine")).await.unwrap_err();
-    assert!(error.to_string().contains("docker-machine ls cannot be started; is it there"), "{error}");
+    assert!(error.to_string().contains("failed to start docker-machine ls; check that it exists"), "{error}");
     group.stop().await;
 }
 

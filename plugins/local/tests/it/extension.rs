@@ -21,13 +21,13 @@ async fn reports_prices_and_stock_changes() {
 
     let mut notices = group.notices().await.unwrap();
     assert_eq!(group.increase(5).await.unwrap(), 2);
-    assert_eq!(notices.next().await, Some(Notice::Stock { offer: "local".to_owned(), available: false }));
+    assert_eq!(notices.next().await, Some(Notice::StockChange { offer: "local".to_owned(), available: false }));
     let error = group.increase(1).await.unwrap_err().to_string();
     assert!(error.contains("the cloud is out of stock: capacity = 2"), "{error}");
     assert_eq!(group.offers().await.unwrap()[0].available, Some(0));
     let ids = wait(&group, InstanceState::Running, 2).await;
     group.decrease(&ids[..1]).await.unwrap();
-    assert_eq!(notices.next().await, Some(Notice::Stock { offer: "local".to_owned(), available: true }));
+    assert_eq!(notices.next().await, Some(Notice::StockChange { offer: "local".to_owned(), available: true }));
     group.stop().await;
     assert_eq!(notices.next().await, None, "they end with the plugin");
 }
@@ -50,7 +50,7 @@ async fn reports_resource_usage() {
     let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 600";
     let watch = async {
         loop {
-            let resources = group.resources(std::slice::from_ref(&id(&target))).await.unwrap().remove(0);
+            let resources = group.resource_usage(std::slice::from_ref(&id(&target))).await.unwrap().remove(0);
             if resources.cpu_seconds > 0.0 && resources.processes >= 2 {
                 return resources;
             }
@@ -61,7 +61,7 @@ async fn reports_resource_usage() {
         outcome = session.run(RemoteCommand::new(busy)) => panic!("it ended: {outcome:?}"),
     };
     assert!(resources.memory_bytes > 0, "{resources:?}");
-    let none = group.resources(&[InstanceId::new("nobody")]).await.unwrap();
+    let none = group.resource_usage(&[InstanceId::new("nobody")]).await.unwrap();
     assert_eq!(none, []);
     group.stop().await;
 }
@@ -89,7 +89,7 @@ async fn hooks_run_around_a_job_and_report_failures() {
     let script = format!("echo \"$0 $1\" >>{}; case $1 in bad) echo disk is full >&2; exit 3;; esac", file.display());
     let (group, target, _session) = one(json!({"prepare_command": ["sh", "-c", script]})).await;
     group.prepare(&id(&target), "17").await.unwrap();
-    group.finish(&id(&target), "17").await.unwrap();
+    group.cleanup(&id(&target), "17").await.unwrap();
     let error = group.prepare(&id(&target), "bad").await.unwrap_err();
     assert!(matches!(&error, CallError::Refused { call: "Prepare", .. }), "{error}");
     assert!(

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use muster_fleeting::host::Status;
+use muster_fleeting::host::PluginStatus;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use super::*;
@@ -84,10 +84,10 @@ async fn stopped_or_killed_plugin_leaves_no_directory() {
     assert_eq!(home.metadata().unwrap().permissions().mode() & 0o777, 0o700, "jobs leave secrets there");
 
     let mut status = group.status();
-    let Status::Up { pid } = *status.borrow() else { panic!("it runs") };
+    let PluginStatus::Up { pid } = *status.borrow() else { panic!("it runs") };
     kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL).unwrap();
-    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
-    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert!(!home.exists(), "the next one clears it away");
     group.increase(1).await.unwrap();
     let again = wait(&group, InstanceState::Running, 1).await.remove(0);

@@ -118,7 +118,7 @@ async fn hanging_program_is_killed_and_plugin_continues() {
     let (_directory, path) = script("update) echo looking >&2; sleep 600;;\nincrease) :;;\nconnect-info) :;;");
     let group = start(json!({"command": ["sh", path], "timeouts_s": {"update": 1}})).await.unwrap();
     let error = group.update().await.unwrap_err().to_string();
-    assert!(error.contains("update did not end within 1 s and was killed; it said: looking"), "{error}");
+    assert!(error.contains("update did not exit within 1 s and was killed; stderr: looking"), "{error}");
     assert_eq!(group.increase(1).await.unwrap(), 1);
     let error = group.decrease(&ids(&["a"])).await.unwrap_err().to_string();
     assert!(error.contains("decrease: the script does not support this call"), "{error}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fleeting_plugin_local::server;
 use muster_fleeting::conformance::{self, Outcome, Plan};
 use muster_fleeting::connector::{self, DialOptions};
-use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
+use muster_fleeting::host::{Group, PluginSpec, PluginStatus, StartError};
 use muster_fleeting::model::{InstanceId, InstanceState};
 use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 use russh::keys::ssh_key::LineEnding;
@@ -78,7 +78,7 @@ fn config(directory: &Path, machines: &[Value]) -> Value {
 async fn start(config: &Value) -> Result<Group, StartError> {
     let mut spec = PluginSpec::new(PLUGIN);
     spec.config = config.clone();
-    spec.limits.restart_first = Duration::from_millis(1);
+    spec.timeouts.restart_first = Duration::from_millis(1);
     Group::start(spec).await
 }
 
@@ -234,11 +234,11 @@ async fn leases_survive_kill_and_stop_of_the_plugin() {
     let group = start(&config).await.unwrap();
     group.increase(1).await.unwrap();
     let mut status = group.status();
-    let Status::Up { pid } = *status.borrow() else { panic!("it runs") };
+    let PluginStatus::Up { pid } = *status.borrow() else { panic!("it runs") };
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
-    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
     assert_eq!(group.increase(2).await.unwrap(), 1, "what is leased is not leased twice");
 

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
+use muster_fleeting::sdk::{
+    self, ConnectInfo, Error, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -44,12 +46,12 @@ impl Plugin {
     }
 
     /// Moves those that are there to `state`, up to the first that is not.
-    fn set(&self, ids: Ids, state: InstanceState) -> Result<Ids, Partial<Ids>> {
+    fn set(&self, ids: Ids, state: InstanceState) -> Result<Ids, PartialFailure<Ids>> {
         let (mut instances, mut succeeded) = (self.instances(), Vec::new());
         for id in ids {
             match instances.1.get_mut(&id) {
                 Some(now) => *now = state,
-                None => return Err(Partial { succeeded, error: format!("there is no instance {id}").into() }),
+                None => return Err(PartialFailure { succeeded, error: format!("there is no instance {id}").into() }),
             }
             succeeded.push(id);
         }
@@ -90,11 +92,11 @@ impl Provider for Plugin {
     }
 
     /// Ask for `n` more and do not wait for them. Say how many requests the provider took, also beside an error.
-    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+    async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut instances = self.instances();
         for done in 0..n {
             if instances.1.len() >= self.config.max_size as usize {
-                return Err(Partial { succeeded: done, error: "the group is full".into() });
+                return Err(PartialFailure { succeeded: done, error: "the group is full".into() });
             }
             instances.0 += 1;
             let id = InstanceId::new(format!("instance-{}", instances.0));
@@ -105,7 +107,7 @@ impl Provider for Plugin {
     }
 
     /// Remove exactly these. One that is not there is gone: that is a success.
-    async fn decrease(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
+    async fn decrease(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
         let mut instances = self.instances();
         for id in &ids {
             if let Some(state) = instances.1.get_mut(id) {
@@ -132,11 +134,11 @@ impl Provider for Plugin {
         if is_there { Ok(()) } else { Err(format!("there is no instance {id}").into()) }
     }
 
-    async fn suspend(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
+    async fn suspend(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
         self.set(ids, InstanceState::Suspending)
     }
 
-    async fn resume(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
+    async fn resume(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
         self.set(ids, InstanceState::Resuming)
     }
 }

@@ -11,14 +11,14 @@ use serde_json::json;
 use crate::ssh_server::{AcceptedCredentials, Server};
 
 const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
-const BROKEN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-broken");
+const FAULTY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-faulty");
 
 /// Returns a plan with timeouts that a correct plugin meets easily, and that keep tests with faulty ones short.
 fn plan(executable: impl Into<PathBuf>) -> Plan {
     let mut plan = Plan::new(executable);
-    plan.call_limit = Duration::from_secs(20);
-    plan.create_limit = Duration::from_secs(20);
-    plan.delete_limit = Duration::from_secs(20);
+    plan.call_timeout = Duration::from_secs(20);
+    plan.create_timeout = Duration::from_secs(20);
+    plan.delete_timeout = Duration::from_secs(20);
     plan.poll = Duration::from_millis(2);
     plan
 }
@@ -31,14 +31,14 @@ async fn run(plan: &Plan) -> Report {
 fn others(report: &Report) -> Vec<(&'static str, &'static str, String)> {
     let told = |verdict: &conformance::Verdict| {
         let reason = verdict.outcome.reason()?;
-        Some((verdict.case.id, verdict.outcome.word(), reason.to_owned()))
+        Some((verdict.case.id, verdict.outcome.label(), reason.to_owned()))
     };
     report.verdicts.iter().filter_map(told).collect()
 }
 
 /// Returns the ids of the cases with this outcome.
 fn ids(report: &Report, word: &str) -> Vec<&'static str> {
-    report.verdicts.iter().filter(|verdict| verdict.outcome.word() == word).map(|verdict| verdict.case.id).collect()
+    report.verdicts.iter().filter(|verdict| verdict.outcome.label() == word).map(|verdict| verdict.case.id).collect()
 }
 
 /// Muster's own plugin does everything that the cases require, including what Go plugins do differently: P7 an error for empty settings,
@@ -62,7 +62,7 @@ async fn the_dummy_of_fleeting_passes() {
     let Some(dummy) = dummy else { return };
     let mut plan = plan(dummy);
     plan.config = json!({"Suspendable": true, "ListenSSH": true});
-    plan.exit_limit = Duration::from_secs(3);
+    plan.exit_timeout = Duration::from_secs(3);
     let report = run(&plan).await;
     assert_eq!(ids(&report, "fail"), [""; 0], "{:#?}", others(&report));
     // P8: Go crashes without settings instead of using defaults. P12: Go's dummy returns an error instead of the instances that it deleted
@@ -73,9 +73,9 @@ async fn the_dummy_of_fleeting_passes() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_not_broken_passes() {
-    let mut plan = plan(BROKEN);
-    plan.config = json!({ "manner": "not" });
+async fn correct_plugin_passes() {
+    let mut plan = plan(FAULTY);
+    plan.config = json!({ "fault": "none" });
     let report = run(&plan).await;
     assert_eq!((ids(&report, "fail"), ids(&report, "warn")), (vec![], vec![]), "{:#?}", others(&report));
 }
@@ -103,8 +103,8 @@ async fn c4_c6_a_command_is_run_where_there_are_credentials() {
 
 /// Returns the plan for instances that are all this one machine.
 fn on_machine(server: &Server, password: &str) -> Plan {
-    let mut plan = plan(BROKEN);
-    plan.config = json!({ "manner": "not" });
+    let mut plan = plan(FAULTY);
+    plan.config = json!({ "fault": "none" });
     plan.connector.protocol_port = server.address.port();
     (plan.connector.username, plan.connector.password) = ("ci".to_owned(), password.to_owned());
     plan

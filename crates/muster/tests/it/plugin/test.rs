@@ -49,7 +49,7 @@ fn what_fails_ends_with_1_and_what_cannot_be_tested_with_2() {
     for (text, words) in [
         ("x = 1", "unknown field `x`"),
         ("plugin = 1", "invalid type"),
-        ("plugin = \"sh\"\n[test]\ncall_limit = \"soon\"", "\"soon\" is no duration above zero"),
+        ("plugin = \"sh\"\n[test]\ncall_timeout = \"soon\"", "\"soon\" is no duration above zero"),
         ("plugin = \"sh\"\n[test]\ninstances = 0", "must be at least 1"),
         ("plugin = \"sh\"\n[connector_config]\nprotocol = \"telnet\"", "protocol \"telnet\" is not known"),
     ] {

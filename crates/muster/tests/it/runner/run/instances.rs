@@ -219,7 +219,7 @@ async fn what_instances_use_is_in_metrics_and_status() {
     assert_eq!((value("muster_instances_measured{"), value("muster_plugin_up{")), (1.0, 1.0));
     assert!(value("muster_instances_memory_bytes{") > 0.0);
     // And what its plugin was asked.
-    for rpc in ["Init", "Update", "Increase", "ConnectInfo", "Resources"] {
+    for rpc in ["Init", "Update", "Increase", "ConnectInfo", "GetResourceUsage"] {
         let of = |line: &&str| {
             line.starts_with("muster_plugin_calls_total{")
                 && line.contains(&format!("rpc=\"{rpc}\""))

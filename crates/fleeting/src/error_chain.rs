@@ -1,7 +1,7 @@
 //! Errors as text.
 
 /// Returns the error's message followed by the messages of its sources, which an error does not repeat in its own message.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

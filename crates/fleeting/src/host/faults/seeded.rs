@@ -1,6 +1,6 @@
 //! Checks random plugins and calls: each call ends in time with a response or a helpful error, and no process is left.
 //!
-//! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting hostile_plugins -- --nocapture`; the default is a sample.
+//! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting faulty_plugins -- --nocapture`; the default is a sample.
 //! `MUSTER_TEST_SEED=n` sets the first seed. Each run has its own seed, which a failure prints.
 
 use std::time::{Duration, Instant};
@@ -9,30 +9,30 @@ use futures::{StreamExt, stream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::{Call, Fake, Manner, WELL, id};
+use super::{Behavior, Call, TestPlugin, WELL_BEHAVED, id};
+use crate::faulty_plugin::Script;
 use crate::host::{CallError, Group};
-use crate::hostile::Script;
 
 /// Number of runs if `MUSTER_TEST_RUNS` is not set.
 const SAMPLE: u64 = 40;
 /// Timeout of one run on a busy machine. Each of its few calls has a timeout of 5 seconds or less.
-const RUN_LIMIT: Duration = Duration::from_secs(120);
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One run, derived from its seed.
 #[derive(Debug)]
-struct Run {
+struct FaultRun {
     script: Script,
     /// Whether the plugin is restarted almost immediately after it died.
-    is_hasty: bool,
+    restarts_fast: bool,
     calls: Vec<u8>,
 }
 
-impl Run {
-    fn of(seed: u64) -> Self {
+impl FaultRun {
+    fn from_seed(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let script = Script::draw(&mut random);
         let calls = (0..random.random_range(1..6)).map(|_| random.random_range(0..6)).collect();
-        Self { script, is_hasty: random.random(), calls }
+        Self { script, restarts_fast: random.random(), calls }
     }
 }
 
@@ -43,29 +43,32 @@ struct Tally {
     errors: u32,
 }
 
-async fn run(run: &Run) -> Tally {
+async fn run(run: &FaultRun) -> Tally {
     let script = &run.script;
-    let fake = Fake::with(script.manners, script.begin, script.body);
-    let mut spec = fake.spec();
-    if script.begin != WELL {
-        spec.limits.start = Duration::from_millis(300);
+    let plugin = TestPlugin::with(script.behaviors, script.begin, script.body);
+    let mut spec = plugin.spec();
+    if script.begin != WELL_BEHAVED {
+        spec.timeouts.start = Duration::from_millis(300);
     }
-    if script.manners[Call::Init as usize] == Manner::Hangs {
-        spec.limits.init = Duration::from_millis(150);
+    if script.behaviors[Call::Init as usize] == Behavior::Hangs {
+        spec.timeouts.init = Duration::from_millis(150);
     }
-    if run.is_hasty {
-        spec.limits.restart_first = Duration::from_millis(1);
-        spec.limits.restart_cap = Duration::from_millis(20);
+    if run.restarts_fast {
+        spec.timeouts.restart_first = Duration::from_millis(1);
+        spec.timeouts.restart_cap = Duration::from_millis(20);
     }
     let mut tally = Tally::default();
     match Group::start(spec).await {
         Ok(group) => {
             tally.started = 1;
             for call in &run.calls {
-                match made(&group, *call).await {
+                match call_plugin(&group, *call).await {
                     Ok(()) => tally.answers += 1,
                     Err(error) => {
-                        assert!(error.to_string().starts_with("plugin hostile"), "it names the plugin: {error}");
+                        assert!(
+                            error.to_string().starts_with("plugin faulty"),
+                            "the error does not name the plugin: {error}"
+                        );
                         tally.errors += 1;
                     }
                 }
@@ -73,28 +76,28 @@ async fn run(run: &Run) -> Tally {
             group.stop().await;
         }
         Err(error) => {
-            let is_well = [Manner::Well, Manner::Slow].contains(&script.manners[Call::Init as usize]);
-            assert!(script.begin != WELL || !is_well, "it did nothing wrong: {error}");
+            let is_well = [Behavior::Normal, Behavior::Slow].contains(&script.behaviors[Call::Init as usize]);
+            assert!(script.begin != WELL_BEHAVED || !is_well, "the plugin started correctly: {error}");
             let text = error.to_string();
-            assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-hostile"), "{text}");
+            assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-faulty"), "{text}");
             tally.errors = 1;
         }
     }
-    fake.ended().await;
+    plugin.ended().await;
     tally
 }
 
 /// Makes a call and checks the response.
-async fn made(group: &Group, call: u8) -> Result<(), CallError> {
+async fn call_plugin(group: &Group, call: u8) -> Result<(), CallError> {
     let ids = [id("i1"), id("i2")];
-    let asked = |done: Vec<_>| assert!(done.iter().all(|id| ids.contains(id)), "{done:?}");
+    let are_known = |done: Vec<_>| assert!(done.iter().all(|id| ids.contains(id)), "{done:?}");
     match call {
         0 => group.update().await.map(drop),
         1 => group.increase(2).await.map(|n| assert!(n <= 2)),
-        2 => group.decrease(&ids).await.map(asked),
+        2 => group.decrease(&ids).await.map(are_known),
         3 => group.connect_info(&ids[0]).await.map(drop),
         4 => group.heartbeat(&ids[0]).await,
-        _ => group.suspend(&ids).await.map(asked),
+        _ => group.suspend(&ids).await.map(are_known),
     }
 }
 
@@ -103,27 +106,27 @@ fn number(key: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn hostile_plugins_are_contained() {
+async fn faulty_plugins_are_contained() {
     let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| rand::random::<u32>().into());
     let runs = number("MUSTER_TEST_RUNS").unwrap_or(SAMPLE);
     println!("MUSTER_TEST_SEED={first} MUSTER_TEST_RUNS={runs}");
     let began = Instant::now();
     let each = |seed: u64| async move {
-        let drawn = Run::of(seed);
+        let drawn = FaultRun::from_seed(seed);
         // Each run is a task, so that a panic is reported with its seed.
-        let told = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {drawn:?}");
-        let ended = tokio::spawn(async move { tokio::time::timeout(RUN_LIMIT, run(&drawn)).await }).await;
+        let replay = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {drawn:?}");
+        let ended = tokio::spawn(async move { tokio::time::timeout(RUN_TIMEOUT, run(&drawn)).await }).await;
         match ended {
             Ok(Ok(tally)) => tally,
-            Ok(Err(_)) => panic!("not done within {} s: {told}", RUN_LIMIT.as_secs()),
-            Err(error) => panic!("{error}: {told}"),
+            Ok(Err(_)) => panic!("not done within {} s: {replay}", RUN_TIMEOUT.as_secs()),
+            Err(error) => panic!("{error}: {replay}"),
         }
     };
     let seeds = (first..).take(usize::try_from(runs).unwrap());
     let tallies: Vec<Tally> = stream::iter(seeds).map(each).buffer_unordered(8).collect().await;
     let sum = |of: fn(&Tally) -> u32| tallies.iter().map(of).sum::<u32>();
     println!(
-        "{} plugins, {} of them started: {} calls answered, {} errors told, no process left; {:.0} s",
+        "{} plugins, {} of them started: {} calls succeeded, {} returned errors, no process left; {:.0} s",
         tallies.len(),
         sum(|tally| tally.started),
         sum(|tally| tally.answers),

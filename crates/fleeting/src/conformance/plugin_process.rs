@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use super::plan::Plan;
-use crate::causes::causes;
+use crate::error_chain::error_chain;
 use crate::host::connection::{Connection, Streams, is_broken};
 use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
@@ -25,48 +25,48 @@ use crate::model::ConnectorConfig;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
 
 /// Maximum number of log lines that are kept.
-const LINES_MAX: usize = 2_000;
+const MAX_LINES: usize = 2_000;
 /// Maximum length of a kept line in bytes.
-const LINE_MAX: usize = 64 * 1024;
+const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum size of a command line's output in bytes.
-const OUTPUT_MAX: u64 = 1024 * 1024;
+const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Time for the plugin to accept the standing streams. A Go server may delay its response until it has data to send, but has seen the call
 /// by then.
-const OPEN_LIMIT: Duration = Duration::from_secs(2);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reason why a call has no response.
 #[derive(Debug, Clone)]
-pub(super) enum Missing {
+pub(super) enum CallFailure {
     /// The plugin did not respond in time.
-    Late(Duration),
+    Timeout(Duration),
     /// The process ended, or the connection broke.
-    Broken(String),
+    Disconnected(String),
     /// The plugin returned an error.
-    Refused(Box<Status>),
+    Error(Box<Status>),
 }
 
-impl Missing {
-    /// Returns a message such as `Update had no answer within 60 s`.
+impl CallFailure {
+    /// Returns a message such as `no response to Update within 60.0 s`.
     pub(super) fn text(&self, call: &str) -> String {
         match self {
-            Self::Late(limit) => format!("{call} had no answer within {:.1} s", limit.as_secs_f64()),
-            Self::Broken(cause) => format!("the connection broke in {call}: {cause}"),
-            Self::Refused(status) => format!("{call} failed: {:?}: {}", status.code(), status.message()),
+            Self::Timeout(timeout) => format!("no response to {call} within {:.1} s", timeout.as_secs_f64()),
+            Self::Disconnected(cause) => format!("connection lost during {call}: {cause}"),
+            Self::Error(status) => format!("{call} failed: {:?}: {}", status.code(), status.message()),
         }
     }
 
     pub(super) fn is_unimplemented(&self) -> bool {
-        matches!(self, Self::Refused(status) if status.code() == Code::Unimplemented)
+        matches!(self, Self::Error(status) if status.code() == Code::Unimplemented)
     }
 }
 
 /// A running plugin.
-pub(super) struct Subject {
+pub(super) struct PluginUnderTest {
     process: Process,
     pub(super) connection: Connection,
     streams: Streams,
-    limit: Duration,
+    timeout: Duration,
 }
 
 /// Process of a running plugin.
@@ -108,36 +108,36 @@ impl Log {
     }
 
     /// Returns the end of the log, formatted to be appended to a message.
-    fn said(&self) -> String {
+    fn stderr_tail(&self) -> String {
         let lines = self.lines();
         let last: Vec<String> = lines.iter().rev().take(3).rev().map(|line| line.chars().take(300).collect()).collect();
-        if last.is_empty() { String::new() } else { format!("; it said: {}", last.join(" / ")) }
+        if last.is_empty() { String::new() } else { format!("; stderr: {}", last.join(" / ")) }
     }
 }
 
-/// Returns the command that starts the plugin as a host does, with its arguments and `more`.
-fn started(plan: &Plan, sockets: &Path, more: &[&str]) -> Command {
+/// Returns the command that starts the plugin as a host does, with the plan's arguments and `extra`.
+fn host_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
     let mut command = command(&plan.executable, sockets);
-    command.args(&plan.arguments).args(more.iter().map(OsStr::new)).kill_on_drop(true);
+    command.args(&plan.arguments).args(extra.iter().map(OsStr::new)).kill_on_drop(true);
     command
 }
 
 /// Runs the plugin with command-line arguments. Returns `None` if it does not exit in time.
-pub(super) async fn command_line(plan: &Plan, words: &[&str]) -> Result<Option<Output>, String> {
-    let directory = directory()?;
-    let mut command = started(plan, directory.path(), words);
+pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
+    let directory = socket_directory()?;
+    let mut command = host_command(plan, directory.path(), arguments);
     // An operator's shell does not set these variables.
     for key in [crate::protocol::COOKIE_KEY, crate::protocol::VERSIONS_KEY, "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"] {
         command.env_remove(key);
     }
-    let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+    let mut child = command.spawn().map_err(|error| format!("failed to start: {error}"))?;
     let mut group = ProcessGroup::of(&child);
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let work = async {
         let (stdout, stderr, status) = tokio::join!(read(stdout), read(stderr), child.wait());
         status.map(|status| Output { status, stdout, stderr })
     };
-    let ended = tokio::time::timeout(plan.exit_limit, work).await;
+    let ended = tokio::time::timeout(plan.exit_timeout, work).await;
     match ended {
         Ok(Ok(output)) => Ok(Some(output)),
         Ok(Err(error)) => Err(error.to_string()),
@@ -153,22 +153,22 @@ async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
         // After an error, the data read so far is returned.
-        let _ = from.take(OUTPUT_MAX).read_to_end(&mut bytes).await;
+        let _ = from.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes).await;
     }
     bytes
 }
 
-fn directory() -> Result<Sockets, String> {
-    Sockets::new().map_err(|error| format!("no directory for its socket: {}", causes(&error)))
+fn socket_directory() -> Result<Sockets, String> {
+    Sockets::new().map_err(|error| format!("failed to create a directory for its socket: {}", error_chain(&error)))
 }
 
-impl Subject {
+impl PluginUnderTest {
     /// Starts the plugin, reads its handshake and connects. `change` may set environment variables.
-    pub(super) async fn start(plan: &Plan, more: &[&str], change: impl FnOnce(&mut Command)) -> Result<Self, String> {
-        let directory = directory()?;
-        let mut command = started(plan, directory.path(), more);
+    pub(super) async fn start(plan: &Plan, extra: &[&str], change: impl FnOnce(&mut Command)) -> Result<Self, String> {
+        let directory = socket_directory()?;
+        let mut command = host_command(plan, directory.path(), extra);
         change(&mut command);
-        let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+        let mut child = command.spawn().map_err(|error| format!("failed to start: {error}"))?;
         let mut group = ProcessGroup::of(&child);
         let log = Log::default();
         if let Some(stderr) = child.stderr.take() {
@@ -178,32 +178,32 @@ impl Subject {
             Ok(connection) => {
                 let streams = connection.open_streams("plugin", Mask::default());
                 let process = Process { child, group, log, _directory: directory };
-                Ok(Self { process, connection, streams, limit: plan.call_limit })
+                Ok(Self { process, connection, streams, timeout: plan.call_timeout })
             }
             Err(error) => {
                 group.kill();
                 let _ = child.wait().await;
-                Err(format!("{error}{}", log.said()))
+                Err(format!("{error}{}", log.stderr_tail()))
             }
         }
     }
 
     /// Makes a call with the plan's timeout.
-    pub(super) async fn call<T>(&mut self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Missing> {
-        let ended = tokio::time::timeout(self.limit, work).await;
+    pub(super) async fn call<T>(&mut self, work: impl Future<Output = Result<T, Status>>) -> Result<T, CallFailure> {
+        let ended = tokio::time::timeout(self.timeout, work).await;
         match ended {
-            Err(_) => Err(Missing::Late(self.limit)),
+            Err(_) => Err(CallFailure::Timeout(self.timeout)),
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) if is_broken(&status) => {
                 // An exit of the process explains the error better, but may take a moment.
                 let ended = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
                 let cause = match ended {
-                    Ok(Ok(status)) => format!("the plugin's process ended ({status}){}", self.process.log.said()),
-                    _ => causes(&status),
+                    Ok(Ok(status)) => format!("the plugin exited ({status}){}", self.process.log.stderr_tail()),
+                    _ => error_chain(&status),
                 };
-                Err(Missing::Broken(cause))
+                Err(CallFailure::Disconnected(cause))
             }
-            Ok(Err(status)) => Err(Missing::Refused(Box::new(status))),
+            Ok(Err(status)) => Err(CallFailure::Error(Box::new(status))),
         }
     }
 
@@ -212,7 +212,7 @@ impl Subject {
         &mut self,
         config: Vec<u8>,
         connector: Option<&ConnectorConfig>,
-    ) -> Result<InitResponse, Missing> {
+    ) -> Result<InitResponse, CallFailure> {
         let settings = connector.map(|connector| Settings { connector_config: Some(connector.to_wire()) });
         let mut group = self.connection.group();
         let answer = self.call(async move { group.init(InitRequest { config, settings }).await }).await;
@@ -220,7 +220,7 @@ impl Subject {
     }
 
     /// Calls `Init` with the settings of the plan.
-    pub(super) async fn init_as_planned(&mut self, plan: &Plan) -> Result<InitResponse, Missing> {
+    pub(super) async fn init_as_planned(&mut self, plan: &Plan) -> Result<InitResponse, CallFailure> {
         self.init(bytes(&plan.config), Some(&plan.connector)).await
     }
 
@@ -230,8 +230,8 @@ impl Subject {
 
     /// Closes the connection and returns the process. Before that, waits for the standing streams: a plugin knows by their end that its
     /// host is gone, so they must have been opened.
-    pub(super) async fn hang_up(mut self) -> Process {
-        let _ = tokio::time::timeout(OPEN_LIMIT.min(self.limit), self.streams.answered()).await;
+    pub(super) async fn disconnect(mut self) -> Process {
+        let _ = tokio::time::timeout(OPEN_TIMEOUT.min(self.timeout), self.streams.answered()).await;
         self.process
     }
 
@@ -247,16 +247,16 @@ pub(super) fn bytes(config: &Value) -> Vec<u8> {
 }
 
 async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection, String> {
-    let Some(mut stdout) = child.stdout.take() else { return Err("it has no stdout".to_owned()) };
-    let line = tokio::time::timeout(plan.call_limit, first_line(&mut stdout)).await;
-    let line = line.map_err(|_| format!("no handshake within {:.1} s", plan.call_limit.as_secs_f64()))?;
+    let Some(mut stdout) = child.stdout.take() else { return Err("the process has no stdout".to_owned()) };
+    let line = tokio::time::timeout(plan.call_timeout, first_line(&mut stdout)).await;
+    let line = line.map_err(|_| format!("no handshake within {:.1} s", plan.call_timeout.as_secs_f64()))?;
     let Some(line) = line else {
-        let ended = tokio::time::timeout(plan.exit_limit, child.wait()).await;
+        let ended = tokio::time::timeout(plan.exit_timeout, child.wait()).await;
         // The end of its log may still be in the pipe.
         let _ = tokio::time::timeout(Duration::from_millis(500), log_is_read(log)).await;
         return Err(match ended {
-            Ok(Ok(status)) => format!("it exited before the handshake ({status})"),
-            _ => "it closed its stdout before the handshake".to_owned(),
+            Ok(Ok(status)) => format!("exited before the handshake ({status})"),
+            _ => "closed stdout before the handshake".to_owned(),
         });
     };
     // The rest of stdout is discarded, but has to be read: the plugin would block on a full pipe.
@@ -269,9 +269,11 @@ async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection
         Address::Unix(path) => path.display().to_string(),
         Address::Tcp(address) => address.clone(),
     };
-    match tokio::time::timeout(plan.call_limit, Connection::open(&address)).await {
-        Ok(opened) => opened.map_err(|cause| format!("nobody answers at {shown}: {cause}")),
-        Err(_) => Err(format!("nobody answers at {shown} within {:.1} s", plan.call_limit.as_secs_f64())),
+    match tokio::time::timeout(plan.call_timeout, Connection::open(&address)).await {
+        Ok(opened) => opened
+            .map_err(|error| error_chain(&error))
+            .map_err(|cause| format!("failed to connect to {shown}: {cause}")),
+        Err(_) => Err(format!("no connection to {shown} within {:.1} s", plan.call_timeout.as_secs_f64())),
     }
 }
 
@@ -287,13 +289,13 @@ async fn keep(stderr: impl tokio::io::AsyncRead + Unpin, log: Log) {
     let mut line = Vec::new();
     loop {
         line.clear();
-        let mut bounded = (&mut stderr).take(LINE_MAX as u64);
+        let mut bounded = (&mut stderr).take(MAX_LINE_BYTES as u64);
         match bounded.read_until(b'\n', &mut line).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
         let mut lines = log.lines();
-        if lines.len() < LINES_MAX {
+        if lines.len() < MAX_LINES {
             lines.push(String::from_utf8_lossy(&line).trim_end().to_owned());
         }
     }

@@ -8,9 +8,9 @@ use futures::{Stream, StreamExt, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Fake, Manner, WELL, always};
+use super::{Behavior, TestPlugin, WELL_BEHAVED, always};
+use crate::faulty_plugin::CallHooks;
 use crate::host::Group;
-use crate::hostile::Around;
 use crate::protocol::plugin::grpc_controller_server::GrpcController;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdio;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
@@ -20,70 +20,71 @@ const OUTPUT_BYTES: usize = 10 * 1024 * 1024;
 
 /// go-plugin's services, with a record of the calls.
 #[derive(Clone, Default)]
-pub(super) struct Beside {
+pub(super) struct GoPluginServices {
     calls: Arc<Mutex<Vec<&'static str>>>,
     /// Canceled when the host has read all output.
-    said: CancellationToken,
+    output_read: CancellationToken,
     /// Canceled when the process must exit.
     ended: CancellationToken,
 }
 
-impl Beside {
-    fn note(&self, call: &'static str) {
+impl GoPluginServices {
+    fn record(&self, call: &'static str) {
         self.calls.lock().unwrap().push(call);
     }
 }
 
 #[tonic::async_trait]
-impl Around for Beside {
+impl CallHooks for GoPluginServices {
     async fn before_update(&self) {
-        self.said.cancelled().await;
+        self.output_read.cancelled().await;
     }
 
-    fn at_shutdown(&self) {
-        self.note("InstanceGroup.Shutdown");
+    fn on_shutdown(&self) {
+        self.record("InstanceGroup.Shutdown");
     }
 }
 
 #[tonic::async_trait]
-impl GrpcController for Beside {
+impl GrpcController for GoPluginServices {
     async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
-        self.note("GRPCController.Shutdown");
+        self.record("GRPCController.Shutdown");
         self.ended.cancel();
         Ok(Response::new(Empty {}))
     }
 }
 
 #[tonic::async_trait]
-impl GrpcStdio for Beside {
+impl GrpcStdio for GoPluginServices {
     type StreamStdioStream = Pin<Box<dyn Stream<Item = Result<StdioData, Status>> + Send>>;
 
     async fn stream_stdio(&self, _: Request<()>) -> Result<Response<Self::StreamStdioStream>, Status> {
         let piece = || StdioData { channel: stdio_data::Channel::Stdout as i32, data: vec![b'x'; 1024] };
         let pieces = stream::iter(0..OUTPUT_BYTES / 1024).map(move |_| Ok(piece()));
-        let said = self.said.clone();
+        let output_read = self.output_read.clone();
         // A plugin whose output is not read blocks, so calls are answered only after the last piece was read.
-        let end = stream::once(async move { said.cancel() }).filter_map(|()| std::future::ready(None));
+        let end = stream::once(async move { output_read.cancel() }).filter_map(|()| std::future::ready(None));
         Ok(Response::new(Box::pin(pieces.chain(end).chain(stream::pending()))))
     }
 }
 
 #[tokio::test]
-async fn h20_ten_mebibytes_of_output_stop_nothing() {
-    let beside = Beside::default();
-    let fake = Fake::whole(always(Manner::Well), WELL, super::SLEEP, Some(beside.clone()));
-    let mut spec = fake.spec();
-    spec.limits.update = Duration::from_secs(60);
+async fn h20_large_output_does_not_block_calls() {
+    let services = GoPluginServices::default();
+    let plugin =
+        TestPlugin::with_services(always(Behavior::Normal), WELL_BEHAVED, super::IDLE_BODY, Some(services.clone()));
+    let mut spec = plugin.spec();
+    spec.timeouts.update = Duration::from_secs(60);
     let group = Group::start(spec).await.unwrap();
     assert_eq!(group.update().await.unwrap().instances.len(), 2);
-    assert!(beside.said.is_cancelled());
+    assert!(services.output_read.is_cancelled());
     group.stop().await;
-    fake.ended().await;
+    plugin.ended().await;
 }
 
 #[tokio::test]
-async fn h11_it_cleans_up_then_ends_by_itself_and_is_not_killed() {
-    let beside = Beside::default();
+async fn h11_plugin_cleans_up_and_exits_without_being_killed() {
+    let services = GoPluginServices::default();
     let directory = tempfile::tempdir().unwrap();
     let (go, status) = (directory.path().join("go"), directory.path().join("status"));
     // The process exits with 0 when it is requested to. SIGKILL would leave no status file.
@@ -92,18 +93,18 @@ async fn h11_it_cleans_up_then_ends_by_itself_and_is_not_killed() {
         go.display(),
         status.display()
     );
-    let fake = Fake::whole(always(Manner::Well), WELL, &body, Some(beside.clone()));
-    let mut spec = fake.spec();
-    (spec.limits.exit, spec.limits.shutdown) = (Duration::from_secs(60), Duration::from_secs(60));
+    let plugin = TestPlugin::with_services(always(Behavior::Normal), WELL_BEHAVED, &body, Some(services.clone()));
+    let mut spec = plugin.spec();
+    (spec.timeouts.exit, spec.timeouts.shutdown) = (Duration::from_secs(60), Duration::from_secs(60));
     let group = Group::start(spec).await.unwrap();
-    let told = beside.ended.clone();
+    let exit_requested = services.ended.clone();
     let end = tokio::spawn(async move {
-        told.cancelled().await;
+        exit_requested.cancelled().await;
         std::fs::write(go, "").unwrap();
     });
     group.stop().await;
     end.await.unwrap();
-    assert_eq!(*beside.calls.lock().unwrap(), ["InstanceGroup.Shutdown", "GRPCController.Shutdown"]);
+    assert_eq!(*services.calls.lock().unwrap(), ["InstanceGroup.Shutdown", "GRPCController.Shutdown"]);
     assert_eq!(std::fs::read_to_string(status).unwrap().trim(), "0");
-    fake.ended().await;
+    plugin.ended().await;
 }

@@ -1,8 +1,8 @@
 //! Tests of the host with faulty plugins: the process is a script, and a server in the test process is its service.
 
-mod judged;
 mod order;
 mod seeded;
+mod supervision;
 mod transport;
 
 use std::os::unix::fs::PermissionsExt;
@@ -16,35 +16,35 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use super::{CallError, Group, PluginSpec};
-use crate::hostile::{Asked, Call, Hostile, Manner, Manners, SLEEP, WELL, always};
+use crate::faulty_plugin::{Behavior, Behaviors, Call, FaultyPlugin, IDLE_BODY, LastInit, WELL_BEHAVED, always};
 use crate::model::{InstanceId, InstanceState};
 use crate::protocol::plugin::grpc_controller_server::GrpcControllerServer;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdioServer;
 
 /// A plugin whose process is a script and whose service runs in the test process.
-struct Fake {
-    asked: Asked,
+struct TestPlugin {
+    last_init: LastInit,
     directory: TempDir,
     server: JoinHandle<()>,
 }
 
-impl Fake {
+impl TestPlugin {
     /// Creates a plugin that starts normally and then behaves in one way for all calls.
-    fn new(manner: Manner) -> Self {
-        Self::with(always(manner), WELL, SLEEP)
+    fn new(behavior: Behavior) -> Self {
+        Self::with(always(behavior), WELL_BEHAVED, IDLE_BODY)
     }
 
-    fn with(manners: Manners, begin: &str, body: &str) -> Self {
-        Self::whole(manners, begin, body, None)
+    fn with(behaviors: Behaviors, start: &str, body: &str) -> Self {
+        Self::with_services(behaviors, start, body, None)
     }
 
-    fn whole(manners: Manners, begin: &str, body: &str, beside: Option<order::Beside>) -> Self {
+    fn with_services(behaviors: Behaviors, start: &str, body: &str, services: Option<order::GoPluginServices>) -> Self {
         let directory = TempDir::new().unwrap();
         let socket = directory.path().join("socket");
-        let script = directory.path().join("fleeting-plugin-hostile");
+        let script = directory.path().join("fleeting-plugin-faulty");
         let pid_file = directory.path().join("pids");
         let text =
-            format!("#!/bin/sh\necho $$ >> '{}'\nsocket='{}'\n{begin}\n{body}\n", pid_file.display(), socket.display());
+            format!("#!/bin/sh\necho $$ >> '{}'\nsocket='{}'\n{start}\n{body}\n", pid_file.display(), socket.display());
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
@@ -53,32 +53,32 @@ impl Fake {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         };
-        let mut service = Hostile::new(manners, exit);
-        service.has("i1", 1);
-        service.has("i2", 8);
-        let asked = Arc::clone(&service.asked);
-        if let Some(beside) = &beside {
-            service.around = Arc::new(beside.clone());
+        let mut service = FaultyPlugin::new(behaviors, exit);
+        service.add_instance("i1", 1);
+        service.add_instance("i2", 8);
+        let last_init = Arc::clone(&service.last_init);
+        if let Some(services) = &services {
+            service.hooks = Arc::new(services.clone());
         }
         let server = tonic::transport::Server::builder()
             .add_service(service.into_service())
-            .add_optional_service(beside.clone().map(GrpcControllerServer::new))
-            .add_optional_service(beside.map(GrpcStdioServer::new));
+            .add_optional_service(services.clone().map(GrpcControllerServer::new))
+            .add_optional_service(services.map(GrpcStdioServer::new));
         let serve = async { server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap() };
-        Self { asked, server: tokio::spawn(serve), directory }
+        Self { last_init, server: tokio::spawn(serve), directory }
     }
 
     /// Returns the settings to start it, with short timeouts.
     fn spec(&self) -> PluginSpec {
-        let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-hostile"));
+        let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-faulty"));
         let short = Duration::from_millis(500);
-        spec.limits.update = Duration::from_secs(5);
-        spec.limits.change = short;
-        spec.limits.connect_info = short;
-        spec.limits.heartbeat = short;
-        spec.limits.shutdown = short;
-        spec.limits.exit = short;
-        spec.limits.restart_first = Duration::from_secs(60);
+        spec.timeouts.update = Duration::from_secs(5);
+        spec.timeouts.change = short;
+        spec.timeouts.connect_info = short;
+        spec.timeouts.heartbeat = short;
+        spec.timeouts.shutdown = short;
+        spec.timeouts.exit = short;
+        spec.timeouts.restart_first = Duration::from_secs(60);
         spec
     }
 
@@ -117,7 +117,7 @@ fn pids(file: &Path) -> Vec<i32> {
     text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-impl Drop for Fake {
+impl Drop for TestPlugin {
     fn drop(&mut self) {
         self.server.abort();
     }
@@ -127,21 +127,21 @@ fn id(name: &str) -> InstanceId {
     InstanceId::new(name)
 }
 
-async fn with<T>(manner: Manner, calls: impl AsyncFnOnce(&Group) -> T) -> T {
-    let fake = Fake::new(manner);
-    let group = fake.start().await;
+async fn with<T>(behavior: Behavior, calls: impl AsyncFnOnce(&Group) -> T) -> T {
+    let plugin = TestPlugin::new(behavior);
+    let group = plugin.start().await;
     let result = calls(&group).await;
     group.stop().await;
     // H10: the plugin has no controller service, so it is killed after its timeout.
-    fake.ended().await;
+    plugin.ended().await;
     result
 }
 
 #[tokio::test]
-async fn h18_settings_that_are_not_there_are_null_and_the_connectors_have_their_defaults() {
-    let fake = Fake::new(Manner::Well);
-    fake.start().await.stop().await;
-    let request = fake.asked.lock().unwrap().take().unwrap();
+async fn h18_missing_config_is_null_and_connector_has_defaults() {
+    let plugin = TestPlugin::new(Behavior::Normal);
+    plugin.start().await.stop().await;
+    let request = plugin.last_init.lock().unwrap().take().unwrap();
     assert_eq!(request.config, b"null");
     let connector = request.settings.unwrap().connector_config.unwrap();
     assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
@@ -149,21 +149,21 @@ async fn h18_settings_that_are_not_there_are_null_and_the_connectors_have_their_
 
 /// An incomplete list would mean that the other instances are missing. The Go host accepts it and removes nothing.
 #[tokio::test]
-async fn v13_a_list_that_breaks_off_is_no_list() {
-    let mut manners = always(Manner::Well);
-    manners[Call::Update as usize] = Manner::BreaksOff;
-    let fake = Fake::with(manners, WELL, SLEEP);
-    let group = fake.start().await;
+async fn v13_list_that_breaks_off_is_an_error() {
+    let mut behaviors = always(Behavior::Normal);
+    behaviors[Call::Update as usize] = Behavior::BreaksOff;
+    let plugin = TestPlugin::with(behaviors, WELL_BEHAVED, IDLE_BODY);
+    let group = plugin.start().await;
     let error = group.update().await.unwrap_err();
     assert!(matches!(error, CallError::Refused { call: "Update", .. }), "{error}");
     assert!(error.to_string().ends_with("Update failed: the stream broke"), "{error}");
     group.stop().await;
-    fake.ended().await;
+    plugin.ended().await;
 }
 
 #[tokio::test]
-async fn h10_h12_calls_that_a_plugin_lacks_are_fine_where_the_protocol_says_so() {
-    with(Manner::Lacks, async |group| {
+async fn h10_h12_optional_calls_may_be_missing() {
+    with(Behavior::Unimplemented, async |group| {
         group.heartbeat(&id("i1")).await.unwrap();
         let error = group.suspend(&[id("i1")]).await.unwrap_err();
         assert!(matches!(error, CallError::NoCapability { .. }), "{error}");
@@ -173,20 +173,20 @@ async fn h10_h12_calls_that_a_plugin_lacks_are_fine_where_the_protocol_says_so()
 }
 
 #[tokio::test]
-async fn h14_a_state_that_nobody_knows_ends_nothing() {
-    let snapshot = with(Manner::Well, async |group| group.update().await.unwrap()).await;
+async fn h14_unknown_state_does_not_end_an_instance() {
+    let snapshot = with(Behavior::Normal, async |group| group.update().await.unwrap()).await;
     let state = snapshot.instances[&id("i2")];
-    assert_eq!((state.to_string().as_str(), state.is_gone()), ("8", false));
+    assert_eq!((state.to_string().as_str(), state.is_deleted()), ("8", false));
     assert_eq!(snapshot.instances[&id("i1")], InstanceState::Running);
 }
 
 #[tokio::test]
-async fn h15_p13_answers_that_make_no_sense_are_told_or_cut() {
-    with(Manner::Nonsense, async |group| {
+async fn h15_p13_invalid_responses_are_errors_or_are_truncated() {
+    with(Behavior::InvalidResponse, async |group| {
         let error = group.connect_info(&id("i1")).await.unwrap_err();
-        assert!(error.to_string().contains("no connector for i1"), "the Go host dies of it: {error}");
-        assert_eq!(group.increase(3).await.unwrap(), 3, "more than was asked counts as asked");
-        assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only what was asked, once");
+        assert!(error.to_string().contains("no connector for i1"), "the Go host crashes on it: {error}");
+        assert_eq!(group.increase(3).await.unwrap(), 3, "a larger number counts as the requested one");
+        assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested ids count, and only once");
         let error = group.update().await.unwrap_err();
         assert!(error.to_string().contains("an instance id of 0 bytes"), "{error}");
     })
@@ -194,23 +194,23 @@ async fn h15_p13_answers_that_make_no_sense_are_told_or_cut() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused() {
-    let error = with(Manner::Endless, async |group| group.update().await.unwrap_err()).await;
+async fn oversized_responses_are_refused() {
+    let error = with(Behavior::EndlessStream, async |group| group.update().await.unwrap_err()).await;
     assert!(error.to_string().contains("more than 100000 instances"), "{error}");
-    let error = with(Manner::Huge, async |group| group.update().await.unwrap_err()).await;
+    let error = with(Behavior::HugeResponse, async |group| group.update().await.unwrap_err()).await;
     assert!(error.to_string().contains("message length too large"), "{error}");
 }
 
 #[tokio::test]
-async fn a_call_without_an_answer_ends_the_process_that_owes_it() {
-    let fake = Fake::new(Manner::Hangs);
-    let group = fake.start().await;
+async fn unanswered_call_ends_the_process() {
+    let plugin = TestPlugin::new(Behavior::Hangs);
+    let group = plugin.start().await;
     let error = group.increase(1).await.unwrap_err();
-    assert!(matches!(error, CallError::Deadline { .. }), "{error}");
+    assert!(matches!(error, CallError::Timeout { .. }), "{error}");
     let mut status = group.status();
-    status.wait_for(|status| matches!(status, super::Status::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, super::PluginStatus::Down { .. })).await.unwrap();
     let error = group.increase(1).await.unwrap_err();
-    assert!(error.to_string().contains("is not running: it did not answer"), "{error}");
-    fake.ended().await;
+    assert!(error.to_string().contains("is not running: it did not respond"), "{error}");
+    plugin.ended().await;
     group.stop().await;
 }

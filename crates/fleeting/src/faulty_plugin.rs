@@ -1,7 +1,7 @@
 //! A plugin with random faults that a seed determines, for tests of code that runs plugins.
 //!
-//! Its process prints a handshake or something else ([`Script::begin`]) and continues with [`Script::body`]. Its service ([`Hostile`])
-//! behaves at each call as [`Script::manners`] define.
+//! Its process prints a handshake or something else ([`Script::begin`]) and continues with [`Script::body`]. Its service ([`FaultyPlugin`])
+//! behaves at each call as [`Script::behaviors`] define.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -24,9 +24,9 @@ use crate::protocol::group::{
 
 /// What the plugin does when it receives a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum Behavior {
     /// Responds as it should.
-    Well,
+    Normal,
     /// Responds as it should, after a delay.
     Slow,
     /// Never responds.
@@ -36,34 +36,34 @@ pub enum Manner {
     /// Returns an error with the code that gRPC uses for a failed transport.
     Unavailable,
     /// Does not implement the call.
-    Lacks,
+    Unimplemented,
     /// Panics.
     Panics,
     /// Returns an invalid response: unknown instances, more than requested, empty ids, negative states.
-    Nonsense,
+    InvalidResponse,
     /// Returns a response of 20 MiB.
-    Huge,
+    HugeResponse,
     /// Returns a list that never ends.
-    Endless,
+    EndlessStream,
     /// Returns a list that breaks off after its instances. Other calls return an error.
     BreaksOff,
     /// Exits.
     Exits,
 }
 
-const MANNERS: [Manner; 12] = [
-    Manner::Well,
-    Manner::Slow,
-    Manner::Hangs,
-    Manner::Fails,
-    Manner::Unavailable,
-    Manner::Lacks,
-    Manner::Panics,
-    Manner::Nonsense,
-    Manner::Huge,
-    Manner::Endless,
-    Manner::BreaksOff,
-    Manner::Exits,
+const BEHAVIORS: [Behavior; 12] = [
+    Behavior::Normal,
+    Behavior::Slow,
+    Behavior::Hangs,
+    Behavior::Fails,
+    Behavior::Unavailable,
+    Behavior::Unimplemented,
+    Behavior::Panics,
+    Behavior::InvalidResponse,
+    Behavior::HugeResponse,
+    Behavior::EndlessStream,
+    Behavior::BreaksOff,
+    Behavior::Exits,
 ];
 
 /// The calls whose behavior can differ.
@@ -82,22 +82,22 @@ pub enum Call {
     /// `Heartbeat`.
     Heartbeat,
     /// `Suspend` and `Resume`.
-    Sleep,
+    Suspend,
     /// `Shutdown`.
     Shutdown,
 }
 
 /// Behavior at each [`Call`].
-pub type Manners = [Manner; 8];
+pub type Behaviors = [Behavior; 8];
 
 /// Start of the process, with the variable `$socket`: a valid handshake.
-pub const WELL: &str = "echo \"1|0|unix|$socket|grpc|\"";
+pub const WELL_BEHAVED: &str = "echo \"1|0|unix|$socket|grpc|\"";
 /// Rest of the process: it waits.
-pub const SLEEP: &str = "exec sleep 600";
+pub const IDLE_BODY: &str = "exec sleep 600";
 
 /// Possible starts of the process, as shell commands.
-const BEGINNINGS: [&str; 9] = [
-    WELL,
+const STARTS: [&str; 9] = [
+    WELL_BEHAVED,
     "head -c 3000 /dev/urandom",
     "printf '1|0|unix|'",
     "printf '1|0|unix|'; exit 0",
@@ -110,7 +110,7 @@ const BEGINNINGS: [&str; 9] = [
 
 /// Possible continuations of the process, as shell commands.
 const BODIES: [&str; 4] = [
-    SLEEP,
+    IDLE_BODY,
     "while :; do echo garbage; done",
     "while :; do echo '{\"@level\":7' >&2; done",
     "trap '' TERM INT; sleep 600 & exec sleep 600",
@@ -119,62 +119,64 @@ const BODIES: [&str; 4] = [
 /// A plugin that a seed determines.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// Start of the process, as a shell command; [`WELL`] or something else.
+    /// Start of the process, as a shell command; [`WELL_BEHAVED`] or something else.
     pub begin: &'static str,
     /// Rest of the process, as a shell command.
     pub body: &'static str,
     /// Behavior at each [`Call`].
-    pub manners: Manners,
+    pub behaviors: Behaviors,
 }
 
 impl Script {
     /// Draws a plugin. Most start correctly, because otherwise no call could be tested.
     pub fn draw(random: &mut impl Rng) -> Self {
-        let begin = if random.random_ratio(3, 4) { WELL } else { BEGINNINGS.choose(random).unwrap_or(&WELL) };
-        let mut manners: Manners = std::array::from_fn(|_| MANNERS.choose(random).copied().unwrap_or(Manner::Well));
+        let begin =
+            if random.random_ratio(3, 4) { WELL_BEHAVED } else { STARTS.choose(random).unwrap_or(&WELL_BEHAVED) };
+        let mut behaviors: Behaviors =
+            std::array::from_fn(|_| BEHAVIORS.choose(random).copied().unwrap_or(Behavior::Normal));
         if random.random_ratio(3, 4) {
-            manners[Call::Init as usize] = Manner::Well;
+            behaviors[Call::Init as usize] = Behavior::Normal;
         }
-        Self { begin, body: BODIES.choose(random).unwrap_or(&SLEEP), manners }
+        Self { begin, body: BODIES.choose(random).unwrap_or(&IDLE_BODY), behaviors }
     }
 
     /// Returns the behavior at a call.
     #[must_use]
-    pub fn at(&self, call: Call) -> Manner {
-        self.manners.get(call as usize).copied().unwrap_or(Manner::Well)
+    pub fn behavior(&self, call: Call) -> Behavior {
+        self.behaviors.get(call as usize).copied().unwrap_or(Behavior::Normal)
     }
 }
 
 /// The last `Init` request.
-pub(crate) type Asked = Arc<Mutex<Option<InitRequest>>>;
+pub(crate) type LastInit = Arc<Mutex<Option<InitRequest>>>;
 
 /// Hooks of a test for calls.
 #[tonic::async_trait]
-pub(crate) trait Around: Send + Sync {
+pub(crate) trait CallHooks: Send + Sync {
     /// Runs before `Update` responds.
     async fn before_update(&self) {}
     /// Runs when `Shutdown` is called.
-    fn at_shutdown(&self) {}
+    fn on_shutdown(&self) {}
 }
 
-struct Nothing;
-impl Around for Nothing {}
+struct NoHooks;
+impl CallHooks for NoHooks {}
 
 /// The gRPC service.
-pub struct Hostile {
-    manners: Manners,
+pub struct FaultyPlugin {
+    behaviors: Behaviors,
     exit: Box<dyn Fn() + Send + Sync>,
     /// State number of each instance.
     instances: Mutex<BTreeMap<String, i32>>,
-    pub(crate) asked: Asked,
-    pub(crate) around: Arc<dyn Around>,
+    pub(crate) last_init: LastInit,
+    pub(crate) hooks: Arc<dyn CallHooks>,
 }
 
-impl Hostile {
+impl FaultyPlugin {
     /// Creates a service with these behaviors. `exit` ends the process.
-    pub fn new(manners: Manners, exit: impl Fn() + Send + Sync + 'static) -> Self {
-        let (instances, asked) = (Mutex::default(), Asked::default());
-        Self { manners, exit: Box::new(exit), instances, asked, around: Arc::new(Nothing) }
+    pub fn new(behaviors: Behaviors, exit: impl Fn() + Send + Sync + 'static) -> Self {
+        let (instances, last_init) = (Mutex::default(), LastInit::default());
+        Self { behaviors, exit: Box::new(exit), instances, last_init, hooks: Arc::new(NoHooks) }
     }
 
     /// Serves until it is dropped.
@@ -188,7 +190,7 @@ impl Hostile {
 
     /// Adds an instance that exists from the start.
     #[cfg(test)]
-    pub(crate) fn has(&self, name: &str, state: i32) {
+    pub(crate) fn add_instance(&self, name: &str, state: i32) {
         self.instances().insert(name.to_owned(), state);
     }
 
@@ -201,68 +203,68 @@ impl Hostile {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn at(&self, call: Call) -> Manner {
-        self.manners.get(call as usize).copied().unwrap_or(Manner::Well)
+    fn behavior(&self, call: Call) -> Behavior {
+        self.behaviors.get(call as usize).copied().unwrap_or(Behavior::Normal)
     }
 
-    async fn behave<T>(&self, call: Call, well: T, nonsense: T) -> Result<Response<T>, Status> {
-        match self.at(call) {
-            Manner::Slow => {
+    async fn respond<T>(&self, call: Call, normal: T, invalid: T) -> Result<Response<T>, Status> {
+        match self.behavior(call) {
+            Behavior::Slow => {
                 tokio::time::sleep(Duration::from_millis(30)).await;
-                Ok(Response::new(well))
+                Ok(Response::new(normal))
             }
-            Manner::Well | Manner::Huge | Manner::Endless => Ok(Response::new(well)),
-            Manner::Nonsense => Ok(Response::new(nonsense)),
-            Manner::Hangs => std::future::pending().await,
-            Manner::Fails | Manner::BreaksOff => Err(Status::unknown("quota exceeded")),
-            Manner::Unavailable => Err(Status::unavailable("the cloud's API is down")),
-            Manner::Lacks => Err(Status::unimplemented("no such call")),
-            #[expect(clippy::panic, reason = "that is what it is for")]
-            Manner::Panics => panic!("a defect of the plugin"),
-            Manner::Exits => {
+            Behavior::Normal | Behavior::HugeResponse | Behavior::EndlessStream => Ok(Response::new(normal)),
+            Behavior::InvalidResponse => Ok(Response::new(invalid)),
+            Behavior::Hangs => std::future::pending().await,
+            Behavior::Fails | Behavior::BreaksOff => Err(Status::unknown("quota exceeded")),
+            Behavior::Unavailable => Err(Status::unavailable("the provider's API is down")),
+            Behavior::Unimplemented => Err(Status::unimplemented("no such call")),
+            #[expect(clippy::panic, reason = "this fault is a panic")]
+            Behavior::Panics => panic!("a defect of the plugin"),
+            Behavior::Exits => {
                 (self.exit)();
                 std::future::pending().await
             }
         }
     }
 
-    /// Returns the text, or 20 MiB for [`Manner::Huge`].
+    /// Returns the text, or 20 MiB for [`Behavior::HugeResponse`].
     fn text(&self, call: Call, text: &str) -> String {
-        if self.at(call) == Manner::Huge { "x".repeat(20 * 1024 * 1024) } else { text.to_owned() }
+        if self.behavior(call) == Behavior::HugeResponse { "x".repeat(20 * 1024 * 1024) } else { text.to_owned() }
     }
 }
 
 #[tonic::async_trait]
-impl InstanceGroup for Hostile {
+impl InstanceGroup for FaultyPlugin {
     type UpdateStream = Pin<Box<dyn Stream<Item = Result<UpdateResponse, Status>> + Send>>;
 
     async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.into_inner());
+        *self.last_init.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.into_inner());
         let capabilities = vec!["suspend_resume".to_owned(), "flying".to_owned()];
-        let id = self.text(Call::Init, "hostile");
-        let well = InitResponse { id, max_size: u32::MAX, capabilities, ..Default::default() };
-        self.behave(Call::Init, well, InitResponse::default()).await
+        let id = self.text(Call::Init, "faulty");
+        let normal = InitResponse { id, max_size: u32::MAX, capabilities, ..Default::default() };
+        self.respond(Call::Init, normal, InitResponse::default()).await
     }
 
     async fn update(&self, _: Request<Empty>) -> Result<Response<Self::UpdateStream>, Status> {
-        self.around.before_update().await;
-        if self.at(Call::Update) == Manner::Endless {
+        self.hooks.before_update().await;
+        if self.behavior(Call::Update) == Behavior::EndlessStream {
             let list = (0_u64..).map(|n| Ok(UpdateResponse { instance: format!("i{n}"), state: 1 }));
             return Ok(Response::new(Box::pin(futures::stream::iter(list))));
         }
         let instances = self.instances().clone();
-        let mut well: Vec<_> =
+        let mut normal: Vec<_> =
             instances.into_iter().map(|(instance, state)| Ok(UpdateResponse { instance, state })).collect();
-        if self.at(Call::Update) == Manner::BreaksOff {
-            well.push(Err(Status::unavailable("the stream broke")));
-            return Ok(Response::new(Box::pin(futures::stream::iter(well))));
+        if self.behavior(Call::Update) == Behavior::BreaksOff {
+            normal.push(Err(Status::unavailable("the stream broke")));
+            return Ok(Response::new(Box::pin(futures::stream::iter(normal))));
         }
-        if self.at(Call::Update) == Manner::Huge {
-            well.push(Ok(UpdateResponse { instance: self.text(Call::Update, ""), state: 1 }));
+        if self.behavior(Call::Update) == Behavior::HugeResponse {
+            normal.push(Ok(UpdateResponse { instance: self.text(Call::Update, ""), state: 1 }));
         }
         let nameless = UpdateResponse { instance: String::new(), state: -7 };
         let broken = vec![Ok(nameless), Err(Status::internal("half way"))];
-        let messages = self.behave(Call::Update, well, broken).await?.into_inner();
+        let messages = self.respond(Call::Update, normal, broken).await?.into_inner();
         Ok(Response::new(Box::pin(futures::stream::iter(messages))))
     }
 
@@ -276,55 +278,55 @@ impl InstanceGroup for Hostile {
                 instances.insert(name, 1);
             }
         }
-        self.behave(Call::Increase, IncreaseResponse { succeeded }, IncreaseResponse { succeeded: u32::MAX }).await
+        self.respond(Call::Increase, IncreaseResponse { succeeded }, IncreaseResponse { succeeded: u32::MAX }).await
     }
 
     async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, Status> {
         let succeeded = request.into_inner().instances;
-        if [Manner::Well, Manner::Slow].contains(&self.at(Call::Decrease)) {
+        if [Behavior::Normal, Behavior::Slow].contains(&self.behavior(Call::Decrease)) {
             self.instances().retain(|name, _| !succeeded.contains(name));
         }
-        let others = ["i1", "i1", "somebody else's", ""].map(str::to_owned).to_vec();
-        self.behave(Call::Decrease, DecreaseResponse { succeeded }, DecreaseResponse { succeeded: others }).await
+        let others = ["i1", "i1", "another group's", ""].map(str::to_owned).to_vec();
+        self.respond(Call::Decrease, DecreaseResponse { succeeded }, DecreaseResponse { succeeded: others }).await
     }
 
     async fn connect_info(&self, _: Request<ConnectInfoRequest>) -> Result<Response<ConnectInfoResponse>, Status> {
-        let well = ConnectInfoResponse {
+        let normal = ConnectInfoResponse {
             connector: Some(ConnectorConfig { keepalive: -1, ..Default::default() }),
             // No process listens there.
             internal_addr: "127.0.0.1:1".to_owned(),
             external_addr: self.text(Call::ConnectInfo, "127.0.0.1:1"),
             ..Default::default()
         };
-        self.behave(Call::ConnectInfo, well, ConnectInfoResponse::default()).await
+        self.respond(Call::ConnectInfo, normal, ConnectInfoResponse::default()).await
     }
 
     async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<Empty>, Status> {
-        self.behave(Call::Heartbeat, Empty {}, Empty {}).await
+        self.respond(Call::Heartbeat, Empty {}, Empty {}).await
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
         let succeeded = request.into_inner().instances;
-        self.behave(Call::Sleep, SuspendResponse { succeeded }, SuspendResponse { succeeded: vec!["?".to_owned()] })
+        self.respond(Call::Suspend, SuspendResponse { succeeded }, SuspendResponse { succeeded: vec!["?".to_owned()] })
             .await
     }
 
     async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        self.behave(Call::Sleep, ResumeResponse::default(), ResumeResponse::default()).await
+        self.respond(Call::Suspend, ResumeResponse::default(), ResumeResponse::default()).await
     }
 
     async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
-        self.around.at_shutdown();
-        self.behave(Call::Shutdown, Empty {}, Empty {}).await
+        self.hooks.on_shutdown();
+        self.respond(Call::Shutdown, Empty {}, Empty {}).await
     }
 }
 
 /// Returns the same behavior for all calls except `Init`, which works.
 #[cfg(test)]
-pub(crate) fn always(manner: Manner) -> Manners {
-    let mut manners = [manner; 8];
-    manners[Call::Init as usize] = Manner::Well;
-    manners
+pub(crate) fn always(behavior: Behavior) -> Behaviors {
+    let mut behaviors = [behavior; 8];
+    behaviors[Call::Init as usize] = Behavior::Normal;
+    behaviors
 }
 
 #[cfg(test)]
@@ -333,8 +335,8 @@ mod tests {
 
     /// The seeded runs draw from all behaviors, and every call has one.
     #[test]
-    fn every_manner_is_drawn() {
-        assert_eq!(MANNERS.len(), Manner::Exits as usize + 1);
-        assert_eq!(always(Manner::Well).len(), Call::Shutdown as usize + 1);
+    fn every_behavior_is_drawn() {
+        assert_eq!(BEHAVIORS.len(), Behavior::Exits as usize + 1);
+        assert_eq!(always(Behavior::Normal).len(), Call::Shutdown as usize + 1);
     }
 }
