@@ -29,7 +29,9 @@ pub struct Config {
     pub failure_threshold: u32,
     /// Interval between lists while no change is expected.
     pub update_interval: Duration,
-    /// Maximum interval between lists while a change is expected. See [`crate::engine`] for when it is shorter.
+    /// Maximum interval between lists while a change is expected.
+    ///
+    /// While a job waits for an instance that should soon be running, lists are more frequent.
     pub update_interval_when_expecting: Duration,
     /// Time after which a delete call that had no effect is repeated.
     pub deletion_retry_interval: Duration,

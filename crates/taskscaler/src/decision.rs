@@ -98,7 +98,7 @@ pub enum DecisionKind {
         id: InstanceId,
         /// Time since it is running.
         after: Duration,
-        /// Time since the request for it. `None` means that it was ready before, or was not requested here.
+        /// Time since the request for it. `None` means that it was ready before, or that this manager did not request it.
         created: Option<Duration>,
     },
     /// Slots were assigned to a job.
@@ -160,7 +160,7 @@ pub enum DecisionKind {
         /// Inputs of the scaling formula at that time.
         inputs: Inputs,
     },
-    /// An instance still exists after several delete calls. They are repeated until it is gone.
+    /// An instance still exists after several delete calls. They are repeated until it is deleted.
     DeletionStuck {
         group: GroupId,
         id: InstanceId,

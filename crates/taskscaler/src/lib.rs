@@ -9,7 +9,7 @@
 //!
 //! Five concerns are separate. Plugins (`crates/fleeting`) know what an instance is and how to create it. The [`engine`] tracks
 //! the life of each instance. [`formula`] and [`policy`] determine the number of instances. The engine's assignment code picks
-//! an instance for each job. What a job does on its instance is unknown here.
+//! an instance for each job. The scaler does not know what a job does on its instance.
 //!
 //! Invariants (I1-I6, checked by [`engine::Engine::check`] and the simulator): there are never more instances than allowed; no
 //! lease is on an instance that is deleted; every instance is in use, retained by a policy, or deleted in bounded time; no

@@ -95,8 +95,8 @@ fn bursts(ahead: bool) -> Report {
     Simulation::new(&Scenario::fault_free(config, vec![cloud()], 3, end), &jobs).run().unwrap()
 }
 
-/// Requesting jobs ahead of free slots creates no more instances, because each is created for a job that has arrived. It only
-/// makes the two idle instances idle again earlier, while a fleet without it starts two jobs per boot.
+/// Requesting jobs ahead of free slots creates no more instances, because each is created for a job that has arrived. Its only
+/// cost: the two idle instances are idle again while a fleet without it still works through the queue, with two jobs per boot.
 fn reserving_ahead_shortens_waits_without_more_instances() {
     let (off, on) = (bursts(false), bursts(true));
     assert_eq!((off.done, on.done), (400, 400));

@@ -34,7 +34,7 @@ impl Deletions {
     pub(super) fn add_due(&mut self, inventory: &mut Inventory, index: Index) {
         inventory.pool.change(index, |instance| {
             instance.due = None;
-            if let InstancePhase::Deleting(deleting) = &mut instance.state {
+            if let InstancePhase::Deleting(deleting) = &mut instance.phase {
                 deleting.called = false;
             }
         });
@@ -50,7 +50,7 @@ impl Deletions {
         let mut calls: Vec<Vec<InstanceId>> = vec![Vec::new(); inventory.groups.len()];
         for index in due {
             let attempts = inventory.pool.change(index, |instance| {
-                let InstancePhase::Deleting(deleting) = &mut instance.state else { return None };
+                let InstancePhase::Deleting(deleting) = &mut instance.phase else { return None };
                 deleting.called = true;
                 deleting.attempts = deleting.attempts.saturating_add(1);
                 let attempts = deleting.attempts;
@@ -93,7 +93,7 @@ pub(super) fn decreased(
         let Some(index) = inventory.pool.find(group, id) else { continue };
         let jitter = inventory.jitter();
         inventory.pool.change(index, |instance| {
-            let InstancePhase::Deleting(deleting) = &mut instance.state else { return };
+            let InstancePhase::Deleting(deleting) = &mut instance.phase else { return };
             deleting.called = false;
             let doublings = deleting.attempts.saturating_sub(1).min(10);
             let after_rejection = DELETE_RETRY_DELAY.saturating_mul(1 << doublings).min(retry);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-use super::creation::CreationControl;
+use super::creation_control::CreationControl;
 use super::list_schedule::ListSchedule;
 use super::scale_up::{MatchedRequest, ScaleUpRequests};
 use super::unmanaged::{DeletedIds, EarlyRetirements, UnmanagedInstances};
@@ -36,7 +36,7 @@ impl Estimate {
     }
 }
 
-/// What an instance is that appeared in a list and is not in the pool.
+/// Classification of an instance that appeared in a list and is not in the pool.
 #[derive(Debug)]
 pub(super) enum Discovery {
     /// It was considered deleted.
@@ -137,7 +137,7 @@ impl GroupState {
         self.unmanaged.len() + self.requests.may_appear() as usize
     }
 
-    /// Decides what an instance is that appeared in a list and is not in the pool.
+    /// Classifies an instance that appeared in a list and is not in the pool.
     pub(super) fn discover(
         &mut self,
         at: Time,

@@ -25,7 +25,7 @@ pub(super) struct StarvationHold {
 }
 
 impl StarvationHold {
-    /// Releases the instance if its request fits or is gone. Returns the request and the instance if it fits.
+    /// Releases the instance if its request fits or is no longer queued. Returns the request and the instance if it fits.
     pub(super) fn update(&mut self, pool: &mut Pool, queue: &Queue) -> Option<(QueuedRequest, Index)> {
         let (key, index) = self.held.clone()?;
         let limits = pool.limits();
@@ -82,7 +82,7 @@ impl StarvationHold {
         if let Some((request, instance)) = held
             && instance.slot_totals(pool.limits()).supply > 0
             && pool.limits().capacity.saturating_sub(instance.held) >= request.slots
-            && matches!(instance.state, InstancePhase::Ready)
+            && matches!(instance.phase, InstancePhase::Ready)
         {
             let key = &request.key;
             return Err(Violation::new(

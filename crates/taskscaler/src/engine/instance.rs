@@ -99,7 +99,7 @@ pub(super) struct Instance {
     pub(super) group: GroupId,
     /// Number of the instance in the order in which instances were first seen.
     pub(super) sequence: u64,
-    pub(super) state: InstancePhase,
+    pub(super) phase: InstancePhase,
     /// Task key for each slot, up to the highest slot that was ever assigned.
     slots: Vec<Option<TaskKey>>,
     /// Number of assigned slots.
@@ -190,7 +190,7 @@ impl Instance {
             id,
             group,
             sequence,
-            state: InstancePhase::Booting,
+            phase: InstancePhase::Booting,
             slots: Vec::new(),
             held: 0,
             jobs: 0,
@@ -264,7 +264,7 @@ impl Instance {
             job_count: self.job_count,
             first_seen_at: self.first_seen_unix,
             idle_since: Some(self.idle_unix),
-            intent: match &self.state {
+            intent: match &self.phase {
                 InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => Intent::Serve,
                 InstancePhase::Suspended(_) => Intent::Suspend,
                 InstancePhase::Cordoned { by, pending_removal } => {
@@ -284,7 +284,7 @@ impl Instance {
         let (held, capacity) = (self.held, limits.capacity);
         let uses_left = limits.max_uses.map_or(capacity, |max| max.saturating_sub(self.job_count));
         let assignable = capacity.saturating_sub(held).min(uses_left);
-        let is_supply = matches!(self.state, InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready);
+        let is_supply = matches!(self.phase, InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready);
         if !is_supply {
             return SlotTotals { held, ..SlotTotals::default() };
         }
@@ -293,14 +293,14 @@ impl Instance {
             // More slots may be assigned than exist if the capacity was larger before a restart.
             acquired: held.min(capacity),
             unavailable: capacity.saturating_sub(held + assignable),
-            free: if self.state == InstancePhase::Ready && !self.held_for_request { assignable } else { 0 },
+            free: if self.phase == InstancePhase::Ready && !self.held_for_request { assignable } else { 0 },
             held,
         }
     }
 
     /// Whether a request for this many slots can get them now or once jobs on the instance have ended.
     pub(super) fn can_fit(&self, slots: u32, limits: InstanceLimits) -> bool {
-        self.state == InstancePhase::Ready && slots <= limits.capacity && !limits.is_used_up(self.job_count)
+        self.phase == InstancePhase::Ready && slots <= limits.capacity && !limits.is_used_up(self.job_count)
     }
 
     /// Assigns the lowest free slots to a task. Returns the lowest of them.
@@ -384,15 +384,15 @@ impl Instance {
     }
 
     /// Changes the phase. `due` is the timer of the new phase.
-    pub(super) fn enter(&mut self, state: InstancePhase, at: Time, due: Option<Time>) {
-        self.state = state;
+    pub(super) fn enter(&mut self, phase: InstancePhase, at: Time, due: Option<Time>) {
+        self.phase = phase;
         self.since = at;
         self.due = due;
     }
 
     /// Returns why it must be deleted after its last job. `None` if it is kept or its deletion is already decided.
     pub(super) fn removal_after_last_job(&self, limits: InstanceLimits) -> Option<RemovalReason> {
-        match &self.state {
+        match &self.phase {
             InstancePhase::Draining(reason) => Some(reason.clone()),
             // An operator may want to examine a cordoned instance, even if it is used up.
             InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } | InstancePhase::Suspended(_) => None,
@@ -405,29 +405,29 @@ impl Instance {
 
     /// Takes the environment that its current job has resumed, unless the instance is no longer ready.
     pub(super) fn take_resumed_environment(&mut self) -> Option<SuspendedEnvironment> {
-        if self.state == InstancePhase::Ready { self.resumed_environment.take() } else { None }
+        if self.phase == InstancePhase::Ready { self.resumed_environment.take() } else { None }
     }
 
     /// Returns how long its deletion has taken. `None` if no deletion call was made.
     pub(super) fn deletion_time(&self, at: Time) -> Option<Duration> {
-        match &self.state {
+        match &self.phase {
             InstancePhase::Deleting(deleting) if deleting.attempts > 0 => Some(at.since(deleting.since)),
             _ => None,
         }
     }
 
     pub(super) fn is_deleting(&self) -> bool {
-        matches!(self.state, InstancePhase::Deleting(_))
+        matches!(self.phase, InstancePhase::Deleting(_))
     }
 
     /// Returns when the change began that the next lists may show the end of.
     pub(super) fn expected_since(&self) -> Time {
-        if self.state == InstancePhase::Booting { self.requested_at } else { self.since }
+        if self.phase == InstancePhase::Booting { self.requested_at } else { self.since }
     }
 
     /// Whether the next list may show a change of the instance.
     pub(super) fn is_expected(&self) -> bool {
-        let may_change = match &self.state {
+        let may_change = match &self.phase {
             InstancePhase::Booting | InstancePhase::Deleting(_) => true,
             InstancePhase::Suspended(suspension) => suspension.is_expected(),
             InstancePhase::Ready

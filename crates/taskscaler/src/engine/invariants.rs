@@ -37,7 +37,7 @@ pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
         if instance.is_deleting() && held > 0 {
             return Err(Violation::new("I2", format!("{id} is being deleted and has {held} jobs")));
         }
-        if matches!(instance.state, InstancePhase::Suspended(_)) && (held > 0 || instance.saved_environment.is_none()) {
+        if matches!(instance.phase, InstancePhase::Suspended(_)) && (held > 0 || instance.saved_environment.is_none()) {
             return Err(Violation::new("I2", format!("{id} is suspended and has {held} jobs")));
         }
         // The limits may have been higher before a restart.
@@ -47,11 +47,11 @@ pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
         if limits.max_uses.is_some_and(|max| instance.job_count > max) && !instance.restored {
             return Err(Violation::new("J4", format!("{id} has had {} jobs", instance.job_count)));
         }
-        let has_next_step = matches!(instance.state, InstancePhase::Ready | InstancePhase::Cordoned { .. })
+        let has_next_step = matches!(instance.phase, InstancePhase::Ready | InstancePhase::Cordoned { .. })
             || instance.due.is_some()
             || held > 0;
         if !has_next_step {
-            let phase = &instance.state;
+            let phase = &instance.phase;
             return Err(Violation::new("I3", format!("{id} would stay in this phase indefinitely: {phase:?}")));
         }
     }

@@ -104,7 +104,7 @@ impl Engine {
         }
         pool.mark_listed(index, call);
         let Some(instance) = pool.get(index) else { return };
-        match (&instance.state, listed) {
+        match (&instance.phase, listed) {
             (_, InstanceState::Deleted | InstanceState::Timeout) => {
                 self.remove_instance(now, index, LossReason::ProviderDeleted);
             }
@@ -206,7 +206,7 @@ impl Engine {
     /// Handles the end of the preparation of an instance.
     pub(super) fn prepared(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.inventory.pool.find(group, id) else { return };
-        match self.inventory.pool.get(index).map(|instance| &instance.state) {
+        match self.inventory.pool.get(index).map(|instance| &instance.phase) {
             Some(InstancePhase::Suspended(_)) => return self.resume_prepared(now, index, result),
             Some(InstancePhase::Preparing) => {}
             _ => return,
@@ -258,7 +258,7 @@ impl Engine {
             && due <= now.at
         {
             let Some(instance) = self.inventory.pool.get(index) else { return };
-            match instance.state {
+            match instance.phase {
                 InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready
                     if self.inventory.is_plugin_down(index) =>
                 {
@@ -296,9 +296,9 @@ impl Engine {
     /// Deletes an instance after its last job, or at once if it has none (I4).
     pub(super) fn drain_or_delete(&mut self, now: Now, index: Index, reason: RemovalReason) {
         let Some(instance) = self.inventory.pool.get(index).filter(|instance| !instance.is_deleting()) else { return };
-        if matches!(instance.state, InstancePhase::Cordoned { .. }) && !reason.overrides_cordon() {
+        if matches!(instance.phase, InstancePhase::Cordoned { .. }) && !reason.overrides_cordon() {
             self.inventory.pool.change(index, |instance| {
-                if let InstancePhase::Cordoned { pending_removal, .. } = &mut instance.state {
+                if let InstancePhase::Cordoned { pending_removal, .. } = &mut instance.phase {
                     *pending_removal = Some(reason);
                 }
             });

@@ -48,7 +48,7 @@ impl StateCounts {
 
 /// Returns the index of an instance's state in [`MACHINE_STATES`].
 fn machine_state(instance: &Instance) -> usize {
-    match &instance.state {
+    match &instance.phase {
         InstancePhase::Deleting(deleting) if deleting.attempts >= STUCK_AFTER_ATTEMPTS => 5,
         InstancePhase::Deleting(_) => 4,
         _ if instance.held > 0 => 3,
@@ -65,7 +65,7 @@ fn machine_state(instance: &Instance) -> usize {
 
 /// Returns the index of an instance's state in [`PROVISIONER_STATES`].
 fn provisioner_state(instance: &Instance) -> usize {
-    match &instance.state {
+    match &instance.phase {
         InstancePhase::Booting => 0,
         InstancePhase::Preparing
         | InstancePhase::Ready

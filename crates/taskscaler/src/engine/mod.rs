@@ -17,7 +17,7 @@
 //! A driver stores [`Engine::changes`] before it performs [`Engine::actions`]. Whatever is requested, assigned or deleted is thus
 //! in the ledger before anyone acts on it.
 
-mod creation;
+mod creation_control;
 mod deletion;
 mod error;
 mod group;

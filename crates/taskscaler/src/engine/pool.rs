@@ -440,7 +440,7 @@ impl Pool {
 impl GroupPool {
     /// Returns the index that contains the instance if the next list may report a change of it.
     fn expected_changes(&mut self, instance: &Instance) -> Option<&mut BTreeSet<(Time, Index)>> {
-        match instance.state {
+        match instance.phase {
             InstancePhase::Deleting(_) => Some(&mut self.deleting),
             _ if instance.is_expected() => Some(&mut self.arriving),
             _ => None,
@@ -454,13 +454,13 @@ fn span(times: &BTreeSet<(Time, Index)>) -> Option<(Time, Time)> {
 }
 
 fn is_starting(instance: &Instance) -> bool {
-    matches!(instance.state, InstancePhase::Booting | InstancePhase::Preparing)
+    matches!(instance.phase, InstancePhase::Booting | InstancePhase::Preparing)
 }
 
 fn is_suspended(instance: &Instance) -> bool {
-    matches!(instance.state, InstancePhase::Suspended(_))
+    matches!(instance.phase, InstancePhase::Suspended(_))
 }
 
 fn is_idle(instance: &Instance) -> bool {
-    instance.state == InstancePhase::Ready && instance.held == 0
+    instance.phase == InstancePhase::Ready && instance.held == 0
 }

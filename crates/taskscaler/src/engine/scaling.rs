@@ -231,7 +231,7 @@ impl Engine {
         let deleting = pool.iter().filter(|(_, instance)| instance.is_deleting());
         for index in deleting.map(|(index, _)| index).collect::<Vec<Index>>() {
             pool.change(index, |instance| {
-                let called = matches!(&instance.state, InstancePhase::Deleting(deleting) if deleting.called);
+                let called = matches!(&instance.phase, InstancePhase::Deleting(deleting) if deleting.called);
                 instance.due = instance.due.map(|due| if called { due } else { due.min(now.at + retry) });
             });
         }
@@ -244,7 +244,7 @@ impl Engine {
         }
         let is_kept = |phase: &InstancePhase| matches!(phase, InstancePhase::Cordoned { .. }) && !self.deletes_cordoned;
         let is_deletable =
-            |instance: &Instance| instance.held == 0 && !instance.is_deleting() && !is_kept(&instance.state);
+            |instance: &Instance| instance.held == 0 && !instance.is_deleting() && !is_kept(&instance.phase);
         let deletable = self.inventory.pool.iter().filter(|(_, instance)| is_deletable(instance));
         for index in deletable.map(|(index, _)| index).collect::<Vec<Index>>() {
             self.delete(now, index, RemovalReason::Shutdown);

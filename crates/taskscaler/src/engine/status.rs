@@ -178,7 +178,7 @@ pub struct InstanceStatus {
 
 impl InstanceStatus {
     fn new(now: Now, instance: &Instance, group: String) -> Self {
-        let (state, reason) = match &instance.state {
+        let (state, reason) = match &instance.phase {
             InstancePhase::Booting => ("booting", None),
             InstancePhase::Preparing => ("preparing", None),
             InstancePhase::Ready => ("ready", None),
@@ -291,7 +291,7 @@ impl StatusView<'_> {
         });
         let starting = self.inventory.pool.iter().filter_map(|(_, instance)| {
             let group = self.inventory.groups.get(instance.group)?;
-            match instance.state {
+            match instance.phase {
                 InstancePhase::Booting => Some(instance.requested_at + group.boot.fast? + preparation(group)),
                 InstancePhase::Preparing => Some(instance.since + group.preparation.fast?),
                 _ => None,

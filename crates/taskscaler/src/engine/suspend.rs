@@ -13,7 +13,7 @@
 //!
 //! Nothing waits without a limit: an environment expires unless a job waits for it, and a job that waits gets it or an error
 //! within [`RESUME_TIMEOUT`]. Once a job has the environment, it is no longer in the ledger. If the manager is killed before the
-//! job learns of it, the environment is lost, because nobody knows whether the job has used it.
+//! job learns of it, the environment is lost, because the job may have used it.
 
 mod state;
 
@@ -151,7 +151,7 @@ impl Suspensions {
     #[must_use]
     pub(super) fn advance(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let instance = inventory.pool.get(index)?;
-        let InstancePhase::Suspended(mut suspension) = instance.state.clone() else { return None };
+        let InstancePhase::Suspended(mut suspension) = instance.phase.clone() else { return None };
         let (group, id, since) = (instance.group, instance.id.clone(), instance.since);
         if suspension.waiter.as_ref().is_some_and(|waiter| now.at >= waiter.since + RESUME_TIMEOUT) {
             let limit = RESUME_TIMEOUT.as_secs();
@@ -190,7 +190,7 @@ impl Suspensions {
         };
         inventory.pool.change(index, |instance| {
             instance.due = Some(suspension.due());
-            instance.state = InstancePhase::Suspended(suspension);
+            instance.phase = InstancePhase::Suspended(suspension);
             if is_new {
                 instance.since = now.at;
             }
@@ -238,7 +238,7 @@ impl Suspensions {
     #[must_use]
     pub(super) fn prepared(&mut self, pool: &Pool, now: Now, index: Index, result: Result<(), String>) -> Resumed {
         let Some(InstancePhase::Suspended(Suspension { state: SuspendState::Preparing, waiter, .. })) =
-            pool.get(index).map(|instance| &instance.state)
+            pool.get(index).map(|instance| &instance.phase)
         else {
             return Resumed::NoWaiter;
         };
@@ -293,7 +293,7 @@ impl Suspensions {
 
 /// Whether an environment of this name exists and no job uses it.
 pub(super) fn has_environment(pool: &Pool, name: &str) -> bool {
-    let is_suspended = |instance: &Instance| matches!(instance.state, InstancePhase::Suspended(_));
+    let is_suspended = |instance: &Instance| matches!(instance.phase, InstancePhase::Suspended(_));
     with_environment(pool, name).any(|(_, instance)| is_suspended(instance))
 }
 
@@ -311,7 +311,7 @@ pub(super) fn find_resumable(inventory: &Inventory, now: Now, name: &str, owner:
     if inventory.groups.get(instance.group).is_some_and(|group| group.can_suspend == Some(false)) {
         return Err(ResumeError::NoCapability);
     }
-    match &instance.state {
+    match &instance.phase {
         InstancePhase::Suspended(suspension) if suspension.waiter.is_some() => Err(ResumeError::InUse),
         InstancePhase::Suspended(suspension) if suspension.until <= now.at => Err(ResumeError::Unknown),
         InstancePhase::Suspended(_) => Ok(index),
@@ -342,7 +342,7 @@ pub(super) fn check_suspendable(
     if group.can_suspend == Some(false) {
         return Err(SuspendError::NoCapability);
     }
-    let reason = match &instance.state {
+    let reason = match &instance.phase {
         InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => None,
         InstancePhase::Draining(reason) => Some(reason.to_string()),
         InstancePhase::Cordoned { by, .. } => Some(format!("cordoned by {by}")),
@@ -376,7 +376,7 @@ pub(super) fn find_evictable(inventory: &Inventory, max_cost_per_hour: Option<f6
     if suspended == 0 || !(is_above_max || is_too_expensive()) {
         return None;
     }
-    let evictable = inventory.pool.iter().filter_map(|(index, instance)| match &instance.state {
+    let evictable = inventory.pool.iter().filter_map(|(index, instance)| match &instance.phase {
         InstancePhase::Suspended(suspension) if suspension.waiter.is_none() => {
             Some((suspension.until, instance.sequence, index))
         }
@@ -410,7 +410,7 @@ pub(super) fn record(inventory: &mut Inventory, now: Now, index: Index, step: Su
 
 /// Changes the suspension of an instance. `None` if it is not suspended.
 fn change<T>(inventory: &mut Inventory, index: Index, change: impl FnOnce(&mut Suspension) -> T) -> Option<T> {
-    let changed = inventory.pool.change(index, |instance| match &mut instance.state {
+    let changed = inventory.pool.change(index, |instance| match &mut instance.phase {
         InstancePhase::Suspended(suspension) => Some(change(suspension)),
         _ => None,
     });

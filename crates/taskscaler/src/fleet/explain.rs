@@ -110,7 +110,7 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
     } else if let Some((instance, slot)) = assigned {
         summary.push(format!("job {job} has slot {} of instance {}", slot.slot, instance.id));
     } else if let Some(last) = decisions.last() {
-        summary.push(format!("job {job} has ended here: {}", last.text));
+        summary.push(format!("job {job} has ended on this runner: {}", last.text));
     } else {
         summary.push(format!(
             "job {job} is unknown to runner {}: it was not requested yet, runs elsewhere, or ended more than a day ago",

@@ -3,7 +3,7 @@
 use super::{Inventory, UNBOUNDED};
 use crate::config::Config;
 use crate::decision::{DecisionKind, ScaleUpBlock, StuckDeletions};
-use crate::engine::creation::Acceptance;
+use crate::engine::creation_control::Acceptance;
 use crate::engine::group::Plugin;
 use crate::event::Action;
 use crate::formula::Inputs;
@@ -214,7 +214,7 @@ impl Inventory {
             }
             booting += u64::from(self.pool.starting(id)) + u64::from(group.expected_usable());
             // A provider that recently failed or accepted too few may do so again. With a cost limit only the first group counts,
-            // because what it costs is not left for the next one.
+            // because its cost reduces the headroom of the next one.
             let is_affordable = limits.max_cost_per_hour.is_none() || possible == 0;
             if group.creation.provider_accepts() && is_affordable {
                 possible += additional;

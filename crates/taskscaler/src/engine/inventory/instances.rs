@@ -43,7 +43,7 @@ impl Inventory {
         // Timeouts may have expired only because the plugin was down.
         for index in self.pool.of_group(id) {
             let Some(instance) = self.pool.get(index) else { continue };
-            let earliest = match instance.state {
+            let earliest = match instance.phase {
                 InstancePhase::Booting => now.at + LIST_AFTER_PLUGIN_UP,
                 InstancePhase::Preparing => now.at + config.ready_timeout,
                 _ => continue,
@@ -123,7 +123,7 @@ impl Inventory {
     pub(in crate::engine) fn health_unknown(&mut self, now: Now, group: GroupId, id: &InstanceId) {
         let Some(index) = self.pool.find(group, id) else { return };
         self.pool.change(index, |instance| {
-            if instance.state == InstancePhase::Ready {
+            if instance.phase == InstancePhase::Ready {
                 instance.due = Some(now.at + RECHECK_INTERVAL);
             }
         });
@@ -141,7 +141,7 @@ impl Inventory {
         result: Result<(), String>,
     ) -> Option<RemovalReason> {
         let failures = self.pool.change(index, |instance| {
-            if instance.state != InstancePhase::Ready {
+            if instance.phase != InstancePhase::Ready {
                 return 0;
             }
             if result.is_ok() {
@@ -162,7 +162,7 @@ impl Inventory {
     /// The provider is asked to list it, and a ready instance gets a health check.
     pub(in crate::engine) fn connection_lost(&mut self, now: Now, index: Index) {
         let Some(instance) = self.pool.get(index) else { return };
-        let (group, is_ready) = (instance.group, instance.state == InstancePhase::Ready);
+        let (group, is_ready) = (instance.group, instance.phase == InstancePhase::Ready);
         self.list_now(now, group);
         if is_ready {
             // If the plugin is down, the timer is postponed until it is up.

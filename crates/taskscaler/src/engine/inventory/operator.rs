@@ -23,7 +23,7 @@ impl Inventory {
         let index = self.pool.find(group, id).ok_or_else(|| self.unknown(group, id))?;
         let instance = self.pool.get(index).ok_or(OperatorError::NoInstance)?;
         let jobs = instance.jobs;
-        let pending_removal = match &instance.state {
+        let pending_removal = match &instance.phase {
             InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => None,
             // The later operation replaces the earlier one.
             InstancePhase::Draining(RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. }) => None,
@@ -51,7 +51,7 @@ impl Inventory {
         let index = self.pool.find(group, id).ok_or_else(|| self.unknown(group, id))?;
         let instance = self.pool.get(index).ok_or(OperatorError::NoInstance)?;
         let drained_by = self.groups.get(group).and_then(|group| group.drained.clone());
-        let pending_removal = match &instance.state {
+        let pending_removal = match &instance.phase {
             InstancePhase::Cordoned { pending_removal, .. } => {
                 pending_removal.clone().or_else(|| drained_by.map(|by| RemovalReason::GroupDrained { by }))
             }
@@ -111,7 +111,7 @@ impl Inventory {
         let is_drained =
             |phase: &InstancePhase| matches!(phase, InstancePhase::Draining(RemovalReason::GroupDrained { .. }));
         for index in self.pool.of_group(id) {
-            if self.pool.get(index).is_some_and(|instance| is_drained(&instance.state)) {
+            if self.pool.get(index).is_some_and(|instance| is_drained(&instance.phase)) {
                 self.reset_to_booting(now, config, index);
             }
         }
@@ -128,7 +128,7 @@ impl Inventory {
             InstancePhase::Draining(_) | InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } => false,
         };
         let mut undrained = self.pool.of_group(id);
-        undrained.retain(|index| self.pool.get(*index).is_some_and(|instance| is_undrained(&instance.state)));
+        undrained.retain(|index| self.pool.get(*index).is_some_and(|instance| is_undrained(&instance.phase)));
         Some((by, undrained))
     }
 

@@ -84,7 +84,7 @@ fn reservations_ahead_double_with_each_round() {
     // No time passes, so that no instance boots.
     differs_from_upstream("requests for 20 jobs with two idle slots", (vec![2], vec![2, 2, 4, 8, 4]), burst.rounds());
     burst.fixture.seconds(1);
-    assert_eq!(burst.fixture.made, 20, "all are requested before the first has booted, and at most max_instances");
+    assert_eq!(burst.fixture.created, 20, "all are requested before the first has booted, and at most max_instances");
 }
 
 /// Returns the fleet after rounds of 2, 2 and 4 jobs of a long queue, and the number of instances created by then.
@@ -94,8 +94,8 @@ fn after_three_rounds(config: Config) -> (Burst, u32) {
         assert_eq!(burst.request(), wanted);
         burst.answer();
     }
-    let made = burst.fixture.made;
-    (burst, made)
+    let created = burst.fixture.created;
+    (burst, created)
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn unanswered_requests_revoke_reservations_ahead() {
 fn reservations_ahead_create_no_instances() {
     let mut burst = Burst::new(one_use(40), 9);
     assert_eq!(burst.rounds(), [2, 2, 4, 8]);
-    assert_eq!(burst.fixture.made, 9 + 2, "one for each job, and two idle ones");
+    assert_eq!(burst.fixture.created, 9 + 2, "one for each job, and two idle ones");
     burst.fixture.seconds(40);
     assert_eq!(burst.fixture.granted.len(), 9, "every job has its slot after one boot");
 }
@@ -161,10 +161,10 @@ fn reservations_ahead_respect_scale_throttle() {
 
 #[test]
 fn failed_creation_limits_reservations_to_booting_instances() {
-    let (mut burst, made) = after_three_rounds(one_use(40));
+    let (mut burst, created) = after_three_rounds(one_use(40));
     burst.fixture.behaviors[0] = super::fixture::CloudBehavior::Reject("quota");
     burst.fixture.acquire("another job");
-    assert_eq!((burst.request(), burst.fixture.made), (1, made), "eight instances boot, and seven jobs wait");
+    assert_eq!((burst.request(), burst.fixture.created), (1, created), "eight instances boot, and seven jobs wait");
     assert_eq!(burst.request(), 0);
 }
 
@@ -175,7 +175,11 @@ fn partial_grant_stops_reservations_ahead() {
     assert_eq!(burst.request(), 8);
     burst.answer();
     burst.fixture.advance(std::time::Duration::from_millis(200));
-    assert!(burst.fixture.made < 16, "16 jobs arrived, but fewer instances were accepted: {}", burst.fixture.made);
+    assert!(
+        burst.fixture.created < 16,
+        "16 jobs arrived, but fewer instances were accepted: {}",
+        burst.fixture.created
+    );
     assert_eq!(burst.request(), 0);
 }
 
@@ -203,5 +207,5 @@ fn full_fleet_requests_jobs_again_once_slots_are_free() {
     assert_eq!(burst.request(), 10, "no instance boots before its job has arrived");
     burst.answer();
     burst.fixture.seconds(40);
-    assert_eq!((burst.fixture.granted.len(), burst.fixture.made), (20, 20));
+    assert_eq!((burst.fixture.granted.len(), burst.fixture.created), (20, 20));
 }

@@ -17,10 +17,10 @@ fn unknown_price_blocks_scale_up_under_cost_limit() {
         "{:?}",
         status.scale_up_blocked
     );
-    assert_eq!(fixture.made, 0, "nothing is created before the price is known");
+    assert_eq!(fixture.created, 0, "nothing is created before the price is known");
     fixture.handle(Event::PriceChanged { group: G, per_hour: 1.0 });
     fixture.seconds(60);
-    assert_eq!(fixture.made, 2);
+    assert_eq!(fixture.created, 2);
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn reported_price_of_zero_counts_as_known() {
     config.policies = Policies::always(idle_target(3, 600));
     let mut fixture = Fixture::new(config);
     fixture.handle(Event::PriceChanged { group: G, per_hour: 0.0 });
-    assert_eq!(fixture.made, 3);
+    assert_eq!(fixture.created, 3);
 }
 
 #[test]
@@ -42,11 +42,11 @@ fn rising_price_deletes_idle_instances_only() {
     let mut fixture = Fixture::new(config);
     fixture.acquire("job");
     fixture.seconds(60);
-    assert_eq!((fixture.made, fixture.instances()), (4, 4));
+    assert_eq!((fixture.created, fixture.instances()), (4, 4));
     fixture.handle(Event::PriceChanged { group: G, per_hour: 2.0 });
     fixture.seconds(5);
-    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.made), (2, 0, 4));
+    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.created), (2, 0, 4));
     fixture.handle(Event::PriceChanged { group: G, per_hour: 5.0 });
     fixture.seconds(5);
-    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.made), (1, 0, 4), "instances with jobs are kept");
+    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.created), (1, 0, 4), "instances with jobs are kept");
 }

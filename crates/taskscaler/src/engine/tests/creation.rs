@@ -20,7 +20,7 @@ fn each_queued_job_requests_an_instance_immediately() {
     assert_eq!(fixture.increases(), [1; 8], "no job waits for a loop, and no call for another");
     fixture.seconds(31);
     assert_eq!(fixture.granted.len(), 8);
-    assert_eq!(fixture.made, 8);
+    assert_eq!(fixture.created, 8);
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn increase_calls_are_rate_limited_and_batched() {
         fixture.acquire(&job.to_string());
     }
     fixture.seconds(60);
-    assert_eq!(fixture.made, 300);
+    assert_eq!(fixture.created, 300);
     assert!(fixture.increases().len() < 14, "ten calls at once, then the rest in few: {:?}", fixture.increases());
 }
 
@@ -63,10 +63,10 @@ fn completed_deletion_is_detected_despite_long_boot_time() {
     fixture.deletes_work = false;
     fixture.release("first");
     fixture.advance(Duration::from_millis(200));
-    assert_eq!(fixture.made, 1, "the first instance still exists");
+    assert_eq!(fixture.created, 1, "the first instance still exists");
     fixture.clouds[0].clear();
     fixture.advance(Duration::from_millis(100));
-    assert_eq!(fixture.made, 2, "an instance is requested for the waiting job");
+    assert_eq!(fixture.created, 2, "an instance is requested for the waiting job");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn request_size_shrinks_after_failures() {
     let before = fixture.increases().len();
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(90);
-    assert_eq!(fixture.made, 64);
+    assert_eq!(fixture.created, 64);
     assert!(fixture.increases()[before] <= 16, "the first request is small: {:?}", fixture.increases());
 }
 
@@ -258,7 +258,7 @@ fn overdue_instance_is_not_treated_as_unmanaged() {
     fixture.seconds(700);
     fixture.handle(Event::Cancel { key: key("1") });
     fixture.behaviors[0] = CloudBehavior::Accept;
-    fixture.make(G);
+    fixture.create(G);
     fixture.seconds(200);
     assert!(fixture.clouds[0].is_empty() && fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
@@ -275,8 +275,8 @@ fn instances_of_failed_call_are_used() {
     fixture.handle(Event::Policies(Policies::always(idle_target(0, 30))));
     fixture.behaviors[0] = CloudBehavior::Accept;
     // Both were created although the answer was an error.
-    fixture.make(G);
-    fixture.make(G);
+    fixture.create(G);
+    fixture.create(G);
     fixture.seconds(100);
     assert_eq!(fixture.granted.len(), 2);
     assert_eq!(fixture.clouds[0].len(), 2, "never more than the maximum");
@@ -300,7 +300,7 @@ fn scale_up_backs_off_when_instances_never_become_ready() {
     fixture.prepare_result = Err("instance_ready_command: exit status 1".to_owned());
     fixture.acquire("1");
     fixture.seconds(600);
-    assert!(fixture.made < 25, "{} instances in ten minutes", fixture.made);
+    assert!(fixture.created < 25, "{} instances in ten minutes", fixture.created);
     let error = fixture.engine.status(fixture.now).groups[0].error.clone().unwrap();
     assert!(error.ends_with("instance_ready_command: exit status 1"), "{error}");
     fixture.prepare_result = Ok(());
@@ -316,9 +316,9 @@ fn instance_that_never_runs_is_replaced() {
     fixture.acquire("1");
     fixture.stop_boots();
     fixture.seconds(100);
-    assert_eq!((fixture.slot_of("1").as_str(), fixture.made), ("nowhere", 1));
+    assert_eq!((fixture.slot_of("1").as_str(), fixture.created), ("nowhere", 1));
     fixture.seconds(60);
-    assert_eq!((fixture.slot_of("1").as_str(), fixture.made), ("i2/0", 2));
+    assert_eq!((fixture.slot_of("1").as_str(), fixture.created), ("i2/0", 2));
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn max_cost_per_hour_limits_instances() {
         fixture.acquire(&job.to_string());
     }
     fixture.seconds(60);
-    assert_eq!(fixture.made, 4);
+    assert_eq!(fixture.created, 4);
     let wait = fixture.engine.explain_waiting(fixture.now, &key("9")).unwrap();
     assert_eq!(wait.scale_up_blocked, ["group main: one more instance would exceed max_cost_per_hour (2)"]);
 }
@@ -341,7 +341,7 @@ fn acquire_only_queues_demand_while_plugin_is_down() {
     let mut fixture = Fixture::new(config(0, 1));
     fixture.handle(Event::PluginDown { group: GroupId(0), cause: "plugin process exited (signal 9)".to_owned() });
     fixture.acquire("1");
-    assert_eq!((fixture.made, fixture.engine.slot_counts().pending), (0, 1), "R039: acquire queues a request");
+    assert_eq!((fixture.created, fixture.engine.slot_counts().pending), (0, 1), "R039: acquire queues a request");
     let refusal = fixture.reserve("2").unwrap_err().to_string();
     assert!(refusal.contains("its plugin is not running: plugin process exited (signal 9)"), "{refusal}");
 }
@@ -352,7 +352,7 @@ fn max_uses_below_capacity_limits_slots_per_instance() {
     config.max_uses = NonZeroU32::new(2);
     let mut fixture = Fixture::new(config);
     fixture.handle(Event::Policies(Policies::always(idle_target(8, 30))));
-    assert_eq!(fixture.made, 4);
+    assert_eq!(fixture.created, 4);
 }
 
 /// Earlier creations show when an instance is overdue. It may still appear until `create_timeout`.
@@ -370,11 +370,11 @@ fn overdue_instance_is_requested_again_and_used_when_it_appears() {
     fixture.acquire("late");
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(10);
-    assert_eq!((fixture.increases().len(), fixture.made), (9, 8), "not overdue yet");
+    assert_eq!((fixture.increases().len(), fixture.created), (9, 8), "not overdue yet");
     fixture.seconds(60);
     assert_eq!(fixture.slot_of("late"), "i9/0", "requested again and used");
     // The overdue instance appears, too. It is deleted once no job needs it.
-    fixture.make(G);
+    fixture.create(G);
     fixture.seconds(2);
     assert_eq!(fixture.instances(), 10);
     assert!(
@@ -397,7 +397,7 @@ fn overdue_instance_is_awaited_at_max_instances() {
     fixture.acquire("late");
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(590);
-    assert_eq!(fixture.made, 8, "it may still appear and exceed the maximum");
+    assert_eq!(fixture.created, 8, "it may still appear and exceed the maximum");
     fixture.seconds(70);
     assert_eq!(fixture.slot_of("late"), "i9/0");
 }

@@ -67,7 +67,7 @@ pub(super) struct Fixture {
     pub(super) boot: Duration,
     started: BTreeMap<InstanceId, Time>,
     /// Number of created instances.
-    pub(super) made: u32,
+    pub(super) created: u32,
     /// Result of each preparation.
     pub(super) prepare_result: Result<(), String>,
     /// Whether deletion calls delete instances.
@@ -116,7 +116,7 @@ impl Fixture {
             behaviors: vec![CloudBehavior::Accept; groups],
             boot: Duration::from_secs(30),
             started: BTreeMap::new(),
-            made: 0,
+            created: 0,
             prepare_result: Ok(()),
             deletes_work: true,
             granted: Vec::new(),
@@ -179,14 +179,14 @@ impl Fixture {
                 Some(Event::Listed { group, call, result: Ok(list) })
             }
             Action::Increase { group, call, n } => {
-                let (made, result) = match &self.behaviors[group.0] {
+                let (created, result) = match &self.behaviors[group.0] {
                     CloudBehavior::Accept => (n, Ok(n)),
                     CloudBehavior::Reject(error) => (0, Err((*error).to_owned())),
                     CloudBehavior::Partial(max) => (n.min(*max), Ok(n.min(*max))),
                     CloudBehavior::AcceptOnly => (0, Ok(n)),
                     CloudBehavior::NoAnswer => return None,
                 };
-                (0..made).for_each(|_| self.make(group));
+                (0..created).for_each(|_| self.create(group));
                 Some(Event::Increased { group, call, result })
             }
             Action::Decrease { group, ids } => {
@@ -245,9 +245,9 @@ impl Fixture {
     }
 
     /// Creates an instance at the provider.
-    pub(super) fn make(&mut self, group: GroupId) {
-        self.made += 1;
-        let id = InstanceId::new(format!("i{}", self.made));
+    pub(super) fn create(&mut self, group: GroupId) {
+        self.created += 1;
+        let id = InstanceId::new(format!("i{}", self.created));
         self.started.insert(id.clone(), self.now.at);
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }

@@ -172,7 +172,7 @@ fn drained_group_creates_no_instances_and_empties() {
     fixture.acquire("1");
     fixture.operate(Some("b"), OperatorAction::Cordon).unwrap();
     fixture.seconds(40);
-    fixture.make(G);
+    fixture.create(G);
     assert_eq!(fixture.operate(None, OperatorAction::Drain), Ok(OperatorOutcome::GroupDrained { instances: 2 }));
     let refusal = fixture.reserve("2").unwrap_err().to_string();
     assert!(refusal.contains("group main: it was drained by ann"), "{refusal}");
@@ -222,7 +222,7 @@ fn instance_that_appears_in_drained_group_is_deleted() {
     fixture.operate(None, OperatorAction::Drain).unwrap();
     fixture.seconds(31);
     assert_eq!((fixture.slot_of("1").as_str(), fixture.clouds[1].len()), ("i1/0", 1), "the other group replaces it");
-    fixture.make(G);
+    fixture.create(G);
     fixture.seconds(5);
     assert_eq!(names(&fixture), [""; 0]);
 }

@@ -41,7 +41,7 @@ fn used_up(deletes_work: bool) -> Fixture {
 #[test]
 fn v02_unlimited_group_creates_instances() {
     let fixture = with_idle(0, 7);
-    assert_eq!((fixture.made, fixture.engine.status(fixture.now).groups[0].max), (7, None), "unlimited");
+    assert_eq!((fixture.created, fixture.engine.status(fixture.now).groups[0].max), (7, None), "unlimited");
 }
 
 /// A failed list does not end the start. The group has no capacity, with the error as the reason, until a list succeeds.
@@ -87,10 +87,10 @@ fn v05_request_is_limited_to_max_instances() {
     let mut fixture = Fixture::new(config(2, 1));
     fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(3, 3600))));
     fixture.answer();
-    assert_eq!((fixture.increases(), fixture.made), (vec![2], 2));
+    assert_eq!((fixture.increases(), fixture.created), (vec![2], 2));
     (1..=3).for_each(|job| fixture.acquire(&job.to_string()));
     fixture.seconds(60);
-    assert_eq!((fixture.made, fixture.engine.slot_counts().pending), (2, 1), "the third job waits for a slot");
+    assert_eq!((fixture.created, fixture.engine.slot_counts().pending), (2, 1), "the third job waits for a slot");
 }
 
 #[test]
@@ -99,10 +99,10 @@ fn v06_rest_of_partial_grant_is_requested_again() {
     fixture.behaviors[0] = CloudBehavior::Partial(1);
     fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(3, 3600))));
     fixture.answer();
-    assert_eq!((fixture.increases(), fixture.made), (vec![3], 1));
+    assert_eq!((fixture.increases(), fixture.created), (vec![3], 1));
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(2);
-    assert_eq!((fixture.increases(), fixture.made), (vec![3, 2], 3));
+    assert_eq!((fixture.increases(), fixture.created), (vec![3, 2], 3));
 }
 
 #[test]

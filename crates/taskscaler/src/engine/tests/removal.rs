@@ -123,15 +123,15 @@ fn lost_instance_that_is_deleting_counts_towards_maximum() {
     fixture.acquire("1");
     fixture.clouds[0].clear();
     fixture.seconds(70);
-    assert_eq!((fixture.lost.as_slice(), fixture.made), ([key("1")].as_slice(), 0));
+    assert_eq!((fixture.lost.as_slice(), fixture.created), ([key("1")].as_slice(), 0));
     fixture.clouds[0].insert(id("a"), InstanceState::Deleting);
     fixture.seconds(61);
     fixture.acquire("2");
     fixture.seconds(5);
-    assert_eq!((fixture.made, decreases(&fixture)), (0, 0), "another one would exceed the maximum");
+    assert_eq!((fixture.created, decreases(&fixture)), (0, 0), "another one would exceed the maximum");
     fixture.clouds[0].clear();
     fixture.seconds(61);
-    assert_eq!(fixture.made, 1);
+    assert_eq!(fixture.created, 1);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn instances_are_not_judged_while_plugin_is_down() {
     fixture.handle(Event::PluginUp { group: G, max_size: 0 });
     fixture.seconds(30);
     assert!(checks(&fixture) > before);
-    assert_eq!((fixture.instances(), fixture.made), (3, 1));
+    assert_eq!((fixture.instances(), fixture.created), (3, 1));
     assert_eq!(fixture.slot_of("3"), "i1/0", "its timeout starts again when the plugin is up");
     assert_eq!(fixture.count(|action| matches!(action, Action::Decrease { .. })), 0);
 }

@@ -42,7 +42,7 @@ fn restarted_at(now: Now, mut fixture: Fixture, config: Config) -> Fixture {
     let mut cloud = std::mem::take(&mut fixture.clouds[0]);
     cloud.values_mut().for_each(|state| *state = InstanceState::Running);
     let mut next = Fixture::around_at(now, engine, cloud);
-    next.made = fixture.made;
+    next.created = fixture.created;
     next
 }
 
@@ -241,12 +241,12 @@ fn request_in_flight_survives_restart() {
     let mut fixture = Fixture::new(config.clone());
     fixture.behaviors[0] = CloudBehavior::NoAnswer;
     fixture.acquire("1");
-    fixture.make(super::fixture::G);
+    fixture.create(super::fixture::G);
     let mut fixture = restarted(fixture, config);
     fixture.acquire("1");
     fixture.seconds(40);
     assert_eq!(
-        (fixture.slot_of("1").as_str(), fixture.made),
+        (fixture.slot_of("1").as_str(), fixture.created),
         ("i1/0", 1),
         "I1: it is managed, and no second one is created"
     );
@@ -310,7 +310,7 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     (0..4).for_each(|job| assert!(fixture.engine.claim(&key(&job.to_string())).is_some()));
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(60);
-    assert_eq!((fixture.made, fixture.engine.slot_counts().acquired), (1, 4), "no instance is missing");
+    assert_eq!((fixture.created, fixture.engine.slot_counts().acquired), (1, 4), "no instance is missing");
     fixture.reserve("new").unwrap();
     let refusal = (0..9).find_map(|n| fixture.reserve(&format!("more {n}")).err()).unwrap().to_string();
     assert!(refusal.contains("unready:0,"), "{refusal}");
@@ -381,7 +381,7 @@ fn written_off_request_is_matched_after_restart() {
     let mut fixture = restarted(fixture, config);
     fixture.behaviors[0] = CloudBehavior::Reject("quota");
     fixture.seconds(2 * 3600);
-    fixture.make(super::fixture::G);
+    fixture.create(super::fixture::G);
     fixture.seconds(100);
     assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
@@ -400,7 +400,7 @@ fn written_off_requests_are_matched_for_a_day() {
         fixture = restarted_at(Now::steady(Time::ZERO + hour * restart, MONDAY), fixture, config.clone());
         fixture.behaviors[0] = CloudBehavior::Reject("quota");
         fixture.advance(hour * (appears - restart));
-        fixture.make(super::fixture::G);
+        fixture.create(super::fixture::G);
         fixture.seconds(100);
         assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty(), "after {appears} h");
         let is_of_this_age =

@@ -244,11 +244,11 @@ fn s18_scale_throttle_limits_creations() {
     for job in 1..=5 {
         fixture.acquire(&job.to_string());
     }
-    assert_eq!(fixture.made, 2);
+    assert_eq!(fixture.created, 2);
     for more in 1..=3 {
         fixture.advance(std::time::Duration::from_millis(1010));
-        assert_eq!(fixture.made, 2 + more);
+        assert_eq!(fixture.created, 2 + more);
     }
     fixture.seconds(10);
-    assert_eq!(fixture.made, 5);
+    assert_eq!(fixture.created, 5);
 }

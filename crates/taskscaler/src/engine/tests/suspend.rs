@@ -372,7 +372,7 @@ fn restarted_as(mut fixture: Fixture, config: Config) -> Fixture {
     let (engine, unknown) = Engine::restore(config, serde_json::from_str(&text).unwrap(), now);
     assert_eq!(unknown, []);
     let mut next = Fixture::around_at(now, engine, std::mem::take(&mut fixture.clouds[0]));
-    next.made = fixture.made;
+    next.created = fixture.created;
     next
 }
 
