@@ -13,7 +13,6 @@
 //! memory is ahead of the database, no caller was told of the changes, and the next write includes them. Until a write succeeds, no
 //! job is assigned.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,18 +20,18 @@ use muster_job::invariants::{InvariantMonitor, JobSnapshot};
 use muster_job::{JobId, PipelineId};
 use muster_runner_api::service::{JobRequestAnswer, ServiceError};
 use tokio::sync::{broadcast, mpsc};
-use tokio::task::JoinSet;
 
 use crate::artifacts::ArtifactLocks;
 use crate::blobs::Blobs;
-use crate::child::ChildResult;
+use crate::child_compiler::ChildCompiler;
 use crate::clock::{Timestamp, engine_time, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
-use crate::expiry::Expiry;
+use crate::expiry::ArtifactExpiry;
 use crate::facts::JobKind;
 use crate::jwt::Signer;
 use crate::keys::Keys;
+use crate::long_polls::LongPolls;
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::residency::Residency;
@@ -52,24 +51,20 @@ pub(crate) struct Actor {
     pub(crate) options: Options,
     pub(crate) state: CoordinatorState,
     pub(crate) queue: Queue,
+    pub(crate) long_polls: LongPolls,
     pub(crate) timers: Timers,
     pub(crate) keys: Keys,
     pub(crate) signer: Signer,
     pub(crate) blobs: Arc<dyn Blobs>,
     pub(crate) residency: Residency,
-    pub(crate) expiry: Expiry,
+    pub(crate) expiry: ArtifactExpiry,
+    pub(crate) children: ChildCompiler,
     pub(crate) staged: Vec<StagedReply>,
-    /// Bridges whose child pipeline is created after the batch is written.
-    pub(crate) bridges: Vec<JobId>,
-    /// Bridges of an earlier process that wait for the files of their pipeline.
-    pub(crate) sourceless: BTreeSet<JobId>,
-    /// Child configurations that are being compiled.
-    pub(crate) children: JoinSet<(JobId, ChildResult)>,
     /// Message why the database cannot be written. `None` if it can.
     pub(crate) storage_problem: Option<String>,
     store: Arc<dyn Store>,
     events: broadcast::Sender<Event>,
-    watch: InvariantMonitor,
+    invariants: InvariantMonitor,
 }
 
 /// Result of the write that an answer waited for.
@@ -117,27 +112,26 @@ impl Actor {
         (blobs, locks): (Arc<dyn Blobs>, ArtifactLocks),
         events: broadcast::Sender<Event>,
     ) -> Self {
-        let kept = options.limits.finished_in_memory;
+        let max_finished = options.limits.finished_in_memory;
         let mut actor = Self {
-            residency: Residency::new(Arc::clone(&store), locks.clone(), kept),
-            expiry: Expiry::new(Arc::clone(&store), Arc::clone(&blobs), locks),
+            residency: Residency::new(Arc::clone(&store), locks.clone(), max_finished),
+            expiry: ArtifactExpiry::new(Arc::clone(&store), Arc::clone(&blobs), locks),
+            children: ChildCompiler::new(Arc::clone(&blobs)),
             options,
             state,
             queue: Queue::new(),
+            long_polls: LongPolls::default(),
             timers: Timers::default(),
             keys,
             signer,
             blobs,
             staged: Vec::new(),
-            bridges: Vec::new(),
-            sourceless: BTreeSet::new(),
-            children: JoinSet::new(),
             storage_problem: None,
             store,
             events,
-            watch: InvariantMonitor::default(),
+            invariants: InvariantMonitor::default(),
         };
-        actor.watch_jobs_on_runners();
+        actor.arm_timers_of_running_jobs();
         for (project, actions) in actions {
             actor.carry_out(project, &actions);
         }
@@ -146,8 +140,8 @@ impl Actor {
 
     /// Runs until the shutdown command, or until all handles are dropped.
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        self.expiry.look(self.now());
-        self.settle().await;
+        self.expiry.query(self.now());
+        self.commit().await;
         loop {
             let wake = self.timers.next().map(|at| self.options.clock.sleep_until(at));
             // All four are cancel-safe: a command stays in its channel, a child in its set, a timer in its heap.
@@ -156,12 +150,12 @@ impl Actor {
                     Some(command) => Some(command),
                     None => break,
                 },
-                Some(child) = self.children.join_next() => {
-                    self.child_compiled(child);
+                (bridge, result) = self.children.next() => {
+                    self.on_child_compiled(bridge, result);
                     None
                 }
                 step = self.expiry.step() => {
-                    self.expiry_step(step);
+                    self.on_artifact_expiry(step);
                     None
                 }
                 () = sleep(wake) => None,
@@ -169,22 +163,22 @@ impl Actor {
             if self.ingest(command, &mut commands).await {
                 break;
             }
-            self.settle().await;
+            self.commit().await;
         }
         commands.close();
-        self.children.shutdown().await;
+        self.children.stop().await;
         self.expiry.stop().await;
         // Before the last batch: no job may be assigned now, because its manager could not report to this process.
         self.close_long_polls();
-        self.settle().await;
+        self.commit().await;
         if let Err(error) = self.store.close().await {
-            tracing::warn!(%error, "the database was not closed in order; its log is replayed at the next start");
+            tracing::warn!(%error, "failed to close the database; its write-ahead log is replayed at the next start");
         }
     }
 
     /// Processes a command with all commands that wait after it, and the due timers. Returns whether to stop.
     async fn ingest(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
-        let (mut next, mut taken) = (first, 0);
+        let (mut next, mut count) = (first, 0);
         while let Some(command) = next.take() {
             if matches!(command, Command::Shutdown) {
                 return true;
@@ -192,12 +186,12 @@ impl Actor {
             match self.load_members(&command).await {
                 Ok(()) => self.handle(command),
                 Err(error) => {
-                    tracing::error!(%error, "failed to read what a command is about");
-                    command.refuse(&error);
+                    tracing::error!(%error, "failed to read the rows that a command needs");
+                    command.answer_store_error(&error);
                 }
             }
-            taken += 1;
-            if taken < MAX_BATCH {
+            count += 1;
+            if count < MAX_BATCH {
                 next = commands.try_recv().ok();
             }
         }
@@ -212,26 +206,26 @@ impl Actor {
     }
 
     /// Assigns jobs, writes the batch and sends the answers, and repeats that until there is nothing left to do.
-    async fn settle(&mut self) {
+    async fn commit(&mut self) {
         loop {
-            let failing = self.storage_problem.is_some();
+            let was_failing = self.storage_problem.is_some();
             self.dispatch().await;
             self.residency.note_open(&mut self.state);
             let written = self.write().await;
-            let undelivered = self.answer(written.as_ref().err());
-            let settled = undelivered.is_empty();
-            for undo in undelivered {
-                self.roll_back(undo);
+            let undelivered = self.send_replies(written.as_ref().err());
+            let all_delivered = undelivered.is_empty();
+            for change in undelivered {
+                self.roll_back(change);
             }
             if let Err(error) = written {
                 self.storage_failed(&error);
                 self.evict();
                 return;
             }
-            self.start_bridges().await;
+            self.start_child_pipelines().await;
             // Jobs were not assigned while writes failed. Assign them now.
-            let recovered = self.storage_problem.is_none() && failing;
-            if settled && !recovered {
+            let recovered = self.storage_problem.is_none() && was_failing;
+            if all_delivered && !recovered {
                 self.evict();
                 return;
             }
@@ -264,10 +258,10 @@ impl Actor {
 
     /// Removes finished pipelines from memory, and what the actor keeps about them.
     fn evict(&mut self) {
-        let watch = &mut self.watch;
+        let invariants = &mut self.invariants;
         self.residency.evict(&mut self.state, |state, root| {
             for row in state.family(root).flat_map(|pipeline| state.jobs_of(pipeline.id)) {
-                watch.forget(row.id);
+                invariants.forget(row.id);
             }
         });
         let jobs = &self.state.jobs;
@@ -281,9 +275,9 @@ impl Actor {
             return Ok(());
         }
         self.store.write(&changes).await?;
-        let dirty = std::mem::take(&mut self.state.dirty);
+        let dirty = self.state.mark_written();
         if self.storage_problem.take().is_some() {
-            tracing::info!("the database can be written again");
+            tracing::info!("database can be written again");
             let _ = self.events.send(Event::StorageProblem(None));
         }
         self.check(&dirty);
@@ -295,10 +289,10 @@ impl Actor {
     fn check(&mut self, dirty: &Dirty) {
         let written = dirty.jobs.iter().filter_map(|job| self.state.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
-            let standing =
+            let snapshot =
                 JobSnapshot { status: row.status(), assignment: row.detail.assignment, alive: row.detail.accepted };
-            if let Err(violation) = self.watch.note(row.id, standing) {
-                tracing::error!(%violation, "this is a defect of the coordinator");
+            if let Err(violation) = self.invariants.note(row.id, snapshot) {
+                tracing::error!(%violation, "invariant violated (this is a bug, please report it)");
                 debug_assert!(false, "{violation}");
             }
         }
@@ -330,7 +324,7 @@ impl Actor {
     }
 
     /// Sends the staged answers. Returns the changes that their callers did not learn of.
-    fn answer(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
+    fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
             match (staged, failure) {
@@ -364,7 +358,7 @@ impl Actor {
             UndeliveredChange::Pipeline(id) => {
                 let target = Target::Pipeline(id);
                 if let Err(rejection) = self.event(id, schedule::Event::Cancel { target }) {
-                    tracing::debug!(pipeline = %id, %rejection, "a pipeline that could not be stored has ended");
+                    tracing::debug!(pipeline = %id, %rejection, "pipeline that could not be stored has already ended");
                 }
             }
         }
@@ -372,8 +366,9 @@ impl Actor {
 
     fn storage_failed(&mut self, error: &StoreError) {
         if self.storage_problem.is_none() {
-            let text = format!("{error} (`{}`): jobs wait until it can be written again", self.options.dir.display());
-            tracing::error!(%error, "the database cannot be written");
+            let directory = self.options.dir.display();
+            let text = format!("{error} (`{directory}`); jobs wait until the database can be written again");
+            tracing::error!(%error, "failed to write the database; no jobs are assigned until a write succeeds");
             self.storage_problem = Some(text.clone());
             let _ = self.events.send(Event::StorageProblem(Some(text)));
         }

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use muster_job::{JobId, JobStatus, PipelineId, Variable};
 use muster_runner_api::service::ServiceError;
+use muster_runner_api::wire::RunnerCredentials;
 
 use crate::actor::{Actor, StagedReply};
+use crate::child::{ChildError, ChildPipeline, ChildPlan, ChildResult, failed};
 use crate::command::Command;
 use crate::error::CoordinatorError;
-use crate::facts::JobKind;
-use crate::facts::NewPipeline;
+use crate::facts::{JobKind, NewPipeline, NewRunner, Parent, SharedSources};
 use crate::schedule::{Engine, Event, Graph, JobRef, PipelineOptions, Target, priority};
-use crate::store::{PipelineDetail, PipelineRow, PipelineSpec};
-use crate::views::{self, JobView, PipelineView};
+use crate::store::{Member, PipelineDetail, PipelineRow, PipelineSpec};
+use crate::timers::Timer;
+use crate::views::{self, JobView, PipelineView, StuckJob};
 
 impl Actor {
     /// Processes one command and stages its answer.
@@ -25,7 +27,7 @@ impl Actor {
                 Err(error) => self.reply(reply, Err(error)),
             },
             Command::CreateRunner { new, reply } => {
-                let created = self.create_runner(new, false);
+                let created = self.create_runner(new);
                 self.reply(reply, Ok(created));
             }
             Command::AttachSources { pipeline, sources, reply } => {
@@ -73,19 +75,26 @@ impl Actor {
     fn handle_manager(&mut self, command: Command) {
         match command {
             Command::Register { request, reply } => {
-                let result = self.register(*request);
+                let now = self.now();
+                let result = self.state.registry.register(*request, &self.options, now);
+                if result.is_ok() {
+                    self.queue.touch();
+                }
                 self.service_reply(reply, result);
             }
             Command::Verify { request, reply } => {
-                let result = self.verify(&request);
+                let now = self.now();
+                let result = self.state.registry.verify(&request, now);
                 self.service_reply(reply, result);
             }
             Command::ResetToken { token, reply } => {
-                let result = self.reset_token(&token);
+                let now = self.now();
+                let result = self.state.registry.reset_token(&token, &self.options, now);
                 self.service_reply(reply, result);
             }
             Command::ResetTokenWithPat { runner, pat, reply } => {
-                let result = self.reset_token_with_pat(runner, &pat);
+                let now = self.now();
+                let result = self.state.registry.reset_token_with_pat(runner, &pat, &self.options, now);
                 self.service_reply(reply, result);
             }
             Command::Unregister { token, reply } => {
@@ -93,7 +102,8 @@ impl Actor {
                 self.service_reply(reply, result);
             }
             Command::UnregisterManager { request, reply } => {
-                let result = self.unregister_manager(request);
+                let now = self.now();
+                let result = self.state.registry.unregister_manager(request, now);
                 self.service_reply(reply, result);
             }
             Command::RequestJob { request, reply } => self.request_job(request, reply),
@@ -114,15 +124,15 @@ impl Actor {
                 let status = self.state.jobs.get(&job).map(crate::store::JobRow::status);
                 self.service_reply(reply, status.ok_or(ServiceError::Forbidden { status: None }));
             }
-            Command::ReportRejected { job, token, why, reply } => {
-                let result = self.report_rejected(job, &token, why);
+            Command::ReportRejected { job, token, reason, reply } => {
+                let result = self.report_rejected(job, &token, reason);
                 self.service_reply(reply, result);
             }
             Command::ArtifactStored { job, token, artifact, reply } => {
                 let kept = self.artifact_stored(job, &token, *artifact);
                 self.service_reply(reply, Ok(kept));
             }
-            Command::UploadOver => self.residency.upload_is_over(&mut self.state),
+            Command::UploadEnded => self.residency.upload_ended(&mut self.state),
             // The event loop handles `Shutdown`, and `handle` all other commands.
             _ => {}
         }
@@ -130,18 +140,17 @@ impl Actor {
 
     /// Creates a pipeline with its jobs, and starts it.
     pub(crate) fn create_pipeline(&mut self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
-        let graph = Graph::new(&new.compiled).map_err(|error| CoordinatorError::Refused(error.to_string()))?;
+        let graph = Graph::new(&new.compiled)?;
         let parent = new.parent.map(|parent| self.record(parent.bridge)).transpose()?;
         let (project, id, now) = (new.project.id, self.state.new_pipeline_id(), self.now());
         let priorities = priority(&graph, &[]);
         let options = PipelineOptions { play: new.play.iter().cloned().collect(), parent };
         let event = Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options };
-        let actions =
-            self.apply(project, event).map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))?;
+        let actions = self.apply(project, event)?;
         if let Some(repository) = &new.git.repo_path
             && let Err(error) = pin(repository, id, &new.git.sha)
         {
-            tracing::warn!(pipeline = %id, %error, "the commit has no ref of its own; managers may not find it");
+            tracing::warn!(pipeline = %id, %error, "failed to write the ref of a pipeline, managers may not find its commit");
         }
         let row = PipelineRow {
             id,
@@ -166,11 +175,102 @@ impl Actor {
         if parent.is_none() {
             for older in self.older_on_same_ref(id) {
                 if let Err(rejection) = self.event(older, Event::NewerPipeline { older }) {
-                    tracing::debug!(%older, %rejection, "an older pipeline has ended");
+                    tracing::debug!(%older, %rejection, "older pipeline has already ended");
                 }
             }
         }
         Ok(id)
+    }
+
+    /// Creates a runner.
+    fn create_runner(&mut self, settings: NewRunner) -> RunnerCredentials {
+        let now = self.now();
+        self.queue.touch();
+        self.state.registry.create(settings, false, &self.options, now)
+    }
+
+    /// Deletes the runner of a token, and answers its held requests.
+    fn unregister(&mut self, token: &str) -> Result<(), ServiceError> {
+        let now = self.now();
+        let runner = self.state.registry.unregister(token, now)?;
+        for held in self.long_polls.release(|held| held.runner == runner) {
+            self.service_reply(held.reply, Err(ServiceError::Forbidden { status: None }));
+        }
+        Ok(())
+    }
+
+    /// Returns the waiting jobs that no runner may get (C198).
+    fn stuck_jobs(&self) -> Vec<StuckJob> {
+        let stuck = self.queue.jobs().into_iter().filter_map(|job| {
+            let name = self.state.jobs.get(&job)?.name.clone();
+            let reason = self.state.registry.mismatch_reason(self.queue.requirement(job)?)?;
+            Some(StuckJob { job, name, reason })
+        });
+        stuck.collect()
+    }
+
+    /// Starts to compile the child configurations that the last batch requested.
+    pub(crate) async fn start_child_pipelines(&mut self) {
+        for bridge in self.children.take_requested() {
+            while let Some(pipeline) = self.missing_upstream(bridge) {
+                if let Err(error) = self.admit(Member::Pipeline(pipeline)).await {
+                    tracing::error!(%error, %pipeline, "failed to read a pipeline whose artifacts a bridge needs");
+                    break;
+                }
+            }
+            let has_sources =
+                self.state.jobs.get(&bridge).is_none_or(|row| self.state.sources.contains_key(&row.pipeline));
+            if has_sources {
+                let plan = ChildPlan::new(bridge, &self.upstream());
+                self.children.start(bridge, plan, self.options.limits.clone());
+            } else {
+                self.children.wait_for_sources(bridge);
+                self.timers.add(self.now() + self.options.limits.sources_timeout, Timer::Sources(bridge));
+            }
+        }
+    }
+
+    /// Attaches the files of a pipeline from an earlier process. Bridges that waited for them continue.
+    fn attach_sources(&mut self, pipeline: PipelineId, sources: &SharedSources) {
+        self.state.attach(pipeline, sources);
+        self.children.sources_attached();
+    }
+
+    /// Fails a bridge that has waited too long for the files of its pipeline.
+    pub(crate) fn on_sources_timeout(&mut self, bridge: JobId) {
+        if self.children.stop_waiting(bridge) {
+            let error = failed("the pipeline is from an earlier process, and its repository was not attached in time");
+            self.on_child_compiled(bridge, Err(error));
+        }
+    }
+
+    /// Creates the pipeline of a compiled child configuration, or fails its bridge.
+    pub(crate) fn on_child_compiled(&mut self, bridge: JobId, result: ChildResult) {
+        let Err(error) = result.and_then(|child| self.create_child(bridge, *child)) else { return };
+        match self.job_event(bridge, |bridge| Event::ChildFailed { bridge, reason: error.reason }) {
+            Ok(()) => {
+                if let Some(row) = self.state.job_mut(bridge) {
+                    row.detail.message = Some(error.message);
+                }
+            }
+            Err(rejection) => tracing::debug!(%bridge, %rejection, "bridge was canceled meanwhile"),
+        }
+    }
+
+    fn create_child(&mut self, bridge: JobId, child: ChildPipeline) -> Result<(), ChildError> {
+        let row = self.state.jobs.get(&bridge).ok_or_else(|| failed("the bridge no longer exists"))?;
+        let parent = self.state.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline no longer exists"))?;
+        let new = NewPipeline {
+            project: parent.spec.project.clone(),
+            context: child.context,
+            compiled: child.compiled,
+            git: parent.spec.git.clone(),
+            sources: child.sources,
+            play: parent.spec.play.clone(),
+            secrets: parent.spec.secrets.clone(),
+            parent: Some(Parent { pipeline: row.pipeline, bridge }),
+        };
+        self.create_pipeline(new).map(drop).map_err(|error| failed(error.to_string()))
     }
 
     fn known(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
@@ -187,17 +287,16 @@ impl Actor {
     fn cancel(&mut self, pipeline: PipelineId, target: Target, force: bool) -> Result<(), CoordinatorError> {
         self.known(pipeline)?;
         let event = if force { Event::ForceCancel { target } } else { Event::Cancel { target } };
-        self.event(pipeline, event).map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))
+        Ok(self.event(pipeline, event)?)
     }
 
     fn play(&mut self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
         self.record(job)?;
         let bridge = self.state.jobs.get(&job).is_some_and(|row| row.kind == JobKind::Bridge);
         if bridge && !variables.is_empty() {
-            return Err(CoordinatorError::Refused("a bridge takes no variables when it is played".to_owned()));
+            return Err(CoordinatorError::BridgeVariables);
         }
-        self.job_event(job, |job| Event::Play { job })
-            .map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))?;
+        self.job_event(job, |job| Event::Play { job })?;
         if let Some(row) = self.state.job_mut(job) {
             row.detail.variables = variables;
         }
@@ -206,8 +305,7 @@ impl Actor {
 
     fn retry(&mut self, job: JobId) -> Result<JobId, CoordinatorError> {
         let record = self.record(job)?;
-        self.job_event(job, |job| Event::RetryJob { job })
-            .map_err(|rejection| CoordinatorError::Refused(rejection.to_string()))?;
+        self.job_event(job, |job| Event::RetryJob { job })?;
         let newest = self
             .project_of(record.pipeline)
             .and_then(|project| self.state.engines.get(&project))

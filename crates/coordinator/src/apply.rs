@@ -60,7 +60,11 @@ impl Actor {
                         self.timers.add(instant(at), Timer::Delayed(id));
                     }
                 }
-                Action::CreateChild { bridge } => self.bridges.extend(self.state.ids.get(&bridge).copied()),
+                Action::CreateChild { bridge } => {
+                    if let Some(&id) = self.state.ids.get(&bridge) {
+                        self.children.request(id);
+                    }
+                }
                 // The manager learns of it from `Job-Status`. If it never makes contact again, the timer ends the job.
                 Action::CancelOnRunner { .. } => {}
                 Action::PipelineStatusChanged { pipeline, to, warnings, .. } => {
@@ -74,7 +78,7 @@ impl Actor {
         let now = self.now();
         let state = self.engine_state(project, job);
         let Some(&id) = self.state.ids.get(&job) else {
-            tracing::error!(%job, "the engine speaks of a job that has no row");
+            tracing::error!(%job, "job of the engine has no row");
             return;
         };
         let Some(row) = self.state.job_mut(id) else { return };
@@ -120,9 +124,9 @@ impl Actor {
         let (id, now) = (self.state.new_job_id(), self.now());
         let Some(row) = self.state.job_mut(old_id) else { return };
         row.detail.retried = true;
-        let (job_index, names) = ((row.pipeline, row.job_index), (row.name.clone(), row.stage.clone()));
+        let (position, names) = ((row.pipeline, row.job_index), (row.name.clone(), row.stage.clone()));
         let detail = JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) };
-        let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, job_index, names, row.kind, detail, now) };
+        let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, position, names, row.kind, detail, now) };
         self.state.report(now, old_id, JobChange::Replaced { by: id });
         self.state.add_new(record);
     }
@@ -173,7 +177,7 @@ impl Actor {
                 }
             }
             Err(rejection) => {
-                tracing::debug!(%job, %rejection, "a job that was to be dropped has ended by itself");
+                tracing::debug!(%job, %rejection, "job was not dropped because it has already ended");
                 self.queue.remove(job);
             }
         }

@@ -17,7 +17,7 @@ use muster_runner_api::service::{ArtifactQuery, ByteStream, ServiceError};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::blobs::{ArtifactName, Blobs, Incoming, blocking};
-use crate::dotenv;
+use crate::dotenv::{self, DotenvError};
 use crate::error::BlobError;
 use crate::options::Limits;
 use crate::store::ArtifactRow;
@@ -71,8 +71,43 @@ const MAX_NAME_BYTES: usize = 200;
 pub(crate) enum Upload {
     /// The content is complete and valid, but not kept yet.
     Received(Box<dyn Incoming>, NewArtifact),
-    /// The content is an invalid report. Holds the reason.
-    Rejected(String),
+    /// The content is an invalid report.
+    Rejected(ReportError),
+}
+
+/// Reason why a report is invalid.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReportError {
+    /// The report cannot be decompressed.
+    #[error("failed to decompress the dotenv report: {0}")]
+    Damaged(#[source] std::io::Error),
+    /// The report violates the rules of its format.
+    #[error("invalid dotenv report: {0}")]
+    Invalid(#[source] DotenvError),
+}
+
+/// Reason why a file of an archive cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EntryError {
+    /// The archive has no such file.
+    #[error("the archive has no file `{0}`")]
+    Missing(String),
+    /// The file is larger than allowed.
+    #[error("`{entry}` is larger than {max_bytes} bytes")]
+    TooLarge {
+        /// Path of the file.
+        entry: String,
+        /// Maximum size in bytes.
+        max_bytes: u64,
+    },
+    /// The archive is invalid, or exceeds another limit.
+    #[error("failed to unpack `{entry}`: {}", with_cause(source))]
+    Unpack {
+        /// Path of the file.
+        entry: String,
+        /// Error of the archive.
+        source: UnpackError,
+    },
 }
 
 /// An artifact whose content was received.
@@ -113,7 +148,7 @@ impl Default for ArtifactLocks {
 }
 
 impl ArtifactLocks {
-    fn of(&self, job: JobId) -> Arc<Mutex<()>> {
+    fn lock_of(&self, job: JobId) -> Arc<Mutex<()>> {
         self.0.get(self.number(job)).cloned().unwrap_or_default()
     }
 
@@ -129,12 +164,12 @@ impl ArtifactLocks {
 
     /// Waits for the lock of a job.
     pub(crate) async fn lock(&self, job: JobId) -> OwnedMutexGuard<()> {
-        self.of(job).lock_owned().await
+        self.lock_of(job).lock_owned().await
     }
 
     /// Returns the lock of a job if it is free.
     pub(crate) fn try_lock(&self, job: JobId) -> Option<OwnedMutexGuard<()>> {
-        self.of(job).try_lock_owned().ok()
+        self.lock_of(job).try_lock_owned().ok()
     }
 }
 
@@ -154,14 +189,15 @@ pub(crate) async fn receive(
     check_names(&kind, &format)?;
     // Check this before the content replaces another file.
     expiry(query.expire_in.as_deref())?;
-    let filename = safe_name(filename);
+    let filename = sanitize_name(filename);
     let mut incoming = blobs.receive().await?;
     let size = fill(&mut *incoming, body, limits.artifact_bytes).await?;
     let content = incoming.open().await?;
     let (is_report, of_format, unpack) = (kind == DOTENV, format.clone(), limits.unpack);
     let checked = blocking(move || {
         if of_format == "zip" {
-            muster_archive::check_zip(&content, &unpack).map_err(|error| ServiceError::BadRequest(unusable(&error)))?;
+            muster_archive::check_zip(&content, &unpack)
+                .map_err(|error| ServiceError::BadRequest(with_cause(&error)))?;
         }
         if is_report { variables(content, &of_format) } else { Ok(Ok(Vec::new())) }
     });
@@ -170,7 +206,7 @@ pub(crate) async fn receive(
             Upload::Received(incoming, NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
         }
         // An invalid report is dropped with `incoming`.
-        Err(why) => Upload::Rejected(why),
+        Err(error) => Upload::Rejected(error),
     })
 }
 
@@ -193,7 +229,7 @@ fn check_names(kind: &str, format: &str) -> Result<(), ServiceError> {
 }
 
 /// Returns the last component of a path, without control characters and limited in length.
-fn safe_name(name: &str) -> String {
+fn sanitize_name(name: &str) -> String {
     let base = name.rsplit(['/', '\\']).next().unwrap_or_default();
     let clean: String = base.chars().filter(|letter| !letter.is_control()).collect();
     let mut end = clean.len().min(MAX_NAME_BYTES);
@@ -209,10 +245,10 @@ fn safe_name(name: &str) -> String {
 async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, max_bytes: u64) -> Result<u64, ServiceError> {
     let mut size = 0_u64;
     while let Some(piece) = body.next().await {
-        let piece = piece.map_err(|error| ServiceError::BadRequest(format!("the upload broke off: {error}")))?;
+        let piece = piece.map_err(|error| ServiceError::BadRequest(format!("the upload was interrupted: {error}")))?;
         size = size.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
         if size > max_bytes {
-            return Err(ServiceError::TooLarge(format!("an artifact may have {max_bytes} bytes")));
+            return Err(ServiceError::TooLarge(format!("the artifact is larger than {max_bytes} bytes")));
         }
         incoming.write(&piece).await?;
     }
@@ -220,7 +256,7 @@ async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, max_bytes: u64)
 }
 
 /// Returns the message of an archive error with its cause.
-fn unusable(error: &UnpackError) -> String {
+fn with_cause(error: &UnpackError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
@@ -228,38 +264,39 @@ fn unusable(error: &UnpackError) -> String {
 }
 
 /// Returns the variables of a dotenv report, or why the report is invalid.
-fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, String>, ServiceError> {
+fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, ReportError>, ServiceError> {
     file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();
     let read = match format {
         "gzip" => flate2::read::MultiGzDecoder::new(file).take(MAX_DOTENV_READ).read_to_end(&mut report),
         "raw" => file.take(MAX_DOTENV_READ).read_to_end(&mut report),
-        _ => return Err(ServiceError::BadRequest("a dotenv report is gzip or raw".to_owned())),
+        _ => return Err(ServiceError::BadRequest("the format of a dotenv report must be gzip or raw".to_owned())),
     };
     if let Err(error) = read {
-        return Ok(Err(format!("the dotenv report is damaged: {error}")));
+        return Ok(Err(ReportError::Damaged(error)));
     }
-    Ok(dotenv::parse(&report).map_err(|error| format!("the dotenv report is not valid: {error}")))
+    Ok(dotenv::parse(&report).map_err(ReportError::Invalid))
 }
 
 /// Reads one file of an archive.
 ///
 /// # Errors
-/// A message for the user.
+/// [`EntryError`].
 pub(crate) fn read_entry(
     archive: File,
     entry: &str,
     max_bytes: u64,
     limits: &muster_archive::Limits,
-) -> Result<Vec<u8>, String> {
+) -> Result<Vec<u8>, EntryError> {
     let limits = muster_archive::Limits { bytes: max_bytes, ..*limits };
+    let entry_name = || entry.to_owned();
     match muster_archive::read_zip_file(archive, entry, &limits) {
         Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(format!("the archive has no `{entry}`")),
+        Ok(None) => Err(EntryError::Missing(entry_name())),
         Err(UnpackError::Limit(Exceeded { limit: Limit::Bytes, .. })) => {
-            Err(format!("`{entry}` is larger than {max_bytes} bytes"))
+            Err(EntryError::TooLarge { entry: entry_name(), max_bytes })
         }
-        Err(error) => Err(format!("cannot unpack `{entry}`: {}", unusable(&error))),
+        Err(source) => Err(EntryError::Unpack { entry: entry_name(), source }),
     }
 }
 
@@ -269,11 +306,11 @@ mod tests {
 
     #[test]
     fn names_stay_in_their_folder() {
-        assert_eq!(safe_name("../../etc/passwd"), "passwd");
-        assert_eq!(safe_name("C:\\x\\a.zip"), "a.zip");
-        assert_eq!(safe_name(".."), "artifact");
-        assert_eq!(safe_name(".env"), ".env");
-        assert_eq!(safe_name(&"ä".repeat(300)).len(), 200);
+        assert_eq!(sanitize_name("../../etc/passwd"), "passwd");
+        assert_eq!(sanitize_name("C:\\x\\a.zip"), "a.zip");
+        assert_eq!(sanitize_name(".."), "artifact");
+        assert_eq!(sanitize_name(".env"), ".env");
+        assert_eq!(sanitize_name(&"ä".repeat(300)).len(), 200);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Reads and compiles the configuration of a child pipeline, outside the actor (docs/spec/pipeline-yaml.md, section 5.9).
 
 use std::fs::File;
+use std::sync::Arc;
 
-use muster_job::{FailureReason, ProjectId, Variable};
+use muster_job::{FailureReason, JobId, ProjectId, Variable};
 use muster_pipeline::context::{ChildSource, Context, Origin, PipelineSource};
 use muster_pipeline::diagnostic::Severity;
-use muster_pipeline::model::Pipeline;
+use muster_pipeline::model::{BridgeTarget, ChildInclude, Pipeline, Work};
 use muster_pipeline::{Compiled, compile_child};
 
 use crate::artifacts;
@@ -13,6 +14,8 @@ use crate::blobs::{ArtifactName, Blobs};
 use crate::facts::SharedSources;
 use crate::options::Limits;
 use crate::store::JobRow;
+use crate::upstream::{Obstacle, UpstreamResolver};
+use crate::variables;
 
 /// Maximum number of configuration errors that are shown on the bridge.
 const MAX_ERRORS_SHOWN: usize = 10;
@@ -34,10 +37,86 @@ pub(crate) struct ChildPipeline {
     pub(crate) sources: SharedSources,
 }
 
+/// The input for compiling a child configuration.
+pub(crate) struct ChildPlan {
+    parts: Vec<ConfigPart<ArtifactName>>,
+    context: Context,
+    sources: SharedSources,
+}
+
 /// One part of a child configuration: an entry of `trigger:include`, or a file in the archive of a job.
-pub(crate) enum Text<Archive> {
+enum ConfigPart<Archive> {
     Entry(serde_json::Value),
     Artifact { path: String, job: String, archive: Archive, inputs: Vec<(String, serde_json::Value)> },
+}
+
+impl ChildPlan {
+    /// Collects the input for the child configuration of a bridge.
+    pub(crate) fn new(bridge: JobId, upstream: &UpstreamResolver<'_>) -> Result<Self, ChildError> {
+        let state = upstream.state;
+        let row = state.jobs.get(&bridge).ok_or_else(|| missing("bridge"))?;
+        let pipeline = state.pipelines.get(&row.pipeline).ok_or_else(|| missing("pipeline of the bridge"))?;
+        let context = state.contexts.get(&row.pipeline).ok_or_else(|| missing("context of the pipeline"))?;
+        let job = pipeline.compiled.jobs.get(row.job_index).ok_or_else(|| missing("configuration of the bridge"))?;
+        let Work::Bridge(work) = &job.work else { return Err(failed("the job is not a bridge")) };
+        let includes = match &work.target {
+            BridgeTarget::Child(includes) => includes,
+            BridgeTarget::Project { project, .. } | BridgeTarget::Mirror { project } => {
+                return Err(ChildError {
+                    reason: FailureReason::DownstreamBridgeProjectNotFound,
+                    message: format!(
+                        "cannot start a pipeline of project `{project}`; only child pipelines (`trigger:include`) are supported"
+                    ),
+                });
+            }
+        };
+        let sources = state.sources.get(&row.pipeline).ok_or_else(|| missing("repository of the pipeline"))?;
+        let parts = includes.iter().map(|include| part(row, include, upstream)).collect::<Result<_, _>>()?;
+        let dotenv = upstream.outputs_for(row).map(|outputs| outputs.dotenv).map_err(|obstacle| match obstacle {
+            Obstacle::Undispatchable(error) => ChildError { reason: error.reason, message: error.message },
+            Obstacle::NotRead(pipeline) => failed(format!("failed to read pipeline {pipeline}")),
+        })?;
+        let forwarded = variables::forwarded(context, job, work, row.pipeline, &dotenv);
+        let context = child_context(context, row, forwarded, pipeline.spec.project.id);
+        Ok(Self { parts, context, sources: Arc::clone(sources) })
+    }
+
+    /// Reads and compiles the configuration on a thread for blocking work.
+    pub(crate) async fn compile(self, limits: Limits, blobs: &dyn Blobs) -> ChildResult {
+        let Self { parts, context, sources } = self;
+        let parts = open_archives(parts, blobs).await?;
+        let work = move || catch_panic(move || compile(parts, context, sources, &limits));
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(failed("the compiler was interrupted")))
+    }
+}
+
+/// Returns one part of the child configuration of a bridge.
+fn part(
+    bridge: &JobRow,
+    include: &ChildInclude,
+    upstream: &UpstreamResolver<'_>,
+) -> Result<ConfigPart<ArtifactName>, ChildError> {
+    match include {
+        ChildInclude::Entry(entry) => Ok(ConfigPart::Entry(entry.clone())),
+        ChildInclude::Artifact { path, job, inputs } => {
+            let archive = upstream
+                .state
+                .newest_named(bridge.pipeline, job)
+                .and_then(|row| upstream.state.artifact(row.id, artifacts::ARCHIVE))
+                .filter(|archive| upstream.has_archive(archive))
+                .map(artifacts::name_of)
+                .ok_or_else(|| no_archive(job, path))?;
+            Ok(ConfigPart::Artifact { path: path.clone(), job: job.clone(), archive, inputs: inputs.clone() })
+        }
+    }
+}
+
+fn no_archive(job: &str, path: &str) -> ChildError {
+    failed(format!("cannot read `{path}`: job `{job}` has no archive"))
+}
+
+fn missing(what: &str) -> ChildError {
+    failed(format!("the {what} no longer exists"))
 }
 
 /// Returns the error for a child pipeline that could not be created.
@@ -46,12 +125,7 @@ pub(crate) fn failed(message: impl Into<String>) -> ChildError {
 }
 
 /// Returns the context of a child pipeline: that of the parent with source `parent_pipeline` and the forwarded variables.
-pub(crate) fn child_context(
-    parent: &Context,
-    row: &JobRow,
-    pipeline_variables: Vec<Variable>,
-    project: ProjectId,
-) -> Context {
+fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variable>, project: ProjectId) -> Context {
     let mut predefined = parent.predefined.clone();
     predefined.retain(|variable| !variable.key.starts_with("CI_UPSTREAM_"));
     for variable in &mut predefined {
@@ -74,22 +148,24 @@ pub(crate) fn child_context(
 }
 
 /// Runs `work` and turns a panic into an error. Without it, the bridge would wait indefinitely.
-pub(crate) fn caught(work: impl FnOnce() -> ChildResult) -> ChildResult {
+fn catch_panic(work: impl FnOnce() -> ChildResult) -> ChildResult {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(failed("the compiler stopped at this configuration; this is a defect of the program, please report it"))
+        Err(failed("the compiler panicked on this configuration (this is a bug, please report it)"))
     })
 }
 
 /// Opens the archives that parts of the configuration are read from.
-pub(crate) async fn opened(texts: Vec<Text<ArtifactName>>, blobs: &dyn Blobs) -> Result<Vec<Text<File>>, ChildError> {
+async fn open_archives(
+    parts: Vec<ConfigPart<ArtifactName>>,
+    blobs: &dyn Blobs,
+) -> Result<Vec<ConfigPart<File>>, ChildError> {
     let mut opened = Vec::new();
-    for text in texts {
-        opened.push(match text {
-            Text::Entry(entry) => Text::Entry(entry),
-            Text::Artifact { path, job, archive, inputs } => {
+    for part in parts {
+        opened.push(match part {
+            ConfigPart::Entry(entry) => ConfigPart::Entry(entry),
+            ConfigPart::Artifact { path, job, archive, inputs } => {
                 let archive = blobs.open(&archive).await.map_err(|error| failed(error.to_string()))?;
-                let missing = || failed(format!("job `{job}` has no archive to read `{path}` from"));
-                Text::Artifact { archive: archive.ok_or_else(missing)?, path, job, inputs }
+                ConfigPart::Artifact { archive: archive.ok_or_else(|| no_archive(&job, &path))?, path, job, inputs }
             }
         });
     }
@@ -97,31 +173,26 @@ pub(crate) async fn opened(texts: Vec<Text<ArtifactName>>, blobs: &dyn Blobs) ->
 }
 
 /// Reads and compiles a child configuration. Blocks the thread.
-pub(crate) fn compile(
-    texts: Vec<Text<File>>,
-    mut context: Context,
-    sources: SharedSources,
-    limits: &Limits,
-) -> ChildResult {
+fn compile(parts: Vec<ConfigPart<File>>, mut context: Context, sources: SharedSources, limits: &Limits) -> ChildResult {
     if context.tracked_paths.is_empty() {
         // A restored pipeline has no list of paths: read it again.
         context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
     }
-    let entries = texts.into_iter().map(|text| read(text, limits)).collect::<Result<Vec<_>, _>>()?;
+    let entries = parts.into_iter().map(|part| read(part, limits)).collect::<Result<Vec<_>, _>>()?;
     let result = compile_child(&entries, &context, &*sources);
     match result {
         Compiled { pipeline: Some(compiled), .. } => Ok(Box::new(ChildPipeline { context, compiled, sources })),
-        Compiled { not_created: Some(why), .. } => Err(failed(why.reason.to_string())),
-        wrong => Err(failed(errors(&wrong))),
+        Compiled { not_created: Some(not_created), .. } => Err(failed(not_created.reason.to_string())),
+        invalid => Err(failed(errors(&invalid))),
     }
 }
 
-fn read(text: Text<File>, limits: &Limits) -> Result<ChildSource, ChildError> {
-    match text {
-        Text::Entry(entry) => Ok(ChildSource::Entry(entry)),
-        Text::Artifact { path, job, archive, inputs } => {
+fn read(part: ConfigPart<File>, limits: &Limits) -> Result<ChildSource, ChildError> {
+    match part {
+        ConfigPart::Entry(entry) => Ok(ChildSource::Entry(entry)),
+        ConfigPart::Artifact { path, job, archive, inputs } => {
             let bytes = artifacts::read_entry(archive, &path, limits.child_config_bytes, &limits.unpack)
-                .map_err(|why| failed(format!("cannot read the configuration from job `{job}`: {why}")))?;
+                .map_err(|error| failed(format!("failed to read the configuration from job `{job}`: {error}")))?;
             Ok(ChildSource::Artifact { name: format!("{path} from job {job}"), bytes, inputs })
         }
     }
@@ -141,7 +212,7 @@ fn errors(compiled: &Compiled) -> String {
     if hidden > 0 {
         lines.push(format!("and {hidden} more"));
     }
-    if lines.is_empty() { "the child's configuration makes no pipeline".to_owned() } else { lines.join("\n") }
+    if lines.is_empty() { "the child configuration has no jobs".to_owned() } else { lines.join("\n") }
 }
 
 #[cfg(test)]
@@ -150,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_of_its_bridge() {
-        let error = caught(|| panic!("a defect")).err().expect("an error");
+        let error = catch_panic(|| panic!("a defect")).err().expect("an error");
         assert_eq!(error.reason, FailureReason::DownstreamPipelineCreationFailed);
     }
 }

@@ -124,7 +124,7 @@ pub(crate) enum Command {
     ReportRejected {
         job: JobId,
         token: String,
-        why: String,
+        reason: String,
         reply: ServiceReply<()>,
     },
     ArtifactStored {
@@ -134,14 +134,14 @@ pub(crate) enum Command {
         reply: ServiceReply<StoredUpload>,
     },
     /// Notifies that an upload has ended and no longer uses the files of its job.
-    UploadOver,
+    UploadEnded,
     Shutdown,
 }
 
 impl Command {
     /// Returns what must be in memory for this command. A job is only included if the token is valid for it.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
-        let genuine = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
+        let if_valid = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {
             Self::AttachSources { pipeline, .. } | Self::CancelPipeline { pipeline, .. } => {
                 vec![Member::Pipeline(*pipeline)]
@@ -153,10 +153,10 @@ impl Command {
             Self::Authorize { job, token, .. }
             | Self::Finish { job, token, .. }
             | Self::ReportRejected { job, token, .. }
-            | Self::ArtifactStored { job, token, .. } => genuine(job, token).into_iter().collect(),
+            | Self::ArtifactStored { job, token, .. } => if_valid(job, token).into_iter().collect(),
             Self::Download { producer, token, .. } => {
-                let asking = keys.read(token).map(|(asking, _)| [Member::Job(asking), Member::Job(*producer)]);
-                asking.into_iter().flatten().collect()
+                let consumer = keys.read(token).map(|(consumer, _)| [Member::Job(consumer), Member::Job(*producer)]);
+                consumer.into_iter().flatten().collect()
             }
             // If the pipeline or job is not in memory, the caller reads it from the store.
             Self::Pipelines { .. } | Self::Pipeline { .. } | Self::Job { .. } | Self::StuckJobs { .. } => Vec::new(),
@@ -169,13 +169,13 @@ impl Command {
             | Self::Unregister { .. }
             | Self::UnregisterManager { .. }
             | Self::RequestJob { .. }
-            | Self::UploadOver
+            | Self::UploadEnded
             | Self::Shutdown => Vec::new(),
         }
     }
 
     /// Answers that the store failed to read what the command needs.
-    pub(crate) fn refuse(self, error: &StoreError) {
+    pub(crate) fn answer_store_error(self, error: &StoreError) {
         // The caller may have gone away.
         fn library<T>(reply: Reply<T>, error: &StoreError) {
             let _ = reply.send(Err(error.clone().into()));

@@ -105,7 +105,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// [`CoordinatorError::Store`] if it could not be stored. None of its jobs is assigned then, and once the store can be written, the
-    /// pipeline appears as canceled. [`CoordinatorError::Refused`] if the jobs cannot be scheduled.
+    /// pipeline appears as canceled. [`CoordinatorError::Unschedulable`] if the jobs cannot be scheduled.
     pub async fn create_pipeline(&self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         self.ask(|reply| Command::CreatePipeline { new: Box::new(new), reply }).await
     }
@@ -168,7 +168,7 @@ impl Coordinator {
     /// Starts a manual job, or a delayed job early. `variables` take precedence over all others, and must be empty for a bridge.
     ///
     /// # Errors
-    /// [`CoordinatorError::Refused`] if the job is not manual or delayed.
+    /// [`CoordinatorError::Rejected`] if the job is not manual or delayed.
     pub async fn play_job(&self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
         self.ask(|reply| Command::PlayJob { job, variables, reply }).await
     }
@@ -176,7 +176,7 @@ impl Coordinator {
     /// Runs a finished job again: a new job of the same name replaces it. Returns the id of the new job.
     ///
     /// # Errors
-    /// [`CoordinatorError::Refused`] if the job has not ended.
+    /// [`CoordinatorError::Rejected`] if the job has not ended.
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
         self.ask(|reply| Command::RetryJob { job, reply }).await
     }
@@ -283,7 +283,7 @@ impl Coordinator {
         if let Some(actor) = actor
             && let Err(error) = actor.await
         {
-            tracing::error!(%error, "the coordinator's event loop ended badly");
+            tracing::error!(%error, "event loop of the coordinator panicked");
         }
     }
 
@@ -321,13 +321,13 @@ async fn sweep(state: &CoordinatorState, blobs: &dyn Blobs) {
         let known: BTreeSet<ArtifactName> = rows.map(artifacts::name_of).collect();
         let swept = async {
             for name in blobs.list(*job).await?.iter().filter(|name| !known.contains(name)) {
-                tracing::debug!(%job, filename = name.filename, "deleting what an earlier process left");
+                tracing::debug!(%job, filename = name.filename, "deleting artifact content without a row");
                 blobs.delete(name).await?;
             }
             Ok::<(), BlobError>(())
         };
         if let Err(error) = swept.await {
-            tracing::warn!(%job, %error, "failed to delete what an earlier process left");
+            tracing::warn!(%job, %error, "failed to delete artifact content without a row");
         }
     }
 }

@@ -12,24 +12,24 @@ pub const MAX_VARIABLES: usize = 20;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DotenvError {
     /// The report has [`MAX_BYTES`] or more. Holds its size in bytes.
-    #[error("the dotenv report has {0} bytes; it has to have fewer than {MAX_BYTES}")]
+    #[error("it has {0} bytes, and must have fewer than {MAX_BYTES}")]
     TooLarge(usize),
     /// The report has more than [`MAX_VARIABLES`] variables.
-    #[error("the dotenv report has more than {MAX_VARIABLES} variables")]
+    #[error("it has more than {MAX_VARIABLES} variables")]
     TooMany,
     /// The report is not valid UTF-8.
-    #[error("the dotenv report is not UTF-8")]
+    #[error("it is not valid UTF-8")]
     Encoding,
     /// A line is not `KEY=value`. The message does not contain the line, which may hold a secret.
     #[error(
-        "line {line} of the dotenv report is not `KEY=value`: {why}; blank lines, comments and values of several lines \
-         are not possible there"
+        "line {line} is not `KEY=value`: {reason}; blank lines, comments and values with several lines are not \
+         supported"
     )]
     Line {
         /// Number of the line, from 1.
         line: usize,
         /// Reason why the line is invalid.
-        why: &'static str,
+        reason: &'static str,
     },
 }
 
@@ -46,7 +46,7 @@ pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
     let text = std::str::from_utf8(report).map_err(|_| DotenvError::Encoding)?;
     let mut variables: Vec<(String, String)> = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let (key, value) = assignment(line).map_err(|why| DotenvError::Line { line: index + 1, why })?;
+        let (key, value) = assignment(line).map_err(|reason| DotenvError::Line { line: index + 1, reason })?;
         variables.retain(|(known, _)| known != key);
         variables.push((key.to_owned(), value.to_owned()));
         if variables.len() > MAX_VARIABLES {

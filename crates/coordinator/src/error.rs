@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use muster_runner_api::service::ServiceError;
 
+use crate::schedule::{GraphError, RejectedEvent};
+
 /// Reason why a coordinator could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -115,9 +117,15 @@ pub enum CoordinatorError {
     /// The pipeline or job does not exist.
     #[error("not found: {0}")]
     NotFound(String),
-    /// The state of the pipeline or job does not allow the call. Holds the reason.
-    #[error("{0}")]
-    Refused(String),
+    /// The jobs of the pipeline cannot be scheduled.
+    #[error(transparent)]
+    Unschedulable(#[from] GraphError),
+    /// The state of the pipeline or job does not allow the call.
+    #[error(transparent)]
+    Rejected(#[from] RejectedEvent),
+    /// A bridge was started with variables.
+    #[error("a bridge cannot be started with variables")]
+    BridgeVariables,
     /// The store failed. No change was acknowledged.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -153,7 +161,9 @@ impl From<CoordinatorError> for ServiceError {
     fn from(error: CoordinatorError) -> Self {
         match error {
             CoordinatorError::NotFound(what) => Self::NotFound(what),
-            CoordinatorError::Refused(why) => Self::BadRequest(why),
+            CoordinatorError::Unschedulable(_) | CoordinatorError::Rejected(_) | CoordinatorError::BridgeVariables => {
+                Self::BadRequest(error.to_string())
+            }
             CoordinatorError::Store(store) => store.into(),
             CoordinatorError::Blob(blob) => blob.into(),
             CoordinatorError::Closed => Self::Internal(error.to_string()),

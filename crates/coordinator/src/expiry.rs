@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_job::JobId;
 use tokio::sync::OwnedMutexGuard;
@@ -15,13 +16,17 @@ use crate::artifacts::{self, ArtifactLocks};
 use crate::blobs::Blobs;
 use crate::clock::Timestamp;
 use crate::error::StoreError;
+use crate::state::CoordinatorState;
 use crate::store::{ArtifactRow, Store};
 
 /// Number of artifacts that are deleted at a time.
 const MAX_DELETIONS: usize = 64;
 
+/// Delay after expired files could not be read or deleted, before the next query.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
 /// A completed step of the work.
-pub(crate) enum Step {
+pub(crate) enum ExpiryStep {
     /// The artifacts that have expired, and when the next one expires.
     Found(Result<(Vec<ArtifactRow>, Option<Timestamp>), StoreError>),
     /// The deleted files, by job and kind. No other task uses the files of these jobs until the guards are dropped.
@@ -29,7 +34,7 @@ pub(crate) enum Step {
 }
 
 /// The state of the work.
-pub(crate) struct Expiry {
+pub(crate) struct ArtifactExpiry {
     store: Arc<dyn Store>,
     locks: ArtifactLocks,
     blobs: Arc<dyn Blobs>,
@@ -37,11 +42,11 @@ pub(crate) struct Expiry {
     next: Option<Timestamp>,
     /// Whether a query became due while work was in progress.
     is_overdue: bool,
-    work: JoinSet<Step>,
+    work: JoinSet<ExpiryStep>,
 }
 
-impl Expiry {
-    /// Creates the state. Work starts with the first call of [`Expiry::look`].
+impl ArtifactExpiry {
+    /// Creates the state. Work starts with the first call of [`ArtifactExpiry::query`].
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, locks: ArtifactLocks) -> Self {
         Self { store, locks, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
@@ -55,8 +60,8 @@ impl Expiry {
         first
     }
 
-    /// Queries the store for artifacts that have expired by `now`. If work is in progress, [`Expiry::take_overdue`] remembers the call.
-    pub(crate) fn look(&mut self, now: Timestamp) {
+    /// Queries the store for artifacts that have expired by `now`. If work is in progress, the query follows when it is done.
+    pub(crate) fn query(&mut self, now: Timestamp) {
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {
             return;
@@ -65,28 +70,67 @@ impl Expiry {
         let store = Arc::clone(&self.store);
         self.work.spawn(async move {
             let found = async { Ok((store.expired(now, MAX_DELETIONS).await?, store.next_expiry().await?)) };
-            Step::Found(found.await)
+            ExpiryStep::Found(found.await)
         });
     }
 
-    /// Returns whether a query became due while work was in progress, and resets that.
-    pub(crate) fn take_overdue(&mut self) -> bool {
-        std::mem::take(&mut self.is_overdue)
-    }
-
     /// Returns the next completed step. Waits indefinitely if there is no work. Cancel safe.
-    pub(crate) async fn step(&mut self) -> Step {
+    pub(crate) async fn step(&mut self) -> ExpiryStep {
         loop {
             match self.work.join_next().await {
                 Some(Ok(step)) => return step,
-                Some(Err(error)) => tracing::error!(%error, "expired artifacts were not all deleted"),
+                Some(Err(error)) => tracing::error!(%error, "deletion of expired artifacts was aborted"),
                 None => return std::future::pending().await,
             }
         }
     }
 
+    /// Continues after a completed step. Returns when the next query is due, if a timer must be set for it.
+    ///
+    /// The rows of deleted artifacts are kept, to show that the artifacts existed (C187).
+    pub(crate) fn advance(
+        &mut self,
+        step: ExpiryStep,
+        state: &mut CoordinatorState,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        match step {
+            ExpiryStep::Found(Ok((expired, next))) => {
+                // Files that were uploaded again after the query are in memory: only open jobs upload.
+                let is_expired = |row: &ArtifactRow| {
+                    let current = state.artifact(row.job, &row.kind);
+                    current.is_none_or(|current| current.expires_at.is_some_and(|at| at <= now) && !current.deleted)
+                };
+                // If nothing had expired, the next artifact may have expired since. It is not delayed.
+                let delay = if expired.is_empty() { Duration::ZERO } else { RETRY_DELAY };
+                let expired: Vec<_> = expired.into_iter().filter(is_expired).collect();
+                if !expired.is_empty() {
+                    self.delete(expired);
+                }
+                // Also while files are being deleted: some of them may be in use.
+                next.map(|at| at.max(now + delay)).filter(|at| self.is_first(*at))
+            }
+            ExpiryStep::Found(Err(error)) => {
+                tracing::warn!(%error, "failed to read which artifacts have expired, retrying");
+                Some(now + RETRY_DELAY).filter(|at| self.is_first(*at))
+            }
+            ExpiryStep::Deleted(deleted, _guards) => {
+                // There may be more than one batch. Files that could not be deleted wait for their timer, unless it has already
+                // fired.
+                let query_again = std::mem::take(&mut self.is_overdue) || !deleted.is_empty();
+                for (job, kind) in deleted {
+                    state.mark_deleted(job, kind);
+                }
+                if query_again {
+                    self.query(now);
+                }
+                None
+            }
+        }
+    }
+
     /// Deletes the files of `expired`, except those of jobs whose files are in use.
-    pub(crate) fn delete(&mut self, expired: Vec<ArtifactRow>) {
+    fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
         let mut free = Vec::new();
         for row in expired {
@@ -109,11 +153,11 @@ impl Expiry {
                     }
                     // The next query finds it again.
                     Err(error) => {
-                        tracing::warn!(job = %row.job, kind = row.kind, %error, "failed to delete an artifact")
+                        tracing::warn!(job = %row.job, kind = row.kind, %error, "failed to delete an expired artifact, retrying")
                     }
                 }
             }
-            Step::Deleted(deleted, guards.into_values().collect())
+            ExpiryStep::Deleted(deleted, guards.into_values().collect())
         });
     }
 

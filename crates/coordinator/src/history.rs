@@ -94,7 +94,7 @@ impl History {
         let context = state.contexts.get(&row.pipeline).ok_or_else(missing)?;
         let compiled = pipeline.compiled.jobs.get(row.job_index).ok_or_else(missing)?;
         let now = row.started_at.unwrap_or(pipeline.created_at);
-        let runner = row.runner.and_then(|runner| state.runners.get(&runner));
+        let runner = row.runner.and_then(|runner| state.registry.get(runner));
         let assignment = JobAssignment {
             job: compiled,
             job_id: job,

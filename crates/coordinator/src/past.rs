@@ -69,7 +69,7 @@ impl Past {
         loop {
             let is_read = |pipeline| state.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
             let resolver = UpstreamResolver { state, blobs: &*self.blobs, now, is_read: Box::new(is_read) };
-            let pipeline = match resolver.of(row) {
+            let pipeline = match resolver.outputs_for(row) {
                 Ok(upstream) => return Ok(upstream),
                 // A job that could not get all artifacts that it needs was not assigned, and got none.
                 Err(Obstacle::Undispatchable(_)) => return Ok(UpstreamOutputs::default()),

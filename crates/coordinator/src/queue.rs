@@ -1,17 +1,13 @@
-//! The queue: jobs that wait for a runner, and requests that wait for a job.
+//! The queue of jobs that wait for a runner.
 //!
-//! Jobs with the same requirement form one group, in the order of their assignment. A request therefore compares the first jobs of all
-//! groups that match its runner. A request that finds no job is held here. Each new job is offered to the held requests in the order of
-//! their arrival, so exactly one of those that match is answered.
+//! Jobs with the same requirement form one group, in the order of their assignment. The best job for a runner is therefore among the
+//! first jobs of the groups that match it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use muster_job::{JobId, RunnerId};
-use muster_runner_api::service::JobRequestAnswer;
-use muster_runner_api::wire::JobRequest;
+use muster_job::JobId;
 
-use crate::command::ServiceReply;
 use crate::facts::NewRunner;
 
 /// Requirement of a job for its runner (docs/spec/runner-api.md, section 9.3, step 2).
@@ -30,10 +26,10 @@ impl Requirement {
             return Some("the runner is paused".to_owned());
         }
         if runner.ref_protected && !self.protected {
-            return Some("the runner takes jobs of protected refs only".to_owned());
+            return Some("the runner only runs jobs of protected refs".to_owned());
         }
         if self.tags.is_empty() && !runner.run_untagged {
-            return Some("the runner takes no jobs without tags".to_owned());
+            return Some("the runner does not run untagged jobs".to_owned());
         }
         let missing: Vec<_> = self
             .tags
@@ -52,25 +48,11 @@ impl Requirement {
 /// Position of a job in its group: longest remaining path first, then the oldest job.
 type QueuePosition = (Reverse<u64>, JobId);
 
-/// A held job request.
-pub(crate) struct HeldRequest {
-    /// Number of the request, for its timer.
-    pub(crate) number: u64,
-    /// Runner that sent the request.
-    pub(crate) runner: RunnerId,
-    /// The request.
-    pub(crate) request: Box<JobRequest>,
-    /// Channel for the answer.
-    pub(crate) reply: ServiceReply<JobRequestAnswer>,
-}
-
 /// The queue of one coordinator.
 #[derive(Default)]
 pub(crate) struct Queue {
     groups: BTreeMap<Requirement, BTreeSet<QueuePosition>>,
     positions: HashMap<JobId, (Requirement, QueuePosition)>,
-    held: VecDeque<HeldRequest>,
-    held_so_far: u64,
     version: u64,
     /// Random number of this process, so that versions differ from those of earlier processes.
     process: u32,
@@ -133,66 +115,6 @@ impl Queue {
     /// Returns the requirement of a waiting job.
     pub(crate) fn requirement(&self, job: JobId) -> Option<&Requirement> {
         self.positions.get(&job).map(|(requirement, _)| requirement)
-    }
-
-    /// Holds a request, and returns its number.
-    pub(crate) fn hold_request(
-        &mut self,
-        runner: RunnerId,
-        request: Box<JobRequest>,
-        reply: ServiceReply<JobRequestAnswer>,
-    ) -> u64 {
-        self.held_so_far += 1;
-        let number = self.held_so_far;
-        self.held.push_back(HeldRequest { number, runner, request, reply });
-        number
-    }
-
-    /// Removes and returns the held requests that `which` selects.
-    pub(crate) fn release(&mut self, mut which: impl FnMut(&HeldRequest) -> bool) -> Vec<HeldRequest> {
-        let mut gone = Vec::new();
-        for held_request in std::mem::take(&mut self.held) {
-            if which(&held_request) { gone.push(held_request) } else { self.held.push_back(held_request) }
-        }
-        gone
-    }
-
-    /// Removes and returns the newest held requests, so that at most `most` are left. Requests with a closed connection do not count.
-    pub(crate) fn shed_newest(&mut self, most: usize) -> VecDeque<HeldRequest> {
-        if self.held.len() <= most {
-            return VecDeque::new();
-        }
-        self.held.retain(|held_request| !held_request.reply.is_closed());
-        self.held.split_off(most.min(self.held.len()))
-    }
-
-    /// Returns the index of the first held request that matches a waiting job, and the job. Drops requests with a closed connection.
-    pub(crate) fn next_match<'a>(
-        &mut self,
-        settings: impl Fn(RunnerId) -> Option<&'a NewRunner>,
-    ) -> Option<(usize, JobId)> {
-        self.held.retain(|held_request| !held_request.reply.is_closed());
-        if self.positions.is_empty() {
-            return None;
-        }
-        // One runner can have many held requests, so the best job is looked up once per runner.
-        let mut looked: HashMap<RunnerId, Option<JobId>> = HashMap::new();
-        self.held.iter().enumerate().find_map(|(index, held_request)| {
-            let found = *looked
-                .entry(held_request.runner)
-                .or_insert_with(|| settings(held_request.runner).and_then(|runner| self.best_for(runner)));
-            found.map(|job| (index, job))
-        })
-    }
-
-    /// Returns a held request.
-    pub(crate) fn held_request(&self, index: usize) -> Option<&HeldRequest> {
-        self.held.get(index)
-    }
-
-    /// Removes and returns a held request.
-    pub(crate) fn take(&mut self, index: usize) -> Option<HeldRequest> {
-        self.held.remove(index)
     }
 }
 

@@ -1,19 +1,20 @@
-//! Runners and their managers: creation, registration, contact and removal (docs/spec/runner-api.md, section 1).
+//! The runners and their managers: creation, registration, contact and removal (docs/spec/runner-api.md, section 1).
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use muster_job::{JobId, RunnerId};
+use muster_job::RunnerId;
 use muster_runner_api::service::ServiceError;
 use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, VersionInfo};
 
 use time::format_description::well_known::Rfc3339;
 
-use crate::actor::Actor;
 use crate::clock::Timestamp;
 use crate::facts::NewRunner;
 use crate::keys;
-use crate::store::{ManagerRow, RunnerRow};
-use crate::views::StuckJob;
+use crate::options::Options;
+use crate::queue::Requirement;
+use crate::store::{Changes, ManagerRow, RunnerRow};
 
 /// Maximum age of a stored contact before it is written again. GitLab writes it after 40 to 55 minutes.
 const MAX_CONTACT_AGE: Duration = Duration::from_secs(40 * 60);
@@ -22,37 +23,100 @@ const LEGACY_SYSTEM: &str = "<legacy>";
 /// Maximum length of a maintenance note in characters (docs/spec/runner-api.md, section 1.4).
 const MAX_NOTE_CHARS: usize = 1024;
 
-impl Actor {
+/// A manager, by the id of its runner and its system id.
+type ManagerKey = (RunnerId, String);
+
+/// All runners and their managers, and which of these rows the store does not have yet.
+#[derive(Default)]
+pub(crate) struct RunnerRegistry {
+    runners: BTreeMap<RunnerId, RunnerRow>,
+    /// Runners, by the hash of their token.
+    by_token: HashMap<String, RunnerId>,
+    managers: BTreeMap<ManagerKey, ManagerRow>,
+    next_id: i64,
+    unwritten: UnwrittenRows,
+}
+
+/// Rows that changed since the last write.
+#[derive(Default)]
+struct UnwrittenRows {
+    runners: BTreeSet<RunnerId>,
+    managers: BTreeSet<ManagerKey>,
+    removed_runners: BTreeSet<RunnerId>,
+    removed_managers: BTreeSet<ManagerKey>,
+}
+
+impl RunnerRegistry {
+    /// Creates a registry from stored rows. `last` is the highest id ever assigned.
+    pub(crate) fn new(runners: Vec<RunnerRow>, managers: Vec<ManagerRow>, last: Option<RunnerId>) -> Self {
+        Self {
+            by_token: runners.iter().map(|row| (row.token_hash.clone(), row.id)).collect(),
+            runners: runners.into_iter().map(|row| (row.id, row)).collect(),
+            managers: managers.into_iter().map(|row| ((row.runner, row.system_id.clone()), row)).collect(),
+            next_id: last.map_or(1, |id| id.0 + 1),
+            unwritten: UnwrittenRows::default(),
+        }
+    }
+
+    /// Returns a runner.
+    pub(crate) fn get(&self, runner: RunnerId) -> Option<&RunnerRow> {
+        self.runners.get(&runner)
+    }
+
+    /// Returns whether a manager is registered.
+    pub(crate) fn has_manager(&self, runner: RunnerId, system_id: &str) -> bool {
+        self.managers.contains_key(&(runner, system_id.to_owned()))
+    }
+
+    /// Adds the changed rows to the next write.
+    pub(crate) fn add_changes<'a>(&'a self, changes: &mut Changes<'a>) {
+        let unwritten = &self.unwritten;
+        changes.removed_runners = unwritten.removed_runners.iter().copied().collect();
+        changes.removed_managers = unwritten.removed_managers.iter().collect();
+        changes.runners = unwritten.runners.iter().filter_map(|id| self.runners.get(id)).collect();
+        changes.managers = unwritten.managers.iter().filter_map(|key| self.managers.get(key)).collect();
+    }
+
+    /// Marks all rows as written.
+    pub(crate) fn mark_written(&mut self) {
+        self.unwritten = UnwrittenRows::default();
+    }
+
     /// Creates a runner. The token is only in the answer.
-    pub(crate) fn create_runner(&mut self, settings: NewRunner, registered_itself: bool) -> RunnerCredentials {
-        let id = self.state.new_runner_id();
+    pub(crate) fn create(
+        &mut self,
+        settings: NewRunner,
+        registered_itself: bool,
+        options: &Options,
+        now: Timestamp,
+    ) -> RunnerCredentials {
+        let id = RunnerId(self.next_id);
+        self.next_id += 1;
         let token = keys::runner_token(registered_itself);
-        let token_expires_at = self.token_expiry();
-        let row = RunnerRow { id, token_hash: keys::hash(&token), token_expires_at, created_at: self.now(), settings };
-        self.state.tokens.insert(row.token_hash.clone(), id);
-        self.state.runners.insert(id, row);
-        self.state.dirty.runners.insert(id);
-        self.queue.touch();
+        let token_expires_at = token_expiry(options, now);
+        let row = RunnerRow { id, token_hash: keys::hash(&token), token_expires_at, created_at: now, settings };
+        self.by_token.insert(row.token_hash.clone(), id);
+        self.runners.insert(id, row);
+        self.unwritten.runners.insert(id);
         credentials(id, token, token_expires_at)
     }
 
-    /// Returns when a token that is created now expires. `None` means never.
-    fn token_expiry(&self) -> Option<Timestamp> {
-        self.options.runner_token_lifetime.map(|lifetime| self.now() + lifetime)
-    }
-
     /// Handles `POST /runners`.
-    pub(crate) fn register(&mut self, request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
-        let Some(known) = self.options.registration_token.as_deref() else {
-            return Err(ServiceError::Gone("runners cannot register themselves here".to_owned()));
+    pub(crate) fn register(
+        &mut self,
+        request: RegisterRequest,
+        options: &Options,
+        now: Timestamp,
+    ) -> Result<RunnerCredentials, ServiceError> {
+        let Some(expected) = options.registration_token.as_deref() else {
+            return Err(ServiceError::Gone("this coordinator does not accept runner registrations".to_owned()));
         };
-        if keys::hash(known) != keys::hash(&request.token) {
+        if keys::hash(expected) != keys::hash(&request.token) {
             return Err(ServiceError::Forbidden { status: None });
         }
         if request.maintenance_note.as_ref().is_some_and(|note| note.chars().count() > MAX_NOTE_CHARS) {
-            return Err(ServiceError::BadRequest(format!(
-                "maintenance_note is longer than {MAX_NOTE_CHARS} characters"
-            )));
+            let message = format!("maintenance_note is longer than {MAX_NOTE_CHARS} characters");
+            return Err(ServiceError::BadRequest(message));
         }
         let list = request.tag_list.unwrap_or_default();
         let tags: Vec<String> =
@@ -70,21 +134,26 @@ impl Actor {
                 .filter(|seconds| *seconds > 0)
                 .map(Duration::from_secs),
         };
-        Ok(self.create_runner(settings, true))
+        Ok(self.create(settings, true, options, now))
     }
 
     /// Handles `POST /runners/verify`.
-    pub(crate) fn verify(&mut self, request: &TokenRequest) -> Result<RunnerCredentials, ServiceError> {
-        let runner = self.lookup_runner(&request.token)?;
-        self.contact(runner, &request.system_id, request.info.as_ref());
-        let expires = self.state.runners.get(&runner).and_then(|row| row.token_expires_at);
-        Ok(credentials(runner, request.token.clone(), expires))
+    pub(crate) fn verify(&mut self, request: &TokenRequest, now: Timestamp) -> Result<RunnerCredentials, ServiceError> {
+        let runner = self.lookup_runner(&request.token, now)?;
+        self.record_contact(runner, &request.system_id, request.info.as_ref(), now);
+        let expires_at = self.runners.get(&runner).and_then(|row| row.token_expires_at);
+        Ok(credentials(runner, request.token.clone(), expires_at))
     }
 
     /// Handles `POST /runners/reset_authentication_token`.
-    pub(crate) fn reset_token(&mut self, token: &str) -> Result<RunnerCredentials, ServiceError> {
-        let runner = self.lookup_runner(token)?;
-        self.renew_token(runner, !token.starts_with("glrt-"))
+    pub(crate) fn reset_token(
+        &mut self,
+        token: &str,
+        options: &Options,
+        now: Timestamp,
+    ) -> Result<RunnerCredentials, ServiceError> {
+        let runner = self.lookup_runner(token, now)?;
+        self.renew_token(runner, !token.starts_with("glrt-"), options, now)
     }
 
     /// Handles `POST /runners/:id/reset_authentication_token`.
@@ -92,130 +161,128 @@ impl Actor {
         &mut self,
         runner: RunnerId,
         pat: &str,
+        options: &Options,
+        now: Timestamp,
     ) -> Result<RunnerCredentials, ServiceError> {
-        let known = self.options.personal_token.as_deref();
-        if known.is_none_or(|known| keys::hash(known) != keys::hash(pat)) {
+        let expected = options.personal_token.as_deref();
+        if expected.is_none_or(|expected| keys::hash(expected) != keys::hash(pat)) {
             return Err(ServiceError::Forbidden { status: None });
         }
-        // Only the hash of the old token is known, not its kind. The new token gets the prefix of runners that were created on the server.
-        self.renew_token(runner, false)
+        // Only the hash of the old token is known, not its kind. The new token gets the prefix of runners that were created on the
+        // server.
+        self.renew_token(runner, false, options, now)
     }
 
     /// Replaces the token of a runner. The old token is rejected from now on.
-    fn renew_token(&mut self, runner: RunnerId, registered_itself: bool) -> Result<RunnerCredentials, ServiceError> {
-        let new = keys::runner_token(registered_itself);
-        let expires = self.token_expiry();
-        let Some(row) = self.state.runners.get_mut(&runner) else {
-            return Err(ServiceError::NotFound(format!("there is no runner {runner}")));
+    fn renew_token(
+        &mut self,
+        runner: RunnerId,
+        registered_itself: bool,
+        options: &Options,
+        now: Timestamp,
+    ) -> Result<RunnerCredentials, ServiceError> {
+        let token = keys::runner_token(registered_itself);
+        let expires_at = token_expiry(options, now);
+        let Some(row) = self.runners.get_mut(&runner) else {
+            return Err(ServiceError::NotFound(format!("runner {runner} does not exist")));
         };
-        self.state.tokens.remove(&row.token_hash);
-        row.token_hash = keys::hash(&new);
-        row.token_expires_at = expires;
-        self.state.tokens.insert(row.token_hash.clone(), runner);
-        self.state.dirty.runners.insert(runner);
-        Ok(credentials(runner, new, expires))
+        self.by_token.remove(&row.token_hash);
+        row.token_hash = keys::hash(&token);
+        row.token_expires_at = expires_at;
+        self.by_token.insert(row.token_hash.clone(), runner);
+        self.unwritten.runners.insert(runner);
+        Ok(credentials(runner, token, expires_at))
     }
 
-    /// Handles `DELETE /runners`. Running jobs of the runner continue, because they have their own tokens.
-    pub(crate) fn unregister(&mut self, token: &str) -> Result<(), ServiceError> {
-        let runner = self.lookup_runner(token)?;
-        if let Some(row) = self.state.runners.remove(&runner) {
-            self.state.tokens.remove(&row.token_hash);
+    /// Handles `DELETE /runners`, and returns the deleted runner. Its running jobs continue, because they have their own tokens.
+    pub(crate) fn unregister(&mut self, token: &str, now: Timestamp) -> Result<RunnerId, ServiceError> {
+        let runner = self.lookup_runner(token, now)?;
+        if let Some(row) = self.runners.remove(&runner) {
+            self.by_token.remove(&row.token_hash);
         }
-        self.state.managers.retain(|(of, _), _| *of != runner);
-        self.state.dirty.runners.remove(&runner);
-        self.state.dirty.removed_runners.insert(runner);
-        for held in self.queue.release(|held| held.runner == runner) {
-            self.service_reply(held.reply, Err(ServiceError::Forbidden { status: None }));
-        }
-        Ok(())
+        self.managers.retain(|(owner, _), _| *owner != runner);
+        self.unwritten.runners.remove(&runner);
+        self.unwritten.removed_runners.insert(runner);
+        Ok(runner)
     }
 
     /// Handles `DELETE /runners/managers`.
-    pub(crate) fn unregister_manager(&mut self, request: TokenRequest) -> Result<(), ServiceError> {
-        let runner = self.lookup_runner(&request.token)?;
+    pub(crate) fn unregister_manager(&mut self, request: TokenRequest, now: Timestamp) -> Result<(), ServiceError> {
+        let runner = self.lookup_runner(&request.token, now)?;
         if request.system_id.is_empty() {
             return Err(ServiceError::BadRequest("system_id is missing".to_owned()));
         }
         let key = (runner, request.system_id);
-        if self.state.managers.remove(&key).is_none() {
+        if self.managers.remove(&key).is_none() {
             return Err(ServiceError::NotFound(format!("the runner has no manager `{}`", key.1)));
         }
-        self.state.dirty.managers.remove(&key);
-        self.state.dirty.removed_managers.insert(key);
+        self.unwritten.managers.remove(&key);
+        self.unwritten.removed_managers.insert(key);
         Ok(())
     }
 
     /// Returns the runner of a token that has not expired.
-    pub(crate) fn runner_of(&self, token: &str) -> Option<RunnerId> {
-        let runner = *self.state.tokens.get(&keys::hash(token))?;
-        let ended = self.state.runners.get(&runner)?.token_expires_at.is_some_and(|end| end <= self.now());
-        (!ended).then_some(runner)
+    pub(crate) fn runner_of(&self, token: &str, now: Timestamp) -> Option<RunnerId> {
+        let runner = *self.by_token.get(&keys::hash(token))?;
+        let expired = self.runners.get(&runner)?.token_expires_at.is_some_and(|at| at <= now);
+        (!expired).then_some(runner)
     }
 
-    fn lookup_runner(&self, token: &str) -> Result<RunnerId, ServiceError> {
-        self.runner_of(token).ok_or(ServiceError::Forbidden { status: None })
+    fn lookup_runner(&self, token: &str, now: Timestamp) -> Result<RunnerId, ServiceError> {
+        self.runner_of(token, now).ok_or(ServiceError::Forbidden { status: None })
     }
 
     /// Records the contact of a manager. The row is only written if it is new, old or changed.
-    pub(crate) fn contact(&mut self, runner: RunnerId, system_id: &str, info: Option<&VersionInfo>) {
+    pub(crate) fn record_contact(
+        &mut self,
+        runner: RunnerId,
+        system_id: &str,
+        info: Option<&VersionInfo>,
+        now: Timestamp,
+    ) {
         let system_id = if system_id.is_empty() { LEGACY_SYSTEM } else { system_id };
         let key = (runner, system_id.to_owned());
-        let now = self.now();
-        let known = self.state.managers.get(&key);
-        let fresh = known
+        let known = self.managers.get(&key);
+        let is_current = known
             .is_some_and(|row| now - row.contacted_at < MAX_CONTACT_AGE && info.is_none_or(|info| *info == row.info));
-        if fresh {
+        if is_current {
             return;
         }
         let info = info.cloned().or_else(|| known.map(|row| row.info.clone())).unwrap_or_default();
         let row = ManagerRow { runner, system_id: key.1.clone(), contacted_at: now, info };
-        self.state.managers.insert(key.clone(), row);
-        self.state.dirty.removed_managers.remove(&key);
-        self.state.dirty.managers.insert(key);
+        self.managers.insert(key.clone(), row);
+        self.unwritten.removed_managers.remove(&key);
+        self.unwritten.managers.insert(key);
     }
 
-    /// Returns why no runner may get a waiting job. `None` if one may.
-    pub(crate) fn mismatch_reason(&self, job: JobId) -> Option<String> {
-        let requirement = self.queue.requirement(job)?;
+    /// Returns why no runner may get jobs with this requirement. `None` if one may.
+    pub(crate) fn mismatch_reason(&self, requirement: &Requirement) -> Option<String> {
         let mut first = None;
-        for runner in self.state.runners.values() {
-            let mismatch_reason = requirement.mismatch_reason(&runner.settings)?;
-            first.get_or_insert_with(|| {
-                format!("no runner fits: {mismatch_reason} (`{}`)", runner.settings.description)
-            });
+        for runner in self.runners.values() {
+            let reason = requirement.mismatch_reason(&runner.settings)?;
+            first.get_or_insert_with(|| format!("no runner matches: {reason} (`{}`)", runner.settings.description));
         }
-        let lacking: Vec<String> = requirement
-            .tags
-            .iter()
-            .filter(|tag| {
-                self.state
-                    .runners
-                    .values()
-                    .all(|runner| !runner.settings.any_tags && !runner.settings.tags.contains(tag))
-            })
-            .map(|tag| format!("`{tag}`"))
-            .collect();
-        Some(match (lacking.as_slice(), first) {
+        let has_tag = |tag: &String| {
+            self.runners.values().any(|runner| runner.settings.any_tags || runner.settings.tags.contains(tag))
+        };
+        let missing: Vec<String> =
+            requirement.tags.iter().filter(|tag| !has_tag(tag)).map(|tag| format!("`{tag}`")).collect();
+        Some(match (missing.as_slice(), first) {
             (_, None) => "there is no runner".to_owned(),
             ([], Some(first)) => first,
             ([tag], _) => format!("no runner has the tag {tag}"),
             (tags, _) => format!("no runner has the tags {}", tags.join(", ")),
         })
     }
-
-    /// Returns the waiting jobs that no runner may get (C198).
-    pub(crate) fn stuck_jobs(&self) -> Vec<StuckJob> {
-        let stuck = self.queue.jobs().into_iter().filter_map(|job| {
-            let name = self.state.jobs.get(&job)?.name.clone();
-            self.mismatch_reason(job).map(|why| StuckJob { job, name, why })
-        });
-        stuck.collect()
-    }
 }
 
-fn credentials(id: RunnerId, token: String, expires: Option<Timestamp>) -> RunnerCredentials {
+/// Returns when a token that is created now expires. `None` means never.
+fn token_expiry(options: &Options, now: Timestamp) -> Option<Timestamp> {
+    options.runner_token_lifetime.map(|lifetime| now + lifetime)
+}
+
+fn credentials(id: RunnerId, token: String, expires_at: Option<Timestamp>) -> RunnerCredentials {
     // Every time of this calendar can be formatted.
-    let token_expires_at = expires.and_then(|end| end.format(&Rfc3339).ok());
+    let token_expires_at = expires_at.and_then(|at| at.format(&Rfc3339).ok());
     RunnerCredentials { id: id.0, token, token_expires_at }
 }

@@ -9,14 +9,11 @@ use crate::actor::Actor;
 use crate::artifacts;
 use crate::artifacts::NewArtifact;
 use crate::command::{Authorization, Outcome, StoredUpload, TokenUse};
-use crate::expiry::Step;
+use crate::expiry::ExpiryStep;
 use crate::outbox::JobChange;
 use crate::schedule::{self, Event};
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
-
-/// Delay after expired files could not be read or deleted, before the next attempt.
-const EXPIRY_RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl Actor {
     /// Checks whether a token is valid for a job whose status allows `token_use` (docs/spec/runner-api.md, section 9.2).
@@ -41,14 +38,14 @@ impl Actor {
         let authorization = Authorization { status, coverage: self.coverage_expression(row) };
         let assignee = row.runner.zip(row.system_id.clone());
         if on_runner && token_use != TokenUse::Read {
-            let alive = row.detail.accepted;
-            if alive && token_use == TokenUse::Waiting {
-                return Err(ServiceError::Conflict("the job was accepted before".to_owned()));
+            let accepted = row.detail.accepted;
+            if accepted && token_use == TokenUse::Waiting {
+                return Err(ServiceError::Conflict("the job has already been accepted".to_owned()));
             }
             self.state.last_contact.insert(job, self.now());
             // Any of these calls shows that the manager has the job. From here on, no other manager gets it (J2). A manager that lost the
             // answer to its acceptance sends no second one, and some managers do not know acceptance at all.
-            if !alive
+            if !accepted
                 && token_use != TokenUse::Waiting
                 && let Some(row) = self.state.job_mut(job)
             {
@@ -56,10 +53,11 @@ impl Actor {
                 self.state.report(self.now(), job, JobChange::Accepted);
             }
             // The last jobs of a manager that was unregistered, or whose runner was, do not register it again.
-            if let Some(manager) = assignee.filter(|_| token_use != TokenUse::Transfer)
-                && self.state.managers.contains_key(&manager)
+            if let Some((runner, system_id)) = assignee.filter(|_| token_use != TokenUse::Transfer)
+                && self.state.registry.has_manager(runner, &system_id)
             {
-                self.contact(manager.0, &manager.1, None);
+                let now = self.now();
+                self.state.registry.record_contact(runner, &system_id, None, now);
             }
         }
         Ok(authorization)
@@ -77,33 +75,33 @@ impl Actor {
     pub(crate) fn finish(&mut self, job: JobId, token: &str, outcome: Outcome) -> Result<JobStatus, ServiceError> {
         let status = self.authorize(job, token, TokenUse::Report)?.status;
         if status.is_complete() {
-            let same = match status {
+            let matches = match status {
                 JobStatus::Success => outcome.success,
                 JobStatus::Failed => !outcome.success,
                 // A canceled job is canceled, whatever the runner reports.
                 _ => true,
             };
-            return if same { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
+            return if matches { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
         }
-        let refused = self.state.jobs.get(&job).and_then(|row| row.detail.invalid_report.clone());
-        let ended = if outcome.success && refused.is_none() {
+        let invalid_report = self.state.jobs.get(&job).and_then(|row| row.detail.invalid_report.clone());
+        let engine_outcome = if outcome.success && invalid_report.is_none() {
             schedule::Outcome::Success
         } else {
-            let of_report = refused.is_some().then_some(FailureReason::ScriptFailure);
+            let report_failure = invalid_report.is_some().then_some(FailureReason::ScriptFailure);
             schedule::Outcome::Failed {
-                reason: outcome.reason.or(of_report).unwrap_or(FailureReason::UnknownFailure),
+                reason: outcome.reason.or(report_failure).unwrap_or(FailureReason::UnknownFailure),
                 exit_code: outcome.exit_code.and_then(|code| i32::try_from(code).ok()),
             }
         };
-        self.job_event(job, |job| Event::JobFinished { job, outcome: ended })
+        self.job_event(job, |job| Event::JobFinished { job, outcome: engine_outcome })
             .map_err(|rejection| ServiceError::Conflict(rejection.to_string()))?;
         let Some(row) = self.state.job_mut(job) else { return Ok(status) };
         row.exit_code = outcome.exit_code;
-        let (code, ended) = (outcome.exit_code, row.status().is_complete());
+        let (code, has_ended) = (outcome.exit_code, row.status().is_complete());
         row.coverage = outcome.coverage;
         row.detail.result_tree = outcome.result_tree;
         if row.status() == JobStatus::Failed {
-            row.detail.message = refused;
+            row.detail.message = invalid_report;
         }
         if let Some(url) = &row.detail.environment_url {
             let dotenv =
@@ -111,7 +109,7 @@ impl Actor {
             row.detail.environment_url = Some(expand_text(url, &dotenv, Unknown::Keep));
         }
         let status = row.status();
-        if ended {
+        if has_ended {
             self.state.dirty.complete_end(job, code);
         }
         Ok(status)
@@ -161,74 +159,39 @@ impl Actor {
     }
 
     /// Records that an uploaded report is invalid.
-    pub(crate) fn report_rejected(&mut self, job: JobId, token: &str, why: String) -> Result<(), ServiceError> {
+    pub(crate) fn report_rejected(&mut self, job: JobId, token: &str, reason: String) -> Result<(), ServiceError> {
         self.authorize(job, token, TokenUse::Transfer)?;
         if let Some(row) = self.state.job_mut(job) {
-            row.detail.invalid_report = Some(why);
+            row.detail.invalid_report = Some(reason);
         }
         Ok(())
     }
 
-    /// Continues the deletion of expired files. Their rows are kept, to show that they existed (C187).
-    pub(crate) fn expiry_step(&mut self, step: Step) {
+    /// Continues the deletion of expired artifacts.
+    pub(crate) fn on_artifact_expiry(&mut self, step: ExpiryStep) {
         let now = self.now();
-        match step {
-            Step::Found(Ok((expired, next))) => {
-                // Files that were uploaded again after the query are in memory: only open jobs upload.
-                let current = |row: &ArtifactRow| {
-                    let known = self.state.artifact(row.job, &row.kind);
-                    known.is_none_or(|known| known.expires_at.is_some_and(|at| at <= now) && !known.deleted)
-                };
-                // If nothing had expired, the next artifact may have expired since. It is not delayed.
-                let delay = if expired.is_empty() { std::time::Duration::ZERO } else { EXPIRY_RETRY_DELAY };
-                let expired: Vec<_> = expired.into_iter().filter(current).collect();
-                if !expired.is_empty() {
-                    self.expiry.delete(expired);
-                }
-                // Also while files are being deleted: some of them may be in use.
-                if let Some(at) = next.map(|at| at.max(now + delay)).filter(|at| self.expiry.is_first(*at)) {
-                    self.timers.add(at, Timer::Expiry);
-                }
-            }
-            Step::Found(Err(error)) => {
-                tracing::warn!(%error, "failed to read which artifacts have expired, retrying");
-                if self.expiry.is_first(now + EXPIRY_RETRY_DELAY) {
-                    self.timers.add(now + EXPIRY_RETRY_DELAY, Timer::Expiry);
-                }
-            }
-            Step::Deleted(deleted, _held) => {
-                for (job, kind) in deleted.iter().cloned() {
-                    let row = self.state.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
-                    if let Some(row) = row {
-                        row.deleted = true;
-                    }
-                    self.state.dirty.deleted_artifacts.insert((job, kind));
-                }
-                // There may be more than one batch. Files that could not be deleted wait for their timer, unless it has already fired.
-                if self.expiry.take_overdue() || !deleted.is_empty() {
-                    self.expiry.look(now);
-                }
-            }
+        if let Some(at) = self.expiry.advance(step, &mut self.state, now) {
+            self.timers.add(at, Timer::Expiry);
         }
     }
 
     /// Returns the archive of `producer`, for the token of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
-        let (asking, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
-        self.authorize(asking, token, TokenUse::Transfer)?;
+        let (consumer, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
+        self.authorize(consumer, token, TokenUse::Transfer)?;
         let project = |job| self.project_of(self.state.jobs.get(job)?.pipeline);
-        if project(&asking) != project(&producer) {
+        if project(&consumer) != project(&producer) {
             return Err(ServiceError::Forbidden { status: None });
         }
         let archive = self.state.artifact(producer, artifacts::ARCHIVE);
         archive
-            .filter(|archive| self.has_archive(archive))
+            .filter(|archive| self.upstream().has_archive(archive))
             .cloned()
-            .ok_or_else(|| ServiceError::NotFound(format!("job {producer} has no archive, or it has expired")))
+            .ok_or_else(|| ServiceError::NotFound(format!("job {producer} has no archive, or the archive has expired")))
     }
 
     /// Starts the timers of all jobs on runners after a start, as if their managers had just made contact.
-    pub(crate) fn watch_jobs_on_runners(&mut self) {
+    pub(crate) fn arm_timers_of_running_jobs(&mut self) {
         let now = self.now();
         let on_runner: Vec<(JobId, u32, bool)> = self
             .state
@@ -237,9 +200,9 @@ impl Actor {
             .filter(|row| row.status().is_on_runner() && row.runner.is_some())
             .map(|row| (row.id, row.detail.assignment, row.detail.accepted))
             .collect();
-        for (job, assignment, alive) in on_runner {
+        for (job, assignment, accepted) in on_runner {
             self.state.last_contact.insert(job, now);
-            if !alive {
+            if !accepted {
                 self.timers.add(now + self.options.accept_timeout, Timer::AcceptTimeout(job, assignment));
             }
             self.arm_job_timer(job);
@@ -268,13 +231,13 @@ impl Actor {
         match timer {
             Timer::Delayed(job) => {
                 if let Err(rejection) = self.job_event(job, |job| Event::TimerFired { job }) {
-                    tracing::debug!(%job, %rejection, "a delay ended for nobody");
+                    tracing::debug!(%job, %rejection, "ignored stale delay timer");
                 }
             }
             Timer::AcceptTimeout(job, assignment) => self.on_accept_timeout(job, assignment),
             Timer::Runner(job) => self.on_runner_timeout(job),
             Timer::Pending(job) => self.on_pending_timeout(job),
-            Timer::Expiry => self.expiry.look(self.now()),
+            Timer::Expiry => self.expiry.query(self.now()),
             Timer::Sources(bridge) => self.on_sources_timeout(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
             // The write that follows every batch is the token_use of this timer.
@@ -287,10 +250,11 @@ impl Actor {
         if row.detail.assignment != assignment || row.detail.accepted {
             return;
         }
-        let over = self.state.last_contact.get(&job).map(|last_contact| *last_contact + self.options.accept_timeout);
-        if let Some(over) = over.filter(|over| *over > self.now()) {
+        let deadline =
+            self.state.last_contact.get(&job).map(|last_contact| *last_contact + self.options.accept_timeout);
+        if let Some(deadline) = deadline.filter(|deadline| *deadline > self.now()) {
             // The job was sent to the same manager again since.
-            self.timers.add(over, Timer::AcceptTimeout(job, assignment));
+            self.timers.add(deadline, Timer::AcceptTimeout(job, assignment));
             return;
         }
         if row.status() == JobStatus::Canceling {
@@ -298,7 +262,7 @@ impl Actor {
             let target = schedule::Target::Job(row.job_ref());
             let pipeline = row.pipeline;
             if let Err(rejection) = self.event(pipeline, Event::ForceCancel { target }) {
-                tracing::debug!(%job, %rejection, "a canceled job has ended by itself");
+                tracing::debug!(%job, %rejection, "canceled job has already ended");
             }
         } else if row.status() == JobStatus::Running {
             self.requeue(job, assignment);
@@ -313,7 +277,7 @@ impl Actor {
         if now >= too_long {
             let reason =
                 if canceling { FailureReason::ServerTimeoutCanceling } else { FailureReason::ServerTimeoutRunning };
-            self.drop_job(job, reason, "the job ran past its timeout, and its runner did not end it");
+            self.drop_job(job, reason, "the job exceeded its timeout and its runner did not end it");
         } else if now >= silent {
             let reason = if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
             self.drop_job(job, reason, "nothing was last_contact of the job's runner for too long");
@@ -329,13 +293,13 @@ impl Actor {
         }
         let (now, limits) = (self.now(), self.options.limits.clone());
         let queued = row.queued_at.unwrap_or(row.created_at);
-        let mismatch_reason = self.mismatch_reason(job);
-        if let Some(why) = mismatch_reason
+        let mismatch = self.queue.requirement(job).and_then(|needed| self.state.registry.mismatch_reason(needed));
+        if let Some(reason) = mismatch
             && now >= queued + limits.pending_without_runner
         {
-            self.drop_job(job, FailureReason::StuckPendingNoMatchingRunners, why);
+            self.drop_job(job, FailureReason::StuckPendingNoMatchingRunners, reason);
         } else if now >= queued + limits.pending_with_runner {
-            let message = "the job waited for too long, although a runner fits it";
+            let message = "the job was pending for too long although a runner matches it";
             self.drop_job(job, FailureReason::StuckPendingWithMatchingRunners, message);
         } else {
             let next = (now + limits.pending_without_runner).min(queued + limits.pending_with_runner);

@@ -24,7 +24,7 @@ pub(crate) struct Residency {
     /// Maximum number of finished families in memory.
     max_finished: usize,
     /// Roots of families that are not open, least recently used first.
-    kept: VecDeque<PipelineId>,
+    finished: VecDeque<PipelineId>,
     /// Roots of finished families with an upload in progress. They stay open until it ends.
     uploading: BTreeSet<PipelineId>,
     /// Pipelines that the current batch needs and that do not exist.
@@ -34,8 +34,8 @@ pub(crate) struct Residency {
 impl Residency {
     /// Creates the state. At most `max_finished` finished families are kept in memory.
     pub(crate) fn new(store: Arc<dyn Store>, locks: ArtifactLocks, max_finished: usize) -> Self {
-        let (kept, uploading, absent) = Default::default();
-        Self { store, locks, max_finished, kept, uploading, absent }
+        let (finished, uploading, absent) = Default::default();
+        Self { store, locks, max_finished, finished, uploading, absent }
     }
 
     /// Reads a family into memory, unless it is already there or does not exist.
@@ -57,7 +57,7 @@ impl Residency {
         contents.runners.clear();
         let root = contents.pipelines.first().map(|row| row.root);
         match (root, member) {
-            (Some(root), _) => self.keep(root),
+            (Some(root), _) => self.mark_used(root),
             (None, Member::Pipeline(id)) => {
                 self.absent.insert(id);
             }
@@ -72,20 +72,20 @@ impl Residency {
     }
 
     /// Handles the end of an upload: checks the families that stayed open for it.
-    pub(crate) fn upload_is_over(&mut self, state: &mut CoordinatorState) {
+    pub(crate) fn upload_ended(&mut self, state: &mut CoordinatorState) {
         for root in std::mem::take(&mut self.uploading) {
-            self.look_at(state, root);
+            self.update_open(state, root);
         }
     }
 
     /// Updates in the rows of each changed family whether it is open. Called before a write.
     pub(crate) fn note_open(&mut self, state: &mut CoordinatorState) {
         for root in state.changed_families() {
-            self.look_at(state, root);
+            self.update_open(state, root);
         }
     }
 
-    fn look_at(&mut self, state: &mut CoordinatorState, root: PipelineId) {
+    fn update_open(&mut self, state: &mut CoordinatorState, root: PipelineId) {
         let mut finished = state.is_finished(root);
         if finished && !state.family(root).all(|row| state.jobs_of(row.id).all(|job| self.locks.is_free(job.id))) {
             // If the process is killed during the upload, it leaves a file without a row. The next start looks for these in open work only.
@@ -94,36 +94,40 @@ impl Residency {
         }
         state.set_open(root, !finished);
         if finished {
-            self.keep(root);
+            self.mark_used(root);
         }
     }
 
-    fn keep(&mut self, root: PipelineId) {
-        self.kept.retain(|known| *known != root);
-        self.kept.push_back(root);
+    fn mark_used(&mut self, root: PipelineId) {
+        self.finished.retain(|known| *known != root);
+        self.finished.push_back(root);
     }
 
     /// Removes finished families from memory after a batch, least recently used first.
     ///
-    /// Families with unwritten rows stay. `gone` is called with each root before the family is removed.
-    pub(crate) fn evict(&mut self, state: &mut CoordinatorState, mut gone: impl FnMut(&CoordinatorState, PipelineId)) {
+    /// Families with unwritten rows stay. `before_removal` is called with each root before the family is removed.
+    pub(crate) fn evict(
+        &mut self,
+        state: &mut CoordinatorState,
+        mut before_removal: impl FnMut(&CoordinatorState, PipelineId),
+    ) {
         self.absent.clear();
-        if self.kept.len() <= self.max_finished {
+        if self.finished.len() <= self.max_finished {
             return;
         }
         let unwritten = state.changed_families();
-        let mut stay = VecDeque::new();
-        while self.kept.len() + stay.len() > self.max_finished
-            && let Some(root) = self.kept.pop_front()
+        let mut unwritten_roots = VecDeque::new();
+        while self.finished.len() + unwritten_roots.len() > self.max_finished
+            && let Some(root) = self.finished.pop_front()
         {
             if unwritten.contains(&root) {
-                stay.push_back(root);
+                unwritten_roots.push_back(root);
             } else if state.family(root).all(|row| !row.open) {
-                gone(state, root);
+                before_removal(state, root);
                 state.evict(root);
             }
         }
-        stay.append(&mut self.kept);
-        self.kept = stay;
+        unwritten_roots.append(&mut self.finished);
+        self.finished = unwritten_roots;
     }
 }

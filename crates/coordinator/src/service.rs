@@ -140,10 +140,10 @@ impl RunnerService for Coordinator {
         let token = token.to_owned();
         match upload {
             Upload::Received(incoming, artifact) => self.keep(job, token, incoming, artifact).await,
-            Upload::Rejected(why) => {
-                let told = why.clone();
-                self.call(|reply| Command::ReportRejected { job, token, why: told, reply }).await?;
-                Err(ServiceError::BadRequest(why))
+            Upload::Rejected(reason) => {
+                let message = reason.to_string();
+                self.call(|reply| Command::ReportRejected { job, token, reason: message.clone(), reply }).await?;
+                Err(ServiceError::BadRequest(message))
             }
         }
     }
@@ -189,7 +189,7 @@ impl Coordinator {
         let keeping = tokio::spawn(async move {
             let result = keeping.await;
             // During the shutdown, there is no receiver.
-            let _ = over.send(Command::UploadOver).await;
+            let _ = over.send(Command::UploadEnded).await;
             result
         });
         keeping.await.unwrap_or_else(|_| Err(closed()))
@@ -204,11 +204,11 @@ impl Coordinator {
     ) -> Result<Option<f64>, ServiceError> {
         if request.output.checksum.is_some() || request.output.bytesize.is_some() {
             let (size, crc) = self.blobs.trace_checksum(job).await?;
-            let wrong_size = request.output.bytesize.is_some_and(|told| told != size);
-            let wrong_sum = request.output.checksum.as_ref().is_some_and(|told| *told != checksum_text(crc));
+            let wrong_size = request.output.bytesize.is_some_and(|reported| reported != size);
+            let wrong_sum = request.output.checksum.as_ref().is_some_and(|reported| *reported != checksum_text(crc));
             if wrong_size || wrong_sum {
                 // As on GitLab, a mismatch is logged, and the report is accepted (docs/spec/runner-api.md, section 4.2).
-                tracing::warn!(%job, size, checksum = checksum_text(crc), told = ?request.output, "the trace is not what its runner sent");
+                tracing::warn!(%job, size, checksum = checksum_text(crc), reported = ?request.output, "trace differs from the checksum that its runner reported");
             }
         }
         let Some(expression) = authorization.coverage.clone() else { return Ok(None) };

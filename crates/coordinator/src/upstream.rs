@@ -18,6 +18,13 @@ pub(crate) struct Undispatchable {
     pub(crate) message: String,
 }
 
+impl Undispatchable {
+    /// The failure of a job if something that belongs to it does not exist.
+    pub(crate) fn missing(what: &str) -> Self {
+        Self { reason: FailureReason::SchedulerFailure, message: format!("the {what} no longer exists") }
+    }
+}
+
 /// Reason why a job cannot be assigned now.
 pub(crate) enum Obstacle {
     /// The job can never be assigned.
@@ -51,11 +58,13 @@ pub(crate) struct UpstreamResolver<'a> {
 
 impl UpstreamResolver<'_> {
     /// Returns the archives and dotenv variables for a job (docs/spec/pipeline-yaml.md, section 6, "Dependency set").
-    pub(crate) fn of(&self, row: &JobRow) -> Result<UpstreamOutputs, Obstacle> {
-        let gone =
-            |what: &str| Undispatchable { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
-        let pipeline = self.state.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
-        let job = pipeline.compiled.jobs.get(row.job_index).ok_or_else(|| gone("the job's configuration"))?;
+    pub(crate) fn outputs_for(&self, row: &JobRow) -> Result<UpstreamOutputs, Obstacle> {
+        let pipeline = self.state.pipelines.get(&row.pipeline).ok_or_else(|| Undispatchable::missing("pipeline"))?;
+        let job = pipeline
+            .compiled
+            .jobs
+            .get(row.job_index)
+            .ok_or_else(|| Undispatchable::missing("configuration of the job"))?;
         let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
         let mut upstream = UpstreamOutputs::default();
         match (&job.needs, &job.dependencies) {
@@ -107,11 +116,11 @@ impl UpstreamResolver<'_> {
                 }
                 let producer = number.and_then(|id| self.state.newest_named(id, job));
                 let message =
-                    || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
+                    || format!("the job needs artifacts of job `{job}` in pipeline `{id}`, which does not exist");
                 producer.map(Some).ok_or_else(|| missing(message()).into())
             }
             Need::Project { project, job, .. } => Err(missing(format!(
-                "it needs the artifacts of job `{job}` of project `{project}`, whose pipelines are not known here"
+                "the job needs artifacts of job `{job}` in project `{project}`, whose pipelines are not on this coordinator"
             ))
             .into()),
         }
@@ -138,7 +147,7 @@ impl UpstreamResolver<'_> {
             });
         } else if listed {
             let message =
-                format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
+                format!("the artifacts of job `{}` have expired or were deleted; retry that job", producer.name);
             return Err(Undispatchable { reason: FailureReason::MissingDependencyFailure, message });
         }
         Ok(())

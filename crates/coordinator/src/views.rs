@@ -159,7 +159,7 @@ pub struct StuckJob {
     /// Name of the job.
     pub name: String,
     /// Reason: ``no runner has the tag `gpu` ``.
-    pub why: String,
+    pub reason: String,
 }
 
 /// A change of a pipeline or job. A receiver that lags must read the pipelines again.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use muster_job::{JobId, PipelineId, RunnerId};
+use muster_job::{JobId, PipelineId};
 
 use super::CoordinatorState;
 use crate::clock::Timestamp;
@@ -16,10 +16,6 @@ pub(crate) struct Dirty {
     pub(crate) pipelines: BTreeSet<PipelineId>,
     pub(crate) jobs: BTreeSet<JobId>,
     pub(crate) artifacts: BTreeSet<(JobId, String)>,
-    pub(crate) runners: BTreeSet<RunnerId>,
-    pub(crate) managers: BTreeSet<(RunnerId, String)>,
-    pub(crate) removed_runners: BTreeSet<RunnerId>,
-    pub(crate) removed_managers: BTreeSet<(RunnerId, String)>,
     pub(crate) deleted_artifacts: BTreeSet<(JobId, String)>,
     /// Events in the life of the jobs, in order.
     pub(crate) events: Vec<NewJobEvent>,
@@ -48,11 +44,7 @@ impl CoordinatorState {
     pub(crate) fn changes(&self) -> Changes<'_> {
         let dirty = &self.dirty;
         let artifact = |(job, kind): &(JobId, String)| self.artifact(*job, kind);
-        Changes {
-            removed_runners: dirty.removed_runners.iter().copied().collect(),
-            removed_managers: dirty.removed_managers.iter().collect(),
-            runners: dirty.runners.iter().filter_map(|id| self.runners.get(id)).collect(),
-            managers: dirty.managers.iter().filter_map(|key| self.managers.get(key)).collect(),
+        let mut changes = Changes {
             new_pipelines: dirty.new_pipelines.iter().filter_map(|id| self.pipelines.get(id)).collect(),
             pipelines: dirty
                 .pipelines
@@ -63,6 +55,14 @@ impl CoordinatorState {
             artifacts: dirty.artifacts.iter().filter_map(artifact).collect(),
             deleted_artifacts: dirty.deleted_artifacts.iter().collect(),
             events: &dirty.events,
-        }
+            ..Changes::default()
+        };
+        self.registry.add_changes(&mut changes);
+        changes
+    }
+    /// Marks all changes as written, and returns them.
+    pub(crate) fn mark_written(&mut self) -> Dirty {
+        self.registry.mark_written();
+        std::mem::take(&mut self.dirty)
     }
 }

@@ -18,8 +18,9 @@ use crate::clock::Timestamp;
 use crate::error::{CoordinatorError, StoreError};
 use crate::facts::SharedSources;
 use crate::outbox::JobChange;
+use crate::registry::RunnerRegistry;
 use crate::schedule::{Action, Engine, JobRef};
-use crate::store::{ArtifactRow, Contents, JobRow, LastIds, ManagerRow, PipelineRow, RunnerRow};
+use crate::store::{ArtifactRow, Contents, JobRow, LastIds, PipelineRow};
 use crate::views::{self, JobView, PipelineView};
 
 pub(crate) use dirty::Dirty;
@@ -45,10 +46,7 @@ pub(crate) struct CoordinatorState {
     /// Records of the jobs of each pipeline.
     records: HashMap<PipelineId, Records>,
     pub(crate) artifacts: BTreeMap<JobId, Vec<ArtifactRow>>,
-    pub(crate) runners: BTreeMap<RunnerId, RunnerRow>,
-    /// Runners, by the hash of their token.
-    pub(crate) tokens: HashMap<String, RunnerId>,
-    pub(crate) managers: BTreeMap<(RunnerId, String), ManagerRow>,
+    pub(crate) registry: RunnerRegistry,
     /// Time of the last contact for each job on a runner. Not stored: a restart counts as contact for all jobs.
     pub(crate) last_contact: HashMap<JobId, Timestamp>,
     /// Assigned jobs, by runner and idempotency key of the request.
@@ -57,7 +55,6 @@ pub(crate) struct CoordinatorState {
     pub(crate) dirty: Dirty,
     next_job: i64,
     next_pipeline: i64,
-    next_runner: i64,
 }
 
 /// Indexes over the records of one pipeline.
@@ -86,31 +83,23 @@ impl CoordinatorState {
         (first_pipeline, first_job): (PipelineId, JobId),
         now_ms: u64,
     ) -> Result<(Self, RestoredActions), StoreError> {
+        let mut contents = contents;
+        let (runners, managers) = (std::mem::take(&mut contents.runners), std::mem::take(&mut contents.managers));
         let mut state = Self {
+            registry: RunnerRegistry::new(runners, managers, last.runner),
             all_in_memory: last.pipeline.is_none(),
             next_pipeline: last.pipeline.map_or(first_pipeline.0, |id| id.0 + 1),
             next_job: last.job.map_or(first_job.0, |id| id.0 + 1),
-            next_runner: last.runner.map_or(1, |id| id.0 + 1),
             ..Self::default()
         };
-        let mut contents = contents;
-        for row in std::mem::take(&mut contents.runners) {
-            state.tokens.insert(row.token_hash.clone(), row.id);
-            state.runners.insert(row.id, row);
-        }
-        for row in std::mem::take(&mut contents.managers) {
-            state.managers.insert((row.runner, row.system_id.clone()), row);
-        }
         let actions = state.admit(contents, now_ms)?;
         Ok((state, actions))
     }
 
     /// Returns the rows alone, for reading.
     pub(crate) fn read(mut contents: Contents) -> Self {
-        let mut state = Self::default();
-        for row in std::mem::take(&mut contents.runners) {
-            state.runners.insert(row.id, row);
-        }
+        let runners = std::mem::take(&mut contents.runners);
+        let mut state = Self { registry: RunnerRegistry::new(runners, Vec::new(), None), ..Self::default() };
         state.take_rows(contents);
         state
     }
@@ -170,13 +159,6 @@ impl CoordinatorState {
     pub(crate) fn new_job_id(&mut self) -> JobId {
         let id = JobId(self.next_job);
         self.next_job += 1;
-        id
-    }
-
-    /// Assigns the id for a new runner.
-    pub(crate) fn new_runner_id(&mut self) -> RunnerId {
-        let id = RunnerId(self.next_runner);
-        self.next_runner += 1;
         id
     }
 
@@ -241,12 +223,21 @@ impl CoordinatorState {
         self.artifacts.get(&job)?.iter().find(|artifact| artifact.kind == kind)
     }
 
+    /// Marks an artifact as deleted in its row.
+    pub(crate) fn mark_deleted(&mut self, job: JobId, kind: String) {
+        let row = self.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
+        if let Some(row) = row {
+            row.deleted = true;
+        }
+        self.dirty.deleted_artifacts.insert((job, kind));
+    }
+
     /// Returns a snapshot of a job.
     pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {
         let row = self.jobs.get(&job)?;
         let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.job_index);
         let artifacts = self.artifacts.get(&job).map_or(&[][..], Vec::as_slice);
-        let runner = row.runner.and_then(|id| self.runners.get(&id));
+        let runner = row.runner.and_then(|id| self.registry.get(id));
         Some(views::job(row, compiled, artifacts, runner))
     }
 

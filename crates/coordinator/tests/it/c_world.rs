@@ -262,11 +262,11 @@ async fn c198_a_job_that_no_runner_fits_is_shown_as_stuck_and_others_go_on() {
     gpu.tags = vec!["gpu".to_owned()];
     let id = house.create(vec![vec![gpu, job("plain")]]).await;
     let stuck = house.coordinator.stuck_jobs().await.expect("alive");
-    assert!(stuck.iter().all(|job| job.why == "there is no runner"), "{stuck:?}");
+    assert!(stuck.iter().all(|job| job.reason == "there is no runner"), "{stuck:?}");
     let manager = house.manager().await;
     let stuck = house.coordinator.stuck_jobs().await.expect("alive");
     assert_eq!(stuck.len(), 1);
-    assert_eq!((stuck[0].name.as_str(), stuck[0].why.as_str()), ("train", "no runner has the tag `gpu`"));
+    assert_eq!((stuck[0].name.as_str(), stuck[0].reason.as_str()), ("train", "no runner has the tag `gpu`"));
     let plain = manager.take().await;
     assert_eq!(plain.job_info.name, "plain");
     manager.succeed(&plain).await;

@@ -1,0 +1,85 @@
+//! Long polls: job requests that are held until there is a job for their runner.
+//!
+//! Each new job is offered to the held requests in the order of their arrival, so exactly one of those that match is answered.
+
+use std::collections::{HashMap, VecDeque};
+
+use muster_job::{JobId, RunnerId};
+use muster_runner_api::service::JobRequestAnswer;
+use muster_runner_api::wire::JobRequest;
+
+use crate::command::ServiceReply;
+
+/// A held job request.
+pub(crate) struct HeldRequest {
+    /// Number of the request, for its timer.
+    pub(crate) number: u64,
+    /// Runner that sent the request.
+    pub(crate) runner: RunnerId,
+    /// The request.
+    pub(crate) request: Box<JobRequest>,
+    /// Channel for the answer.
+    pub(crate) reply: ServiceReply<JobRequestAnswer>,
+}
+
+/// The held job requests, in the order of their arrival.
+#[derive(Default)]
+pub(crate) struct LongPolls {
+    held: VecDeque<HeldRequest>,
+    last_number: u64,
+}
+
+impl LongPolls {
+    /// Holds a request, and returns its number.
+    pub(crate) fn hold(
+        &mut self,
+        runner: RunnerId,
+        request: Box<JobRequest>,
+        reply: ServiceReply<JobRequestAnswer>,
+    ) -> u64 {
+        self.last_number += 1;
+        let number = self.last_number;
+        self.held.push_back(HeldRequest { number, runner, request, reply });
+        number
+    }
+
+    /// Removes and returns the requests that `selects` selects.
+    pub(crate) fn release(&mut self, mut selects: impl FnMut(&HeldRequest) -> bool) -> Vec<HeldRequest> {
+        let (released, held): (VecDeque<_>, _) =
+            std::mem::take(&mut self.held).into_iter().partition(|request| selects(request));
+        self.held = held;
+        released.into()
+    }
+
+    /// Removes and returns the newest requests, so that at most `limit` are left. Requests with a closed connection do not count.
+    pub(crate) fn shed_newest(&mut self, limit: usize) -> VecDeque<HeldRequest> {
+        if self.held.len() <= limit {
+            return VecDeque::new();
+        }
+        self.held.retain(|request| !request.reply.is_closed());
+        self.held.split_off(limit.min(self.held.len()))
+    }
+
+    /// Returns the index of the first request whose runner `best_job` has a job for, and the job.
+    ///
+    /// Drops requests with a closed connection.
+    pub(crate) fn first_match(&mut self, best_job: impl Fn(RunnerId) -> Option<JobId>) -> Option<(usize, JobId)> {
+        self.held.retain(|request| !request.reply.is_closed());
+        // One runner can have many held requests, so the best job is looked up once per runner.
+        let mut by_runner: HashMap<RunnerId, Option<JobId>> = HashMap::new();
+        self.held.iter().enumerate().find_map(|(index, request)| {
+            let job = *by_runner.entry(request.runner).or_insert_with(|| best_job(request.runner));
+            job.map(|job| (index, job))
+        })
+    }
+
+    /// Returns a request.
+    pub(crate) fn get(&self, index: usize) -> Option<&HeldRequest> {
+        self.held.get(index)
+    }
+
+    /// Removes and returns a request.
+    pub(crate) fn take(&mut self, index: usize) -> Option<HeldRequest> {
+        self.held.remove(index)
+    }
+}
