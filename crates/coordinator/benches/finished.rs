@@ -6,15 +6,14 @@
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for a terminal")]
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts};
+use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, NoFiles, Options, ProjectFacts};
 use muster_job::{PipelineId, ProjectId};
-use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::Context;
 use muster_runner_api::service::RunnerService;
 use muster_runner_api::wire::{JobRequest, UpdateRequest};
 use sqlx::Connection;
@@ -24,27 +23,6 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 const RUNS: usize = 9;
 /// Pipelines that are run one after the other in one process; a tenth of them is the warm-up.
 const RUN_ONE_BY_ONE: i64 = 2000;
-
-/// A repository without files.
-struct NoFiles;
-
-impl Sources for NoFiles {
-    fn read(&self, _: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        Err(SourceError::NotFound("there are no files".to_owned()))
-    }
-
-    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        Ok(Arc::default())
-    }
-
-    fn changed_since(&self, _: &str) -> Option<Changes> {
-        None
-    }
-
-    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
-        Vec::new()
-    }
-}
 
 /// Resident memory of this process in KiB.
 fn memory_kib() -> u64 {

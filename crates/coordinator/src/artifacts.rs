@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_in_their_folder() {
+    fn sanitized_names_have_no_directories() {
         assert_eq!(sanitize_name("../../etc/passwd"), "passwd");
         assert_eq!(sanitize_name("C:\\x\\a.zip"), "a.zip");
         assert_eq!(sanitize_name(".."), "artifact");
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_formats_are_from_a_list() {
+    fn unknown_kinds_and_formats_are_rejected() {
         assert!(KINDS.is_sorted(), "it is searched by halves");
         for kind in ["archive", "metadata", "junit", "dotenv", "cobertura", "metrics_referee", "sast"] {
             assert!(check_names(kind, "gzip").is_ok(), "{kind}");

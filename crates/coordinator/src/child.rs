@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_an_error_of_its_bridge() {
+    fn compiler_panic_fails_the_bridge() {
         let error = catch_panic(|| panic!("a defect")).err().expect("an error");
         assert_eq!(error.reason, FailureReason::DownstreamPipelineCreationFailed);
     }

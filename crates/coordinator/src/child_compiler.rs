@@ -68,7 +68,7 @@ impl ChildCompiler {
         });
     }
 
-    /// Returns the next compiled configuration. Waits indefinitely if there is none. Cancel-safe.
+    /// Returns the next compiled configuration. Waits indefinitely without a request. Cancel-safe.
     pub(crate) async fn next(&mut self) -> (JobId, ChildResult) {
         loop {
             match self.compiling.join_next().await {

@@ -122,13 +122,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stored_instants_come_back() {
+    fn stored_times_round_trip() {
         let at = from_millis(1_795_000_000_123);
         assert_eq!(to_millis(at), 1_795_000_000_123);
     }
 
     #[tokio::test]
-    async fn a_manual_clock_wakes_sleepers_when_it_is_moved() {
+    async fn manual_clock_wakes_sleepers_when_moved() {
         let clock = ManualClock::at(from_millis(0));
         let sleeper = tokio::spawn(clock.sleep_until(from_millis(5_000)));
         clock.advance(Duration::from_secs(5));

@@ -209,7 +209,7 @@ impl Coordinator {
 
     /// Returns at most `limit` events in the life of jobs, in order: those after the event `sequence`. 0 starts with the first.
     ///
-    /// [`Coordinator::subscribe`] signals when there may be more.
+    /// There are none unless [`Options::write_job_events`] is set. [`Coordinator::subscribe`] signals when there may be more.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -309,7 +309,8 @@ fn prepare(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
 async fn restore(store: &dyn Store, options: &Options) -> Result<(CoordinatorState, RestoredActions), StoreError> {
     let (contents, last) = (store.open_work().await?, store.last_ids().await?);
     let now = engine_time(options.clock.now());
-    CoordinatorState::restore(contents, last, (options.first_pipeline_id, options.first_job_id), now)
+    let first_ids = (options.first_pipeline_id, options.first_job_id);
+    CoordinatorState::restore(contents, last, first_ids, options.write_job_events, now)
 }
 
 /// Deletes artifact content without a row that open jobs left.

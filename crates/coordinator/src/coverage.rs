@@ -84,7 +84,7 @@ impl PartialLines {
         let Some((_, [stream, flag])) = STAMP.captures(line).map(|stamp| stamp.extract()) else {
             return Some(Cow::Borrowed(line));
         };
-        let text = &line[STAMP_LEN..];
+        let text = line.get(STAMP_LEN..).unwrap_or_default();
         let rest = self.0.remove(stream);
         if flag == "+" {
             let mut joined = text.to_owned() + rest.as_deref().unwrap_or_default();
@@ -182,12 +182,12 @@ mod tests {
     }
 
     #[test]
-    fn groups_narrow_the_fragment() {
+    fn last_group_of_a_match_counts() {
         assert_eq!(find(r"TOTAL\s+\d+\s+(\d+)%", "TOTAL 120 87%"), Some(87.0));
     }
 
     #[test]
-    fn stamps_markers_and_colours_are_no_part_of_a_line() {
+    fn timestamps_markers_and_colors_are_not_searched() {
         let trace = "2026-11-21T09:32:20.888012Z 00O section_start:1:step_script\r\u{1b}[0KRunning\n\
                      2026-11-21T09:32:20.888012Z 01O \u{1b}[32mLines: \n\
                      2026-11-21T09:32:20.888012Z 01E noise\n\
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_before_the_line_that_matches_is_not_read() {
+    fn lines_before_the_match_are_not_read() {
         let mut read = 0;
         let trace = "noise\n".repeat(50_000) + "cov 50%\n";
         let counted = Counted(Cursor::new(trace.as_bytes()), &mut read);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_endless_line_its_end_counts_and_the_line_before_it_is_whole() {
+    fn only_the_end_of_a_very_long_line_is_searched() {
         let long = "cov 1% ".repeat(40_000);
         let trace = format!("first: cov 3%\n{long}cov 2%");
         assert_eq!(find(r"cov \d%", &trace), Some(2.0));

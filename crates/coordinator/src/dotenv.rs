@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_assignments_are_named_without_their_content() {
+    fn error_for_an_invalid_line_hides_its_content() {
         for report in ["A=1\n\nB=2", "# comment", "A", "A-B=1", "=1", "export A=1"] {
             assert!(matches!(parse(report.as_bytes()), Err(DotenvError::Line { .. })), "{report}");
         }

@@ -13,7 +13,7 @@ use crate::schedule::{GraphError, RejectedEvent};
 pub enum OpenError {
     /// The state directory cannot be created or written.
     #[error(
-        "cannot write to the state folder `{}`: {source}; pipelines keep their jobs and logs there, so choose a folder that you may write to",
+        "failed to write to the state directory `{}`: {source}; pipelines store their jobs and logs there, so choose a writable directory",
         dir.display()
     )]
     Unwritable {
@@ -23,20 +23,20 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The disk is full.
-    #[error("no space left for the state folder `{}`: free some space, or choose a folder on another disk", dir.display())]
+    #[error("no space left for the state directory `{}`; free some space, or choose a directory on another disk", dir.display())]
     DiskFull {
         /// The state directory.
         dir: PathBuf,
     },
     /// The directory contains no run.
-    #[error("there is no run in `{}`: the file coordinator.db is missing", dir.display())]
+    #[error("`{}` contains no run: the file coordinator.db is missing", dir.display())]
     Missing {
         /// The state directory.
         dir: PathBuf,
     },
     /// The database was written by a newer version.
     #[error(
-        "the database `{}` is of version {found}, and this program knows versions up to {known}: use the program that wrote it, or a newer one",
+        "the database `{}` has version {found}, but this program supports versions up to {known}; use the program that wrote it, or a newer one",
         path.display()
     )]
     Newer {
@@ -51,7 +51,7 @@ pub enum OpenError {
     #[error("failed to start a coordinator in memory: {0}")]
     InMemory(#[source] StoreError),
     /// The database is damaged or cannot be read.
-    #[error("cannot open the database `{}`", path.display())]
+    #[error("failed to open the database `{}`", path.display())]
     Database {
         /// Path of the database.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum StoreError {
     #[error("the database is closed")]
     Closed,
     /// A stored value cannot be parsed.
-    #[error("the database holds a value that cannot be read: {what}: {why}")]
+    #[error("failed to parse {what} in the database: {why}")]
     Damaged {
         /// Name of the value.
         what: String,

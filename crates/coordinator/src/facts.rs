@@ -1,18 +1,40 @@
 //! Input of the coordinator's callers: the project, its repository, and the pipelines and runners to create.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_job::{JobId, PipelineId, ProjectId, Secret};
-use muster_pipeline::context::{Context, Sources};
+use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use muster_pipeline::model::Pipeline;
 use serde::{Deserialize, Serialize};
 
 /// Access to the files of a pipeline, shared between threads. StoredUpload with the pipeline to compile its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
+
+/// The sources of a pipeline without files: it has no child pipelines and no includes.
+#[derive(Debug, Clone, Copy)]
+pub struct NoFiles;
+
+impl Sources for NoFiles {
+    fn read(&self, _: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        Err(SourceError::NotFound("this pipeline has no files".to_owned()))
+    }
+
+    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(Arc::default())
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Changes> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
 
 /// A project with the settings that jobs need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

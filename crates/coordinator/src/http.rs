@@ -53,11 +53,11 @@ impl HttpFront {
         let listener = self.listener.tap_io(|stream| {
             // Send small answers at once: the start of a job waits for each of them.
             if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "failed to switch off Nagle's algorithm");
+                tracing::debug!(%error, "failed to disable Nagle's algorithm");
             }
         });
         if let Err(error) = axum::serve(listener, routes_of(coordinator, repository)).await {
-            tracing::error!(%error, "the runner API is no longer served");
+            tracing::error!(%error, "failed to serve the runner API");
         }
     }
 }

@@ -24,10 +24,10 @@ const CLOCK_SKEW: i64 = 5;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignError {
     /// The key is invalid.
-    #[error("the signing key is not an ECDSA key on P-256 in PKCS #8 form: {0}")]
+    #[error("invalid signing key, expected an ECDSA P-256 key in PKCS #8 format: {0}")]
     Key(String),
     /// The system returned no random bytes.
-    #[error("the system gave no random bytes")]
+    #[error("the system returned no random bytes")]
     Random,
 }
 

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_token_tells_its_hand_out_and_fits_no_other_job() {
+    fn job_token_is_valid_for_one_assignment() {
         let dir = tempfile::tempdir().expect("a folder");
         let keys = Keys::open(dir.path()).expect("a key");
         let token = keys.job_token(JobId(7), 2);

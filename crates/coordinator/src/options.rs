@@ -35,6 +35,10 @@ pub struct Options {
     pub personal_token: Option<String>,
     /// Lifetime of a runner's authentication token, which its manager renews before the end. `None` means that tokens do not expire.
     pub runner_token_lifetime: Option<Duration>,
+    /// Whether to write the life of each job to the [outbox](crate::outbox). Defaults to false.
+    ///
+    /// Set it only if a reader acknowledges the events: they are stored until then.
+    pub write_job_events: bool,
     /// Limits of sizes and times.
     pub limits: Limits,
 }
@@ -55,6 +59,7 @@ impl Options {
             registration_token: None,
             personal_token: None,
             runner_token_lifetime: None,
+            write_job_events: false,
             limits: Limits::default(),
         }
     }

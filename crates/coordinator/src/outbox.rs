@@ -1,5 +1,7 @@
 //! The life of each job as events, for analytics, notifications and dashboards.
 //!
+//! Events are only written if [`crate::Options::write_job_events`] is set, because they are stored until a reader acknowledges them.
+//!
 //! Events are written in the same transaction as the change that they report. They have one order, and so have the events of each job.
 //! A reader requests the events after the last sequence number that it has processed ([`crate::Coordinator::events_after`]), and
 //! acknowledges them ([`crate::Coordinator::acknowledge_events`]), which deletes them. A reader that fails in between gets them again.

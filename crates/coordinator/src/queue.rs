@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runner_gets_only_jobs_whose_tags_it_has() {
+    fn runner_gets_only_jobs_with_matching_tags() {
         let mut queue = Queue::new();
         queue.add(JobId(1), requirement(&["gpu"]), 0);
         queue.add(JobId(2), requirement(&[]), 0);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_remaining_path_goes_first_and_then_the_oldest() {
+    fn queue_orders_by_remaining_path_then_age() {
         let mut queue = Queue::new();
         queue.add(JobId(1), requirement(&[]), 1);
         queue.add(JobId(3), requirement(&["a"]), 5);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_job_changes_the_version_and_the_same_job_again_does_not() {
+    fn queue_version_changes_only_for_new_jobs() {
         let mut queue = Queue::new();
         let before = queue.version();
         queue.add(JobId(1), requirement(&[]), 0);

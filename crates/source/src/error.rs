@@ -6,10 +6,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The program `git` could not be started.
-    #[error("cannot run `git`, which muster reads the repository with; install git, or put it on the PATH")]
+    #[error("failed to run `git`; install git, or add it to the PATH")]
     NoGit(#[source] std::io::Error),
     /// The directory does not exist or cannot be entered.
-    #[error("cannot enter the directory `{}`", path.display())]
+    #[error("failed to enter the directory `{}`", path.display())]
     NoDirectory {
         /// The directory.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum SnapshotError {
     },
     /// Files of the working tree could not be read.
     #[error(
-        "cannot read every file of the working tree, so the jobs would not see what you see; \
+        "failed to read some files of the working tree, so jobs would not see them; \
          fix the permissions, or ignore the files in `.gitignore`:\n{details}"
     )]
     Unreadable {
@@ -66,7 +66,7 @@ pub enum SnapshotError {
         details: String,
     },
     /// The snapshot could not be written.
-    #[error("cannot write the snapshot to `{}`", path.display())]
+    #[error("failed to write the snapshot to `{}`", path.display())]
     Store {
         /// File or directory that could not be written.
         path: PathBuf,

@@ -77,8 +77,8 @@ async fn advertise(
     if query.service.as_deref() != Some("git-upload-pack") {
         return (StatusCode::FORBIDDEN, "this repository is for fetching only").into_response();
     }
-    if let Err(refusal) = server.may_read(&headers).await {
-        return refusal;
+    if let Err(response) = server.may_read(&headers).await {
+        return response;
     }
     match server.start(&headers, true) {
         Ok((child, stdout)) => {
@@ -99,8 +99,8 @@ async fn upload_pack(
     if !server.serves(&path, "/git-upload-pack") {
         return StatusCode::NOT_FOUND.into_response();
     }
-    if let Err(refusal) = server.may_read(&headers).await {
-        return refusal;
+    if let Err(response) = server.may_read(&headers).await {
+        return response;
     }
     let Ok(request) = axum::body::to_bytes(body, REQUEST_LIMIT).await else {
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
@@ -201,11 +201,12 @@ fn answer(kind: &'static str, body: Body) -> Response<Body> {
 
 fn unauthorized() -> Response<Body> {
     let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"muster\"")];
-    (StatusCode::UNAUTHORIZED, challenge, "give the job's token as the password of gitlab-ci-token").into_response()
+    (StatusCode::UNAUTHORIZED, challenge, "use the job token as the password of the user gitlab-ci-token")
+        .into_response()
 }
 
 fn failed(error: &std::io::Error) -> Response<Body> {
-    tracing::error!(%error, "cannot run git upload-pack");
+    tracing::error!(%error, "failed to run git upload-pack");
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 

@@ -15,31 +15,31 @@ macro_rules! blob_contract {
             use super::*;
 
             #[tokio::test]
-            async fn a_trace_grows_at_its_end_only() {
+            async fn trace_grows_only_at_its_end() {
                 let (_guard, blobs) = $open;
                 contract::traces(&blobs).await;
             }
 
             #[tokio::test]
-            async fn a_trace_does_not_pass_its_limit() {
+            async fn trace_append_respects_the_size_limit() {
                 let (_guard, blobs) = $open;
                 contract::limited_traces(&blobs).await;
             }
 
             #[tokio::test]
-            async fn an_artifact_is_kept_whole_under_its_name() {
+            async fn artifact_is_kept_whole_under_its_name() {
                 let (_guard, blobs) = $open;
                 contract::artifacts(&blobs).await;
             }
 
             #[tokio::test]
-            async fn what_is_not_kept_leaves_nothing() {
+            async fn dropped_content_is_deleted() {
                 let (_guard, blobs) = $open;
                 contract::dropped(&blobs).await;
             }
 
             #[tokio::test]
-            async fn deleted_content_can_be_read_by_who_has_opened_it() {
+            async fn deleted_content_stays_readable_for_open_readers() {
                 let (_guard, blobs) = $open;
                 contract::deleted(&blobs).await;
             }

@@ -49,10 +49,10 @@ pub struct Pins {
 pub(super) enum PinError {
     #[error("`{0}` is pinned, but its content is not on this machine; `muster ci vendor` fetches it")]
     Missing(String),
-    #[error("the content of `{include}` at `{}` is not what was pinned; `muster ci vendor` fetches it again", path.display())]
+    #[error("the content of `{include}` at `{}` is not what was pinned; run `muster ci vendor` to fetch it again", path.display())]
     Changed { include: String, path: PathBuf },
-    #[error("cannot read the content of `{include}` at `{}`: {source}", path.display())]
-    Unread { include: String, path: PathBuf, source: io::Error },
+    #[error("failed to read the pinned content of `{include}` at `{}`: {source}", path.display())]
+    Unreadable { include: String, path: PathBuf, source: io::Error },
 }
 
 impl Pins {
@@ -74,7 +74,7 @@ impl Pins {
             Ok(Some(bytes)) if digest(&bytes) == pin.sha256 => Ok(bytes),
             Ok(Some(_)) => Err(PinError::Changed { include, path }),
             Ok(None) => Err(PinError::Missing(include)),
-            Err(source) => Err(PinError::Unread { include, path, source }),
+            Err(source) => Err(PinError::Unreadable { include, path, source }),
         }
     }
 

@@ -24,9 +24,9 @@ const SILENCE: u32 = 15;
 /// Reason why a file could not be fetched.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum RemoteError {
-    #[error("the network is switched off by `--offline` or `[remote] offline`, and there is no kept copy")]
+    #[error("the network is switched off by `--offline` or `[remote] offline`, and there is no cached copy")]
     Offline,
-    #[error("the server answered {0}")]
+    #[error("the server returned {0}")]
     Status(reqwest::StatusCode),
     #[error("the file is larger than {} MiB", MAX_REMOTE_BYTES >> 20)]
     TooLarge,
@@ -91,7 +91,7 @@ impl Remotes {
     /// Returns the content of a fetched URL.
     pub(super) fn get(&self, url: &str) -> Fetched {
         let known = self.fetched.lock().get(url).cloned();
-        known.unwrap_or_else(|| Err(RemoteError::Http("it was not fetched".to_owned())))
+        known.unwrap_or_else(|| Err(RemoteError::Http("the URL was not fetched".to_owned())))
     }
 }
 
@@ -100,24 +100,24 @@ pub type WaitCallback = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
 
 /// Fetches a URL and caches its content, or returns the cached copy if the network fails.
 async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
-    let kept = config.cache.as_ref().map(|folder| folder.join(hex::encode(Sha256::digest(url))));
+    let cached = config.cache.as_ref().map(|folder| folder.join(hex::encode(Sha256::digest(url))));
     if config.remote == RemotePolicy::Offline {
-        return read_cached(&kept).ok_or(RemoteError::Offline);
+        return read_cached(&cached).ok_or(RemoteError::Offline);
     }
     let fetched = tokio::time::timeout_at(deadline, fetch(url));
     match fetched.await.unwrap_or(Err(RemoteError::TimeOut(config.remote_timeout))) {
         Ok(bytes) => {
-            if let Some(file) = &kept
+            if let Some(file) = &cached
                 && let Err(error) = cache_file(file, &bytes)
             {
-                tracing::debug!(%error, file = %file.display(), "cannot keep a fetched include");
+                tracing::debug!(%error, file = %file.display(), "failed to cache an included file");
             }
             Ok(bytes)
         }
         // The cached copy replaces the file if the network fails, but not if the server answers with an error.
-        Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_cached(&kept) {
+        Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_cached(&cached) {
             Some(bytes) => {
-                tracing::warn!(url, %error, "cannot fetch the include; the copy of an earlier run is used");
+                tracing::warn!(url, %error, "failed to fetch an included file, using the copy of an earlier run");
                 Ok(bytes)
             }
             None => Err(error),
@@ -126,19 +126,19 @@ async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -
     }
 }
 
-fn read_cached(kept: &Option<PathBuf>) -> Option<Vec<u8>> {
-    kept.as_ref().and_then(|file| std::fs::read(file).ok())
+fn read_cached(file: &Option<PathBuf>) -> Option<Vec<u8>> {
+    file.as_ref().and_then(|file| std::fs::read(file).ok())
 }
 
 async fn fetch(url: &str) -> Fetched {
-    let said = |error: reqwest::Error| RemoteError::Http(error_chain(&error));
-    let client = reqwest::Client::builder().build().map_err(said)?;
-    let mut response = client.get(url).send().await.map_err(said)?;
+    let http_error = |error: reqwest::Error| RemoteError::Http(error_chain(&error));
+    let client = reqwest::Client::builder().build().map_err(http_error)?;
+    let mut response = client.get(url).send().await.map_err(http_error)?;
     if !response.status().is_success() {
         return Err(RemoteError::Status(response.status()));
     }
     let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(said)? {
+    while let Some(chunk) = response.chunk().await.map_err(http_error)? {
         if bytes.len() + chunk.len() > MAX_REMOTE_BYTES {
             return Err(RemoteError::TooLarge);
         }

@@ -35,7 +35,7 @@ impl Tree {
                 reader.read(&format!("{commit}:{path}")).map_err(|error| unread(&error))
             }
             Self::Folder(folder) => read_in(folder, path).map_err(|error| {
-                SourceError::Unreachable(format!("cannot read `{}`: {error}", folder.join(path).display()))
+                SourceError::Unreachable(format!("failed to read `{}`: {error}", folder.join(path).display()))
             }),
         }
     }
@@ -52,7 +52,7 @@ impl Tree {
                 let mut found = BTreeSet::new();
                 let listed = list(folder, "", &mut found);
                 listed.map_err(|error| {
-                    SourceError::Unreachable(format!("cannot list `{}`: {error}", folder.display()))
+                    SourceError::Unreachable(format!("failed to list `{}`: {error}", folder.display()))
                 })?;
                 Ok(found)
             }
@@ -71,9 +71,9 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
     if name.starts_with('-') {
         return Ok(None);
     }
-    for asked in [name.to_owned(), format!("refs/remotes/origin/{name}")] {
-        let asked = format!("{asked}^{{commit}}");
-        let output = git.output(&["rev-parse", "--verify", "--quiet", &asked]).map_err(|error| unreachable(&error))?;
+    for name in [name.to_owned(), format!("refs/remotes/origin/{name}")] {
+        let commit = format!("{name}^{{commit}}");
+        let output = git.output(&["rev-parse", "--verify", "--quiet", &commit]).map_err(|error| unreachable(&error))?;
         if output.status.success() {
             return Ok(Some(line(&output.stdout)));
         }
@@ -129,5 +129,5 @@ pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
 
 /// Returns the error for an interrupted `git cat-file`.
 pub(super) fn unread(error: &io::Error) -> SourceError {
-    SourceError::Unreachable(format!("cannot read files through `git cat-file`: {error}"))
+    SourceError::Unreachable(format!("failed to read files with `git cat-file`: {error}"))
 }

@@ -142,7 +142,7 @@ impl Vendor {
     fn keep(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
         let file = self.options.folder.join(&pin.sha256);
         cache_file(&file, bytes).map_err(|error| {
-            SourceError::Unreachable(format!("cannot keep `{}` at `{}`: {error}", pin.include, file.display()))
+            SourceError::Unreachable(format!("failed to store `{}` at `{}`: {error}", pin.include, file.display()))
         })?;
         self.pins.lock().insert(pin.include.clone(), pin);
         Ok(())
@@ -156,7 +156,7 @@ impl Vendor {
         }
         let start = self.options.projects.as_ref().ok_or_else(|| {
             SourceError::Unreachable(format!(
-                "project `{project}` cannot be fetched: this repository has no remote with a host that says from where"
+                "failed to fetch project `{project}`: this repository has no remote with a host to fetch from"
             ))
         })?;
         let source = self.fetch(&repository(start, project), git_ref.as_deref().unwrap_or("HEAD"))?;
@@ -193,7 +193,7 @@ impl Vendor {
     fn fetch(&self, url: &str, git_ref: &str) -> Result<Source, SourceError> {
         let git = self.repository(url)?;
         if git_ref.starts_with('-') || git_ref.contains([':', '*', '^', '~', ' ', '\n']) {
-            return Err(SourceError::NotFound(format!("`{git_ref}` is not a name of a branch, tag or commit")));
+            return Err(SourceError::NotFound(format!("`{git_ref}` is not a valid name of a branch, tag or commit")));
         }
         let kept = format!("refs/muster/{}", digest(git_ref.as_bytes()));
         let one = format!("+{git_ref}:{kept}");
@@ -226,8 +226,10 @@ impl Vendor {
     fn repository(&self, url: &str) -> Result<Git, SourceError> {
         let folder = self.options.repositories.join(digest(url.as_bytes()));
         if !folder.join("HEAD").is_file() {
-            let made = std::fs::create_dir_all(&folder);
-            made.map_err(|error| SourceError::Unreachable(format!("cannot make `{}`: {error}", folder.display())))?;
+            let created = std::fs::create_dir_all(&folder);
+            created.map_err(|error| {
+                SourceError::Unreachable(format!("failed to create `{}`: {error}", folder.display()))
+            })?;
             let git = Git::discover(&folder);
             git.run(&["init", "--quiet", "--bare", "."]).map_err(|error| unreachable(&error))?;
         }
@@ -243,9 +245,9 @@ impl Vendor {
         match output {
             Ok(Ok(output)) if output.status.success() => Ok(output.stdout),
             Ok(Ok(output)) => Err(unreachable(&git.failure(arguments, &output))),
-            Ok(Err(error)) => Err(SourceError::Unreachable(format!("cannot start git: {error}"))),
+            Ok(Err(error)) => Err(SourceError::Unreachable(format!("failed to start git: {error}"))),
             Err(_) => Err(SourceError::Unreachable(format!(
-                "`git {}` did not end within {} minutes",
+                "`git {}` did not finish within {} minutes",
                 arguments.join(" "),
                 GIT_TIMEOUT.as_secs() / 60
             ))),

@@ -6,7 +6,7 @@ use crate::jwt::SignError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
     /// The job is a bridge, which does not run on a runner.
-    #[error("`{job}` starts another pipeline and is not for a runner")]
+    #[error("`{job}` starts another pipeline and does not run on a runner")]
     Bridge {
         /// Name of the job.
         job: String,
@@ -14,7 +14,7 @@ pub enum PayloadError {
     /// A secret of the job has no value.
     #[error(
         "job `{job}` needs the secret `{secret}`, and no value is known for it: write `[[secrets]]`, `name = \"{secret}\"` \
-         and `value = \"...\"` in the file muster/ci.toml of your configuration folder (~/.config by default)"
+         and `value = \"...\"` in the file muster/ci.toml of your configuration directory (~/.config by default)"
     )]
     MissingSecret {
         /// Name of the job.
@@ -23,7 +23,7 @@ pub enum PayloadError {
         secret: String,
     },
     /// An ID token of the job cannot be signed.
-    #[error("the id token `{token}` of job `{job}` cannot be made: {source}")]
+    #[error("failed to create the ID token `{token}` of job `{job}`: {source}")]
     IdToken {
         /// Name of the job.
         job: String,

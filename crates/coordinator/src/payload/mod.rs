@@ -20,7 +20,7 @@ mod steps;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_job::{FailureReason, JobId, Secret, Variable};
+use muster_job::{FailureReason, JobId, Secret, Variable, milliseconds};
 use muster_pipeline::layers;
 use muster_pipeline::model::{ScriptWork, Work};
 use muster_runner_api::payload as wire;
@@ -173,7 +173,7 @@ fn extension(input: &PayloadInput<'_>) -> wire::MusterExtension {
     let path = input.assignment.git.repo_path.as_ref().filter(|_| input.local_repository);
     wire::MusterExtension {
         local_repository: path.map(|path| path.to_string_lossy().into_owned()),
-        trace_interval_ms: u64::try_from(input.trace_interval.as_millis()).ok(),
+        trace_interval_ms: Some(milliseconds(input.trace_interval)),
         result_tree: true,
         decode_error: None,
     }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_for_the_shell_and_nothing_else_is() {
+    fn only_variables_are_expanded_in_quoted_values() {
         assert_eq!(quoted("v$X \"a\" `b` $(c) \\d"), "\"v$X \\\"a\\\" \\`b\\` \\$(c) \\\\d\"");
     }
 

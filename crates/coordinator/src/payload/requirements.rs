@@ -14,13 +14,13 @@ pub fn missing_feature(job: &Job, source: PipelineSource, info: &VersionInfo) ->
         ("artifacts_exclude", artifacts.is_some_and(|artifacts| !artifacts.exclude.is_empty())),
         ("refspecs", source == PipelineSource::MergeRequestEvent),
         ("multi_build_steps", work.release.is_some()),
-        ("return_exit_code", judged_by_exit_code(job)),
+        ("return_exit_code", depends_on_exit_code(job)),
         ("fallback_cache_keys", work.cache.iter().any(|cache| !cache.fallback_keys.is_empty())),
     ];
     needs.into_iter().find(|(feature, needed)| *needed && !info.has(feature)).map(|(feature, _)| feature)
 }
 
 /// Returns whether `allow_failure` or `retry` depends on the exit code.
-fn judged_by_exit_code(job: &Job) -> bool {
+fn depends_on_exit_code(job: &Job) -> bool {
     matches!(job.allow_failure, AllowFailure::ExitCodes(_)) || !job.retry.exit_codes.is_empty()
 }

@@ -6,18 +6,19 @@ use muster_job::{JobStatus, PipelineId};
 use muster_pipeline::model::{OnNewCommit, Strategy};
 
 use super::engine::Engine;
-use super::event::{Action, Child, JobRef, RejectedEvent, Target};
+use super::event::{Action, JobRef, RejectedEvent, Target};
+use super::state::PipelineState;
 
 impl Engine {
     /// Cancels a job or a whole pipeline. `force` does not wait for runners that cancel gracefully.
     pub(super) fn cancel(&mut self, target: Target, force: bool) -> Result<(), RejectedEvent> {
         match target {
-            Target::Pipeline(pipeline) if !self.pipelines.contains_key(&pipeline) => {
+            Target::Pipeline(pipeline) if !self.pipelines.contains(pipeline) => {
                 return Err(RejectedEvent::UnknownPipeline(pipeline));
             }
             Target::Pipeline(pipeline) => self.cancel_pipeline(pipeline, force),
             Target::Job(job) => {
-                self.newest_state(job)?;
+                self.pipelines.newest_state(job)?;
                 self.cancel_job(job.pipeline, job.job_index, force);
             }
         }
@@ -26,23 +27,22 @@ impl Engine {
 
     /// Cancels all unfinished jobs of a pipeline and of its descendants.
     pub(super) fn cancel_pipeline(&mut self, pipeline: PipelineId, force: bool) {
-        for job_index in 0..self.job_count(pipeline) {
+        for job_index in 0..self.pipelines.job_count(pipeline) {
             self.cancel_job(pipeline, job_index, force);
-            if let Some(child) = self.local_child(pipeline, job_index) {
+            if let Some(child) = self.pipelines.local_child(pipeline, job_index) {
                 self.cancel_pipeline(child, force);
             }
         }
     }
 
     fn cancel_job(&mut self, pipeline: PipelineId, job_index: usize, force: bool) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        let job = state.job_ref(job_index);
-        let JobRef { pipeline, job_index, .. } = job;
-        let supports_graceful_cancel = state.jobs[job_index].supports_graceful_cancel && !force;
-        match state.jobs[job_index].status {
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        let job = entry.job_ref();
+        let gracefully = entry.state.supports_graceful_cancel && !force;
+        match entry.state.status {
             status if status.is_complete() => {}
-            _ if state.jobs[job_index].child.is_some() => self.cancel_waiting_bridge(job, force),
-            JobStatus::Running if supports_graceful_cancel => {
+            _ if entry.state.child.is_some() => self.cancel_waiting_bridge(job, force),
+            JobStatus::Running if gracefully => {
                 self.move_to(pipeline, job_index, JobStatus::Canceling, None);
                 self.work.actions.push(Action::CancelOnRunner { job, gracefully: true });
             }
@@ -57,21 +57,21 @@ impl Engine {
 
     /// Cancels a bridge together with its child pipeline. The bridge ends when the child does.
     fn cancel_waiting_bridge(&mut self, bridge: JobRef, force: bool) {
-        let Some(child) = self.local_child(bridge.pipeline, bridge.job_index) else {
+        let Some(child) = self.pipelines.local_child(bridge.pipeline, bridge.job_index) else {
             return self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Canceled, None);
         };
-        if self.strategy(bridge) == Some(Strategy::Depend) {
+        if self.pipelines.strategy(bridge) == Some(Strategy::Depend) {
             self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Canceling, None);
         }
         self.cancel_pipeline(child, force);
-        if let Some(status) = self.pipelines.get(&child).map(super::state::PipelineState::composite) {
+        if let Some(status) = self.pipelines.get(child).map(PipelineState::composite) {
             self.follow(bridge, child, status);
         }
     }
 
     /// Applies `auto_cancel:on_new_commit` of an older pipeline after a newer commit of the same ref got a pipeline.
     pub(super) fn newer_pipeline(&mut self, older: PipelineId) -> Result<(), RejectedEvent> {
-        if !self.pipelines.contains_key(&older) {
+        if !self.pipelines.contains(older) {
             return Err(RejectedEvent::UnknownPipeline(older));
         }
         self.cancel_superseded(older);
@@ -82,37 +82,25 @@ impl Engine {
     ///
     /// Each descendant follows its own configuration. A bridge is not canceled itself: it runs as long as its child pipeline.
     fn cancel_superseded(&mut self, pipeline: PipelineId) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        let all = match state.graph.auto_cancel.on_new_commit {
+        let Some(state) = self.pipelines.get(pipeline) else { return };
+        let cancels_all = match state.graph.auto_cancel.on_new_commit {
             OnNewCommit::None => return,
             OnNewCommit::Interruptible => false,
             OnNewCommit::Conservative => {
-                let mut jobs = state.jobs.iter().zip(&state.graph.nodes);
-                if jobs.any(|(job, node)| job.started && !node.interruptible) {
+                if state.entries().any(|entry| entry.state.started && !entry.node.interruptible) {
                     return;
                 }
                 true
             }
         };
-        for job_index in 0..self.job_count(pipeline) {
-            let Some(state) = self.pipelines.get(&pipeline) else { return };
-            let interruptible = state.graph.nodes[job_index].interruptible;
-            if let Some(child) = self.local_child(pipeline, job_index) {
+        for job_index in 0..self.pipelines.job_count(pipeline) {
+            let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+            let interruptible = entry.node.interruptible;
+            if let Some(child) = self.pipelines.local_child(pipeline, job_index) {
                 self.cancel_superseded(child);
-            } else if all || interruptible {
+            } else if cancels_all || interruptible {
                 self.cancel_job(pipeline, job_index, false);
             }
-        }
-    }
-
-    fn job_count(&self, pipeline: PipelineId) -> usize {
-        self.pipelines.get(&pipeline).map_or(0, |state| state.jobs.len())
-    }
-
-    fn local_child(&self, pipeline: PipelineId, job_index: usize) -> Option<PipelineId> {
-        match self.pipelines.get(&pipeline)?.jobs.get(job_index)?.child? {
-            Child::SameProject(child) => self.pipelines.contains_key(&child).then_some(child),
-            Child::OtherProject => None,
         }
     }
 }

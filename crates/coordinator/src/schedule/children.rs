@@ -10,46 +10,33 @@ use super::event::{Child, JobRef, RejectedEvent};
 pub(super) const MAX_DEPTH: u32 = 2;
 
 impl Engine {
-    /// Checks that a bridge is pending and has no pipeline yet.
-    pub(super) fn check_waiting_bridge(&self, bridge: JobRef) -> Result<(), RejectedEvent> {
-        let state = self.newest_state(bridge)?;
-        let (status, child) = (state.status, state.child);
-        if self.strategy(bridge).is_none() {
-            return Err(RejectedEvent::NotABridge(bridge));
-        }
-        if status != JobStatus::Pending || child.is_some() {
-            return Err(RejectedEvent::BridgeNotWaiting { job: bridge, status });
-        }
-        Ok(())
-    }
-
     /// Records the pipeline that was created for a waiting bridge.
     pub(super) fn child_exists(&mut self, bridge: JobRef, child: Child, status: JobStatus) {
         self.change(bridge.pipeline, bridge.job_index, |state| state.child = Some(child));
-        match self.strategy(bridge) {
+        match self.pipelines.strategy(bridge) {
             Some(Strategy::None) => self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Success, None),
-            _ => self.show(bridge, status),
+            _ => self.show_status(bridge, status),
         }
     }
 
     /// Fails a waiting bridge whose pipeline could not be created.
     pub(super) fn child_failed(&mut self, bridge: JobRef, reason: FailureReason) -> Result<(), RejectedEvent> {
-        self.check_waiting_bridge(bridge)?;
+        self.pipelines.check_waiting_bridge(bridge)?;
         self.fail(bridge.pipeline, bridge.job_index, reason, None);
         Ok(())
     }
 
     /// Records the status of a bridge's pipeline in another project. The first report also says that the pipeline exists.
     pub(super) fn remote_child_changed(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), RejectedEvent> {
-        let state = self.newest_state(bridge)?;
+        let state = self.pipelines.newest_state(bridge)?;
         if state.child != Some(Child::OtherProject) {
-            self.check_waiting_bridge(bridge)?;
+            self.pipelines.check_waiting_bridge(bridge)?;
             self.child_exists(bridge, Child::OtherProject, status);
         } else if state.status == JobStatus::Canceled {
             // Canceling the bridge did not cancel the other project's pipeline, so the end of that pipeline changes nothing here.
             return Err(muster_job::InvalidTransition { from: JobStatus::Canceled, event: JobEvent::Run }.into());
-        } else if self.strategy(bridge) != Some(Strategy::None) {
-            self.show(bridge, status);
+        } else if self.pipelines.strategy(bridge) != Some(Strategy::None) {
+            self.show_status(bridge, status);
         }
         Ok(())
     }
@@ -58,17 +45,18 @@ impl Engine {
     ///
     /// A retry inside the child can also move a finished bridge back to running.
     pub(super) fn follow(&mut self, bridge: JobRef, child: PipelineId, status: JobStatus) {
-        let waits = self.newest_state(bridge).is_ok_and(|state| state.child == Some(Child::SameProject(child)));
-        if waits && self.strategy(bridge) != Some(Strategy::None) {
-            self.show(bridge, status);
+        let follows =
+            self.pipelines.newest_state(bridge).is_ok_and(|state| state.child == Some(Child::SameProject(child)));
+        if follows && self.pipelines.strategy(bridge) != Some(Strategy::None) {
+            self.show_status(bridge, status);
         }
     }
 
     /// Sets the status of a bridge from the status of its pipeline, as its `strategy` says.
-    fn show(&mut self, bridge: JobRef, status: JobStatus) {
-        let Ok(state) = self.newest_state(bridge) else { return };
+    fn show_status(&mut self, bridge: JobRef, status: JobStatus) {
+        let Ok(state) = self.pipelines.newest_state(bridge) else { return };
         let canceling = state.status == JobStatus::Canceling;
-        let to = match (self.strategy(bridge), status) {
+        let to = match (self.pipelines.strategy(bridge), status) {
             // A bridge with status `created` would be started again.
             (Some(Strategy::Mirror), JobStatus::Created) => JobStatus::Running,
             (Some(Strategy::Mirror), status) => status,
@@ -85,10 +73,5 @@ impl Engine {
         } else {
             self.move_to(bridge.pipeline, bridge.job_index, to, None);
         }
-    }
-
-    /// Returns how a bridge follows its pipeline. `None` if the job is not a bridge.
-    pub(super) fn strategy(&self, bridge: JobRef) -> Option<Strategy> {
-        self.pipelines.get(&bridge.pipeline)?.graph.nodes.get(bridge.job_index)?.bridge.map(|kind| kind.strategy)
     }
 }

@@ -64,21 +64,20 @@ impl StatusClass {
 }
 
 /// Returns the union of the bits of `classes`.
-const fn set<const N: usize>(classes: [StatusClass; N]) -> u16 {
+const fn set(mut classes: &[StatusClass]) -> u16 {
     let mut bits = 0;
-    let mut next = 0;
-    while next < N {
-        bits |= classes[next].bit();
-        next += 1;
+    while let [class, rest @ ..] = classes {
+        bits |= class.bit();
+        classes = rest;
     }
     bits
 }
 
-const WARN: u16 = set([StatusClass::FailedAllowed, StatusClass::CanceledAllowed]);
-const IGNORED: u16 = set([StatusClass::ManualAllowed]);
-const NOT_RUN: u16 = set([StatusClass::Skipped, StatusClass::ManualAllowed]);
+const WARN: u16 = set(&[StatusClass::FailedAllowed, StatusClass::CanceledAllowed]);
+const IGNORED: u16 = set(&[StatusClass::ManualAllowed]);
+const NOT_RUN: u16 = set(&[StatusClass::Skipped, StatusClass::ManualAllowed]);
 const NON_BLOCKING: u16 =
-    set([StatusClass::Success, StatusClass::Failed, StatusClass::Canceled, StatusClass::Skipped]) | WARN | IGNORED;
+    set(&[StatusClass::Success, StatusClass::Failed, StatusClass::Canceled, StatusClass::Skipped]) | WARN | IGNORED;
 
 /// Number of jobs in each class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -86,13 +85,18 @@ pub(super) struct Counts([u32; CLASSES]);
 
 impl Counts {
     pub(super) fn add(&mut self, class: StatusClass) {
-        self.0[class as usize] += 1;
+        *self.count(class) += 1;
     }
 
     /// Moves one job from one class to another.
     pub(super) fn shift(&mut self, from: StatusClass, to: StatusClass) {
-        self.0[from as usize] -= 1;
-        self.0[to as usize] += 1;
+        *self.count(from) -= 1;
+        *self.count(to) += 1;
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "there is one count for each class")]
+    fn count(&mut self, class: StatusClass) -> &mut u32 {
+        &mut self.0[class as usize]
     }
 
     pub(super) fn add_all(&mut self, other: &Self) {
@@ -105,7 +109,7 @@ impl Counts {
 
     /// Returns whether a job failed that is allowed to fail.
     pub(super) fn has_warnings(&self) -> bool {
-        self.0[StatusClass::FailedAllowed as usize] > 0
+        self.classes() & StatusClass::FailedAllowed.bit() != 0
     }
 
     /// Returns whether no job was counted.
@@ -129,20 +133,20 @@ impl Counts {
         match () {
             () if dag && any(NOT_RUN) => JobStatus::Skipped,
             () if only(NOT_RUN) => JobStatus::Skipped,
-            () if only(set([StatusClass::Success, StatusClass::Skipped]) | ANY) => JobStatus::Success,
-            () if only(set([StatusClass::Created]) | ANY) => JobStatus::Created,
-            () if only(set([StatusClass::Canceled, StatusClass::Success, StatusClass::Skipped]) | ANY) => {
+            () if only(set(&[StatusClass::Success, StatusClass::Skipped]) | ANY) => JobStatus::Success,
+            () if only(set(&[StatusClass::Created]) | ANY) => JobStatus::Created,
+            () if only(set(&[StatusClass::Canceled, StatusClass::Success, StatusClass::Skipped]) | ANY) => {
                 JobStatus::Canceled
             }
-            () if only(set([StatusClass::Pending, StatusClass::Created, StatusClass::Skipped]) | ANY) => {
+            () if only(set(&[StatusClass::Pending, StatusClass::Created, StatusClass::Skipped]) | ANY) => {
                 JobStatus::Pending
             }
-            () if any(set([StatusClass::Running, StatusClass::Pending])) => JobStatus::Running,
-            () if any(set([StatusClass::WaitingForResource])) => JobStatus::WaitingForResource,
-            () if any(set([StatusClass::Manual])) => JobStatus::Manual,
-            () if any(set([StatusClass::Scheduled])) => JobStatus::Scheduled,
-            () if any(set([StatusClass::Created])) => JobStatus::Running,
-            () if any(set([StatusClass::Canceling])) => JobStatus::Canceling,
+            () if any(set(&[StatusClass::Running, StatusClass::Pending])) => JobStatus::Running,
+            () if any(set(&[StatusClass::WaitingForResource])) => JobStatus::WaitingForResource,
+            () if any(set(&[StatusClass::Manual])) => JobStatus::Manual,
+            () if any(set(&[StatusClass::Scheduled])) => JobStatus::Scheduled,
+            () if any(set(&[StatusClass::Created])) => JobStatus::Running,
+            () if any(set(&[StatusClass::Canceling])) => JobStatus::Canceling,
             () => JobStatus::Failed,
         }
     }

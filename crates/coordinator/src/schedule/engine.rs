@@ -1,21 +1,24 @@
 //! The scheduling engine: receives events and returns actions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
-use muster_job::{JobEvent, JobStatus, PipelineId};
+use muster_job::{JobEvent, JobStatus, PipelineId, milliseconds};
 
-use super::event::{Action, Child, Event, JobRef, JobState, PipelineOptions, RejectedEvent};
+use super::event::{Action, Child, Event, JobRef, JobState, PipelineOptions, RejectedEvent, ResourceMode};
 use super::graph::Graph;
 use super::groups::ResourceGroups;
+use super::pipelines::Pipelines;
+use super::restore::{RestoreError, StoredPipeline};
 use super::state::{PipelineState, new_jobs};
 
-/// Maximum delay of a timer, in milliseconds. A delayed job whose timer fires later fails as `stale_schedule`.
-const STALE_AFTER_MS: u64 = 60 * 60 * 1000;
+/// Maximum delay of a timer. A delayed job whose timer fires later fails as `stale_schedule`.
+const STALE_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// All pipelines of one project, with the state of each job. The [module](super) documentation says how to use it.
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
-    pub(super) pipelines: BTreeMap<PipelineId, PipelineState>,
+    pub(super) pipelines: Pipelines,
     pub(super) groups: ResourceGroups,
     pub(super) work: Work,
 }
@@ -52,13 +55,13 @@ impl Engine {
     /// [`RejectedEvent`] if the event is late, repeated, or not possible in this state. Nothing has changed then.
     pub fn apply(&mut self, event: Event, now: u64) -> Result<Vec<Action>, RejectedEvent> {
         self.work.now = now;
-        self.take_in(event)?;
+        self.dispatch(event)?;
         self.propagate();
         Ok(std::mem::take(&mut self.work.actions))
     }
 
     /// Dispatches an event. Every arm checks the event before it changes anything.
-    fn take_in(&mut self, event: Event) -> Result<(), RejectedEvent> {
+    fn dispatch(&mut self, event: Event) -> Result<(), RejectedEvent> {
         match event {
             Event::PipelineCreated { pipeline, graph, options } => self.create(pipeline, *graph, options),
             Event::JobAssigned { job, supports_graceful_cancel } => self.job_assigned(job, supports_graceful_cancel),
@@ -84,51 +87,113 @@ impl Engine {
     /// Returns the state of a job's newest record. `None` if `job` names a record that was replaced.
     #[must_use]
     pub fn job(&self, job: JobRef) -> Option<&JobState> {
-        self.pipelines.get(&job.pipeline)?.jobs.get(job.job_index).filter(|state| state.retry == job.retry)
+        self.pipelines.get(job.pipeline)?.jobs.get(job.job_index).filter(|state| state.retry == job.retry)
     }
 
     /// Returns the newest record of the job at an index.
     #[must_use]
     pub fn newest(&self, pipeline: PipelineId, job_index: usize) -> Option<JobRef> {
-        let state = self.pipelines.get(&pipeline)?;
-        (job_index < state.jobs.len()).then(|| state.job_ref(job_index))
+        self.pipelines.job(pipeline, job_index).map(|entry| entry.job_ref())
     }
 
     /// Returns the newest records of all jobs of a pipeline, by job index.
     #[must_use]
     pub fn jobs(&self, pipeline: PipelineId) -> Option<&[JobState]> {
-        self.pipelines.get(&pipeline).map(|state| state.jobs.as_slice())
+        self.pipelines.get(pipeline).map(|state| state.jobs.as_slice())
     }
 
     /// Returns the status of a pipeline.
     #[must_use]
     pub fn status(&self, pipeline: PipelineId) -> Option<JobStatus> {
-        self.pipelines.get(&pipeline).map(|state| state.status)
+        self.pipelines.get(pipeline).map(|state| state.status)
     }
 
     /// Returns whether a job of the pipeline failed that is allowed to fail.
     #[must_use]
     pub fn has_warnings(&self, pipeline: PipelineId) -> bool {
-        self.pipelines.get(&pipeline).is_some_and(PipelineState::has_warnings)
+        self.pipelines.get(pipeline).is_some_and(PipelineState::has_warnings)
     }
 
     /// Returns the dependency graph of a pipeline.
     #[must_use]
     pub fn graph(&self, pipeline: PipelineId) -> Option<&Graph> {
-        self.pipelines.get(&pipeline).map(|state| &state.graph)
+        self.pipelines.get(pipeline).map(|state| &state.graph)
     }
 
     /// Returns the ids of all pipelines in the engine, oldest first.
     pub fn pipelines(&self) -> impl Iterator<Item = PipelineId> + '_ {
-        self.pipelines.keys().copied()
+        self.pipelines.ids()
+    }
+
+    /// Creates the engine that stored these rows.
+    ///
+    /// Also returns the actions that may not have been carried out before the last stop, and those that were not decided yet. The order
+    /// of the pipelines does not matter.
+    ///
+    /// # Errors
+    /// [`RestoreError`] if the rows do not fit together.
+    pub fn restore(
+        stored: Vec<StoredPipeline>,
+        modes: &BTreeMap<String, ResourceMode>,
+        now: u64,
+    ) -> Result<(Self, Vec<Action>), RestoreError> {
+        let mut engine = Self::new();
+        for (name, mode) in modes {
+            engine.groups.set_mode(name, *mode);
+        }
+        let actions = engine.admit(stored, now)?;
+        Ok((engine, actions))
+    }
+
+    /// Adds stored pipelines, always whole hierarchies. Returns the same actions as [`Engine::restore`].
+    ///
+    /// # Errors
+    /// [`RestoreError`] if the rows do not fit together.
+    pub fn admit(&mut self, mut stored: Vec<StoredPipeline>, now: u64) -> Result<Vec<Action>, RestoreError> {
+        self.work.now = now;
+        // Parents are older than their children.
+        stored.sort_by_key(|row| row.pipeline);
+        let admitted: Vec<PipelineId> = stored.iter().map(|row| row.pipeline).collect();
+        for StoredPipeline { pipeline, graph, parent, status, jobs } in stored {
+            if self.pipelines.contains(pipeline) {
+                return Err(RestoreError::Twice(pipeline));
+            }
+            if graph.len() != jobs.len() {
+                return Err(RestoreError::JobCount { pipeline, expected: graph.len(), stored: jobs.len() });
+            }
+            self.insert(pipeline, graph, jobs, parent);
+            if let Some(state) = self.pipelines.get_mut(pipeline) {
+                state.status = status;
+            }
+        }
+        self.work.actions.extend(self.pipelines.open_actions(&admitted));
+        self.work.freed.extend(self.groups.numbers());
+        self.propagate();
+        Ok(std::mem::take(&mut self.work.actions))
+    }
+
+    /// Removes a finished pipeline. Remove its descendants first.
+    pub fn forget(&mut self, pipeline: PipelineId) {
+        let Some(state) = self.pipelines.remove(pipeline) else { return };
+        for entry in state.entries() {
+            if let Some(group) = entry.group {
+                self.groups.leave(group, entry.member());
+            }
+        }
+    }
+
+    /// Returns whether the engine equals a new one: it has no pipelines and no resource groups.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pipelines.is_empty() && self.groups.is_empty()
     }
 
     fn create(&mut self, pipeline: PipelineId, graph: Graph, options: PipelineOptions) -> Result<(), RejectedEvent> {
-        if self.pipelines.contains_key(&pipeline) {
+        if self.pipelines.contains(pipeline) {
             return Err(RejectedEvent::PipelineExists(pipeline));
         }
         if let Some(bridge) = options.parent {
-            self.check_waiting_bridge(bridge)?;
+            self.pipelines.check_waiting_bridge(bridge)?;
         }
         let jobs = new_jobs(&graph, &options);
         self.insert(pipeline, graph, jobs, options.parent);
@@ -140,22 +205,22 @@ impl Engine {
 
     /// Adds a pipeline whose jobs can be in any state.
     pub(super) fn insert(&mut self, id: PipelineId, graph: Graph, jobs: Vec<JobState>, bridge: Option<JobRef>) {
-        let parent = bridge.and_then(|bridge| self.pipelines.get(&bridge.pipeline));
+        let parent = bridge.and_then(|bridge| self.pipelines.get(bridge.pipeline));
         let mut state = PipelineState::new(id, graph, jobs, parent, bridge);
         for (group, node) in state.groups.iter_mut().zip(&state.graph.nodes) {
             *group = node.resource_group.as_deref().map(|name| self.groups.enter(name));
         }
         self.work.wake.extend(state.candidates());
         self.work.touched.insert(id);
-        let indexes = state.jobs.len();
-        self.pipelines.insert(id, state);
-        for job_index in 0..indexes {
+        let job_count = state.jobs.len();
+        self.pipelines.insert(state);
+        for job_index in 0..job_count {
             self.claim_resource(id, job_index);
         }
     }
 
     fn play(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
-        let state = self.newest_state(job)?;
+        let state = self.pipelines.newest_state(job)?;
         if state.child.is_some() {
             return Err(RejectedEvent::FollowsChild(job));
         }
@@ -168,7 +233,7 @@ impl Engine {
     }
 
     fn unschedule(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
-        let state = self.newest_state(job)?;
+        let state = self.pipelines.newest_state(job)?;
         if state.child.is_some() {
             return Err(RejectedEvent::FollowsChild(job));
         }
@@ -178,7 +243,7 @@ impl Engine {
     }
 
     fn timer_fired(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
-        let state = self.newest_state(job)?;
+        let state = self.pipelines.newest_state(job)?;
         let Some(at) = state.timer_at else {
             return Err(muster_job::InvalidTransition { from: state.status, event: JobEvent::Enqueue }.into());
         };
@@ -186,22 +251,11 @@ impl Engine {
         if now < at {
             return Err(RejectedEvent::NotDue { job, at });
         }
-        if now - at > STALE_AFTER_MS {
+        if now - at > milliseconds(STALE_AFTER) {
             self.fail(job.pipeline, job.job_index, muster_job::FailureReason::StaleSchedule, None);
         } else {
             self.start(job.pipeline, job.job_index);
         }
         Ok(())
-    }
-
-    /// Returns the state of the record that an event names, if it is the newest record of its job.
-    pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, RejectedEvent> {
-        let pipeline = self.pipelines.get(&job.pipeline).ok_or(RejectedEvent::UnknownPipeline(job.pipeline))?;
-        let state = pipeline.jobs.get(job.job_index).ok_or(RejectedEvent::UnknownJob(job))?;
-        match job.retry.cmp(&state.retry) {
-            std::cmp::Ordering::Equal => Ok(state),
-            std::cmp::Ordering::Less => Err(RejectedEvent::Replaced { job, newest: state.retry }),
-            std::cmp::Ordering::Greater => Err(RejectedEvent::UnknownJob(job)),
-        }
     }
 }

@@ -270,13 +270,13 @@ pub enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RejectedEvent {
     /// The pipeline does not exist.
-    #[error("there is no pipeline {0}")]
+    #[error("pipeline {0} does not exist")]
     UnknownPipeline(PipelineId),
     /// The job does not exist.
-    #[error("there is no {0}")]
+    #[error("{0} does not exist")]
     UnknownJob(JobRef),
     /// The pipeline exists already.
-    #[error("pipeline {0} exists already")]
+    #[error("pipeline {0} already exists")]
     PipelineExists(PipelineId),
     /// A newer record has replaced this one.
     #[error("{job} was retried; its newest record is retry {newest}")]
@@ -306,7 +306,7 @@ pub enum RejectedEvent {
         at: u64,
     },
     /// The event is for jobs on runners, and the job is a bridge.
-    #[error("{0} is a bridge, which no runner takes or ends")]
+    #[error("{0} is a bridge, which does not run on a runner")]
     IsBridge(JobRef),
     /// The event is for bridges, and the job is not a bridge.
     #[error("{0} is not a bridge")]

@@ -10,7 +10,7 @@ use super::retry::allowed_retries;
 impl Engine {
     /// Moves a pending job to running after it was assigned to a runner manager.
     pub(super) fn job_assigned(&mut self, job: JobRef, supports_graceful_cancel: bool) -> Result<(), RejectedEvent> {
-        let to = self.script_status(job)?.after(JobEvent::Run)?;
+        let to = self.pipelines.script_status(job)?.after(JobEvent::Run)?;
         self.change(job.pipeline, job.job_index, |state| state.supports_graceful_cancel = supports_graceful_cancel);
         self.move_to(job.pipeline, job.job_index, to, None);
         Ok(())
@@ -18,7 +18,7 @@ impl Engine {
 
     /// Returns an assigned job to the queue.
     pub(super) fn job_requeued(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
-        let to = self.script_status(job)?.after(JobEvent::Requeue)?;
+        let to = self.pipelines.script_status(job)?.after(JobEvent::Requeue)?;
         self.move_to(job.pipeline, job.job_index, to, None);
         self.work.actions.push(Action::Enqueue { job });
         Ok(())
@@ -26,7 +26,7 @@ impl Engine {
 
     /// Ends a job with the outcome that its runner or the coordinator reports.
     pub(super) fn job_finished(&mut self, job: JobRef, outcome: Outcome) -> Result<(), RejectedEvent> {
-        let from = self.script_status(job)?;
+        let from = self.pipelines.script_status(job)?;
         match outcome {
             Outcome::Success if !from.is_on_runner() => {
                 return Err(InvalidTransition { from, event: JobEvent::Succeed }.into());
@@ -48,7 +48,7 @@ impl Engine {
 
     /// Retries a finished job on request: creates a new record, and lets jobs that were skipped after it wait again.
     pub(super) fn retry_by_user(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
-        let status = self.newest_state(job)?.status;
+        let status = self.pipelines.newest_state(job)?.status;
         if !matches!(status, JobStatus::Success | JobStatus::Failed | JobStatus::Canceled) {
             return Err(RejectedEvent::NotRetryable { job, status });
         }
@@ -64,27 +64,20 @@ impl Engine {
         reason: FailureReason,
         exit_code: Option<i32>,
     ) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        let node = &state.graph.nodes[job_index];
-        let job = &state.jobs[job_index];
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        let (node, job) = (entry.node, entry.state);
         if node.bridge.is_none() && job.retry < allowed_retries(&node.retry, reason, exit_code) {
             // The old record ends as failed, but no job waits for it: the new record replaces it at once.
-            let (old, from, failure_allowed) = (state.job_ref(job_index), job.status, job.failure_allowed);
-            let to = JobStatus::Failed;
-            self.work.actions.push(Action::JobStatusChanged {
-                job: old,
-                from,
-                to,
-                reason: Some(reason),
-                failure_allowed,
-            });
+            let (from, to, failure_allowed) = (job.status, JobStatus::Failed, job.failure_allowed);
+            let (job, reason) = (entry.job_ref(), Some(reason));
+            self.work.actions.push(Action::JobStatusChanged { job, from, to, reason, failure_allowed });
             return self.create_retry(pipeline, job_index);
         }
         let listed = match (&node.allow_failure, exit_code) {
             (AllowFailure::ExitCodes(codes), Some(code)) => codes.contains(&code),
             _ => false,
         };
-        let cancel_others = state.graph.auto_cancel.on_job_failure && !(job.failure_allowed || listed);
+        let cancel_others = entry.pipeline.graph.auto_cancel.on_job_failure && !(job.failure_allowed || listed);
         self.change(pipeline, job_index, |job| job.failure_allowed |= listed);
         self.move_to(pipeline, job_index, JobStatus::Failed, Some(reason));
         if cancel_others {
@@ -94,11 +87,10 @@ impl Engine {
 
     /// Replaces the newest record of a job by a new one, which needs no manual start and no delay.
     fn create_retry(&mut self, pipeline: PipelineId, job_index: usize) {
-        let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
-        let old = state.job_ref(job_index);
-        let from = state.jobs[job_index].status;
-        let failure_allowed = state.graph.nodes[job_index].allow_failure == AllowFailure::Yes;
-        state.change(job_index, &mut self.work.wake, |job| {
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        let (old, from) = (entry.job_ref(), entry.state.status);
+        let failure_allowed = entry.node.allow_failure == AllowFailure::Yes;
+        self.change(pipeline, job_index, |job| {
             job.retry += 1;
             job.status = JobStatus::Created;
             job.failure_allowed = failure_allowed;
@@ -107,19 +99,8 @@ impl Engine {
             job.timer_at = None;
             job.child = None;
         });
-        self.work.actions.push(Action::CreateRetry { old, new: state.job_ref(job_index) });
+        self.work.actions.push(Action::CreateRetry { old, new: JobRef { retry: old.retry + 1, ..old } });
         self.after_transition(pipeline, job_index, from, JobStatus::Created);
         self.work.wake.push_back((pipeline, job_index));
-    }
-
-    /// Returns the status of a job that runs on a runner. Bridges are rejected.
-    fn script_status(&self, job: JobRef) -> Result<JobStatus, RejectedEvent> {
-        let status = self.newest_state(job)?.status;
-        let bridge = self
-            .pipelines
-            .get(&job.pipeline)
-            .and_then(|state| state.graph.nodes.get(job.job_index))
-            .is_some_and(|node| node.bridge.is_some());
-        if bridge { Err(RejectedEvent::IsBridge(job)) } else { Ok(status) }
     }
 }

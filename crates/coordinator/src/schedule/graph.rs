@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use muster_job::milliseconds;
 use muster_pipeline::model::{
     AllowFailure, AutoCancel, BridgeTarget, Job, Need, Pipeline, Retry, Strategy, When, Work,
 };
@@ -34,7 +35,7 @@ pub enum GraphError {
         job: String,
     },
     /// A stage index is outside the list of stages.
-    #[error("job `{job}` is in stage {stage}, and the pipeline has {stages}")]
+    #[error("job `{job}` is in stage {stage}, but the pipeline has {stages} stages")]
     UnknownStage {
         /// Name of the job.
         job: String,
@@ -58,6 +59,8 @@ pub(super) struct Node {
     pub(super) resource_group: Option<String>,
     /// Indexes of the needed jobs. `None` means that the job waits for all earlier stages.
     pub(super) needs: Option<Vec<usize>>,
+    /// Indexes of the jobs that need this one.
+    pub(super) dependents: Vec<usize>,
     pub(super) bridge: Option<BridgeKind>,
 }
 
@@ -73,8 +76,6 @@ pub(super) struct BridgeKind {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
     pub(super) nodes: Vec<Node>,
-    /// For each job, the jobs that need it.
-    pub(super) dependents: Vec<Vec<usize>>,
     /// For each stage, its jobs without `needs`.
     pub(super) stage_jobs: Vec<Vec<usize>>,
     /// All jobs, ordered by stage, and within a stage with needed jobs first.
@@ -89,24 +90,23 @@ impl Graph {
     /// [`GraphError`] if a job could never start.
     pub fn new(pipeline: &Pipeline) -> Result<Self, GraphError> {
         let stages = pipeline.stages.len();
-        let indexes: HashMap<&str, usize> =
-            pipeline.jobs.iter().enumerate().map(|(job_index, job)| (job.name.as_str(), job_index)).collect();
+        let indexes = pipeline.jobs.iter().enumerate();
+        let indexes = indexes.map(|(job_index, job)| (job.name.as_str(), (job_index, job.stage_index))).collect();
         let mut nodes = Vec::with_capacity(pipeline.jobs.len());
         let mut stage_jobs = vec![Vec::new(); stages];
-        let mut dependents = vec![Vec::new(); pipeline.jobs.len()];
         for (job_index, job) in pipeline.jobs.iter().enumerate() {
-            if job.stage_index >= stages {
+            let needs = resolve_needs(job, &indexes)?;
+            let Some(stage) = stage_jobs.get_mut(job.stage_index) else {
                 return Err(GraphError::UnknownStage { job: job.name.clone(), stage: job.stage_index, stages });
-            }
-            let needs = resolve_needs(job, &indexes, pipeline)?;
-            match &needs {
-                Some(needs) => needs.iter().for_each(|&need| dependents[need].push(job_index)),
-                None => stage_jobs[job.stage_index].push(job_index),
+            };
+            if needs.is_none() {
+                stage.push(job_index);
             }
             nodes.push(node(job, needs));
         }
-        let order = topological(&nodes, &dependents, stages)?;
-        Ok(Self { nodes, dependents, stage_jobs, order, auto_cancel: pipeline.auto_cancel })
+        add_dependents(&mut nodes);
+        let order = topological(&nodes, stages)?;
+        Ok(Self { nodes, stage_jobs, order, auto_cancel: pipeline.auto_cancel })
     }
 
     /// Returns the number of jobs.
@@ -139,12 +139,13 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
         name: job.name.clone(),
         stage: job.stage_index,
         when: job.when,
-        start_in_ms: job.start_in.map_or(0, |delay| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
+        start_in_ms: job.start_in.map_or(0, milliseconds),
         allow_failure: job.allow_failure.clone(),
         retry: job.retry.clone(),
         interruptible: job.interruptible,
         resource_group: job.resource_group.clone(),
         needs,
+        dependents: Vec::new(),
         bridge: match &job.work {
             Work::Script(_) => None,
             Work::Bridge(bridge) => Some(BridgeKind {
@@ -160,59 +161,72 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
 }
 
 /// Returns the indexes of a job's needs, each once. Needs on other pipelines only fetch artifacts and are left out.
-fn resolve_needs(
-    job: &Job,
-    indexes: &HashMap<&str, usize>,
-    pipeline: &Pipeline,
-) -> Result<Option<Vec<usize>>, GraphError> {
+///
+/// `indexes` holds the index and the stage of each job, by name.
+fn resolve_needs(job: &Job, indexes: &HashMap<&str, (usize, usize)>) -> Result<Option<Vec<usize>>, GraphError> {
     let Some(needs) = &job.needs else { return Ok(None) };
     let mut found = Vec::with_capacity(needs.len());
     for need in needs {
         let Need::Job { name, optional, .. } = need else { continue };
-        let Some(&job_index) = indexes.get(name.as_str()) else {
-            if *optional {
-                continue;
+        match indexes.get(name.as_str()) {
+            None if *optional => {}
+            None => return Err(GraphError::UnknownNeed { job: job.name.clone(), need: name.clone() }),
+            Some((_, stage)) if *stage > job.stage_index => {
+                return Err(GraphError::LaterNeed { job: job.name.clone(), need: name.clone() });
             }
-            return Err(GraphError::UnknownNeed { job: job.name.clone(), need: name.clone() });
-        };
-        if pipeline.jobs[job_index].stage_index > job.stage_index {
-            return Err(GraphError::LaterNeed { job: job.name.clone(), need: name.clone() });
+            Some((job_index, _)) => found.push(*job_index),
         }
-        found.push(job_index);
     }
     found.sort_unstable();
     found.dedup();
     Ok(Some(found))
 }
 
+/// Adds the edges from each job to the jobs that need it.
+fn add_dependents(nodes: &mut [Node]) {
+    for job_index in 0..nodes.len() {
+        let needs = nodes.get(job_index).and_then(|node| node.needs.clone()).unwrap_or_default();
+        for need in needs {
+            if let Some(needed) = nodes.get_mut(need) {
+                needed.dependents.push(job_index);
+            }
+        }
+    }
+}
+
 /// Orders jobs by stage, and within a stage after the jobs that they need. Takes time linear in jobs and needs.
-fn topological(nodes: &[Node], dependents: &[Vec<usize>], stages: usize) -> Result<Vec<usize>, GraphError> {
+fn topological(nodes: &[Node], stages: usize) -> Result<Vec<usize>, GraphError> {
+    let in_stage = |job_index: usize, stage: usize| nodes.get(job_index).is_some_and(|node| node.stage == stage);
     let mut by_stage: Vec<Vec<usize>> = vec![Vec::new(); stages];
-    let mut open = vec![0_usize; nodes.len()];
+    // For each job, the number of needs in its own stage that are not ordered yet.
+    let mut unordered: Vec<usize> = Vec::with_capacity(nodes.len());
     for (job_index, node) in nodes.iter().enumerate() {
-        by_stage[node.stage].push(job_index);
-        open[job_index] = node.needs.iter().flatten().filter(|&&need| nodes[need].stage == node.stage).count();
+        if let Some(stage) = by_stage.get_mut(node.stage) {
+            stage.push(job_index);
+        }
+        unordered.push(node.needs.iter().flatten().filter(|&&need| in_stage(need, node.stage)).count());
     }
     let mut order: Vec<usize> = Vec::with_capacity(nodes.len());
     for (stage, members) in by_stage.iter().enumerate() {
-        let begin = order.len();
-        order.extend(members.iter().filter(|&&job_index| open[job_index] == 0));
-        let mut next = begin;
+        let start = order.len();
+        order.extend(members.iter().filter(|&&job_index| unordered.get(job_index) == Some(&0)));
+        let mut next = start;
         while let Some(&job_index) = order.get(next) {
             next += 1;
-            for &dependent in dependents[job_index].iter().filter(|&&other| nodes[other].stage == stage) {
-                open[dependent] -= 1;
-                if open[dependent] == 0 {
-                    order.push(dependent);
+            let dependents = nodes.get(job_index).map_or(&[][..], |node| &node.dependents);
+            for &dependent in dependents.iter().filter(|&&other| in_stage(other, stage)) {
+                if let Some(count) = unordered.get_mut(dependent) {
+                    *count -= 1;
+                    if *count == 0 {
+                        order.push(dependent);
+                    }
                 }
             }
         }
-        if order.len() - begin < members.len() {
-            let job = members
-                .iter()
-                .find(|&&job_index| open[job_index] > 0)
-                .map_or("", |&job_index| nodes[job_index].name.as_str());
-            return Err(GraphError::Circle { job: job.to_owned() });
+        if order.len() - start < members.len() {
+            let in_circle = members.iter().find(|&&job_index| unordered.get(job_index).is_some_and(|count| *count > 0));
+            let name = in_circle.and_then(|job_index| nodes.get(*job_index)).map(|node| node.name.clone());
+            return Err(GraphError::Circle { job: name.unwrap_or_default() });
         }
     }
     Ok(order)

@@ -72,14 +72,16 @@ impl ResourceGroups {
     /// Registers a job that names the group, and returns the number of the group.
     pub(super) fn enter(&mut self, name: &str) -> usize {
         let number = self.number(name);
-        self.groups[number].members += 1;
+        if let Some(group) = self.groups.get_mut(number) {
+            group.members += 1;
+        }
         number
     }
 
     /// Removes a job that names the group. A group without jobs is removed unless its mode was set.
     pub(super) fn leave(&mut self, number: usize, member: Member) {
         self.claim(number, member, Claim::None);
-        let group = &mut self.groups[number];
+        let Some(group) = self.groups.get_mut(number) else { return };
         group.members = group.members.saturating_sub(1);
         if group.members == 0 && !group.configured {
             *group = ResourceGroup::default();
@@ -101,14 +103,15 @@ impl ResourceGroups {
     /// Sets the order in which the group with this name serves jobs, and returns the number of the group.
     pub(super) fn set_mode(&mut self, name: &str, mode: ResourceMode) -> usize {
         let number = self.number(name);
-        self.groups[number].mode = mode;
-        self.groups[number].configured = true;
+        if let Some(group) = self.groups.get_mut(number) {
+            (group.mode, group.configured) = (mode, true);
+        }
         number
     }
 
     /// Records what a job needs now. Returns whether another job may get the group because of that.
     pub(super) fn claim(&mut self, number: usize, member: Member, claim: Claim) -> bool {
-        let group = &mut self.groups[number];
+        let Some(group) = self.groups.get_mut(number) else { return false };
         let set = |set: &mut BTreeSet<Member>, in_it: bool| {
             if in_it {
                 set.insert(member);
@@ -118,9 +121,9 @@ impl ResourceGroups {
             }
         };
         let released = set(&mut group.holders, claim == Claim::Holding);
-        let gone = set(&mut group.upcoming, matches!(claim, Claim::Upcoming | Claim::Waiting));
+        let withdrawn = set(&mut group.upcoming, matches!(claim, Claim::Upcoming | Claim::Waiting));
         set(&mut group.waiting, claim == Claim::Waiting);
-        released || gone
+        released || withdrawn
     }
 
     /// Returns whether a waiting job gets the group now.
@@ -132,7 +135,7 @@ impl ResourceGroups {
         member: Member,
         is_below: impl Fn(PipelineId, Member) -> bool,
     ) -> bool {
-        let group = &self.groups[number];
+        let Some(group) = self.groups.get(number) else { return true };
         if group.holders.is_empty() {
             group.first_choice() == Some(member)
         } else {
@@ -142,7 +145,7 @@ impl ResourceGroups {
 
     /// Returns the waiting job that gets the group now, if any. `is_below` is as for [`ResourceGroups::may_acquire`].
     pub(super) fn next(&self, number: usize, is_below: impl Fn(PipelineId, Member) -> bool) -> Option<Member> {
-        let group = &self.groups[number];
+        let group = self.groups.get(number)?;
         if group.holders.is_empty() {
             return group.first_choice();
         }
@@ -164,7 +167,7 @@ impl ResourceGroup {
 
     /// Returns the first waiting job of a hierarchy.
     fn first_of_root(&self, root: PipelineId) -> Option<Member> {
-        let begin = Member { root, pipeline: PipelineId(i64::MIN), job_index: 0 };
-        self.waiting.range(begin..).next().copied().filter(|member| member.root == root)
+        let start = Member { root, pipeline: PipelineId(i64::MIN), job_index: 0 };
+        self.waiting.range(start..).next().copied().filter(|member| member.root == root)
     }
 }

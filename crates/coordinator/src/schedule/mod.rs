@@ -38,6 +38,7 @@ mod finish;
 mod graph;
 mod groups;
 mod path;
+mod pipelines;
 mod propagate;
 mod restore;
 mod retry;

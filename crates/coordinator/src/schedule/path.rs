@@ -21,14 +21,18 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     // The longest path from any job in stage order: over all later stages, and over the current stage so far.
     let (mut later, mut here, mut stage) = (0, 0, usize::MAX);
     for &job_index in graph.order.iter().rev() {
-        let node = &graph.nodes[job_index];
+        let Some(node) = graph.nodes.get(job_index) else { continue };
         if node.stage != stage {
             (later, here, stage) = (later.max(here), 0, node.stage);
         }
-        let needed = graph.dependents[job_index].iter().map(|&dependent| remaining[dependent]).max().unwrap_or(0);
-        remaining[job_index] = durations.get(job_index).copied().unwrap_or(1).saturating_add(needed.max(later));
+        let dependents = node.dependents.iter().filter_map(|dependent| remaining.get(*dependent));
+        let after = dependents.copied().max().unwrap_or(0).max(later);
+        let length = durations.get(job_index).copied().unwrap_or(1).saturating_add(after);
+        if let Some(slot) = remaining.get_mut(job_index) {
+            *slot = length;
+        }
         if node.needs.is_none() {
-            here = here.max(remaining[job_index]);
+            here = here.max(length);
         }
     }
     remaining
@@ -44,25 +48,29 @@ pub fn critical_path(graph: &Graph, spans: &[Option<RunInterval>]) -> Vec<usize>
     // For each job, the one that ended last among it and the jobs before it, and the one that ended last in all earlier stages.
     let mut latest: Vec<Option<usize>> = vec![None; graph.len()];
     let mut before: Vec<Option<usize>> = vec![None; graph.len()];
+    let at = |list: &[Option<usize>], job_index: usize| list.get(job_index).copied().flatten();
     let (mut earlier, mut here, mut stage) = (None, None, 0);
     for &job_index in &graph.order {
-        let node = &graph.nodes[job_index];
+        let Some(node) = graph.nodes.get(job_index) else { continue };
         if node.stage != stage {
             (earlier, stage) = (later_of(earlier, here, end), node.stage);
             here = None;
         }
-        before[job_index] = match &node.needs {
+        let previous = match &node.needs {
             None => earlier,
-            Some(needs) => needs.iter().fold(None, |best, &need| later_of(best, latest[need], end)),
+            Some(needs) => needs.iter().fold(None, |best, &need| later_of(best, at(&latest, need), end)),
         };
-        latest[job_index] = if end(job_index).is_some() { Some(job_index) } else { before[job_index] };
-        here = later_of(here, end(job_index).map(|_| job_index), end);
+        let own = end(job_index).map(|_| job_index);
+        if let (Some(before), Some(latest)) = (before.get_mut(job_index), latest.get_mut(job_index)) {
+            (*before, *latest) = (previous, own.or(previous));
+        }
+        here = later_of(here, own, end);
     }
     let mut path = Vec::new();
     let mut next = later_of(earlier, here, end);
     while let Some(job_index) = next {
         path.push(job_index);
-        next = before[job_index];
+        next = at(&before, job_index);
     }
     path.reverse();
     path

@@ -5,8 +5,8 @@ use muster_job::{FailureReason, JobStatus, PipelineId};
 use super::children::MAX_DEPTH;
 use super::engine::Engine;
 use super::event::{Action, JobState};
-use super::groups::{Claim, Member};
-use super::state::{PipelineState, Readiness};
+use super::groups::Claim;
+use super::state::Readiness;
 
 impl Engine {
     /// Processes all pending work.
@@ -34,7 +34,7 @@ impl Engine {
 
     /// Changes a job in a way that needs no action.
     pub(super) fn change(&mut self, pipeline: PipelineId, job_index: usize, change: impl FnOnce(&mut JobState)) {
-        if let Some(state) = self.pipelines.get_mut(&pipeline) {
+        if let Some(state) = self.pipelines.get_mut(pipeline) {
             state.change(job_index, &mut self.work.wake, change);
         }
     }
@@ -49,26 +49,19 @@ impl Engine {
         to: JobStatus,
         reason: Option<FailureReason>,
     ) {
-        let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
-        let from = state.jobs[job_index].status;
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        let (job, from, failure_allowed) = (entry.job_ref(), entry.state.status, entry.state.failure_allowed);
         if from == to {
             return;
         }
-        state.change(job_index, &mut self.work.wake, |job| {
+        self.change(pipeline, job_index, |job| {
             job.status = to;
             job.started |= matches!(to, JobStatus::Running | JobStatus::Success);
             if to != JobStatus::Scheduled {
                 job.timer_at = None;
             }
         });
-        let failure_allowed = state.jobs[job_index].failure_allowed;
-        self.work.actions.push(Action::JobStatusChanged {
-            job: state.job_ref(job_index),
-            from,
-            to,
-            reason,
-            failure_allowed,
-        });
+        self.work.actions.push(Action::JobStatusChanged { job, from, to, reason, failure_allowed });
         self.after_transition(pipeline, job_index, from, to);
     }
 
@@ -84,15 +77,15 @@ impl Engine {
 
     /// Starts, delays or skips a created job that is ready, as its `when` says.
     fn decide_job(&mut self, pipeline: PipelineId, job_index: usize) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        match state.readiness(job_index) {
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        match entry.pipeline.readiness(job_index) {
             Readiness::NotYet => {}
             Readiness::Skip => self.move_to(pipeline, job_index, JobStatus::Skipped, None),
             Readiness::WaitForManualStart => self.move_to(pipeline, job_index, JobStatus::Manual, None),
             Readiness::Start => self.start(pipeline, job_index),
             Readiness::Delay => {
-                let at = self.work.now.saturating_add(state.graph.nodes[job_index].start_in_ms);
-                let job = state.job_ref(job_index);
+                let at = self.work.now.saturating_add(entry.node.start_in_ms);
+                let job = entry.job_ref();
                 self.change(pipeline, job_index, |job| job.timer_at = Some(at));
                 self.move_to(pipeline, job_index, JobStatus::Scheduled, None);
                 self.work.actions.push(Action::StartTimer { job, at });
@@ -102,14 +95,14 @@ impl Engine {
 
     /// Starts a job: it gets its resource group or waits for it, and then enters the queue.
     pub(super) fn start(&mut self, pipeline: PipelineId, job_index: usize) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        if state.depth >= MAX_DEPTH && state.graph.nodes[job_index].bridge.is_some_and(|bridge| bridge.child) {
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        if entry.pipeline.depth >= MAX_DEPTH && entry.node.bridge.is_some_and(|bridge| bridge.child) {
             return self.fail(pipeline, job_index, FailureReason::ReachedMaxDescendantPipelinesDepth, None);
         }
-        if let Some(group) = state.groups[job_index] {
-            let member = member(state, job_index);
+        if let Some(group) = entry.group {
+            let member = entry.member();
             self.groups.claim(group, member, Claim::Waiting);
-            if !self.groups.may_acquire(group, member, |below, holder| self.is_below(below, holder)) {
+            if !self.groups.may_acquire(group, member, |below, holder| self.pipelines.is_below(below, holder)) {
                 // Other jobs may have been waiting when this same event freed the group.
                 self.work.freed.insert(group);
                 return self.move_to(pipeline, job_index, JobStatus::WaitingForResource, None);
@@ -120,62 +113,54 @@ impl Engine {
 
     fn enqueue(&mut self, pipeline: PipelineId, job_index: usize) {
         self.move_to(pipeline, job_index, JobStatus::Pending, None);
-        if let Some(state) = self.pipelines.get(&pipeline) {
-            let job = state.job_ref(job_index);
-            let bridge = state.graph.nodes[job_index].bridge.is_some();
-            self.work.actions.push(if bridge { Action::CreateChild { bridge: job } } else { Action::Enqueue { job } });
+        if let Some(entry) = self.pipelines.job(pipeline, job_index) {
+            let (job, is_bridge) = (entry.job_ref(), entry.node.bridge.is_some());
+            self.work.actions.push(if is_bridge {
+                Action::CreateChild { bridge: job }
+            } else {
+                Action::Enqueue { job }
+            });
         }
     }
 
     /// Updates what a job claims of its resource group.
     pub(super) fn claim_resource(&mut self, pipeline: PipelineId, job_index: usize) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        let Some(group) = state.groups[job_index] else { return };
-        let job = &state.jobs[job_index];
-        let claim = match job.status {
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        let Some(group) = entry.group else { return };
+        let claim = match entry.state.status {
             status if status.is_complete() => Claim::None,
             // A bridge holds its group for the whole life of its child, whatever status of the child it shows.
-            _ if job.child.is_some() => Claim::Holding,
+            _ if entry.state.child.is_some() => Claim::Holding,
             JobStatus::Created | JobStatus::Scheduled => Claim::Upcoming,
             JobStatus::WaitingForResource => Claim::Waiting,
             JobStatus::Pending | JobStatus::Running | JobStatus::Canceling => Claim::Holding,
             _ => Claim::None,
         };
-        if self.groups.claim(group, member(state, job_index), claim) {
+        if self.groups.claim(group, entry.member(), claim) {
             self.work.freed.insert(group);
         }
     }
 
     /// Assigns a resource group to the next waiting job, if the group is free.
     fn assign_resource(&mut self, group: usize) {
-        let next = self.groups.next(group, |below, holder| self.is_below(below, holder));
+        let next = self.groups.next(group, |below, holder| self.pipelines.is_below(below, holder));
         if let Some(member) = next {
             self.enqueue(member.pipeline, member.job_index);
         }
     }
 
-    /// Returns whether a pipeline is a descendant of a bridge.
-    fn is_below(&self, pipeline: PipelineId, bridge: Member) -> bool {
-        let mut above = self.pipelines.get(&pipeline).and_then(|state| state.parent);
-        while let Some(parent) = above {
-            if (parent.pipeline, parent.job_index) == (bridge.pipeline, bridge.job_index) {
-                return true;
-            }
-            above = self.pipelines.get(&parent.pipeline).and_then(|state| state.parent);
-        }
-        false
-    }
-
     /// Lets jobs wait again that were skipped because of a job that is active again (docs/spec/pipeline-yaml.md, section 5.1).
     fn revive_dependents(&mut self, pipeline: PipelineId, job_index: usize) {
-        let Some(state) = self.pipelines.get(&pipeline) else { return };
-        let skipped = |job_index: &&usize| state.jobs[**job_index].status == JobStatus::Skipped;
-        let mut revived: Vec<usize> = state.graph.dependents[job_index].iter().filter(skipped).copied().collect();
+        let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
+        let state = entry.pipeline;
+        let is_skipped =
+            |job_index: &usize| state.jobs.get(*job_index).is_some_and(|job| job.status == JobStatus::Skipped);
+        let mut revived: Vec<usize> = entry.node.dependents.iter().copied().filter(is_skipped).collect();
         let stages = &state.graph.stage_jobs;
-        let after = state.graph.nodes[job_index].stage + 1;
+        let after = entry.node.stage + 1;
         let until = self.work.revived_from.get(&pipeline).copied().unwrap_or(stages.len());
-        if after < until {
-            revived.extend(stages[after..until].iter().flatten().filter(skipped));
+        if let Some(later) = stages.get(after..until).filter(|later| !later.is_empty()) {
+            revived.extend(later.iter().flatten().copied().filter(is_skipped));
             self.work.revived_from.insert(pipeline, after);
         }
         for job_index in revived {
@@ -187,7 +172,7 @@ impl Engine {
 
     /// Publishes the status of a pipeline if it changed, and updates the bridge that started it.
     fn publish(&mut self, pipeline: PipelineId) {
-        let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
+        let Some(state) = self.pipelines.get_mut(pipeline) else { return };
         let (from, to) = (state.status, state.composite());
         if from == to {
             return;
@@ -200,8 +185,4 @@ impl Engine {
             self.follow(bridge, pipeline, to);
         }
     }
-}
-
-fn member(state: &PipelineState, job_index: usize) -> Member {
-    Member { root: state.root, pipeline: state.id, job_index }
 }

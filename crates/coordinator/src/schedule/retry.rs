@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_retries() {
+    fn allowed_retries_follow_the_table() {
         let cases = [
             (retry(0, &[], &[]), R::ScriptFailure, Some(1), 0),
             (retry(0, &[], &[]), R::SchedulerFailure, None, 2),

@@ -33,8 +33,10 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
         add_needs(pipeline, &mut kept);
     }
     let mut part = pipeline.clone();
-    part.jobs = kept.iter().map(|&job_index| pipeline.jobs[job_index].clone()).collect();
-    let left: BTreeSet<&str> = kept.iter().map(|&job_index| pipeline.jobs[job_index].name.as_str()).collect();
+    let is_kept = |job_index: &usize| kept.contains(job_index);
+    let jobs = pipeline.jobs.iter().enumerate().filter(|(job_index, _)| is_kept(job_index)).map(|(_, job)| job);
+    let left: BTreeSet<&str> = jobs.clone().map(|job| job.name.as_str()).collect();
+    part.jobs = jobs.clone().cloned().collect();
     for job in &mut part.jobs {
         if let Some(needs) = &mut job.needs {
             needs.retain(|need| !matches!(need, Need::Job { name, .. } if !left.contains(name.as_str())));
@@ -54,7 +56,7 @@ fn add_needs(pipeline: &Pipeline, kept: &mut BTreeSet<usize>) {
     // All jobs of stages before this one are already in `kept`.
     let mut whole_before = 0;
     while let Some(job_index) = open.pop() {
-        let job = &pipeline.jobs[job_index];
+        let Some(job) = pipeline.jobs.get(job_index) else { continue };
         let mut add = |job_index: usize| {
             if kept.insert(job_index) {
                 open.push(job_index);

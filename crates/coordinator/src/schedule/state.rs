@@ -14,7 +14,8 @@ use muster_pipeline::model::{AllowFailure, When};
 
 use super::composite::{Counts, StatusClass};
 use super::event::{JobRef, JobState, PipelineOptions};
-use super::graph::Graph;
+use super::graph::{Graph, Node};
+use super::groups::Member;
 
 /// What should happen to a created job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,10 +50,7 @@ pub(super) struct PipelineState {
     pub(super) status: JobStatus,
     /// Counts of all jobs.
     total: Counts,
-    /// Counts of the jobs of each stage.
-    by_stage: Vec<Counts>,
-    /// For each stage, the number of jobs that later jobs must wait for.
-    unfinished: Vec<u32>,
+    stages: Vec<StageCounts>,
     /// Index of the first stage with an unfinished job, or the number of stages.
     current_stage: usize,
     /// Counts of the jobs of all stages before the current one.
@@ -61,9 +59,40 @@ pub(super) struct PipelineState {
     pending_needs: Vec<u32>,
 }
 
+/// Counts of the jobs of one stage.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct StageCounts {
+    all: Counts,
+    /// Number of jobs that later jobs must wait for.
+    unfinished: u32,
+}
+
+/// A job of a pipeline, with everything that the engine knows about it.
+#[derive(Clone, Copy)]
+pub(super) struct JobEntry<'a> {
+    pub(super) pipeline: &'a PipelineState,
+    pub(super) job_index: usize,
+    pub(super) node: &'a Node,
+    pub(super) state: &'a JobState,
+    /// Number of the job's resource group in the engine.
+    pub(super) group: Option<usize>,
+}
+
+impl JobEntry<'_> {
+    /// Returns the reference to the newest record.
+    pub(super) fn job_ref(&self) -> JobRef {
+        JobRef { pipeline: self.pipeline.id, job_index: self.job_index, retry: self.state.retry }
+    }
+
+    /// Returns the job as a member of its resource group.
+    pub(super) fn member(&self) -> Member {
+        Member { root: self.pipeline.root, pipeline: self.pipeline.id, job_index: self.job_index }
+    }
+}
+
 /// Returns the state of each job of a new pipeline.
 pub(super) fn new_jobs(graph: &Graph, options: &PipelineOptions) -> Vec<JobState> {
-    let new = |node: &super::graph::Node| JobState {
+    let new = |node: &Node| JobState {
         retry: 0,
         status: JobStatus::Created,
         failure_allowed: node.allow_failure == AllowFailure::Yes,
@@ -85,7 +114,23 @@ impl PipelineState {
         parent: Option<&Self>,
         bridge: Option<JobRef>,
     ) -> Self {
-        let stages = graph.stage_jobs.len();
+        let mut total = Counts::default();
+        let mut stages = vec![StageCounts::default(); graph.stage_jobs.len()];
+        let mut pending_needs = vec![0; jobs.len()];
+        for (node, job) in graph.nodes.iter().zip(&jobs) {
+            let class = class_of(job);
+            total.add(class);
+            let Some(stage) = stages.get_mut(node.stage) else { continue };
+            stage.all.add(class);
+            if !class.is_non_blocking() {
+                stage.unfinished += 1;
+                for dependent in &node.dependents {
+                    if let Some(count) = pending_needs.get_mut(*dependent) {
+                        *count += 1;
+                    }
+                }
+            }
+        }
         let mut state = Self {
             id,
             parent: bridge.filter(|_| parent.is_some()),
@@ -93,37 +138,28 @@ impl PipelineState {
             depth: parent.map_or(0, |parent| parent.depth + 1),
             groups: vec![None; jobs.len()],
             status: JobStatus::Created,
-            total: Counts::default(),
-            by_stage: vec![Counts::default(); stages],
-            unfinished: vec![0; stages],
+            total,
+            stages,
             current_stage: 0,
             earlier_stages: Counts::default(),
-            pending_needs: vec![0; jobs.len()],
+            pending_needs,
             graph,
             jobs,
         };
-        for job_index in 0..state.jobs.len() {
-            let class = state.class(job_index);
-            let stage = state.graph.nodes[job_index].stage;
-            state.total.add(class);
-            state.by_stage[stage].add(class);
-            if !class.is_non_blocking() {
-                state.unfinished[stage] += 1;
-                for &dependent in &state.graph.dependents[job_index] {
-                    state.pending_needs[dependent] += 1;
-                }
-            }
-        }
-        while state.unfinished.get(state.current_stage) == Some(&0) {
-            state.earlier_stages.add_all(&state.by_stage[state.current_stage]);
-            state.current_stage += 1;
-        }
+        while state.enter_next_stage() {}
         state
     }
 
-    /// Returns the newest record of the job at an index.
-    pub(super) fn job_ref(&self, job_index: usize) -> JobRef {
-        JobRef { pipeline: self.id, job_index, retry: self.jobs[job_index].retry }
+    /// Returns a job.
+    pub(super) fn entry(&self, job_index: usize) -> Option<JobEntry<'_>> {
+        let (node, state) = self.graph.nodes.get(job_index).zip(self.jobs.get(job_index))?;
+        let group = self.groups.get(job_index).copied().flatten();
+        Some(JobEntry { pipeline: self, job_index, node, state, group })
+    }
+
+    /// Returns all jobs.
+    pub(super) fn entries(&self) -> impl Iterator<Item = JobEntry<'_>> {
+        (0..self.jobs.len()).filter_map(|job_index| self.entry(job_index))
     }
 
     /// Returns the current composite status of all jobs.
@@ -136,11 +172,6 @@ impl PipelineState {
         self.total.has_warnings()
     }
 
-    /// Returns the status class of the job at an index.
-    fn class(&self, job_index: usize) -> StatusClass {
-        StatusClass::of(self.jobs[job_index].status, self.jobs[job_index].failure_allowed)
-    }
-
     /// Changes one job, updates the counters, and adds the created jobs that may be ready because of it to `wake`.
     pub(super) fn change(
         &mut self,
@@ -148,25 +179,28 @@ impl PipelineState {
         wake: &mut VecDeque<(PipelineId, usize)>,
         change: impl FnOnce(&mut JobState),
     ) {
-        let before = self.class(job_index);
-        change(&mut self.jobs[job_index]);
-        let after = self.class(job_index);
+        let Some((job, node)) = self.jobs.get_mut(job_index).zip(self.graph.nodes.get(job_index)) else { return };
+        let before = class_of(job);
+        change(job);
+        let after = class_of(job);
         if before == after {
             return;
         }
-        let stage = self.graph.nodes[job_index].stage;
+        let stage = node.stage;
         self.total.shift(before, after);
-        self.by_stage[stage].shift(before, after);
+        if let Some(counts) = self.stages.get_mut(stage) {
+            counts.all.shift(before, after);
+            match (before.is_non_blocking(), after.is_non_blocking()) {
+                (true, false) => counts.unfinished += 1,
+                (false, true) => counts.unfinished -= 1,
+                _ => {}
+            }
+        }
         if stage < self.current_stage {
             self.earlier_stages.shift(before, after);
         }
-        match (before.is_non_blocking(), after.is_non_blocking()) {
-            (true, false) => {
-                self.unfinished[stage] += 1;
-                self.move_back(stage);
-            }
-            (false, true) => self.unfinished[stage] -= 1,
-            _ => {}
+        if before.is_non_blocking() && !after.is_non_blocking() {
+            self.move_back(stage);
         }
         self.notify_dependents(job_index, before, after, wake);
         if after.is_non_blocking() && stage == self.current_stage {
@@ -178,20 +212,31 @@ impl PipelineState {
     fn move_back(&mut self, stage: usize) {
         while self.current_stage > stage {
             self.current_stage -= 1;
-            self.earlier_stages.remove_all(&self.by_stage[self.current_stage]);
+            if let Some(counts) = self.stages.get(self.current_stage) {
+                self.earlier_stages.remove_all(&counts.all);
+            }
+        }
+    }
+
+    /// Moves the current stage forward by one if it has no unfinished job. Returns whether it did.
+    fn enter_next_stage(&mut self) -> bool {
+        match self.stages.get(self.current_stage) {
+            Some(counts) if counts.unfinished == 0 => {
+                self.earlier_stages.add_all(&counts.all);
+                self.current_stage += 1;
+                true
+            }
+            _ => false,
         }
     }
 
     /// Moves the current stage forward to the next stage with an unfinished job, and wakes the created jobs of each stage on the way.
     fn advance(&mut self, wake: &mut VecDeque<(PipelineId, usize)>) {
-        while self.unfinished.get(self.current_stage) == Some(&0) {
-            self.earlier_stages.add_all(&self.by_stage[self.current_stage]);
-            self.current_stage += 1;
-            for &job_index in self.graph.stage_jobs.get(self.current_stage).into_iter().flatten() {
-                if self.jobs[job_index].status == JobStatus::Created {
-                    wake.push_back((self.id, job_index));
-                }
-            }
+        while self.enter_next_stage() {
+            let jobs = self.graph.stage_jobs.get(self.current_stage).into_iter().flatten().copied();
+            wake.extend(
+                jobs.filter(|job_index| is_created(&self.jobs, *job_index)).map(|job_index| (self.id, job_index)),
+            );
         }
     }
 
@@ -206,14 +251,16 @@ impl PipelineState {
         if before.is_non_blocking() == after.is_non_blocking() && !after.did_not_run() {
             return;
         }
-        for &dependent in &self.graph.dependents[job_index] {
+        let Some(node) = self.graph.nodes.get(job_index) else { return };
+        for &dependent in &node.dependents {
+            let Some(pending) = self.pending_needs.get_mut(dependent) else { continue };
             match (before.is_non_blocking(), after.is_non_blocking()) {
-                (true, false) => self.pending_needs[dependent] += 1,
-                (false, true) => self.pending_needs[dependent] -= 1,
+                (true, false) => *pending += 1,
+                (false, true) => *pending -= 1,
                 _ => {}
             }
-            let awake = self.pending_needs[dependent] == 0 || after.did_not_run();
-            if awake && self.jobs[dependent].status == JobStatus::Created {
+            let may_be_ready = *pending == 0 || after.did_not_run();
+            if may_be_ready && is_created(&self.jobs, dependent) {
                 wake.push_back((self.id, dependent));
             }
         }
@@ -228,8 +275,7 @@ impl PipelineState {
 
     /// Returns what should happen to a job (docs/spec/pipeline-yaml.md, section 5.2). `NotYet` if it is not a created job.
     pub(super) fn readiness(&self, job_index: usize) -> Readiness {
-        let node = &self.graph.nodes[job_index];
-        let job = &self.jobs[job_index];
+        let Some(JobEntry { node, state: job, .. }) = self.entry(job_index) else { return Readiness::NotYet };
         if job.status != JobStatus::Created {
             return Readiness::NotYet;
         }
@@ -246,7 +292,7 @@ impl PipelineState {
         }
         // A need that did not run makes the input complete while other needs still run. That is enough to skip a job early, but not to
         // start one with `when: always` before all its needs have ended.
-        if self.pending_needs[job_index] > 0 {
+        if self.pending_needs.get(job_index).is_some_and(|pending| *pending > 0) {
             return Readiness::NotYet;
         }
         match node.when {
@@ -258,11 +304,21 @@ impl PipelineState {
 
     fn input_of_needs(&self, needs: &[usize]) -> JobStatus {
         let mut counts = Counts::default();
-        needs.iter().for_each(|&need| counts.add(self.class(need)));
+        needs.iter().filter_map(|need| self.jobs.get(*need)).for_each(|need| counts.add(class_of(need)));
         composite_or_success(&counts, true)
     }
 }
 
+/// Returns the status class of a job.
+fn class_of(job: &JobState) -> StatusClass {
+    StatusClass::of(job.status, job.failure_allowed)
+}
+
+fn is_created(jobs: &[JobState], job_index: usize) -> bool {
+    jobs.get(job_index).is_some_and(|job| job.status == JobStatus::Created)
+}
+
+/// Returns the composite status of the counted jobs, or success if there are none.
 fn composite_or_success(counts: &Counts, dag: bool) -> JobStatus {
     if counts.is_empty() { JobStatus::Success } else { counts.composite(dag) }
 }

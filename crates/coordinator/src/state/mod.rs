@@ -53,6 +53,8 @@ pub(crate) struct CoordinatorState {
     pub(crate) keys: HashMap<(RunnerId, String), JobId>,
     /// Changes that the store does not have yet.
     pub(crate) dirty: Dirty,
+    /// Whether events are added to the outbox.
+    writes_events: bool,
     next_job: i64,
     next_pipeline: i64,
 }
@@ -81,12 +83,14 @@ impl CoordinatorState {
         contents: Contents,
         last: LastIds,
         (first_pipeline, first_job): (PipelineId, JobId),
+        writes_events: bool,
         now_ms: u64,
     ) -> Result<(Self, RestoredActions), StoreError> {
         let mut contents = contents;
         let (runners, managers) = (std::mem::take(&mut contents.runners), std::mem::take(&mut contents.managers));
         let mut state = Self {
             registry: RunnerRegistry::new(runners, managers, last.runner),
+            writes_events,
             all_in_memory: last.pipeline.is_none(),
             next_pipeline: last.pipeline.map_or(first_pipeline.0, |id| id.0 + 1),
             next_job: last.job.map_or(first_job.0, |id| id.0 + 1),
@@ -172,7 +176,9 @@ impl CoordinatorState {
                 kind: row.kind,
                 attempt: row.attempt,
             };
-            self.dirty.report(row.created_at, &row, created);
+            if self.writes_events {
+                self.dirty.report(row.created_at, &row, created);
+            }
         }
         self.dirty.jobs.insert(row.id);
         self.add(row);
@@ -198,8 +204,12 @@ impl CoordinatorState {
     }
 
     /// Adds an event about a job to the outbox. It is written together with the rows.
+    ///
+    /// Does nothing if the outbox is switched off.
     pub(crate) fn report(&mut self, at: Timestamp, job: JobId, change: JobChange) {
-        if let Some(row) = self.jobs.get(&job) {
+        if self.writes_events
+            && let Some(row) = self.jobs.get(&job)
+        {
             self.dirty.report(at, row, change);
         }
     }

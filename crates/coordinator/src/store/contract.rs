@@ -1,10 +1,9 @@
 //! The contract tests of the port, which all stores pass.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId, RunnerId};
-use muster_pipeline::context::{self, Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::Context;
 use muster_pipeline::model::{AutoCancel, Pipeline};
 
 use super::{
@@ -12,7 +11,7 @@ use super::{
     RunnerRow, Store,
 };
 use crate::clock::from_millis;
-use crate::facts::{GitFacts, JobKind, NewPipeline, NewRunner, Parent, ProjectFacts};
+use crate::facts::{GitFacts, JobKind, NewPipeline, NewRunner, NoFiles, Parent, ProjectFacts};
 use crate::outbox::{JobChange, NewJobEvent};
 use crate::schedule::JobState;
 
@@ -23,13 +22,13 @@ macro_rules! store_contract {
             use super::*;
 
             #[tokio::test]
-            async fn a_batch_is_written_whole_or_not_at_all() {
+            async fn batches_are_atomic() {
                 let (_guard, store) = $open.await;
                 contract::batches_are_whole(&store).await;
             }
 
             #[tokio::test]
-            async fn rows_come_back_as_they_were_written() {
+            async fn rows_round_trip() {
                 let (_guard, store) = $open.await;
                 contract::rows_come_back(&store).await;
             }
@@ -41,13 +40,13 @@ macro_rules! store_contract {
             }
 
             #[tokio::test]
-            async fn ids_are_never_given_again() {
+            async fn ids_are_never_reused() {
                 let (_guard, store) = $open.await;
                 contract::ids(&store).await;
             }
 
             #[tokio::test]
-            async fn families_and_pages_are_found() {
+            async fn families_and_pages_are_returned() {
                 let (_guard, store) = $open.await;
                 contract::families_and_pages(&store).await;
             }
@@ -65,13 +64,13 @@ macro_rules! store_contract {
             }
 
             #[tokio::test]
-            async fn an_event_is_there_with_its_change_or_not_at_all() {
+            async fn events_and_their_changes_are_atomic() {
                 let (_guard, store) = $open.await;
                 contract::events_go_with_changes(&store).await;
             }
 
             #[tokio::test]
-            async fn a_closed_store_says_so() {
+            async fn closed_store_returns_an_error() {
                 let (_guard, store) = $open.await;
                 store.close().await.expect("closed");
                 let error = store.write(&Changes { runners: vec![&contract::runner(1)], ..Changes::default() }).await;
@@ -105,26 +104,6 @@ pub(super) fn runner(id: i64) -> RunnerRow {
 fn manager(runner: i64) -> ManagerRow {
     let (system_id, info) = ("s".to_owned(), muster_runner_api::wire::VersionInfo::default());
     ManagerRow { runner: RunnerId(runner), system_id, contacted_at: from_millis(7), info }
-}
-
-struct NoFiles;
-
-impl Sources for NoFiles {
-    fn read(&self, _: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        Err(SourceError::NotFound("nothing is there".to_owned()))
-    }
-
-    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        Ok(Arc::default())
-    }
-
-    fn changed_since(&self, _: &str) -> Option<context::Changes> {
-        None
-    }
-
-    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 fn pipeline(id: i64, parent: Option<(i64, i64)>, open: bool) -> PipelineRow {

@@ -1,4 +1,4 @@
-//! What jobs upload: checked, kept, handed on, expired.
+//! Artifacts: checks, storage, downloads and expiry.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use futures::StreamExt;
 use muster_job::{FailureReason, JobStatus};
 use muster_runner_api::service::{ArtifactQuery, RunnerService, ServiceError};
 
-use crate::support::{House, SOON, forbidden, job, producer, zip_of};
+use crate::support::{Bench, SOON, forbidden, job, producer, zip_of};
 
 #[tokio::test]
-async fn artifacts_are_checked_kept_and_handed_on() {
-    let house = House::with(|options| options.limits.artifact_bytes = 10_000).await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![producer("build")], vec![job("test")]]).await;
+async fn artifacts_are_checked_and_passed_to_later_jobs() {
+    let bench = Bench::with(|options| options.limits.artifact_bytes = 10_000).await;
+    let manager = bench.manager().await;
+    let pipeline = bench.create(vec![vec![producer("build")], vec![job("test")]]).await;
     let build = manager.take().await;
     let damaged = manager.upload(&build, ("archive", "zip", None), b"not a zip".to_vec()).await;
     assert!(matches!(damaged, Err(ServiceError::BadRequest(_))), "{damaged:?}");
@@ -34,81 +34,81 @@ async fn artifacts_are_checked_kept_and_handed_on() {
     assert_eq!(forbidden(manager.download(build.id, &build.token).await), Some(JobStatus::Success));
     let none = manager.download(test.id, &test.token).await;
     assert!(matches!(none, Err(ServiceError::NotFound(_))), "{none:?}");
-    let kinds: Vec<_> = house.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
+    let kinds: Vec<_> = bench.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
     assert_eq!(kinds, ["archive", "dotenv"]);
-    assert_eq!(files(&house).len(), 2, "a refused upload leaves nothing: {:?}", files(&house));
+    assert_eq!(files(&bench).len(), 2, "a refused upload leaves nothing: {:?}", files(&bench));
 }
 
 #[tokio::test]
-async fn c163_a_dotenv_report_outside_the_rules_is_refused_and_fails_its_job() {
+async fn c163_invalid_dotenv_report_fails_the_job() {
     let many: String = (0..21).map(|index| format!("V{index}=x\n")).collect();
-    let house = House::open().await;
-    let manager = house.manager().await;
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     for report in ["A=1\n# a comment\n", &many, &"x".repeat(6 * 1024)] {
-        let pipeline = house.create(vec![vec![job("a")]]).await;
+        let pipeline = bench.create(vec![vec![job("a")]]).await;
         let taken = manager.take().await;
         let refused = manager.upload(&taken, ("dotenv", "raw", None), report.as_bytes().to_vec()).await;
         assert!(matches!(refused, Err(ServiceError::BadRequest(_))), "{refused:?}");
-        // A runner that makes nothing of it cannot make the job succeed.
+        // The job fails even if its runner ignores the rejection and reports success.
         assert_eq!(manager.succeed(&taken).await, JobStatus::Failed);
-        let view = house.job(pipeline, "a").await;
+        let view = bench.job(pipeline, "a").await;
         assert_eq!(view.failure_reason, Some(FailureReason::ScriptFailure));
         assert!(view.message.is_some_and(|message| message.contains("dotenv")) && view.artifacts.is_empty());
     }
 }
 
 #[tokio::test]
-async fn expired_files_are_deleted_also_after_a_restart() {
-    let before = House::open().await;
+async fn expired_files_are_deleted_after_a_restart() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;
     let build = manager.take().await;
     manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("kept");
     manager.upload(&build, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
-    let houses = [before.as_if_killed().await, before];
+    let benches = [before.restart_after_kill().await, before];
     let (archive, junit) = ("archive".to_owned(), "junit".to_owned());
     let expected = [(archive.clone(), true), (junit.clone(), true)];
-    for house in &houses {
-        assert_eq!(house.files_there(build.id).await, expected);
+    for bench in &benches {
+        assert_eq!(bench.artifact_files_on_disk(build.id).await, expected);
     }
-    houses[0].clock.advance(Duration::from_secs(3600));
-    for house in &houses {
-        // The timer fires with the next command at the latest, which asking is; another thread deletes the file.
+    benches[0].clock.advance(Duration::from_secs(3600));
+    for bench in &benches {
+        // The timer is handled with the next command at the latest, such as this query. Another thread deletes the file.
         let deleted = async {
-            while house.files_there(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
+            while bench.artifact_files_on_disk(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
                 tokio::task::yield_now().await;
             }
         };
         tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
     }
-    // What is deleted is known after a restart.
-    let after = houses[1].as_if_killed().await;
-    assert_eq!(after.files_there(build.id).await, [(archive, false), (junit, true)]);
+    // The deletion is known after a restart.
+    let after = benches[1].restart_after_kill().await;
+    assert_eq!(after.artifact_files_on_disk(build.id).await, [(archive, false), (junit, true)]);
 }
 
 #[tokio::test]
-async fn files_that_expired_while_no_coordinator_ran_are_deleted_at_the_start() {
-    let before = House::open().await;
+async fn expired_files_are_deleted_at_the_start() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;
     let build = manager.take().await;
     manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("kept");
     manager.succeed(&build).await;
-    let killed = before.as_if_killed().await;
+    let killed = before.restart_after_kill().await;
     killed.coordinator.shutdown().await;
     before.clock.advance(Duration::from_secs(3600));
-    let after = killed.as_if_killed().await;
+    let after = killed.restart_after_kill().await;
     let deleted = async {
-        while after.files_there(build.id).await != [("archive".to_owned(), false)] {
+        while after.artifact_files_on_disk(build.id).await != [("archive".to_owned(), false)] {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
 }
 
-/// The files in the folder of artifacts, from there.
-fn files(house: &House) -> Vec<String> {
-    let root = house.dir.path().join("artifacts");
+/// Returns the paths of all artifact files, relative to their directory.
+fn files(bench: &Bench) -> Vec<String> {
+    let root = bench.dir.path().join("artifacts");
     let (mut folders, mut found) = (vec![root.clone()], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -125,8 +125,8 @@ fn files(house: &House) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_a_killed_process_left_is_gone_after_the_next_start() {
-    let before = House::open().await;
+async fn leftover_files_are_deleted_at_the_start() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
@@ -139,45 +139,45 @@ async fn what_a_killed_process_left_is_gone_after_the_next_start() {
         std::fs::write(root.join(leftover), "half").expect("written");
     }
     assert_eq!(files(&before).len(), 4);
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     assert_eq!(files(&after), [own]);
     assert!(!after.dir.path().join(format!("artifacts/{}/sast", taken.id)).exists(), "nor is an empty folder left");
 }
 
 #[tokio::test]
-async fn a_file_that_is_replaced_or_comes_too_late_is_not_left() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a")]]).await;
+async fn replaced_and_late_files_are_deleted() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
     manager.upload(&taken, ("junit", "gzip", None), b"y".to_vec()).await.expect("kept");
     let kept = [format!("{}/junit/junit.gzip", taken.id)];
-    assert_eq!(files(&house), kept, "the report has another name now");
+    assert_eq!(files(&bench), kept, "the report has another name now");
 
     let refused = manager.upload(&taken, ("junit", "raw", Some("no duration")), b"z".to_vec()).await;
     assert!(matches!(refused, Err(ServiceError::BadRequest(_))), "{refused:?}");
-    assert_eq!(files(&house), kept);
-    // Its last bytes come when the job has ended.
+    assert_eq!(files(&bench), kept);
+    // The upload ends after the job has ended.
     let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
     let (asked, begun) = tokio::sync::oneshot::channel::<()>();
     let query = ArtifactQuery { artifact_type: Some("sast".to_owned()), ..raw() };
     let body = futures::stream::once(async move {
-        // Its bytes are asked for when there is a file for them.
+        // The body is only read once there is a file for it.
         let _ = asked.send(());
         let _ = (&mut end).await;
         Ok(bytes::Bytes::from_static(b"late"))
     });
     let uploading = tokio::spawn({
-        let (coordinator, token, id) = (std::sync::Arc::clone(&house.coordinator), taken.token.clone(), taken.id);
+        let (coordinator, token, id) = (std::sync::Arc::clone(&bench.coordinator), taken.token.clone(), taken.id);
         async move { coordinator.upload_artifact(id, &token, query, "s.json".to_owned(), body.boxed()).await }
     });
     begun.await.expect("the upload has begun");
-    assert!(files(&house).iter().any(|file| file.contains(".upload-")));
+    assert!(files(&bench).iter().any(|file| file.contains(".upload-")));
     manager.succeed(&taken).await;
     ended.send(()).expect("it waits");
     assert_eq!(forbidden(uploading.await.expect("no panic")), Some(JobStatus::Success));
-    assert_eq!(files(&house), kept);
+    assert_eq!(files(&bench), kept);
 }
 
 fn raw() -> ArtifactQuery {

@@ -1,4 +1,4 @@
-//! A job on its way to a manager, for the tests of variables and payload.
+//! An assignment of a job, for the tests of variables and payload.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use time::macros::datetime;
 pub(crate) const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "glcbt-secret-token";
 
-/// A job and everything around it, to be changed by a test before it asks for the outcome.
-pub(crate) struct World {
+/// A job with its surroundings, which a test changes before it reads the result.
+pub(crate) struct JobFixture {
     pub(crate) job: Job,
     pub(crate) work: ScriptWork,
     pub(crate) context: Context,
@@ -33,8 +33,8 @@ pub(crate) struct World {
     tags: Vec<String>,
 }
 
-impl World {
-    /// Job `a` with script `[x]` in a push pipeline of branch `main`, project `grp/app`.
+impl JobFixture {
+    /// Returns job `a` with script `[x]` in a push pipeline of branch `main`, project `grp/app`.
     pub(crate) fn new() -> Self {
         Self {
             job: Job {
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// With a project variable for all environments and refs.
+    /// Adds a project variable for all environments and refs.
     pub(crate) fn project_variable(mut self, key: &str, value: &str) -> Self {
         self.context.project_variables.push(scoped(Variable::public(key, value), "*"));
         self
@@ -111,7 +111,7 @@ impl World {
         })
     }
 
-    /// The value of one variable of the payload.
+    /// Returns the value of one variable of the payload.
     pub(crate) fn value(&self, name: &str) -> Option<String> {
         self.variables().into_iter().find(|variable| variable.key == name).map(|variable| variable.value)
     }
@@ -139,12 +139,12 @@ impl World {
     }
 }
 
-/// A variable of the project for the environments that `scope` names.
+/// Returns a project variable for the environments that `scope` matches.
 pub(crate) fn scoped(variable: Variable, scope: &str) -> ScopedVariable {
     ScopedVariable { variable, protected: false, environment_scope: scope.to_owned() }
 }
 
-/// An environment with this name.
+/// Returns an environment with this name.
 pub(crate) fn environment(name: &str) -> Environment {
     Environment { name: name.to_owned(), action: "start".to_owned(), ..Environment::default() }
 }

@@ -1,4 +1,4 @@
-//! Variables of a job: C154 to C163, and what surrounds them. (C164, masking, is the agent's.)
+//! Variables of a job: C154 to C163. (C164, masking, is tested with the agent.)
 
 use muster_coordinator::dotenv::{self, DotenvError};
 use muster_coordinator::variables::{self, RUNNER_OWNED};
@@ -8,47 +8,47 @@ use muster_pipeline::model::{Bridge, BridgeTarget, Strategy};
 use muster_pipeline::{expression, layers, slug};
 use proptest::prelude::*;
 
-use crate::assignments::{World, environment, scoped};
+use crate::assignments::{JobFixture, environment, scoped};
 
 #[test]
-fn c154_run_form_beats_project_beats_job_beats_global() {
-    let mut world = World::new().project_variable("X", "p");
-    // The compiler leaves the winner of global and job variables.
-    world.job.variables = vec![Variable::public("X", "j")];
-    world.context.pipeline_variables = vec![Variable::public("X", "r")];
-    assert_eq!(world.value("X").as_deref(), Some("r"));
-    world.context.pipeline_variables.clear();
-    assert_eq!(world.value("X").as_deref(), Some("p"));
-    world.context.project_variables.clear();
-    assert_eq!(world.value("X").as_deref(), Some("j"));
-    world.job.variables = vec![Variable::public("X", "g")];
-    assert_eq!(world.value("X").as_deref(), Some("g"));
+fn c154_variable_precedence() {
+    let mut fixture = JobFixture::new().project_variable("X", "p");
+    // The compiler keeps only the job variable if a global one has the same name.
+    fixture.job.variables = vec![Variable::public("X", "j")];
+    fixture.context.pipeline_variables = vec![Variable::public("X", "r")];
+    assert_eq!(fixture.value("X").as_deref(), Some("r"));
+    fixture.context.pipeline_variables.clear();
+    assert_eq!(fixture.value("X").as_deref(), Some("p"));
+    fixture.context.project_variables.clear();
+    assert_eq!(fixture.value("X").as_deref(), Some("j"));
+    fixture.job.variables = vec![Variable::public("X", "g")];
+    assert_eq!(fixture.value("X").as_deref(), Some("g"));
 }
 
 #[test]
-fn c155_of_equal_names_in_a_job_the_last_counts() {
-    let mut world = World::new();
-    world.job.variables = vec![Variable::public("X", "j"), Variable::public("X", "m")];
-    assert_eq!(world.value("X").as_deref(), Some("m"));
-    world.job.variables.push(Variable::public("X", "r"));
-    assert_eq!(world.value("X").as_deref(), Some("r"));
-    assert_eq!(world.variables().iter().filter(|variable| variable.key == "X").count(), 1);
+fn c155_last_of_equal_names_in_a_job_counts() {
+    let mut fixture = JobFixture::new();
+    fixture.job.variables = vec![Variable::public("X", "j"), Variable::public("X", "m")];
+    assert_eq!(fixture.value("X").as_deref(), Some("m"));
+    fixture.job.variables.push(Variable::public("X", "r"));
+    assert_eq!(fixture.value("X").as_deref(), Some("r"));
+    assert_eq!(fixture.variables().iter().filter(|variable| variable.key == "X").count(), 1);
 }
 
 #[test]
-fn c156_dotenv_beats_the_job_and_the_project_beats_dotenv() {
-    let mut world = World::new();
-    world.job.variables = vec![Variable::public("X", "j")];
-    world.dotenv = vec![("X".to_owned(), "d".to_owned())];
-    assert_eq!(world.value("X").as_deref(), Some("d"));
-    let world = world.project_variable("X", "p");
-    assert_eq!(world.value("X").as_deref(), Some("p"));
+fn c156_dotenv_precedence() {
+    let mut fixture = JobFixture::new();
+    fixture.job.variables = vec![Variable::public("X", "j")];
+    fixture.dotenv = vec![("X".to_owned(), "d".to_owned())];
+    assert_eq!(fixture.value("X").as_deref(), Some("d"));
+    let fixture = fixture.project_variable("X", "p");
+    assert_eq!(fixture.value("X").as_deref(), Some("p"));
 }
 
 #[test]
 fn c157_expansion_on_the_server() {
-    let mut world = World::new();
-    world.job.variables = vec![
+    let mut fixture = JobFixture::new();
+    fixture.job.variables = vec![
         Variable::public("A", "1"),
         Variable::public("B", "$A-2"),
         Variable { raw: true, ..Variable::public("C", "$A") },
@@ -56,58 +56,58 @@ fn c157_expansion_on_the_server() {
         Variable::public("E", "${U}x"),
         Variable::public("G", "<$C>"),
     ];
-    // `$$A` becomes `$A`, and `${U}x` becomes `x`, at the runner.
+    // The runner turns `$$A` into `$A`, and `${U}x` into `x`.
     for (name, expected) in [("B", "1-2"), ("C", "$A"), ("D", "$$A"), ("E", "${U}x"), ("G", "<$C>")] {
-        assert_eq!(world.value(name).as_deref(), Some(expected), "{name}");
+        assert_eq!(fixture.value(name).as_deref(), Some(expected), "{name}");
     }
-    let variables = world.variables();
+    let variables = fixture.variables();
     assert!(variables.iter().any(|variable| variable.key == "C" && variable.raw));
 }
 
 #[test]
-fn c158_variables_in_a_circle_stay() {
-    let mut world = World::new();
-    world.job.variables = vec![Variable::public("A", "$B"), Variable::public("B", "$A")];
-    assert_eq!(world.value("A").as_deref(), Some("$B"));
-    assert_eq!(world.value("B").as_deref(), Some("$A"));
+fn c158_circular_variables_are_not_expanded() {
+    let mut fixture = JobFixture::new();
+    fixture.job.variables = vec![Variable::public("A", "$B"), Variable::public("B", "$A")];
+    assert_eq!(fixture.value("A").as_deref(), Some("$B"));
+    assert_eq!(fixture.value("B").as_deref(), Some("$A"));
 }
 
 #[test]
-fn c159_the_content_of_a_file_variable_is_in_no_other_variable() {
-    let mut world = World::new();
-    world.context.project_variables = vec![scoped(Variable { file: true, ..Variable::secret("F", "content") }, "*")];
-    world.job.variables = vec![Variable::public("P", "$F")];
-    // The runner, which knows the path, replaces it.
-    assert_eq!(world.value("P").as_deref(), Some("$F"));
-    assert!(world.variables().iter().any(|variable| variable.key == "F" && variable.file));
+fn c159_content_of_file_variables_is_not_inserted() {
+    let mut fixture = JobFixture::new();
+    fixture.context.project_variables = vec![scoped(Variable { file: true, ..Variable::secret("F", "content") }, "*")];
+    fixture.job.variables = vec![Variable::public("P", "$F")];
+    // The runner replaces it, because only the runner knows the path.
+    assert_eq!(fixture.value("P").as_deref(), Some("$F"));
+    assert!(fixture.variables().iter().any(|variable| variable.key == "F" && variable.file));
 }
 
 #[test]
 fn c160_protected_variables_are_for_protected_refs() {
-    let mut world = World::new().project_variable("K", "v");
-    world.context.project_variables[0].protected = true;
-    let in_rules = |world: &World| {
-        let seen = layers::rule_variables(&world.context, None, &[], None);
+    let mut fixture = JobFixture::new().project_variable("K", "v");
+    fixture.context.project_variables[0].protected = true;
+    let in_rules = |fixture: &JobFixture| {
+        let seen = layers::rule_variables(&fixture.context, None, &[], None);
         let is_null = expression::parse("$K == null")
             .map(|expression| expression.evaluate(&|name| layers::value(&seen, name).map(str::to_owned)));
         matches!(is_null, Ok(Ok(true)))
     };
-    assert_eq!(world.value("K"), None);
-    assert!(in_rules(&world));
-    world.context.ref_protected = true;
-    assert_eq!(world.value("K").as_deref(), Some("v"));
-    assert!(!in_rules(&world));
+    assert_eq!(fixture.value("K"), None);
+    assert!(in_rules(&fixture));
+    fixture.context.ref_protected = true;
+    assert_eq!(fixture.value("K").as_deref(), Some("v"));
+    assert!(!in_rules(&fixture));
 }
 
 #[test]
 fn c161_scoped_variables_are_for_their_environments() {
-    let mut world = World::new();
-    world.context.project_variables = vec![scoped(Variable::public("K", "v"), "review/*")];
-    assert_eq!(world.value("K"), None);
-    world.job.environment = Some(environment("review/x"));
-    assert_eq!(world.value("K").as_deref(), Some("v"));
-    world.job.environment = Some(environment("production"));
-    assert_eq!(world.value("K"), None);
+    let mut fixture = JobFixture::new();
+    fixture.context.project_variables = vec![scoped(Variable::public("K", "v"), "review/*")];
+    assert_eq!(fixture.value("K"), None);
+    fixture.job.environment = Some(environment("review/x"));
+    assert_eq!(fixture.value("K").as_deref(), Some("v"));
+    fixture.job.environment = Some(environment("production"));
+    assert_eq!(fixture.value("K"), None);
 }
 
 #[test]
@@ -118,14 +118,14 @@ fn c162_names_and_slugs_of_environments() {
     let name = expand_text("review/$CI_COMMIT_REF_SLUG", &lookup, Unknown::Keep);
     assert_eq!(name, "review/feat-a-1");
 
-    let mut world = World::new();
-    world.job.environment = Some(environment(&name));
-    let slug = world.value("CI_ENVIRONMENT_SLUG").unwrap_or_default();
+    let mut fixture = JobFixture::new();
+    fixture.job.environment = Some(environment(&name));
+    let slug = fixture.value("CI_ENVIRONMENT_SLUG").unwrap_or_default();
     assert!(slug.len() <= 24 && slug.starts_with("review-feat-a-1"), "{slug}");
 }
 
 #[test]
-fn c163_reports_outside_the_rules_are_refused() {
+fn c163_invalid_reports_are_rejected() {
     let many: String = (0..21).map(|index| format!("V{index}=x\n")).collect();
     assert_eq!(dotenv::parse(many.as_bytes()), Err(DotenvError::TooMany));
     assert_eq!(dotenv::parse(&[b'x'; 6 * 1024]), Err(DotenvError::TooLarge(6 * 1024)));
@@ -135,25 +135,26 @@ fn c163_reports_outside_the_rules_are_refused() {
 }
 
 #[test]
-fn a_person_who_plays_a_manual_job_has_the_last_word_and_is_named() {
-    let mut world = World::new().project_variable("X", "p");
-    world.context.pipeline_variables = vec![Variable::public("X", "r")];
-    world.manual = vec![Variable::public("X", "typed")];
-    world.job.when = muster_pipeline::model::When::Manual;
-    world.job.variables = vec![Variable::public("GITLAB_USER_LOGIN", "yaml"), Variable::public("CI_JOB_STAGE", "mine")];
-    assert_eq!(world.value("X").as_deref(), Some("typed"));
-    assert_eq!(world.value("CI_JOB_MANUAL").as_deref(), Some("true"));
-    assert_eq!(world.value("GITLAB_USER_LOGIN").as_deref(), Some("ann"));
-    assert_eq!(world.value("CI_JOB_STAGE").as_deref(), Some("mine"));
-    assert_eq!(World::new().value("CI_JOB_MANUAL"), None);
+fn variables_of_a_manual_start_take_precedence() {
+    let mut fixture = JobFixture::new().project_variable("X", "p");
+    fixture.context.pipeline_variables = vec![Variable::public("X", "r")];
+    fixture.manual = vec![Variable::public("X", "typed")];
+    fixture.job.when = muster_pipeline::model::When::Manual;
+    fixture.job.variables =
+        vec![Variable::public("GITLAB_USER_LOGIN", "yaml"), Variable::public("CI_JOB_STAGE", "mine")];
+    assert_eq!(fixture.value("X").as_deref(), Some("typed"));
+    assert_eq!(fixture.value("CI_JOB_MANUAL").as_deref(), Some("true"));
+    assert_eq!(fixture.value("GITLAB_USER_LOGIN").as_deref(), Some("ann"));
+    assert_eq!(fixture.value("CI_JOB_STAGE").as_deref(), Some("mine"));
+    assert_eq!(JobFixture::new().value("CI_JOB_MANUAL"), None);
 }
 
 #[test]
 fn ids_urls_and_names_of_the_job() {
-    let mut world = World::new();
-    world.job.name = "unit: [linux, 1]".to_owned();
-    world.job.group_name = "unit".to_owned();
-    world.job.node = Some((2, 4));
+    let mut fixture = JobFixture::new();
+    fixture.job.name = "unit: [linux, 1]".to_owned();
+    fixture.job.group_name = "unit".to_owned();
+    fixture.job.node = Some((2, 4));
     let token = "http://gitlab-ci-token:glcbt-secret-token@127.0.0.1:1234/grp/app.git";
     for (name, expected) in [
         ("CI_JOB_ID", "42"),
@@ -173,40 +174,40 @@ fn ids_urls_and_names_of_the_job() {
         ("CI_SERVER_PORT", "1234"),
         ("CI_API_V4_URL", "http://127.0.0.1:1234/api/v4"),
     ] {
-        assert_eq!(world.value(name).as_deref(), Some(expected), "{name}");
+        assert_eq!(fixture.value(name).as_deref(), Some(expected), "{name}");
     }
-    let token = world.variables().into_iter().find(|variable| variable.key == "CI_JOB_TOKEN");
+    let token = fixture.variables().into_iter().find(|variable| variable.key == "CI_JOB_TOKEN");
     assert!(token.is_some_and(|token| token.masked && !token.public));
 }
 
 #[test]
-fn the_url_of_an_environment_knows_the_variables_of_its_job() {
-    let mut world = World::new();
-    world.job.variables = vec![Variable::public("HOST", "x.test")];
-    world.job.environment = Some(muster_pipeline::model::Environment {
+fn environment_url_is_expanded_with_job_variables() {
+    let mut fixture = JobFixture::new();
+    fixture.job.variables = vec![Variable::public("HOST", "x.test")];
+    fixture.job.environment = Some(muster_pipeline::model::Environment {
         url: Some("https://$HOST/$CI_ENVIRONMENT_SLUG/$UNKNOWN".to_owned()),
         deployment_tier: Some("testing".to_owned()),
         ..environment("qa")
     });
-    assert_eq!(world.value("CI_ENVIRONMENT_URL").as_deref(), Some("https://x.test/qa/$UNKNOWN"));
-    assert_eq!(world.value("CI_ENVIRONMENT_TIER").as_deref(), Some("testing"));
-    assert_eq!(world.value("CI_ENVIRONMENT_ACTION").as_deref(), Some("start"));
+    assert_eq!(fixture.value("CI_ENVIRONMENT_URL").as_deref(), Some("https://x.test/qa/$UNKNOWN"));
+    assert_eq!(fixture.value("CI_ENVIRONMENT_TIER").as_deref(), Some("testing"));
+    assert_eq!(fixture.value("CI_ENVIRONMENT_ACTION").as_deref(), Some("start"));
 }
 
 #[test]
-fn what_the_runner_sets_is_not_sent_unless_a_user_wrote_it() {
-    let mut world = World::new();
-    world.context.predefined.extend(RUNNER_OWNED.iter().map(|name| Variable::public(*name, "predefined")));
-    assert!(world.variables().iter().all(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())));
-    world.job.variables = vec![Variable::public("CI_PROJECT_DIR", "mine")];
-    assert_eq!(world.value("CI_PROJECT_DIR").as_deref(), Some("mine"));
+fn runner_owned_variables_are_sent_only_if_a_user_set_them() {
+    let mut fixture = JobFixture::new();
+    fixture.context.predefined.extend(RUNNER_OWNED.iter().map(|name| Variable::public(*name, "predefined")));
+    assert!(fixture.variables().iter().all(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())));
+    fixture.job.variables = vec![Variable::public("CI_PROJECT_DIR", "mine")];
+    assert_eq!(fixture.value("CI_PROJECT_DIR").as_deref(), Some("mine"));
 }
 
 #[test]
-fn c193_what_a_bridge_forwards() {
-    let mut world = World::new();
-    world.context.pipeline_variables = vec![Variable::public("R", "run")];
-    world.job.variables = vec![
+fn c193_forwarded_variables_of_a_bridge() {
+    let mut fixture = JobFixture::new();
+    fixture.context.pipeline_variables = vec![Variable::public("R", "run")];
+    fixture.job.variables = vec![
         Variable::public("V", "1"),
         Variable::public("W", "$V of $CI_PIPELINE_ID, $D, ${CI_JOB_ID}. $C"),
         Variable { raw: true, ..Variable::public("C", "$V") },
@@ -219,7 +220,7 @@ fn c193_what_a_bridge_forwards() {
             forward_yaml_variables: yaml,
             forward_pipeline_variables: pipeline,
         };
-        variables::forwarded(&world.context, &world.job, &bridge, PipelineId(5), &dotenv)
+        variables::forwarded(&fixture.context, &fixture.job, &bridge, PipelineId(5), &dotenv)
             .into_iter()
             .map(|variable| (variable.key, variable.value))
             .collect::<Vec<_>>()

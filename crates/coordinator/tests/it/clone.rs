@@ -1,4 +1,4 @@
-//! Which jobs may read the repository, and when.
+//! Access of jobs to the repository.
 
 #![expect(clippy::unwrap_used, reason = "a failure in a helper fails its test")]
 
@@ -10,9 +10,9 @@ use muster_runner_api::payload::JobPayload;
 use muster_source::{GitServer, git_routes};
 use reqwest::StatusCode;
 
-use crate::support::{House, job};
+use crate::support::{Bench, job};
 
-/// A repository that the coordinator's jobs may read.
+/// A served repository that the coordinator's jobs may read.
 struct Repository {
     url: String,
     client: reqwest::Client,
@@ -27,11 +27,11 @@ impl Drop for Repository {
 }
 
 impl Repository {
-    async fn serve(house: &House) -> Self {
+    async fn serve(bench: &Bench) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let made = Command::new("git").args(["init", "-q", "--bare"]).arg(folder.path()).status().unwrap();
         assert!(made.success());
-        let coordinator = Arc::clone(&house.coordinator);
+        let coordinator = Arc::clone(&bench.coordinator);
         let routes = git_routes(GitServer {
             repository: folder.path().to_owned(),
             project_path: "grp/app".to_owned(),
@@ -47,7 +47,7 @@ impl Repository {
         Self { url, client, server, _folder: folder }
     }
 
-    /// The answers to both requests of a clone.
+    /// Returns the status of both requests of a clone.
     async fn clone_with(&self, token: &str) -> [StatusCode; 2] {
         let sent = |request: reqwest::RequestBuilder| async {
             request.basic_auth("gitlab-ci-token", Some(token)).send().await.unwrap().status()
@@ -65,11 +65,11 @@ const ALLOWED: [StatusCode; 2] = [StatusCode::OK; 2];
 const OVER: [StatusCode; 2] = [StatusCode::FORBIDDEN; 2];
 
 #[tokio::test]
-async fn a_job_clones_while_it_runs_and_not_after() {
-    let house = House::open().await;
-    let repository = Repository::serve(&house).await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a"), job("b")]]).await;
+async fn job_can_clone_only_while_it_is_assigned() {
+    let bench = Bench::open().await;
+    let repository = Repository::serve(&bench).await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a"), job("b")]]).await;
     let (first, other) = (manager.take().await, manager.take().await);
     manager.running(&first).await;
     assert_eq!(repository.clone_of(&first).await, ALLOWED);
@@ -77,20 +77,20 @@ async fn a_job_clones_while_it_runs_and_not_after() {
     manager.succeed(&first).await;
     assert_eq!(repository.clone_of(&first).await, OVER);
     assert_eq!(repository.clone_of(&other).await, ALLOWED);
-    house.coordinator.cancel_job(other.id, true).await.unwrap();
+    bench.coordinator.cancel_job(other.id, true).await.unwrap();
     assert_eq!(repository.clone_of(&other).await, OVER);
 }
 
 #[tokio::test]
-async fn the_assignee_that_lost_its_job_clones_no_more() {
-    let house = House::open().await;
-    let repository = Repository::serve(&house).await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a")]]).await;
+async fn former_assignee_cannot_clone() {
+    let bench = Bench::open().await;
+    let repository = Repository::serve(&bench).await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
     let silent = manager.take().await;
-    house.clock.advance(Duration::from_secs(30));
+    bench.clock.advance(Duration::from_secs(30));
     assert_eq!(repository.clone_of(&silent).await, ALLOWED, "and this accepts no job");
-    house.clock.advance(Duration::from_secs(30));
+    bench.clock.advance(Duration::from_secs(30));
     let second = manager.take().await;
     assert_eq!(second.id, silent.id);
     assert_eq!(repository.clone_of(&silent).await, OVER);
@@ -98,9 +98,9 @@ async fn the_assignee_that_lost_its_job_clones_no_more() {
 }
 
 #[tokio::test]
-async fn what_is_no_job_token_is_asked_for_one() {
-    let house = House::open().await;
-    let repository = Repository::serve(&house).await;
+async fn invalid_job_token_is_unauthorized() {
+    let bench = Bench::open().await;
+    let repository = Repository::serve(&bench).await;
     for token in ["", "glcbt-1-1-00", "something"] {
         assert_eq!(repository.clone_with(token).await, [StatusCode::UNAUTHORIZED; 2]);
     }

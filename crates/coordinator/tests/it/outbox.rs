@@ -1,17 +1,17 @@
-//! The life of jobs as events.
+//! The outbox: the life of jobs as events.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
 use muster_coordinator::outbox::{JobChange, JobEvent};
 use muster_job::{FailureReason, JobId, JobStatus};
 
-use crate::support::{House, job};
+use crate::support::{Bench, job};
 
-async fn all(house: &House) -> Vec<JobEvent> {
-    house.coordinator.events_after(0, 1000).await.expect("readable")
+async fn all(bench: &Bench) -> Vec<JobEvent> {
+    bench.coordinator.events_after(0, 1000).await.expect("readable")
 }
 
-/// The kinds of the events of a job, in order.
+/// Returns the types of the events of a job, in order.
 fn life(events: &[JobEvent], job: JobId) -> Vec<&'static str> {
     let of_job = events.iter().filter(|event| event.job == job);
     of_job
@@ -28,27 +28,27 @@ fn life(events: &[JobEvent], job: JobId) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn the_life_of_a_job_is_a_list_of_events_in_order() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn events_describe_the_life_of_a_job_in_order() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let mut retried = job("a");
     retried.retry.max = 1;
-    let id = house.create(vec![vec![retried], vec![job("b")]]).await;
+    let id = bench.create(vec![vec![retried], vec![job("b")]]).await;
     let first = manager.take().await;
     manager.running(&first).await;
     manager.fail(&first, "script_failure", Some(3)).await;
     let again = manager.take().await;
     manager.succeed(&again).await;
     let second = manager.take().await;
-    house.coordinator.cancel_pipeline(id).await.expect("known");
+    bench.coordinator.cancel_pipeline(id).await.expect("known");
     manager.fail(&second, "job_canceled", None).await;
 
-    let events = all(&house).await;
+    let events = all(&bench).await;
     let sequences: Vec<u64> = events.iter().map(|event| event.sequence).collect();
     assert!(sequences.is_sorted_by(|before, after| before < after), "{sequences:?}");
     assert_eq!(life(&events, first.id), ["created", "queued", "assigned", "accepted", "ended", "replaced"]);
     assert_eq!(life(&events, again.id), ["created", "queued", "assigned", "accepted", "ended"]);
-    // A manager that winds down is waited for.
+    // A graceful cancel waits for the manager.
     assert_eq!(life(&events, second.id), ["created", "queued", "assigned", "moved", "accepted", "ended"]);
     let ends = events.iter().filter_map(|event| match &event.change {
         JobChange::Ended { status, reason, exit_code } => Some((event.job, *status, *reason, *exit_code)),
@@ -60,12 +60,12 @@ async fn the_life_of_a_job_is_a_list_of_events_in_order() {
 }
 
 #[tokio::test]
-async fn events_are_there_whenever_their_change_is_and_until_they_are_acknowledged() {
-    let before = House::open().await;
+async fn events_survive_a_kill_until_they_are_acknowledged() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")], vec![job("b")]]).await;
     let taken = manager.take().await;
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     let events = all(&after).await;
     assert_eq!(events, all(&before).await, "a kill loses none");
     assert_eq!(life(&events, taken.id), ["created", "queued", "assigned"]);
@@ -80,15 +80,15 @@ async fn events_are_there_whenever_their_change_is_and_until_they_are_acknowledg
 }
 
 #[tokio::test]
-async fn a_job_that_nobody_accepted_is_queued_again() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a")]]).await;
+async fn unaccepted_job_is_queued_again() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
     let silent = manager.take().await;
-    house.clock.advance(std::time::Duration::from_secs(60));
+    bench.clock.advance(std::time::Duration::from_secs(60));
     let again = manager.take().await;
     assert_eq!((silent.id, silent.token == again.token), (again.id, false));
-    let events = all(&house).await;
+    let events = all(&bench).await;
     assert_eq!(life(&events, again.id), ["created", "queued", "assigned", "queued", "assigned"]);
     let numbers = events.iter().filter_map(|event| match event.change {
         JobChange::Assigned { assignment, .. } => Some(assignment),
@@ -97,8 +97,8 @@ async fn a_job_that_nobody_accepted_is_queued_again() {
     assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
 }
 
-/// State of a job, derived from its events.
-fn told(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
+/// Returns the status of a job, derived from its events.
+fn status_from_events(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
     events.iter().rev().filter(|event| event.job == job).find_map(|event| match event.change {
         JobChange::Created { .. } => Some(JobStatus::Created),
         JobChange::Queued => Some(JobStatus::Pending),
@@ -110,18 +110,18 @@ fn told(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
 }
 
 #[tokio::test]
-async fn whenever_a_coordinator_is_killed_events_and_rows_tell_the_same() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn events_and_rows_agree_after_a_kill() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let (mut retried, mut asked) = (job("a"), job("c"));
     retried.retry.max = 1;
     asked.when = muster_pipeline::model::When::Manual;
-    let id = house.create(vec![vec![retried, asked], vec![job("b")]]).await;
+    let id = bench.create(vec![vec![retried, asked], vec![job("b")]]).await;
     let agree = async || {
-        let killed = house.as_if_killed().await;
+        let killed = bench.restart_after_kill().await;
         let events = all(&killed).await;
         for row in killed.view(id).await.jobs {
-            assert_eq!(told(&events, row.id), Some(row.status), "job {} (`{}`)", row.id, row.name);
+            assert_eq!(status_from_events(&events, row.id), Some(row.status), "job {} (`{}`)", row.id, row.name);
         }
         killed.coordinator.shutdown().await;
     };
@@ -135,6 +135,16 @@ async fn whenever_a_coordinator_is_killed_events_and_rows_tell_the_same() {
     agree().await;
     manager.succeed(&again).await;
     agree().await;
-    house.coordinator.cancel_pipeline(id).await.expect("known");
+    bench.coordinator.cancel_pipeline(id).await.expect("known");
     agree().await;
+}
+
+/// Without a reader that acknowledges them, events would fill the disk.
+#[tokio::test]
+async fn no_events_are_stored_without_the_option() {
+    let bench = Bench::with(|options| options.write_job_events = false).await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
+    manager.succeed(&manager.take().await).await;
+    assert!(all(&bench).await.is_empty());
 }

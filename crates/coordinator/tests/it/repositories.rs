@@ -1,34 +1,14 @@
-//! Repositories for the tests: what configurations of children are read from.
+//! Repositories for the tests, from which child configurations are read.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_coordinator::NoFiles;
 use muster_pipeline::context::{Changes, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 
-/// A repository without files.
-pub(crate) struct NoFiles;
-
-impl Sources for NoFiles {
-    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        Err(SourceError::NotFound(format!("{target:?} is not there")))
-    }
-
-    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        Ok(Arc::default())
-    }
-
-    fn changed_since(&self, _: &str) -> Option<Changes> {
-        None
-    }
-
-    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
-        Vec::new()
-    }
-}
-
-/// A repository of these files.
+/// A repository with these files.
 pub(crate) struct Files(pub(crate) Vec<(&'static str, &'static str)>);
 
 impl Sources for Files {
@@ -55,7 +35,7 @@ impl Sources for Files {
     }
 }
 
-/// A repository that answers only once `.0` is closed, and then has no files.
+/// A repository without files whose reads block until `.0` is closed.
 pub(crate) struct Stuck(pub(crate) std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Sources for Stuck {

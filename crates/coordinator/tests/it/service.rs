@@ -1,4 +1,4 @@
-//! What managers see: requests, traces, reports, registration.
+//! The service for runner managers: requests, traces, reports, registration.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,62 +15,62 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{House, Manager, SOON, forbidden, job, job_with};
+use crate::support::{Bench, Manager, SOON, forbidden, job, job_with};
 
 #[tokio::test]
-async fn a_job_runs_from_request_to_success() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![job("build")], vec![job("test")]]).await;
+async fn job_runs_from_request_to_success() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    let pipeline = bench.create(vec![vec![job("build")], vec![job("test")]]).await;
 
     let build = manager.take().await;
     assert_eq!((build.job_info.name.as_str(), build.job_info.pipeline_id), ("build", pipeline.0));
     manager.running(&build).await;
     let answer = manager.log(&build, 0, "hello\n").await.expect("taken");
     assert_eq!((answer.accepted, answer.size, answer.status), (true, 6, JobStatus::Running));
-    assert_eq!(house.status(pipeline, "test").await, JobStatus::Created);
+    assert_eq!(bench.status(pipeline, "test").await, JobStatus::Created);
     assert_eq!(manager.succeed(&build).await, JobStatus::Success);
 
     let test = manager.take().await;
     assert_eq!(test.job_info.name, "test");
     manager.fail(&test, "script_failure", Some(3)).await;
-    let view = house.view(pipeline).await;
+    let view = bench.view(pipeline).await;
     assert_eq!(view.summary.status, JobStatus::Failed);
     let test = view.job("test").expect("test");
     assert_eq!((test.exit_code, test.failure_reason), (Some(3), Some(FailureReason::ScriptFailure)));
     assert!(test.queued_at.is_some() && test.started_at.is_some() && test.finished_at.is_some());
-    assert_eq!(house.coordinator.read_trace(build.id, 0).await.expect("readable"), "hello\n");
+    assert_eq!(bench.coordinator.read_trace(build.id, 0).await.expect("readable"), "hello\n");
 }
 
 #[tokio::test]
-async fn a_held_request_is_woken_by_the_next_job() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn held_request_gets_the_next_job() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let waiting = tokio::spawn({
         let manager = manager.clone();
         async move { manager.take().await }
     });
-    let pipeline = house.create(vec![vec![job("a")]]).await;
-    // The clock stands still: only the new job can have woken the request.
+    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    // The clock stands still, so only the new job can have ended the request.
     let payload = tokio::time::timeout(SOON, waiting).await.expect("at once").expect("no panic");
     assert_eq!(payload.job_info.pipeline_id, pipeline.0);
 }
 
 #[tokio::test]
-async fn a_held_request_ends_without_a_job_after_the_long_poll_time() {
-    let house = House::with(|options| options.long_poll = Duration::from_secs(50)).await;
-    let manager = house.manager().await;
+async fn held_request_ends_after_the_long_poll_time() {
+    let bench = Bench::with(|options| options.long_poll = Duration::from_secs(50)).await;
+    let manager = bench.manager().await;
     let request = manager.request(None);
     let waiting = tokio::spawn({
-        let coordinator = Arc::clone(&house.coordinator);
+        let coordinator = Arc::clone(&bench.coordinator);
         async move { coordinator.request_job(request).await }
     });
     let answer = tokio::time::timeout(SOON, async {
         let mut waiting = waiting;
         loop {
-            // The request may not be held yet when the clock is moved first.
-            house.clock.advance(Duration::from_secs(50));
-            house.coordinator.stuck_jobs().await.expect("alive");
+            // The request may not be held yet when the clock is moved for the first time.
+            bench.clock.advance(Duration::from_secs(50));
+            bench.coordinator.stuck_jobs().await.expect("alive");
             tokio::task::yield_now().await;
             if waiting.is_finished() {
                 return (&mut waiting).await.expect("no panic");
@@ -85,20 +85,20 @@ async fn a_held_request_ends_without_a_job_after_the_long_poll_time() {
 
 #[tokio::test]
 async fn the_queue_version_changes_with_a_new_job_only() {
-    let house = House::with(|options| options.long_poll = Duration::ZERO).await;
-    let tagged = house.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
-    let ask = || async { house.coordinator.request_job(tagged.request(None)).await.expect("204").last_update };
+    let bench = Bench::with(|options| options.long_poll = Duration::ZERO).await;
+    let tagged = bench.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
+    let ask = || async { bench.coordinator.request_job(tagged.request(None)).await.expect("204").last_update };
     let before = ask().await;
     assert_eq!(ask().await, before);
-    house.create(vec![vec![job("untagged")]]).await;
+    bench.create(vec![vec![job("untagged")]]).await;
     assert_ne!(ask().await, before);
 }
 
 #[tokio::test]
-async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
-    let house = House::with(|options| options.clock = Arc::new(SystemClock::new())).await;
-    let manager = house.manager().await;
-    let mut events = house.coordinator.subscribe();
+async fn twenty_managers_get_each_of_300_jobs_once() {
+    let bench = Bench::with(|options| options.clock = Arc::new(SystemClock::new())).await;
+    let manager = bench.manager().await;
+    let mut events = bench.coordinator.subscribe();
     let watching = tokio::spawn(async move {
         let mut watch = InvariantMonitor::default();
         let mut handouts = std::collections::HashMap::new();
@@ -115,7 +115,7 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
         }
     });
     let stages = (0..3).map(|stage| (0..100).map(|index| job(&format!("{stage}-{index}"))).collect()).collect();
-    let pipeline = house.create(stages).await;
+    let pipeline = bench.create(stages).await;
     let over = CancellationToken::new();
     let mut managers = JoinSet::new();
     for _ in 0..20 {
@@ -134,38 +134,38 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
             }
         });
     }
-    let view = house.until(pipeline, |view| view.summary.status == JobStatus::Success).await;
+    let view = bench.until(pipeline, |view| view.summary.status == JobStatus::Success).await;
     assert!(view.jobs.iter().all(|job| job.status == JobStatus::Success && job.attempt == 1));
     over.cancel();
     let done: Vec<_> = managers.join_all().await.into_iter().flatten().collect();
     assert_eq!(done.len(), 300);
     assert_eq!(done.iter().collect::<BTreeSet<_>>().len(), 300);
     for id in done {
-        assert_eq!(house.coordinator.read_trace(id, 0).await.expect("readable"), format!("log of {id}\n"));
+        assert_eq!(bench.coordinator.read_trace(id, 0).await.expect("readable"), format!("log of {id}\n"));
     }
-    house.coordinator.shutdown().await;
-    drop(house);
+    bench.coordinator.shutdown().await;
+    drop(bench);
     drop(manager);
     tokio::time::timeout(SOON, watching).await.expect("events end").expect("the invariants held");
 }
 
-/// Of the jobs `j0`, `j1`, ... every second one.
+/// Returns whether a job belongs to the group: every second one of `j0`, `j1`, ...
 fn is_grouped(name: &str) -> bool {
     name[1..].parse::<u8>().is_ok_and(|index| index % 2 == 0)
 }
 
 #[tokio::test]
-async fn jobs_of_a_resource_group_run_one_at_a_time_however_many_takers_there_are() {
-    let house = House::with(|options| options.clock = Arc::new(SystemClock::new())).await;
-    let manager = house.manager().await;
+async fn jobs_of_a_resource_group_run_one_at_a_time() {
+    let bench = Bench::with(|options| options.clock = Arc::new(SystemClock::new())).await;
+    let manager = bench.manager().await;
     let jobs = (0..12).map(|index| {
         let mut job = job(&format!("j{index}"));
         job.resource_group = is_grouped(&job.name).then(|| "one".to_owned());
         job
     });
-    let pipeline = house.create(vec![jobs.collect()]).await;
+    let pipeline = bench.create(vec![jobs.collect()]).await;
     let mut takers = JoinSet::new();
-    // Jobs that may overlap do: the six without a group run until the first of the group does too.
+    // Jobs outside the group run in parallel: each of the six waits until the first job of the group also runs.
     let together = Arc::new(Barrier::new(7));
     for _ in 0..12 {
         let (manager, together) = (manager.clone(), together.clone());
@@ -181,7 +181,7 @@ async fn jobs_of_a_resource_group_run_one_at_a_time_however_many_takers_there_ar
     tokio::time::timeout(SOON, takers.join_all())
         .await
         .expect("a job of the group and the six without one run together");
-    let view = house.view(pipeline).await;
+    let view = bench.view(pipeline).await;
     let (grouped, free): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {
         jobs.into_iter().map(|job| (job.started_at.expect("ran"), job.finished_at)).collect::<Vec<_>>()
@@ -192,10 +192,10 @@ async fn jobs_of_a_resource_group_run_one_at_a_time_however_many_takers_there_ar
 }
 
 #[tokio::test]
-async fn a_trace_takes_each_byte_once() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a")]]).await;
+async fn trace_accepts_each_byte_once() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
     let job = manager.take().await;
     assert_eq!(manager.log(&job, 0, "one ").await.expect("taken").size, 4);
     let again = manager.log(&job, 0, "one ").await.expect("answered");
@@ -203,70 +203,70 @@ async fn a_trace_takes_each_byte_once() {
     let gap = manager.log(&job, 9, "x").await.expect("answered");
     assert_eq!((gap.accepted, gap.size), (false, 4));
     assert_eq!(manager.log(&job, 4, "two").await.expect("taken").size, 7);
-    // A wrong checksum is noted, and the job ends as its runner says.
+    // A wrong checksum is logged, and the report of the runner counts.
     let output = Output { checksum: Some("crc32:00000000".to_owned()), bytesize: Some(7) };
     let ended = manager.update(&job, "success", |request| request.output = output).await.expect("taken");
     assert_eq!(ended.status, JobStatus::Success);
-    assert_eq!(house.coordinator.read_trace(job.id, 0).await.expect("readable"), "one two");
+    assert_eq!(bench.coordinator.read_trace(job.id, 0).await.expect("readable"), "one two");
 }
 
 #[tokio::test]
-async fn a_trace_that_is_too_large_fails_its_job() {
-    let house = House::with(|options| options.limits.trace_bytes = 10).await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![job("a")]]).await;
+async fn too_large_trace_fails_the_job() {
+    let bench = Bench::with(|options| options.limits.trace_bytes = 10).await;
+    let manager = bench.manager().await;
+    let pipeline = bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.log(&taken, 0, "0123456789").await.expect("taken");
     assert_eq!(forbidden(manager.log(&taken, 10, "x").await), Some(JobStatus::Failed));
-    assert_eq!(house.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
+    assert_eq!(bench.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
 }
 
 #[tokio::test]
-async fn a_final_report_is_confirmed_again_and_not_changed() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a")]]).await;
+async fn repeated_final_report_changes_nothing() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.fail(&taken, "from_the_future", None).await;
     assert_eq!(manager.fail(&taken, "from_the_future", None).await, JobStatus::Failed);
     assert_eq!(forbidden(manager.update(&taken, "success", |_| {}).await), Some(JobStatus::Failed));
     assert_eq!(forbidden(manager.log(&taken, 0, "late").await), Some(JobStatus::Failed));
-    let view = house.coordinator.job(taken.id).await.expect("the job");
+    let view = bench.coordinator.job(taken.id).await.expect("the job");
     assert_eq!(view.failure_reason, Some(FailureReason::UnknownFailure));
 }
 
 #[tokio::test]
 async fn success_while_canceling_is_canceled() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![job("a")], vec![job("b")]]).await;
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    let pipeline = bench.create(vec![vec![job("a")], vec![job("b")]]).await;
     let taken = manager.take().await;
     manager.running(&taken).await;
-    house.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
+    bench.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
     let answer = manager.log(&taken, 0, "winding down").await.expect("taken");
     assert_eq!((answer.accepted, answer.status), (true, JobStatus::Canceling));
     assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
     assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
-    assert_eq!(house.view(pipeline).await.summary.status, JobStatus::Canceled);
+    assert_eq!(bench.view(pipeline).await.summary.status, JobStatus::Canceled);
 }
 
 #[tokio::test]
-async fn a_runner_that_cannot_wind_down_is_stopped_at_once() {
-    let house = House::open().await;
-    let mut manager = house.manager().await;
+async fn cancel_is_immediate_without_graceful_support() {
+    let bench = Bench::open().await;
+    let mut manager = bench.manager().await;
     manager.info.features.remove("cancel_gracefully");
-    let pipeline = house.create(vec![vec![job("a")]]).await;
+    let pipeline = bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.running(&taken).await;
-    house.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
+    bench.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
     assert_eq!(forbidden(manager.log(&taken, 0, "x").await), Some(JobStatus::Canceled));
 }
 
 #[tokio::test]
-async fn job_tokens_fit_their_job_only() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a"), job("b")]]).await;
+async fn job_tokens_are_valid_for_one_job() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a"), job("b")]]).await;
     let (first, mut second) = (manager.take().await, manager.take().await);
     second.token = first.token.clone();
     assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
@@ -279,23 +279,23 @@ async fn job_tokens_fit_their_job_only() {
 }
 
 #[tokio::test]
-async fn a_runner_without_a_needed_feature_fails_the_job() {
-    let house = House::open().await;
-    let mut manager = house.manager().await;
+async fn job_fails_if_the_runner_lacks_a_feature() {
+    let bench = Bench::open().await;
+    let mut manager = bench.manager().await;
     manager.info.features.remove("return_exit_code");
     let picky = muster_pipeline::model::Job {
         allow_failure: muster_pipeline::model::AllowFailure::ExitCodes(vec![1]),
         ..job("picky")
     };
-    let pipeline = house.create(vec![vec![picky, job("plain")]]).await;
+    let pipeline = bench.create(vec![vec![picky, job("plain")]]).await;
     assert_eq!(manager.take().await.job_info.name, "plain");
-    assert_eq!(house.job(pipeline, "picky").await.failure_reason, Some(FailureReason::RunnerUnsupported));
+    assert_eq!(bench.job(pipeline, "picky").await.failure_reason, Some(FailureReason::RunnerUnsupported));
 }
 
 #[tokio::test]
-async fn coverage_and_environment_url_are_known_at_the_end() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn report_sets_coverage_and_environment_url() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let mut covered = job_with("a", |work| work.coverage = Some(r"total: (\d+)%".to_owned()));
     covered.variables = vec![Variable::public("HOST", "example.org")];
     covered.environment = Some(muster_pipeline::model::Environment {
@@ -304,25 +304,25 @@ async fn coverage_and_environment_url_are_known_at_the_end() {
         action: "start".to_owned(),
         ..Default::default()
     });
-    let pipeline = house.create(vec![vec![covered]]).await;
+    let pipeline = bench.create(vec![vec![covered]]).await;
     let taken = manager.take().await;
     manager.log(&taken, 0, "total: 81%\n").await.expect("taken");
     manager.upload(&taken, ("dotenv", "raw", None), b"NAME=app".to_vec()).await.expect("kept");
     let tree = serde_json::json!({"steps": []});
     manager.update(&taken, "success", |request| request.result_tree = Some(tree.clone())).await.expect("taken");
-    let view = house.job(pipeline, "a").await;
+    let view = bench.job(pipeline, "a").await;
     assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree)));
     assert_eq!(view.environment.and_then(|environment| environment.url).as_deref(), Some("https://app.example.org"));
 }
 
 #[tokio::test]
-async fn runners_register_verify_reset_and_go() {
-    let house = House::with(|options| {
+async fn runners_register_verify_reset_and_unregister() {
+    let bench = Bench::with(|options| {
         options.registration_token = Some("GR1348941abc".to_owned());
         options.personal_token = Some("glpat-abc".to_owned());
     })
     .await;
-    let service: &dyn RunnerService = &*house.coordinator;
+    let service: &dyn RunnerService = &*bench.coordinator;
     let wrong = RegisterRequest { token: "other".to_owned(), ..RegisterRequest::default() };
     assert_eq!(forbidden(service.register(wrong).await), None);
     let request = RegisterRequest {
@@ -352,55 +352,55 @@ async fn runners_register_verify_reset_and_go() {
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
     service.unregister(last.token.clone()).await.expect("gone");
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
-    let next = house.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
+    let next = bench.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
     assert!(next.id > runner.id, "an id that jobs may name is not used again");
-    let database = std::fs::read(house.dir.path().join("coordinator.db-wal")).expect("the log");
+    let database = std::fs::read(bench.dir.path().join("coordinator.db-wal")).expect("the log");
     for token in [&runner.token, &renewed.token, &last.token] {
         assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
     }
 }
 
 #[tokio::test]
-async fn tokens_with_a_life_say_when_they_end_and_are_refused_from_then_on() {
+async fn expired_runner_tokens_are_rejected() {
     let day = Duration::from_secs(24 * 3600);
-    let house = House::with(|options| {
+    let bench = Bench::with(|options| {
         options.registration_token = Some("GR1348941abc".to_owned());
         options.runner_token_lifetime = Some(day);
     })
     .await;
-    let service: &dyn RunnerService = &*house.coordinator;
+    let service: &dyn RunnerService = &*bench.coordinator;
     let request = RegisterRequest { token: "GR1348941abc".to_owned(), ..RegisterRequest::default() };
     let runner = service.register(request).await.expect("registered");
     let first = runner.token_expires_at.clone().expect("it ends");
     let verify = |token: &str| service.verify(TokenRequest { token: token.to_owned(), ..TokenRequest::default() });
     assert_eq!(verify(&runner.token).await.expect("known").token_expires_at.as_deref(), Some(&*first));
-    house.clock.advance(day * 3 / 4);
+    bench.clock.advance(day * 3 / 4);
     let renewed = service.reset_token(runner.token).await.expect("another token");
     assert!(renewed.token_expires_at.clone().expect("it ends too") > first);
-    house.clock.advance(day / 2);
+    bench.clock.advance(day / 2);
     verify(&renewed.token).await.expect("the first token would have ended by now");
-    let house = house.as_if_killed().await;
-    house.clock.advance(day / 2);
-    let verify = house.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
+    let bench = bench.restart_after_kill().await;
+    bench.clock.advance(day / 2);
+    let verify = bench.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
     assert_eq!(forbidden(verify.await), None, "and that it ends is kept");
 }
 
 #[tokio::test]
-async fn where_registration_is_closed_it_is_gone_and_no_person_resets_tokens() {
-    let house = House::open().await;
-    let refused = house.coordinator.register(RegisterRequest::default()).await.expect_err("closed");
+async fn registration_and_token_resets_can_be_disabled() {
+    let bench = Bench::open().await;
+    let refused = bench.coordinator.register(RegisterRequest::default()).await.expect_err("closed");
     assert!(matches!(refused, ServiceError::Gone(_)), "{refused}");
-    let known = house.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
-    assert_eq!(forbidden(house.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
+    let known = bench.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
+    assert_eq!(forbidden(bench.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
 }
 
 #[tokio::test]
-async fn a_paused_runner_and_an_unknown_one_get_nothing() {
-    let house = House::open().await;
-    house.create(vec![vec![job("a")]]).await;
-    let paused = house.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
-    let answer = house.coordinator.request_job(paused.request(None)).await.expect("204");
+async fn paused_and_unknown_runners_get_no_jobs() {
+    let bench = Bench::open().await;
+    bench.create(vec![vec![job("a")]]).await;
+    let paused = bench.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
+    let answer = bench.coordinator.request_job(paused.request(None)).await.expect("204");
     assert!(answer.job.is_none());
-    let unknown = Manager::new(Arc::clone(&house.coordinator), "glrt-unknown".to_owned());
-    assert_eq!(forbidden(house.coordinator.request_job(unknown.request(None)).await), None);
+    let unknown = Manager::new(Arc::clone(&bench.coordinator), "glrt-unknown".to_owned());
+    assert_eq!(forbidden(bench.coordinator.request_job(unknown.request(None)).await), None);
 }

@@ -1,4 +1,4 @@
-//! What is on disk: restarts, past runs, full disks, foreign databases.
+//! Data on disk: restarts, past runs, full disks, invalid databases.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -15,11 +15,11 @@ use muster_runner_api::service::{RunnerService, ServiceError};
 use sqlx::Connection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
-use crate::support::{House, Manager, NoFiles, SOON, job, new_pipeline, pipeline, producer, zip_of};
+use crate::support::{Bench, Manager, NoFiles, SOON, job, new_pipeline, pipeline, producer, zip_of};
 
 #[tokio::test]
-async fn a_killed_coordinator_goes_on_where_it_was() {
-    let before = House::open().await;
+async fn killed_coordinator_resumes_all_jobs() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     let mut retried = job("c");
     retried.retry.max = 1;
@@ -32,7 +32,7 @@ async fn a_killed_coordinator_goes_on_where_it_was() {
     manager.log(&second, 0, "half of ").await.expect("taken");
     manager.fail(&third, "script_failure", Some(1)).await;
 
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     let manager = manager.at(&after);
     let (was, is) = (before.view(id).await, after.view(id).await);
     let statuses = |view: &muster_coordinator::views::PipelineView| -> Vec<_> {
@@ -41,7 +41,7 @@ async fn a_killed_coordinator_goes_on_where_it_was() {
     assert_eq!(statuses(&was), statuses(&is));
     assert_eq!(was.summary.status, is.summary.status);
 
-    // The running job goes on with its token and its bytes; the retry waits in the queue; what follows follows.
+    // The running job continues with its token and its trace; the retry is in the queue; later jobs follow.
     let lost = manager.log(&second, 0, "").await.expect("answered");
     assert_eq!((lost.accepted, lost.size), (false, 8));
     manager.log(&second, 8, "it").await.expect("taken");
@@ -59,12 +59,12 @@ async fn a_killed_coordinator_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_hand_out_that_nobody_confirmed_runs_out_after_a_restart_too() {
-    let before = House::open().await;
+async fn accept_timeout_applies_after_a_restart() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")]]).await;
     let silent = manager.take_with(Some("key")).await;
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     let manager = manager.at(&after);
     let same = manager.take_with(Some("key")).await;
     assert_eq!((same.id, &same.token), (silent.id, &silent.token), "the key still counts");
@@ -73,48 +73,48 @@ async fn a_hand_out_that_nobody_confirmed_runs_out_after_a_restart_too() {
 }
 
 #[tokio::test]
-async fn a_delay_goes_on_after_a_restart() {
+async fn delay_continues_after_a_restart() {
     let mut delayed = job("later");
     delayed.when = muster_pipeline::model::When::Delayed;
     delayed.start_in = Some(Duration::from_secs(60));
-    let before = House::open().await;
+    let before = Bench::open().await;
     let manager = before.manager().await;
     let id = before.create(vec![vec![delayed]]).await;
     assert_eq!(before.status(id, "later").await, JobStatus::Scheduled);
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     assert_eq!(after.job(id, "later").await.scheduled_at, before.job(id, "later").await.scheduled_at);
     after.clock.advance(Duration::from_secs(60));
     assert_eq!(manager.at(&after).take().await.job_info.name, "later");
 }
 
 #[tokio::test]
-async fn ids_start_where_the_caller_says_and_go_on_after_a_restart() {
+async fn first_ids_are_configurable_and_never_reused() {
     let first = |options: &mut Options| {
         options.first_pipeline_id = PipelineId(40);
         options.first_job_id = JobId(700);
     };
-    let before = House::with(first).await;
+    let before = Bench::with(first).await;
     let id = before.create(vec![vec![job("a")]]).await;
     assert_eq!((id, before.job(id, "a").await.id), (PipelineId(40), JobId(700)));
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     let id = after.create(vec![vec![job("a")]]).await;
     assert_eq!((id, after.job(id, "a").await.id), (PipelineId(41), JobId(701)));
 }
 
 #[tokio::test]
-async fn a_past_run_can_be_looked_at_also_after_a_kill() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    let id = house.create(vec![vec![job("a")]]).await;
+async fn past_run_is_readable_after_a_kill() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    let id = bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.log(&taken, 0, "a log").await.expect("taken");
     manager.fail(&taken, "script_failure", Some(1)).await;
-    let view = house.view(id).await;
+    let view = bench.view(id).await;
 
-    let alive = History::open(house.dir.path()).await.expect("readable while it runs");
+    let alive = History::open(bench.dir.path()).await.expect("readable while it runs");
     assert_eq!(alive.pipeline(id).await.expect("the pipeline"), view);
-    house.coordinator.shutdown().await;
-    let past = History::open(house.dir.path()).await.expect("readable afterwards");
+    bench.coordinator.shutdown().await;
+    let past = History::open(bench.dir.path()).await.expect("readable afterwards");
     assert_eq!(past.pipelines(None, 10).await.expect("readable").len(), 1);
     assert_eq!(past.pipeline(id).await.expect("the pipeline"), view);
     assert_eq!(past.read_trace(taken.id, 2).await.expect("readable"), "log");
@@ -122,17 +122,17 @@ async fn a_past_run_can_be_looked_at_also_after_a_kill() {
 }
 
 #[tokio::test]
-async fn a_shut_down_coordinator_says_so() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.coordinator.shutdown().await;
-    assert!(house.coordinator.pipelines(None, 10).await.is_err());
-    assert!(house.coordinator.request_job(manager.request(None)).await.is_err());
-    house.coordinator.shutdown().await;
+async fn calls_fail_after_the_shutdown() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.coordinator.shutdown().await;
+    assert!(bench.coordinator.pipelines(None, 10).await.is_err());
+    assert!(bench.coordinator.request_job(manager.request(None)).await.is_err());
+    bench.coordinator.shutdown().await;
 }
 
 #[tokio::test]
-async fn folders_that_cannot_be_used_are_named() {
+async fn open_error_names_the_directory() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("file");
     std::fs::write(&file, "x").expect("a file");
@@ -148,10 +148,10 @@ async fn folders_that_cannot_be_used_are_named() {
 }
 
 #[tokio::test]
-async fn a_database_of_a_newer_version_is_left_alone() {
-    let house = House::open().await;
-    house.coordinator.shutdown().await;
-    let options = SqliteConnectOptions::new().filename(house.dir.path().join("coordinator.db"));
+async fn database_of_a_newer_version_is_not_changed() {
+    let bench = Bench::open().await;
+    bench.coordinator.shutdown().await;
+    let options = SqliteConnectOptions::new().filename(bench.dir.path().join("coordinator.db"));
     let mut database = SqliteConnection::connect_with(&options).await.expect("the database");
     sqlx::query(
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
@@ -161,33 +161,32 @@ async fn a_database_of_a_newer_version_is_left_alone() {
     .await
     .expect("a newer version");
     database.close().await.expect("closed");
-    let error = Coordinator::open(Options::new(house.dir.path())).await.expect_err("newer");
+    let error = Coordinator::open(Options::new(bench.dir.path())).await.expect_err("newer");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
-    let error = History::open(house.dir.path()).await.expect_err("newer");
+    let error = History::open(bench.dir.path()).await.expect_err("newer");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn secrets_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt;
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a")]]).await;
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
+    bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.log(&taken, 0, "x").await.expect("taken");
     for name in
         ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", taken.id)]
     {
-        let mode = std::fs::metadata(house.dir.path().join(name)).expect(name).permissions().mode();
+        let mode = std::fs::metadata(bench.dir.path().join(name)).expect(name).permissions().mode();
         assert_eq!(mode & 0o077, 0, "{name} has mode {mode:o}");
     }
 }
 
-/// Set in the process that has a small file system of its own: where that is mounted.
+/// Environment variable with the mount point, set in the process that has its own small file system.
 const SMALL_DISK: &str = "MUSTER_TEST_SMALL_DISK";
 
-/// Runs a test of this binary again with a file system of 2 MB mounted in a name space of its own, where this machine
-/// allows that.
+/// Runs a test of this binary again with a file system of 2 MB in its own mount namespace, if this machine allows that.
 fn on_a_small_disk(test: &str) {
     if !muster_test_needs::mounts() {
         return;
@@ -204,9 +203,9 @@ fn on_a_small_disk(test: &str) {
 }
 
 #[test]
-fn a_full_disk_stops_the_work_and_loses_nothing() {
+fn full_disk_pauses_assignments_and_loses_nothing() {
     let Some(dir) = std::env::var_os(SMALL_DISK) else {
-        on_a_small_disk("store::a_full_disk_stops_the_work_and_loses_nothing");
+        on_a_small_disk("store::full_disk_pauses_assignments_and_loses_nothing");
         return;
     };
     let runtime =
@@ -231,8 +230,7 @@ async fn full_disk(dir: &Path) {
     fill(&ballast);
     let error = manager.log(&taken, 7, &"x".repeat(100_000)).await.expect_err("no space for the log");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
-    // The database takes what fits into the pages it has; sooner or later it is full, and says so. Nothing of these
-    // pipelines is for the manager.
+    // The database uses its free pages first; then it is full. No job of these pipelines matches the manager.
     let mut tagged = job("other");
     tagged.tags = vec!["other".to_owned()];
     let other = || new_pipeline(pipeline(vec![vec![tagged.clone()]]), Arc::new(NoFiles));
@@ -245,7 +243,7 @@ async fn full_disk(dir: &Path) {
     assert!(error.to_string().contains("no space left"), "{error}");
     let problem = tokio::time::timeout(SOON, async {
         loop {
-            // The trace has its own: that comes first.
+            // The first event is about the trace, which has its own problem.
             if let Ok(Event::StorageProblem(Some(text))) = events.recv().await
                 && text.contains("database")
             {
@@ -275,7 +273,7 @@ async fn full_disk(dir: &Path) {
     assert_eq!(refused.status, JobStatus::Canceled, "what was refused does not run later");
 }
 
-/// Takes all the space there is.
+/// Fills the disk.
 fn fill(path: &Path) {
     use std::io::Write;
     let mut file = std::fs::File::create(path).expect("a file");
@@ -286,26 +284,26 @@ fn fill(path: &Path) {
 }
 
 #[tokio::test]
-async fn jobs_that_run_or_are_silent_for_too_long_are_ended() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn overdue_and_silent_jobs_are_ended() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let mut short = job("short");
     short.timeout = Some(Duration::from_secs(120));
     let mut long = job("long");
     long.timeout = Some(Duration::from_secs(24 * 3600));
-    let id = house.create(vec![vec![short, long]]).await;
+    let id = bench.create(vec![vec![short, long]]).await;
     let (short, long) = (manager.take().await, manager.take().await);
     assert_eq!(short.runner_info.timeout, 120);
     manager.running(&short).await;
     manager.running(&long).await;
-    house.clock.advance(Duration::from_secs(120 + 15 * 60));
-    house.until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
-    assert_eq!(house.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
-    // A word from the runner moves the limit of contact_timeout on.
+    bench.clock.advance(Duration::from_secs(120 + 15 * 60));
+    bench.until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
+    assert_eq!(bench.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
+    // A report from the runner extends the contact timeout.
     manager.running(&long).await;
-    house.clock.advance(Duration::from_secs(3599));
-    assert_eq!(house.status(id, "long").await, JobStatus::Running);
-    house.clock.advance(Duration::from_secs(1));
-    house.until(id, |view| view.job("long").is_some_and(|job| job.status == JobStatus::Failed)).await;
-    assert_eq!(house.job(id, "long").await.failure_reason, Some(FailureReason::NoUpdatesRunning));
+    bench.clock.advance(Duration::from_secs(3599));
+    assert_eq!(bench.status(id, "long").await, JobStatus::Running);
+    bench.clock.advance(Duration::from_secs(1));
+    bench.until(id, |view| view.job("long").is_some_and(|job| job.status == JobStatus::Failed)).await;
+    assert_eq!(bench.job(id, "long").await.failure_reason, Some(FailureReason::NoUpdatesRunning));
 }

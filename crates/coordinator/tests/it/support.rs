@@ -1,4 +1,4 @@
-//! A coordinator with pipelines made by hand, and managers that call its port directly.
+//! A coordinator with handmade pipelines, and managers that call its service directly.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -22,12 +22,13 @@ use muster_runner_api::wire::{JobRequest, UpdateRequest, VersionInfo};
 use tempfile::TempDir;
 use time::macros::datetime;
 
-pub(crate) use crate::repositories::{Files, NoFiles, Stuck};
+pub(crate) use crate::repositories::{Files, Stuck};
+pub(crate) use muster_coordinator::NoFiles;
 
-/// How long a test waits for what should come at once.
+/// Maximum time to wait for what should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// A job with a script.
+/// Returns a job with a script.
 pub(crate) fn job(name: &str) -> Job {
     let work = ScriptWork { script: vec!["true".to_owned()], ..ScriptWork::default() };
     Job {
@@ -58,7 +59,7 @@ pub(crate) fn job(name: &str) -> Job {
     }
 }
 
-/// A job with other script work.
+/// Returns a job with changed script work.
 pub(crate) fn job_with(name: &str, change: impl FnOnce(&mut ScriptWork)) -> Job {
     let mut job = job(name);
     if let Work::Script(work) = &mut job.work {
@@ -67,14 +68,14 @@ pub(crate) fn job_with(name: &str, change: impl FnOnce(&mut ScriptWork)) -> Job 
     job
 }
 
-/// A job that uploads an archive.
+/// Returns a job that uploads an archive.
 pub(crate) fn producer(name: &str) -> Job {
     job_with(name, |work| {
         work.artifacts = Some(Artifacts { paths: vec!["out".to_owned()], ..Artifacts::default() });
     })
 }
 
-/// A pipeline: each list is a stage.
+/// Returns a pipeline in which each list is a stage.
 pub(crate) fn pipeline(stages: Vec<Vec<Job>>) -> Pipeline {
     let names: Vec<String> = (0..stages.len()).map(|index| format!("stage{index}")).collect();
     let mut jobs = Vec::new();
@@ -95,7 +96,7 @@ pub(crate) fn pipeline(stages: Vec<Vec<Job>>) -> Pipeline {
     }
 }
 
-/// What is needed to create a pipeline of project `grp/app` on branch `main`.
+/// Returns a new pipeline of project `grp/app` on branch `main`.
 pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPipeline {
     let context = Context { ref_name: "main".to_owned(), project_path: "grp/app".to_owned(), ..Context::default() };
     let git = GitFacts {
@@ -109,14 +110,14 @@ pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPip
     NewPipeline::new(ProjectFacts::new(ProjectId(1), "grp/app"), context, compiled, git, sources)
 }
 
-/// A coordinator in a folder of its own, with a clock that the test moves.
-pub(crate) struct House {
+/// A coordinator in its own directory, with a clock that the test moves.
+pub(crate) struct Bench {
     pub(crate) dir: TempDir,
     pub(crate) clock: ManualClock,
     pub(crate) coordinator: Arc<Coordinator>,
 }
 
-impl House {
+impl Bench {
     pub(crate) async fn open() -> Self {
         Self::with(|_| {}).await
     }
@@ -130,8 +131,8 @@ impl House {
         Self { dir, clock, coordinator }
     }
 
-    /// The coordinator that would be there after a `kill -9`: opened on a copy of what is on disk now.
-    pub(crate) async fn as_if_killed(&self) -> Self {
+    /// Opens a second coordinator on a copy of the current files, as after a `kill -9`.
+    pub(crate) async fn restart_after_kill(&self) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         copy(self.dir.path(), dir.path());
         let coordinator = Coordinator::open(options(dir.path(), &self.clock)).await.expect("opened again");
@@ -143,12 +144,12 @@ impl House {
         self.coordinator.create_pipeline(new).await.expect("a pipeline")
     }
 
-    /// A pipeline from the text of `.gitlab-ci.yml`; `run` are the variables of the run form.
+    /// Creates a pipeline from the text of `.gitlab-ci.yml`. `run` holds its pipeline variables.
     pub(crate) async fn create_from(&self, yaml: &str, files: Files, run: &[(&str, &str)]) -> PipelineId {
         self.create_with(yaml, Arc::new(files), run).await
     }
 
-    /// The same, with other sources.
+    /// Like [`Bench::create_from`], with other sources.
     pub(crate) async fn create_with(&self, yaml: &str, sources: SharedSources, run: &[(&str, &str)]) -> PipelineId {
         let mut new = new_pipeline(pipeline(Vec::new()), Arc::clone(&sources));
         new.context.predefined = vec![Variable::public("CI_PIPELINE_SOURCE", "push")];
@@ -179,18 +180,18 @@ impl House {
         self.job(pipeline, name).await.status
     }
 
-    /// Where a job's file is, or was.
+    /// Returns the path of a job's file, which may have been deleted.
     pub(crate) fn path_of(&self, job: JobId, file: &ArtifactView) -> PathBuf {
         self.dir.path().join("artifacts").join(job.to_string()).join(&file.kind).join(&file.filename)
     }
 
-    /// The kinds of a job's files, and whether each is on disk.
-    pub(crate) async fn files_there(&self, job: JobId) -> Vec<(String, bool)> {
+    /// Returns the kinds of a job's files, and whether each is on disk.
+    pub(crate) async fn artifact_files_on_disk(&self, job: JobId) -> Vec<(String, bool)> {
         let files = self.coordinator.artifact_files(job).await.expect("known");
         files.into_iter().map(|file| (file.kind.clone(), self.path_of(job, &file).exists())).collect()
     }
 
-    /// Waits until `done` holds of a pipeline; events say when to look.
+    /// Waits until `done` is true for a pipeline. Checks it after each event.
     pub(crate) async fn until(&self, pipeline: PipelineId, done: impl Fn(&PipelineView) -> bool) -> PipelineView {
         let mut events = self.coordinator.subscribe();
         tokio::time::timeout(SOON, async {
@@ -209,9 +210,9 @@ impl House {
 
 pub(crate) fn options(dir: &Path, clock: &ManualClock) -> Options {
     let clock: Arc<dyn Clock> = Arc::new(clock.clone());
-    // Whatever is finished is read from the store again.
+    // All finished pipelines are read from the store again.
     let limits = Limits { finished_in_memory: 0, ..Limits::default() };
-    Options { clock, limits, ..Options::new(dir) }
+    Options { clock, limits, write_job_events: true, ..Options::new(dir) }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -227,7 +228,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What calls the runner API: one process with one runner's token.
+/// A runner manager: one process with the token of a runner.
 #[derive(Clone)]
 pub(crate) struct Manager {
     pub(crate) coordinator: Arc<Coordinator>,
@@ -249,9 +250,9 @@ impl Manager {
         Self { coordinator, token, info: VersionInfo { name: "fake".to_owned(), features, ..VersionInfo::default() } }
     }
 
-    /// The same manager at another coordinator.
-    pub(crate) fn at(&self, house: &House) -> Self {
-        Self { coordinator: Arc::clone(&house.coordinator), ..self.clone() }
+    /// Returns the same manager at another coordinator.
+    pub(crate) fn at(&self, bench: &Bench) -> Self {
+        Self { coordinator: Arc::clone(&bench.coordinator), ..self.clone() }
     }
 
     pub(crate) fn request(&self, key: Option<&str>) -> JobRequest {
@@ -259,13 +260,13 @@ impl Manager {
             info: self.info.clone(),
             token: self.token.clone(),
             system_id: "s_000000000001".to_owned(),
-            // Whichever it was: one who has asked before is held.
+            // Any version will do: only requests without one are not held.
             last_update: "an earlier one".to_owned(),
             idempotency_key: key.map(ToOwned::to_owned),
         }
     }
 
-    /// Asks for a job, and waits for it.
+    /// Requests a job and waits for it.
     pub(crate) async fn take(&self) -> JobPayload {
         self.take_with(None).await
     }
@@ -332,13 +333,13 @@ impl Manager {
     }
 }
 
-/// Bytes in pieces.
+/// Returns a stream of small pieces.
 pub(crate) fn stream(content: Vec<u8>) -> ByteStream {
     let pieces: Vec<_> = content.chunks(1000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
     futures::stream::iter(pieces).boxed()
 }
 
-/// A zip archive with one file.
+/// Returns a zip archive with one file.
 pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
     use std::io::Write;
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
@@ -347,7 +348,7 @@ pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
     writer.finish().expect("an archive").into_inner()
 }
 
-/// The state that a refused call is told.
+/// Returns the job status of a forbidden call.
 #[track_caller]
 pub(crate) fn forbidden(result: Result<impl std::fmt::Debug, ServiceError>) -> Option<JobStatus> {
     match result {

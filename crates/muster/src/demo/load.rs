@@ -1,12 +1,11 @@
 //! The demo's load: waves of jobs, the same for the same seed.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::{GitFacts, NewPipeline, ProjectFacts, SharedSources};
+use muster_coordinator::{GitFacts, NewPipeline, NoFiles, ProjectFacts, SharedSources};
 use muster_job::ProjectId;
-use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::Context;
 
 /// Jobs of one pipeline, and how long after the one before it comes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +81,7 @@ pub(super) fn pipeline(wave: &Wave) -> Result<NewPipeline, LoadError> {
         yaml.push_str(&format!("job {index}:\n  script: ['echo \"on $HOME\"', 'sleep {seconds:.3}']\n"));
     }
     let context = Context { ref_name: "main".to_owned(), project_path: "muster/demo".to_owned(), ..Context::default() };
-    let sources: SharedSources = Arc::new(Nothing);
+    let sources: SharedSources = Arc::new(NoFiles);
     let compiled = muster_pipeline::compile(yaml.as_bytes(), &context, &*sources);
     let pipeline = compiled.pipeline.ok_or_else(|| LoadError(format!("{:?}", compiled.diagnostics)))?;
     let git = GitFacts {
@@ -92,27 +91,6 @@ pub(super) fn pipeline(wave: &Wave) -> Result<NewPipeline, LoadError> {
         ..GitFacts::default()
     };
     Ok(NewPipeline::new(ProjectFacts::new(ProjectId(1), "muster/demo"), context, pipeline, git, sources))
-}
-
-/// A repository without files.
-struct Nothing;
-
-impl Sources for Nothing {
-    fn read(&self, _: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        Err(SourceError::NotFound("the demo has no files".to_owned()))
-    }
-
-    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        Ok(Arc::default())
-    }
-
-    fn changed_since(&self, _: &str) -> Option<Changes> {
-        None
-    }
-
-    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ fn bytes_of(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_clean_tree_is_its_own_commit() {
+fn clean_tree_uses_the_head_commit() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     let head = repository.commit("First\n\nWith words");
@@ -108,7 +108,7 @@ fn a_clean_tree_is_its_own_commit() {
 }
 
 #[test]
-fn jobs_see_changed_and_untracked_files_but_not_ignored_and_deleted_ones() {
+fn snapshot_has_changed_and_untracked_but_no_ignored_files() {
     let repository = Repository::new();
     repository.write("changed.txt", "old");
     repository.write("deleted.txt", "x");
@@ -138,7 +138,7 @@ fn jobs_see_changed_and_untracked_files_but_not_ignored_and_deleted_ones() {
 }
 
 #[test]
-fn the_users_repository_keeps_every_byte_also_with_a_lock_in_place() {
+fn snapshot_never_changes_the_users_repository() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     repository.commit("First");
@@ -156,7 +156,7 @@ fn the_users_repository_keeps_every_byte_also_with_a_lock_in_place() {
 }
 
 #[test]
-fn links_modes_and_odd_names_survive() {
+fn links_modes_and_unusual_names_are_preserved() {
     let repository = Repository::new();
     repository.write("run.sh", "#!/bin/sh\n");
     fs::set_permissions(repository.path().join("run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -175,7 +175,7 @@ fn links_modes_and_odd_names_survive() {
 }
 
 #[test]
-fn a_change_in_the_same_second_as_the_index_is_seen() {
+fn change_in_the_same_second_as_the_index_is_detected() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     repository.commit("First");
@@ -231,7 +231,7 @@ fn worktrees_submodules_shallow_clones_and_sha256_work() {
 }
 
 #[test]
-fn what_is_no_repository_to_run_is_said() {
+fn snapshot_error_names_the_problem() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
     let error = |path: &Path| Snapshot::take(path, &store).unwrap_err();
@@ -254,7 +254,7 @@ fn what_is_no_repository_to_run_is_said() {
 }
 
 #[test]
-fn refs_are_found_by_short_names_and_never_taken_for_options() {
+fn refs_are_resolved_by_short_names_but_not_as_options() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     let first = repository.commit("First");

@@ -53,7 +53,7 @@ impl DirectoryBlobs {
         std::fs::create_dir_all(&incoming)?;
         for entry in std::fs::read_dir(&incoming)?.flatten() {
             if let Err(error) = std::fs::remove_file(entry.path()) {
-                tracing::warn!(file = %entry.path().display(), %error, "failed to delete a leftover");
+                tracing::warn!(file = %entry.path().display(), %error, "failed to delete a partly received file");
             }
         }
         Ok(Self::open_read_only(dir))

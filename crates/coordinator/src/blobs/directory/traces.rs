@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_disk_loses_nothing_once_there_is_space_again() {
+    async fn trace_append_succeeds_after_a_full_disk() {
         let (_dir, traces) = traces();
         let path = traces.path(JobId(1));
         std::os::unix::fs::symlink("/dev/full", &path).expect("a disk that is always full");

@@ -86,7 +86,7 @@ fn local_files_come_from_the_snapshot() {
 }
 
 #[test]
-fn other_projects_come_from_the_checkouts_that_the_user_names() {
+fn other_projects_come_from_configured_directories() {
     let (fixture, runtime) = (Fixture::new(), runtime());
     fixture.repository("lib", &[("t.yml", "old"), ("deep/x.yml", "x")]);
     fixture.git("lib", &["tag", "v1"]);
@@ -155,7 +155,7 @@ fn components_are_found_by_version() {
 }
 
 #[test]
-fn templates_and_remote_files_say_what_to_configure() {
+fn missing_templates_name_the_configuration() {
     let (fixture, runtime) = (Fixture::new(), runtime());
     let folder = fixture.path("templates");
     std::fs::create_dir_all(folder.join("Jobs")).unwrap();
@@ -184,7 +184,7 @@ fn serve(runtime: &tokio::runtime::Runtime, routes: axum::Router) -> String {
 }
 
 #[test]
-fn remote_files_are_fetched_bounded_and_kept() {
+fn remote_files_are_fetched_limited_and_cached() {
     let (fixture, runtime) = (Fixture::new(), runtime());
     let routes = axum::Router::new()
         .route("/ok.yml", axum::routing::get(|| async { "remote" }))

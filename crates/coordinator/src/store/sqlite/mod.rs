@@ -100,7 +100,7 @@ impl Store for SqliteStore {
             && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
         {
             // After some errors SQLite has already rolled back. If it has not, the next BEGIN fails.
-            tracing::debug!(%error, "there was nothing to roll back");
+            tracing::debug!(%error, "there was no transaction to roll back");
         }
         result
     }

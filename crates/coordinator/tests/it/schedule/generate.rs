@@ -1,4 +1,4 @@
-//! Generated pipelines, and what happens to them.
+//! Generated pipelines and events.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use muster_pipeline::model::{AllowFailure, AutoCancel, Need, OnNewCommit, Pipeli
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::world::{Build, bridge_work, job, pipeline};
+use super::harness::{Build, bridge_work, job, pipeline};
 
-/// One generated job. A need is a position among the jobs before it in the list.
+/// A generated job. A need is an index into the jobs before it.
 #[derive(Debug, Clone)]
 pub(super) struct Spec {
     stage: usize,
@@ -55,19 +55,19 @@ pub(super) fn spec() -> impl Strategy<Value = Spec> {
     )
 }
 
-/// So many jobs.
+/// Generates a number of jobs.
 pub(super) fn specs(jobs: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Spec>> {
     vec(spec(), jobs)
 }
 
-/// What a newer commit and a failure cancel.
+/// Generates the jobs that a newer commit and a failure cancel.
 pub(super) fn auto_cancel() -> impl Strategy<Value = AutoCancel> {
     let modes = [OnNewCommit::Conservative, OnNewCommit::Interruptible, OnNewCommit::None];
     (proptest::sample::select(modes.to_vec()), proptest::bool::weighted(0.3))
         .prop_map(|(on_new_commit, on_job_failure)| AutoCancel { on_new_commit, on_job_failure })
 }
 
-/// The pipeline of these jobs, in eight stages.
+/// Returns the pipeline of these jobs, in eight stages.
 pub(super) fn build(specs: &[Spec], auto_cancel: AutoCancel) -> Pipeline {
     let mut built = pipeline("s0:; s1:; s2:; s3:; s4:; s5:; s6:; s7:");
     built.auto_cancel = auto_cancel;
@@ -94,7 +94,7 @@ pub(super) fn build(specs: &[Spec], auto_cancel: AutoCancel) -> Pipeline {
     built
 }
 
-/// Children that pass, block, have an optional manual job, and have nothing to do.
+/// Returns a child pipeline that passes, blocks, has an optional manual job, or has nothing to do.
 pub(super) fn child(kind: u16) -> Pipeline {
     match kind % 4 {
         0 => pipeline("x: x1; y: y1"),
@@ -104,7 +104,7 @@ pub(super) fn child(kind: u16) -> Pipeline {
     }
 }
 
-/// What happens next, to be read against the jobs that are in the right state for it.
+/// A step of a run. It selects an event for a job that is in the right state for it.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) which: u16,
@@ -112,13 +112,13 @@ pub(super) struct Step {
     pub(super) restart: bool,
 }
 
-/// So many of them.
+/// Generates a number of steps.
 pub(super) fn steps(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Step>> {
     let step = (any::<u16>(), any::<u8>(), proptest::bool::weighted(0.02));
     vec(step.prop_map(|(which, kind, restart)| Step { which, kind, restart }), count)
 }
 
-/// Any event about any job, whether it makes sense or not.
+/// Generates any event about any job, valid or not.
 pub(super) fn any_event() -> impl Strategy<Value = Event> {
     let statuses = [
         JobStatus::Created,

@@ -1,18 +1,18 @@
-//! Paths through a pipeline, parts of it, and graphs that cannot be scheduled.
+//! Paths through a pipeline, selected jobs, and graphs that cannot be scheduled.
 
 use std::time::{Duration, Instant};
 
 use muster_coordinator::schedule::{Graph, GraphError, RunInterval, UnknownJob, critical_path, priority, select};
 use muster_pipeline::model::{Pipeline, When};
 
-use super::world::{Build, World, job, pipeline};
+use super::harness::{Build, EngineHarness, job, pipeline};
 
 fn names(pipeline: &Pipeline) -> Vec<&str> {
     pipeline.jobs.iter().map(|job| job.name.as_str()).collect()
 }
 
 #[test]
-fn the_job_with_the_longest_path_behind_it_goes_first() {
+fn priority_is_the_longest_remaining_path() {
     let built = pipeline("b: b1 b2 b3; t: t1 t2; d: d1").needs("t1", &["b1"]).needs("t2", &[]);
     let graph = Graph::new(&built).unwrap();
     // b1 10, b2 20, b3 30, t1 100, t2 5, d1 1: d1 waits for all, t1 only for b1.
@@ -21,7 +21,7 @@ fn the_job_with_the_longest_path_behind_it_goes_first() {
 }
 
 #[test]
-fn the_critical_path_is_what_the_end_waited_for() {
+fn critical_path_determines_the_end() {
     let built = pipeline("b: b1 b2; t: t1 t2; d: d1 d2").needs("t1", &["b1"]).needs("d2", &["t1"]);
     let graph = Graph::new(&built).unwrap();
     let span = |start, end| Some(RunInterval { start, end });
@@ -47,9 +47,9 @@ fn c217_a_part_of_a_pipeline() {
     assert_eq!(names(&part(&["d1"], true).unwrap()), ["b1", "b2", "t1", "t2", "d1"]);
     assert_eq!(part(&["nope"], false), Err(UnknownJob("nope".to_owned())));
 
-    let mut world = World::empty();
-    world.add(part(&["t1", "t2"], false).unwrap());
-    world.expect("t1:pending t2:pending");
+    let mut harness = EngineHarness::empty();
+    harness.add(part(&["t1", "t2"], false).unwrap());
+    harness.expect("t1:pending t2:pending");
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn c217_a_name_stands_for_all_instances_of_a_parallel_job() {
 #[test]
 fn c217_an_on_failure_job_runs_when_it_is_named() {
     let built = pipeline("b: b1; t: t1").when("t1", When::OnFailure);
-    let mut world = World::empty();
-    world.add_playing(select(&built, &["t1".to_owned()], false).unwrap(), &["t1"]);
-    world.expect("t1:pending");
+    let mut harness = EngineHarness::empty();
+    harness.add_playing(select(&built, &["t1".to_owned()], false).unwrap(), &["t1"]);
+    harness.expect("t1:pending");
 }
 
 #[test]
-fn graphs_that_could_wait_for_ever_are_refused() {
+fn graphs_that_cannot_finish_are_rejected() {
     let circle = pipeline("b: b1 b2 b3").needs("b1", &["b2"]).needs("b2", &["b1"]);
     assert_eq!(Graph::new(&circle), Err(GraphError::Circle { job: "b1".to_owned() }));
     let itself = pipeline("b: b1").needs("b1", &["b1"]);
@@ -83,10 +83,11 @@ fn graphs_that_could_wait_for_ever_are_refused() {
     assert!(matches!(Graph::new(&outside), Err(GraphError::UnknownStage { .. })));
 }
 
-/// 5,000 jobs in 100 stages, half of them with needs: milliseconds when optimised. The limit only catches work that
-/// grows with the square.
+/// Schedules 5,000 jobs in 100 stages, half of them with needs, which takes milliseconds if optimized.
+///
+/// The limit only detects work that grows quadratically.
 #[test]
-fn thousands_of_jobs_are_scheduled_without_looking_at_all_of_them_each_time() {
+fn scheduling_thousands_of_jobs_takes_linear_time() {
     let mut built = pipeline("s0:");
     built.stages = (0..100).map(|stage| format!("s{stage}")).collect();
     for stage in 0..100 {

@@ -8,46 +8,46 @@ use super::generate::{Step, any_event, auto_cancel, build, specs, steps};
 use super::reference::is_non_blocking;
 use super::run::{ROOT, Run};
 
-fn run(model: &Pipeline, steps: &[Step], people: bool, restarts: bool) -> Run {
+fn run(model: &Pipeline, steps: &[Step], with_users: bool, restarts: bool) -> Run {
     let mut run = Run::new(model.clone());
-    steps.iter().for_each(|step| run.step(step, people, restarts));
+    steps.iter().for_each(|step| run.step(step, with_users, restarts));
     run
 }
 
-fn comes_to_an_end(model: &Pipeline, steps: &[Step]) {
+fn expect_end(model: &Pipeline, steps: &[Step]) {
     let mut run = run(model, steps, true, true);
     run.drain();
-    run.expect_at_rest();
+    run.expect_finished_or_manual();
     run.play_all();
-    run.expect_at_rest();
+    run.expect_finished_or_manual();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// With people, failures and restarts at any time, each event is judged by the reference, and all jobs end.
+    /// With users, failures and restarts at any time, each event matches the reference, and all jobs end.
     #[test]
-    fn every_job_comes_to_an_end(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
-        comes_to_an_end(&build(&specs, cancel), &steps);
+    fn every_job_ends(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
+        expect_end(&build(&specs, cancel), &steps);
     }
 
-    /// Events that make no sense are refused and change nothing; whatever is taken fits to what was said before.
+    /// Invalid events are rejected and change nothing; accepted events are consistent with earlier ones.
     #[test]
-    fn no_event_is_too_wrong(specs in specs(1..20), events in vec(any_event(), 0..300)) {
+    fn invalid_events_change_nothing(specs in specs(1..20), events in vec(any_event(), 0..300)) {
         let mut run = Run::new(build(&specs, AutoCancel::default()));
         for event in events {
-            run.world.now += 2_000;
+            run.harness.now += 2_000;
             let before = run.all();
-            if run.world.apply(event).is_err() {
+            if run.harness.apply(event).is_err() {
                 prop_assert_eq!(before, run.all());
             }
         }
-        run.world.restart();
+        run.harness.restart();
     }
 
     /// A restart at any point changes nothing.
     #[test]
-    fn restarts_leave_no_trace(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
+    fn restarts_change_nothing(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
         let model = build(&specs, cancel);
         let mut with = run(&model, &steps, true, true);
         let mut without = run(&model, &steps, true, false);
@@ -63,11 +63,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_job_of_a_large_pipeline_comes_to_an_end(specs in specs(200..500), steps in steps(500..1500)) {
-        comes_to_an_end(&build(&specs, AutoCancel::default()), &steps);
+    fn every_job_of_a_large_pipeline_ends(specs in specs(200..500), steps in steps(500..1500)) {
+        expect_end(&build(&specs, AutoCancel::default()), &steps);
     }
 
-    /// Without people, jobs end after all that they had to wait for.
+    /// Without users, jobs end after all jobs that they had to wait for.
     #[test]
     fn the_order_of_finished_jobs_respects_needs_and_stages(specs in specs(1..500), steps in steps(0..1500)) {
         let model = build(&specs, AutoCancel::default());

@@ -1,4 +1,4 @@
-//! The rules of pipeline-yaml 5.2 and 5.3 once more, slowly and literally, to judge the engine by.
+//! A slow and literal implementation of docs/spec/pipeline-yaml.md, sections 5.2 and 5.3, to check the engine.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use muster_coordinator::schedule::JobState;
 use muster_job::JobStatus;
 use muster_pipeline::model::{Job, Need, Pipeline, When, Work};
 
-/// A job's status as others see it.
+/// Returns the status of a job as other jobs see it.
 fn mapped(job: &JobState) -> &'static str {
     match (job.status, job.failure_allowed) {
         (JobStatus::Failed | JobStatus::Canceled, true) => "warn",
@@ -15,7 +15,7 @@ fn mapped(job: &JobState) -> &'static str {
     }
 }
 
-/// The first rule that matches.
+/// Returns the result of the first rule that matches.
 fn composite(words: &[&str], dag: bool) -> &'static str {
     let only = |allowed: &[&str]| words.iter().all(|word| allowed.contains(word));
     let any = |wanted: &str| words.contains(&wanted);
@@ -43,7 +43,7 @@ fn composite(words: &[&str], dag: bool) -> &'static str {
     of_all.or_else(of_any).unwrap_or("failed")
 }
 
-/// Needs by job index; `None` for stage order.
+/// Returns the job indexes of the needs. `None` means stage order.
 fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
     let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("a sound graph");
     job.needs.as_ref().map(|needs| {
@@ -55,7 +55,7 @@ fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
     })
 }
 
-/// Places that a job waits for, worked out once per pipeline.
+/// The jobs that each job of a pipeline waits for.
 pub(super) struct Reference {
     model: Pipeline,
     needs: Vec<Option<Vec<usize>>>,
@@ -67,7 +67,7 @@ impl Reference {
         Self { model, needs }
     }
 
-    /// All jobs that a job waits for.
+    /// Returns all jobs that a job waits for.
     pub(super) fn waits_for(&self, job_index: usize) -> Vec<usize> {
         let stage = self.model.jobs[job_index].stage_index;
         let earlier =
@@ -75,8 +75,8 @@ impl Reference {
         self.needs[job_index].clone().unwrap_or_else(earlier)
     }
 
-    /// What a created job does now: `wait`, `skip`, `start`, `manual` or `scheduled`.
-    fn turn(
+    /// Returns what a created job should do: `wait`, `skip`, `start`, `manual` or `scheduled`.
+    fn readiness(
         &self,
         jobs: &[JobState],
         job_index: usize,
@@ -85,12 +85,14 @@ impl Reference {
         let model = &self.model.jobs[job_index];
         let words =
             |indexes: Vec<usize>| indexes.into_iter().map(|job_index| mapped(&jobs[job_index])).collect::<Vec<_>>();
-        let judge = |words: Vec<&str>, dag| if words.is_empty() { "success" } else { composite(&words, dag) };
+        let composite_of = |words: Vec<&str>, dag| if words.is_empty() { "success" } else { composite(&words, dag) };
         let dag = self.needs[job_index].is_some();
         let input = if dag {
-            judge(words(self.waits_for(job_index)), true)
+            composite_of(words(self.waits_for(job_index)), true)
         } else {
-            stage_inputs.entry(model.stage_index).or_insert_with(|| judge(words(self.waits_for(job_index)), false))
+            stage_inputs
+                .entry(model.stage_index)
+                .or_insert_with(|| composite_of(words(self.waits_for(job_index)), false))
         };
         let requested_by_user = jobs[job_index].requested_by_user;
         let met = match (model.when, input) {
@@ -112,34 +114,36 @@ impl Reference {
         }
     }
 
-    /// Whether one event may have turned `before` into `after`, and left nothing undone.
+    /// Checks that one event may have changed `before` to `after`, and that no job was forgotten.
     pub(super) fn check(&self, before: &[JobState], after: &[JobState], status: JobStatus) {
         let words: Vec<&str> = after.iter().map(mapped).collect();
         assert_eq!(status.as_str(), composite(&words, false), "the pipeline's status");
         let mut inputs = BTreeMap::new();
         for (job_index, (was, is)) in before.iter().zip(after).enumerate() {
-            let turn = self.turn(after, job_index, &mut inputs);
+            let readiness = self.readiness(after, job_index, &mut inputs);
             let had_its_turn = was.status == JobStatus::Created || was.retry != is.retry;
             match is.status {
-                JobStatus::Created => assert_eq!(turn, "wait", "job {job_index} is left waiting"),
+                JobStatus::Created => assert_eq!(readiness, "wait", "job {job_index} is left waiting"),
                 JobStatus::Canceled => {}
                 _ if !had_its_turn => {}
-                JobStatus::Skipped => assert_eq!(turn, "skip", "job {job_index} was skipped"),
-                JobStatus::Manual => assert_eq!(turn, "manual", "job {job_index} waits for a person"),
-                JobStatus::Scheduled => assert_eq!(turn, "scheduled", "job {job_index} is delayed"),
+                JobStatus::Skipped => assert_eq!(readiness, "skip", "job {job_index} was skipped"),
+                JobStatus::Manual => assert_eq!(readiness, "manual", "job {job_index} waits for a person"),
+                JobStatus::Scheduled => assert_eq!(readiness, "scheduled", "job {job_index} is delayed"),
                 JobStatus::Pending | JobStatus::WaitingForResource => {
-                    assert_eq!(turn, "start", "job {job_index} started")
+                    assert_eq!(readiness, "start", "job {job_index} started")
                 }
-                other => panic!("job {job_index} went from its turn to {other}"),
+                other => panic!("job {job_index} went from its readiness to {other}"),
             }
             if is.status == JobStatus::Skipped && is.child.is_none() && !self.needs_a_manual_job(job_index) {
-                assert_eq!(turn, "skip", "job {job_index} is skipped although it could still run");
+                assert_eq!(readiness, "skip", "job {job_index} is skipped although it could still run");
             }
         }
         self.check_groups(after);
     }
 
-    /// An optional manual need (or a bridge that shows one) that is canceled changes the input of a skipped job without bringing it back.
+    /// Returns whether a job needs a manual job, or a bridge that may show one.
+    ///
+    /// Canceling such a need changes the input of a skipped job without reviving it.
     fn needs_a_manual_job(&self, job_index: usize) -> bool {
         let manual = |&need: &usize| {
             let need = &self.model.jobs[need];
@@ -166,7 +170,7 @@ impl Reference {
     }
 }
 
-/// Nobody has to wait for it.
+/// Returns whether later jobs do not wait for a job.
 pub(super) fn is_non_blocking(job: &JobState) -> bool {
     job.status.is_complete() || mapped(job) == "ignored"
 }

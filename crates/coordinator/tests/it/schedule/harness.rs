@@ -1,4 +1,4 @@
-//! A fake shell: keeps what the engine says, checks it, and lets tests speak of jobs by name.
+//! A caller of the engine for tests: stores its actions, checks them, and finds jobs by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use muster_pipeline::model::{
     AllowFailure, AutoCancel, Bridge, BridgeTarget, Job, Need, Pipeline, Retry, Strategy, When, Work,
 };
 
-/// A job with everything at its default.
+/// Returns a job with default settings.
 pub(crate) fn job(name: &str, stage: &str, stage_index: usize) -> Job {
     Job {
         group_name: name.split([':', ' ']).next().unwrap_or(name).to_owned(),
@@ -22,14 +22,14 @@ pub(crate) fn job(name: &str, stage: &str, stage_index: usize) -> Job {
     }
 }
 
-/// A bridge to a child pipeline.
+/// Returns the work of a bridge to a child pipeline.
 pub(crate) fn bridge_work(strategy: Strategy) -> Work {
     let target = BridgeTarget::Child(Vec::new());
     let bridge = Bridge { target, strategy, forward_yaml_variables: true, forward_pipeline_variables: false };
     Work::Bridge(Box::new(bridge))
 }
 
-/// `b: b1 b2; t: t1` is a pipeline with the stages b and t.
+/// Returns a pipeline from a notation: `b: b1 b2; t: t1` has the stages b and t.
 pub(crate) fn pipeline(notation: &str) -> Pipeline {
     let mut made = Pipeline {
         name: None,
@@ -47,7 +47,7 @@ pub(crate) fn pipeline(notation: &str) -> Pipeline {
     made
 }
 
-/// Changes to a pipeline, to be chained.
+/// Chainable changes to a pipeline.
 pub(crate) trait Build: Sized {
     fn with(self, name: &str, change: impl FnOnce(&mut Job)) -> Self;
     fn when(self, name: &str, when: When) -> Self;
@@ -63,7 +63,7 @@ impl Build for Pipeline {
         self
     }
 
-    /// A manual job is optional, as it is with `when: manual` at the job.
+    /// Sets `when`. A manual job becomes optional, as with `when: manual` on a job.
     fn when(self, name: &str, when: When) -> Self {
         self.with(name, |job| {
             job.when = when;
@@ -95,30 +95,30 @@ impl Build for Pipeline {
     }
 }
 
-/// One engine and all that it said.
-pub(crate) struct World {
+/// An engine, and what its actions have said.
+pub(crate) struct EngineHarness {
     pub(crate) engine: Engine,
     pub(crate) now: u64,
     pipelines: BTreeMap<PipelineId, (Pipeline, PipelineOptions)>,
-    /// What a shell would have stored, by the actions alone.
+    /// Status of each record according to the actions.
     stored: BTreeMap<JobRef, JobStatus>,
     published: BTreeMap<PipelineId, JobStatus>,
-    /// How often each record was offered to runners.
+    /// Number of times that each record was added to the queue.
     pub(crate) enqueued: BTreeMap<JobRef, usize>,
     pub(crate) timers: BTreeMap<JobRef, u64>,
     pub(crate) wanted_children: Vec<JobRef>,
-    pub(crate) told_runners: Vec<(JobRef, bool)>,
+    pub(crate) cancels_on_runners: Vec<(JobRef, bool)>,
     pub(crate) reasons: BTreeMap<JobRef, FailureReason>,
 }
 
-/// The only pipeline of a world.
-pub(crate) fn world(pipeline: Pipeline) -> World {
-    let mut world = World::empty();
-    world.add(pipeline);
-    world
+/// Returns a harness with one pipeline.
+pub(crate) fn harness(pipeline: Pipeline) -> EngineHarness {
+    let mut harness = EngineHarness::empty();
+    harness.add(pipeline);
+    harness
 }
 
-impl World {
+impl EngineHarness {
     pub(crate) fn empty() -> Self {
         Self {
             engine: Engine::new(),
@@ -129,7 +129,7 @@ impl World {
             enqueued: BTreeMap::new(),
             timers: BTreeMap::new(),
             wanted_children: Vec::new(),
-            told_runners: Vec::new(),
+            cancels_on_runners: Vec::new(),
             reasons: BTreeMap::new(),
         }
     }
@@ -138,13 +138,13 @@ impl World {
         self.add_with(pipeline, PipelineOptions::default()).expect("a new pipeline")
     }
 
-    /// Plays the named jobs when their turn comes.
+    /// Adds a pipeline whose named jobs need no manual start.
     pub(crate) fn add_playing(&mut self, pipeline: Pipeline, names: &[&str]) -> PipelineId {
         let play: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
         self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("a new pipeline")
     }
 
-    /// The child pipeline that a bridge waits for.
+    /// Adds the child pipeline that a bridge waits for.
     pub(crate) fn add_child(&mut self, bridge: &str, pipeline: Pipeline) -> Result<PipelineId, RejectedEvent> {
         self.add_child_of(self.job(bridge), pipeline)
     }
@@ -168,7 +168,7 @@ impl World {
         self.apply(Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options }).map(|()| id)
     }
 
-    /// `d1` is a job of the first pipeline, `2.d1` one of the second.
+    /// Returns a job by name: `d1` is a job of the first pipeline, `2.d1` one of the second.
     pub(crate) fn job(&self, name: &str) -> JobRef {
         let (id, name) = match name.split_once('.') {
             Some((number, name)) => (PipelineId(number.parse().expect("a number")), name),
@@ -178,7 +178,7 @@ impl World {
         self.engine.newest(id, job_index).expect("a known job")
     }
 
-    /// Applies an event, checks the actions against what was said before, and keeps them.
+    /// Applies an event, checks the actions against earlier ones, and stores them.
     pub(crate) fn apply(&mut self, event: Event) -> Result<(), RejectedEvent> {
         let actions = self.engine.apply(event, self.now)?;
         for action in actions {
@@ -214,14 +214,14 @@ impl World {
                 assert_eq!(self.stored[&bridge], JobStatus::Pending);
                 self.wanted_children.push(bridge);
             }
-            Action::CancelOnRunner { job, gracefully } => self.told_runners.push((job, gracefully)),
+            Action::CancelOnRunner { job, gracefully } => self.cancels_on_runners.push((job, gracefully)),
             Action::PipelineStatusChanged { pipeline, from, to, .. } => {
                 assert_eq!(self.published.insert(pipeline, to), Some(from), "pipeline {pipeline}");
             }
         }
     }
 
-    /// What the actions said is what the engine holds.
+    /// Checks that the actions agree with the state of the engine.
     fn check(&self) {
         for (&pipeline, status) in &self.published {
             let Some(jobs) = self.engine.jobs(pipeline) else { continue };
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    /// The rows as a shell stores them.
+    /// Returns the rows that a caller has stored.
     pub(crate) fn rows(&self) -> Vec<StoredPipeline> {
         let row = |(&pipeline, (model, options)): (&PipelineId, &(Pipeline, PipelineOptions))| StoredPipeline {
             pipeline,
@@ -244,7 +244,7 @@ impl World {
         self.pipelines.iter().map(row).collect()
     }
 
-    /// Stops and starts again, with nothing but the rows. Nothing may change by that.
+    /// Restores the engine from the rows, which must change nothing.
     pub(crate) fn restart(&mut self) {
         let (engine, actions) = Engine::restore(self.rows(), &BTreeMap::new(), self.now).expect("sound rows");
         let asks_again = |action: &Action| {
@@ -266,8 +266,8 @@ impl World {
         self.apply(Event::JobAssigned { job, supports_graceful_cancel: false }).expect("a pending job");
     }
 
-    /// By a runner that winds jobs down.
-    pub(crate) fn take_kindly(&mut self, name: &str) {
+    /// Assigns a job to a manager that supports graceful cancellation.
+    pub(crate) fn take_with_graceful_cancel(&mut self, name: &str) {
         let job = self.job(name);
         self.apply(Event::JobAssigned { job, supports_graceful_cancel: true }).expect("a pending job");
     }
@@ -280,12 +280,12 @@ impl World {
         self.apply(Event::JobFinished { job, outcome }).expect("a running job");
     }
 
-    /// Each job is taken, if need be, and ends well.
+    /// Ends jobs with success, after assigning them if necessary.
     pub(crate) fn pass(&mut self, names: &str) {
         names.split_whitespace().for_each(|name| self.finish(name, Outcome::Success));
     }
 
-    /// The script ends with status 1.
+    /// Fails a job whose script exits with 1.
     pub(crate) fn fail(&mut self, name: &str) {
         self.fail_with(name, FailureReason::ScriptFailure, Some(1));
     }
@@ -316,7 +316,7 @@ impl World {
         self.engine.status(PipelineId(number)).expect("a known pipeline")
     }
 
-    /// `b1:success t1:skipped` are jobs' statuses, `@1:failed` is the first pipeline's.
+    /// Checks statuses: `b1:success t1:skipped` are those of jobs, `@1:failed` is that of the first pipeline.
     #[track_caller]
     pub(crate) fn expect(&self, statuses: &str) {
         for entry in statuses.split_whitespace() {

@@ -1,4 +1,4 @@
-//! Conformance cases of scheduling that need the event loop (pipeline-yaml 8.7), named by their numbers.
+//! Conformance cases of scheduling that need the event loop (docs/spec/pipeline-yaml.md, section 8.7).
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -9,7 +9,7 @@ use muster_coordinator::views::PipelineView;
 use muster_job::{FailureReason, JobStatus, PipelineId, Variable};
 use muster_runner_api::payload::JobPayload;
 
-use crate::support::{Files, House, Stuck, job, pipeline, producer, zip_of};
+use crate::support::{Bench, Files, Stuck, job, pipeline, producer, zip_of};
 
 fn value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
     payload.variables.iter().rfind(|variable| variable.key == name).map(|variable| variable.value.as_str())
@@ -19,39 +19,39 @@ fn status(view: &PipelineView, name: &str) -> Option<JobStatus> {
     view.job(name).map(|job| job.status)
 }
 
-/// The child of the bridge `name`, once it is there.
-async fn child_of(house: &House, parent: PipelineId, name: &str) -> PipelineId {
-    let view = house.until(parent, |view| view.job(name).is_some_and(|bridge| bridge.downstream.is_some())).await;
+/// Returns the child pipeline of the bridge `name`, once it exists.
+async fn child_of(bench: &Bench, parent: PipelineId, name: &str) -> PipelineId {
+    let view = bench.until(parent, |view| view.job(name).is_some_and(|bridge| bridge.downstream.is_some())).await;
     view.job(name).and_then(|bridge| bridge.downstream).expect("a child")
 }
 
-/// The end of the bridge `name`: its reason and the words for it.
-async fn failure_of(house: &House, parent: PipelineId, name: &str) -> (Option<FailureReason>, String) {
-    let view = house.until(parent, |view| status(view, name) == Some(JobStatus::Failed)).await;
+/// Returns the failure reason and the message of the bridge `name`.
+async fn failure_of(bench: &Bench, parent: PipelineId, name: &str) -> (Option<FailureReason>, String) {
+    let view = bench.until(parent, |view| status(view, name) == Some(JobStatus::Failed)).await;
     let bridge = view.job(name).expect("the bridge");
     (bridge.failure_reason, bridge.message.clone().unwrap_or_default())
 }
 
 #[tokio::test]
-async fn c187_an_expired_archive_of_a_listed_job_fails_the_job_before_it_starts() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let mut wait = job("wait");
     wait.needs = Some(Vec::new());
     let mut listed = job("listed");
     listed.dependencies = Some(vec!["build".to_owned()]);
     let unlisted = job("unlisted");
-    let id = house.create(vec![vec![producer("build"), wait], vec![listed, unlisted]]).await;
+    let id = bench.create(vec![vec![producer("build"), wait], vec![listed, unlisted]]).await;
     let (build, wait) = (manager.take().await, manager.take().await);
     manager.upload(&build, ("archive", "zip", Some("10 minutes")), zip_of("out", "x")).await.expect("kept");
     manager.succeed(&build).await;
     manager.running(&wait).await;
-    house.clock.advance(Duration::from_secs(600));
+    bench.clock.advance(Duration::from_secs(600));
     manager.succeed(&wait).await;
     let taken = manager.take().await;
     assert_eq!(taken.job_info.name, "unlisted", "what only takes what is there goes on");
     assert!(taken.dependencies.is_empty());
-    let listed = house.job(id, "listed").await;
+    let listed = bench.job(id, "listed").await;
     assert_eq!(listed.failure_reason, Some(FailureReason::MissingDependencyFailure));
     assert_eq!((listed.status, listed.started_at), (JobStatus::Failed, None));
     assert!(listed.message.is_some_and(|message| message.contains("`build`")));
@@ -59,17 +59,17 @@ async fn c187_an_expired_archive_of_a_listed_job_fails_the_job_before_it_starts(
 
 #[tokio::test]
 async fn c187_a_deleted_archive_counts_as_expired() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let mut listed = job("listed");
     listed.dependencies = Some(vec!["build".to_owned()]);
-    let id = house.create(vec![vec![producer("build")], vec![listed]]).await;
+    let id = bench.create(vec![vec![producer("build")], vec![listed]]).await;
     let build = manager.take().await;
     manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
-    let file = house.coordinator.artifact_files(build.id).await.expect("known").remove(0);
-    std::fs::remove_file(house.path_of(build.id, &file)).expect("deleted");
+    let file = bench.coordinator.artifact_files(build.id).await.expect("known").remove(0);
+    std::fs::remove_file(bench.path_of(build.id, &file)).expect("deleted");
     let waiting = tokio::spawn(async move { (manager.succeed(&build).await, manager.take().await) });
-    let view = house.until(id, |view| status(view, "listed") == Some(JobStatus::Failed)).await;
+    let view = bench.until(id, |view| status(view, "listed") == Some(JobStatus::Failed)).await;
     waiting.abort();
     assert_eq!(view.job("listed").and_then(|job| job.failure_reason), Some(FailureReason::MissingDependencyFailure));
 }
@@ -80,9 +80,9 @@ gen: {stage: build, script: [x], artifacts: {paths: [g.yml]}}
 c: {stage: test, trigger: {include: [{artifact: g.yml, job: gen}], strategy: depend}}
 ";
 
-async fn generate(house: &House, content: &str) -> PipelineId {
-    let manager = house.manager().await;
-    let id = house.create_from(GENERATED, Files(Vec::new()), &[]).await;
+async fn generate(bench: &Bench, content: &str) -> PipelineId {
+    let manager = bench.manager().await;
+    let id = bench.create_from(GENERATED, Files(Vec::new()), &[]).await;
     let gen_job = manager.take().await;
     manager.upload(&gen_job, ("archive", "zip", None), zip_of("g.yml", content)).await.expect("kept");
     manager.succeed(&gen_job).await;
@@ -90,37 +90,37 @@ async fn generate(house: &House, content: &str) -> PipelineId {
 }
 
 #[tokio::test]
-async fn c191_a_child_comes_from_a_file_that_a_job_made() {
-    let house = House::open().await;
-    let id = generate(&house, "x: {script: [y]}").await;
-    let child = child_of(&house, id, "c").await;
-    let manager = house.manager().await;
+async fn c191_child_configuration_comes_from_a_job_archive() {
+    let bench = Bench::open().await;
+    let id = generate(&bench, "x: {script: [y]}").await;
+    let child = child_of(&bench, id, "c").await;
+    let manager = bench.manager().await;
     let x = manager.take().await;
     assert_eq!((x.job_info.name.as_str(), x.job_info.pipeline_id), ("x", child.0));
-    assert_eq!(house.status(id, "c").await, JobStatus::Running);
+    assert_eq!(bench.status(id, "c").await, JobStatus::Running);
     manager.succeed(&x).await;
-    assert_eq!(house.view(child).await.summary.status, JobStatus::Success);
-    assert_eq!(house.view(id).await.summary.status, JobStatus::Success);
-    let parent = house.view(child).await.summary.parent.expect("a parent");
-    assert_eq!((parent.pipeline, parent.bridge), (id, house.job(id, "c").await.id));
+    assert_eq!(bench.view(child).await.summary.status, JobStatus::Success);
+    assert_eq!(bench.view(id).await.summary.status, JobStatus::Success);
+    let parent = bench.view(child).await.summary.parent.expect("a parent");
+    assert_eq!((parent.pipeline, parent.bridge), (id, bench.job(id, "c").await.id));
 }
 
 #[tokio::test]
-async fn c191_a_generated_file_without_jobs_or_with_errors_fails_the_bridge() {
-    let house = House::open().await;
-    let id = generate(&house, "x: {script: [y], rules: [{when: never}]}").await;
-    let (reason, words) = failure_of(&house, id, "c").await;
+async fn c191_invalid_generated_configuration_fails_the_bridge() {
+    let bench = Bench::open().await;
+    let id = generate(&bench, "x: {script: [y], rules: [{when: never}]}").await;
+    let (reason, words) = failure_of(&bench, id, "c").await;
     assert_eq!(reason, Some(FailureReason::DownstreamPipelineCreationFailed));
     assert!(words.contains("rules"), "{words}");
 
-    let id = generate(&house, "x: {script: [y], colour: red}").await;
-    let (_, words) = failure_of(&house, id, "c").await;
+    let id = generate(&bench, "x: {script: [y], colour: red}").await;
+    let (_, words) = failure_of(&bench, id, "c").await;
     assert!(words.contains("g.yml") && words.contains(":1:") && words.contains("colour"), "{words}");
 
-    let manager = house.manager().await;
-    let id = house.create_from(GENERATED, Files(Vec::new()), &[]).await;
+    let manager = bench.manager().await;
+    let id = bench.create_from(GENERATED, Files(Vec::new()), &[]).await;
     manager.succeed(&manager.take().await).await;
-    let (_, words) = failure_of(&house, id, "c").await;
+    let (_, words) = failure_of(&bench, id, "c").await;
     assert!(words.contains("`gen`") && words.contains("g.yml"), "{words}");
 }
 
@@ -132,17 +132,17 @@ open: {trigger: {include: a.yml, forward: {pipeline_variables: true}}}
 ";
 
 #[tokio::test]
-async fn c193_a_bridge_forwards_what_it_is_told_to() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn c193_bridge_forwards_the_configured_variables() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let grand = "print: {script: [x]}\ndeeper: {trigger: {include: b.yml}}";
     let files = Files(vec![("a.yml", grand), ("b.yml", "leaf: {script: [x]}")]);
-    let id = house.create_from(FORWARDING, files, &[("R", "run")]).await;
+    let id = bench.create_from(FORWARDING, files, &[("R", "run")]).await;
     let mut children = Vec::new();
     for name in ["plain", "closed", "open"] {
-        children.push(child_of(&house, id, name).await);
+        children.push(child_of(&bench, id, name).await);
     }
-    let grandchild = child_of(&house, children[2], "deeper").await;
+    let grandchild = child_of(&bench, children[2], "deeper").await;
     let mut seen = Vec::new();
     for _ in 0..6 {
         let taken = manager.take().await;
@@ -161,16 +161,16 @@ async fn c193_a_bridge_forwards_what_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn c194_a_child_knows_what_started_it() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn c194_child_has_variables_of_its_upstream() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let child = "
 as_child: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"parent_pipeline\"'}]}
 as_push: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"push\"'}]}
 ";
-    let id = house.create_from("c: {trigger: {include: a.yml}}", Files(vec![("a.yml", child)]), &[]).await;
-    let child = child_of(&house, id, "c").await;
-    let names: Vec<_> = house.view(child).await.jobs.into_iter().map(|job| job.name).collect();
+    let id = bench.create_from("c: {trigger: {include: a.yml}}", Files(vec![("a.yml", child)]), &[]).await;
+    let child = child_of(&bench, id, "c").await;
+    let names: Vec<_> = bench.view(child).await.jobs.into_iter().map(|job| job.name).collect();
     assert_eq!(names, ["as_child"]);
     let taken = manager.take().await;
     assert_eq!(value(&taken, "CI_PIPELINE_SOURCE"), Some("parent_pipeline"));
@@ -180,36 +180,36 @@ as_push: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"push\"'}]}
 
 #[tokio::test]
 async fn c195_the_third_level_is_too_deep() {
-    let house = House::open().await;
+    let bench = Bench::open().await;
     let files = Files(vec![
         ("a.yml", "one: {trigger: {include: b.yml}}"),
         ("b.yml", "two: {trigger: {include: c.yml}}"),
         ("c.yml", "leaf: {script: [x]}"),
     ]);
-    let id = house.create_from("zero: {trigger: {include: a.yml}}", files, &[]).await;
-    let first = child_of(&house, id, "zero").await;
-    let second = child_of(&house, first, "one").await;
-    let (reason, _) = failure_of(&house, second, "two").await;
+    let id = bench.create_from("zero: {trigger: {include: a.yml}}", files, &[]).await;
+    let first = child_of(&bench, id, "zero").await;
+    let second = child_of(&bench, first, "one").await;
+    let (reason, _) = failure_of(&bench, second, "two").await;
     assert_eq!(reason, Some(FailureReason::ReachedMaxDescendantPipelinesDepth));
 }
 
 #[tokio::test]
-async fn a_trigger_of_another_project_fails_with_words() {
-    let house = House::open().await;
-    let id = house.create_from("c: {trigger: group/other}", Files(Vec::new()), &[]).await;
-    let (reason, words) = failure_of(&house, id, "c").await;
+async fn trigger_of_another_project_fails_with_a_message() {
+    let bench = Bench::open().await;
+    let id = bench.create_from("c: {trigger: group/other}", Files(Vec::new()), &[]).await;
+    let (reason, words) = failure_of(&bench, id, "c").await;
     assert_eq!(reason, Some(FailureReason::DownstreamBridgeProjectNotFound));
     assert!(words.contains("`group/other`"), "{words}");
 }
 
 #[tokio::test]
-async fn a_bridge_that_was_waiting_when_the_coordinator_died_gets_its_child() {
-    let before = House::open().await;
+async fn waiting_bridge_gets_its_child_after_a_restart() {
+    let before = Bench::open().await;
     let manager = before.manager().await;
     let files = || Files(vec![("a.yml", "leaf: {script: [x]}")]);
     let yaml = "stages: [build, test]\nb: {stage: build, script: [x]}\nc: {stage: test, trigger: {include: a.yml}}";
     let id = before.create_from(yaml, files(), &[]).await;
-    let after = before.as_if_killed().await;
+    let after = before.restart_after_kill().await;
     after.coordinator.attach_sources(id, std::sync::Arc::new(files())).await.expect("attached");
     let manager = manager.at(&after);
     manager.succeed(&manager.take().await).await;
@@ -218,12 +218,12 @@ async fn a_bridge_that_was_waiting_when_the_coordinator_died_gets_its_child() {
 }
 
 #[tokio::test]
-async fn a_bridge_whose_child_was_being_made_when_the_coordinator_died_waits_for_the_files() {
-    let before = House::open().await;
+async fn bridge_waits_for_sources_after_a_restart() {
+    let before = Bench::open().await;
     let (open, closed) = std::sync::mpsc::channel();
     let stuck = std::sync::Arc::new(Stuck(std::sync::Mutex::new(closed)));
     let id = before.create_with("c: {trigger: {include: a.yml}}", stuck, &[]).await;
-    let [given, forgotten] = [before.as_if_killed().await, before.as_if_killed().await];
+    let [given, forgotten] = [before.restart_after_kill().await, before.restart_after_kill().await];
     drop(open);
 
     assert_eq!(given.status(id, "c").await, JobStatus::Pending);
@@ -238,77 +238,77 @@ async fn a_bridge_whose_child_was_being_made_when_the_coordinator_died_waits_for
 }
 
 #[tokio::test]
-async fn c197_a_job_that_ran_into_its_timeout_fails_with_that_reason() {
-    let house = House::open().await;
-    let manager = house.manager_with(NewRunner {
+async fn c197_job_fails_with_the_timeout_reason() {
+    let bench = Bench::open().await;
+    let manager = bench.manager_with(NewRunner {
         run_untagged: true,
         maximum_timeout: Some(Duration::from_secs(600)),
         ..NewRunner::default()
     });
     let manager = manager.await;
     let yaml = "t: {timeout: 2 seconds, script: [sleep 60]}\nu: {script: [x]}";
-    let id = house.create_from(yaml, Files(Vec::new()), &[]).await;
+    let id = bench.create_from(yaml, Files(Vec::new()), &[]).await;
     let (t, u) = (manager.take().await, manager.take().await);
     assert_eq!((t.runner_info.timeout, u.runner_info.timeout), (2, 600), "the least of job, project and runner");
     manager.fail(&t, "job_execution_timeout", None).await;
-    let view = house.job(id, "t").await;
+    let view = bench.job(id, "t").await;
     assert_eq!((view.status, view.failure_reason), (JobStatus::Failed, Some(FailureReason::JobExecutionTimeout)));
 }
 
 #[tokio::test]
-async fn c198_a_job_that_no_runner_fits_is_shown_as_stuck_and_others_go_on() {
-    let house = House::open().await;
+async fn c198_job_without_matching_runner_is_stuck() {
+    let bench = Bench::open().await;
     let mut gpu = job("train");
     gpu.tags = vec!["gpu".to_owned()];
-    let id = house.create(vec![vec![gpu, job("plain")]]).await;
-    let stuck = house.coordinator.stuck_jobs().await.expect("alive");
+    let id = bench.create(vec![vec![gpu, job("plain")]]).await;
+    let stuck = bench.coordinator.stuck_jobs().await.expect("alive");
     assert!(stuck.iter().all(|job| job.reason == "there is no runner"), "{stuck:?}");
-    let manager = house.manager().await;
-    let stuck = house.coordinator.stuck_jobs().await.expect("alive");
+    let manager = bench.manager().await;
+    let stuck = bench.coordinator.stuck_jobs().await.expect("alive");
     assert_eq!(stuck.len(), 1);
     assert_eq!((stuck[0].name.as_str(), stuck[0].reason.as_str()), ("train", "no runner has the tag `gpu`"));
     let plain = manager.take().await;
     assert_eq!(plain.job_info.name, "plain");
     manager.succeed(&plain).await;
-    assert_eq!(house.status(id, "train").await, JobStatus::Pending);
-    // After an hour without a runner it is given up (pipeline-yaml 5.10).
-    house.clock.advance(Duration::from_secs(3600));
-    let view = house.until(id, |view| status(view, "train") == Some(JobStatus::Failed)).await;
+    assert_eq!(bench.status(id, "train").await, JobStatus::Pending);
+    // After an hour without a matching runner, the job fails (docs/spec/pipeline-yaml.md, section 5.10).
+    bench.clock.advance(Duration::from_secs(3600));
+    let view = bench.until(id, |view| status(view, "train") == Some(JobStatus::Failed)).await;
     let reason = view.job("train").and_then(|job| job.failure_reason);
     assert_eq!(reason, Some(FailureReason::StuckPendingNoMatchingRunners));
 }
 
 #[tokio::test]
-async fn a_runner_that_comes_later_takes_the_stuck_job() {
-    let house = House::open().await;
+async fn new_runner_gets_the_stuck_job() {
+    let bench = Bench::open().await;
     let mut gpu = job("train");
     gpu.tags = vec!["gpu".to_owned()];
-    house.create(vec![vec![gpu]]).await;
+    bench.create(vec![vec![gpu]]).await;
     let settings = NewRunner { tags: vec!["gpu".to_owned(), "linux".to_owned()], ..NewRunner::default() };
-    assert_eq!(house.manager_with(settings).await.take().await.job_info.name, "train");
+    assert_eq!(bench.manager_with(settings).await.take().await.job_info.name, "train");
 }
 
 #[tokio::test]
-async fn played_and_retried_jobs_run_again_with_what_was_typed() {
-    let house = House::open().await;
-    let manager = house.manager().await;
+async fn played_and_retried_jobs_get_the_entered_variables() {
+    let bench = Bench::open().await;
+    let manager = bench.manager().await;
     let yaml = "m: {script: [x], when: manual}\nb: {script: [y]}";
-    let id = house.create_from(yaml, Files(Vec::new()), &[]).await;
+    let id = bench.create_from(yaml, Files(Vec::new()), &[]).await;
     manager.fail(&manager.take().await, "script_failure", Some(1)).await;
-    let manual = house.job(id, "m").await;
+    let manual = bench.job(id, "m").await;
     assert_eq!(manual.status, JobStatus::Manual);
-    house.coordinator.play_job(manual.id, vec![Variable::public("TYPED", "yes")]).await.expect("played");
+    bench.coordinator.play_job(manual.id, vec![Variable::public("TYPED", "yes")]).await.expect("played");
     let m = manager.take().await;
     assert_eq!(value(&m, "TYPED"), Some("yes"));
     manager.succeed(&m).await;
-    assert!(house.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "it has ended");
-    let failed = house.job(id, "b").await;
-    let again = house.coordinator.retry_job(failed.id).await.expect("retried");
+    assert!(bench.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "it has ended");
+    let failed = bench.job(id, "b").await;
+    let again = bench.coordinator.retry_job(failed.id).await.expect("retried");
     assert_ne!(again, failed.id);
     let b = manager.take().await;
     assert_eq!(b.id, again);
     manager.succeed(&b).await;
-    let view = house.view(id).await;
+    let view = bench.view(id).await;
     assert_eq!(view.summary.status, JobStatus::Success);
     let records: Vec<_> =
         view.jobs.iter().filter(|job| job.name == "b").map(|job| (job.attempt, job.retried)).collect();
@@ -316,14 +316,14 @@ async fn played_and_retried_jobs_run_again_with_what_was_typed() {
 }
 
 #[tokio::test]
-async fn an_empty_graph_and_an_impossible_one_are_refused_or_done() {
-    let house = House::open().await;
+async fn empty_graph_succeeds_and_invalid_graph_is_rejected() {
+    let bench = Bench::open().await;
     let mut circle = job("a");
     let need =
         |name: &str| muster_pipeline::model::Need::Job { name: name.to_owned(), artifacts: true, optional: false };
     circle.needs = Some(vec![need("a")]);
     let new = crate::support::new_pipeline(pipeline(vec![vec![circle]]), std::sync::Arc::new(Files(Vec::new())));
-    let error = house.coordinator.create_pipeline(new).await.expect_err("a circle");
+    let error = bench.coordinator.create_pipeline(new).await.expect_err("a circle");
     assert!(error.to_string().contains("`a`"), "{error}");
-    assert!(house.coordinator.pipelines(None, 10).await.expect("alive").is_empty());
+    assert!(bench.coordinator.pipelines(None, 10).await.expect("alive").is_empty());
 }
