@@ -51,6 +51,12 @@ impl Timers {
         self.0.peek().map(|Reverse((at, _))| *at)
     }
 
+    /// Returns the number of timers, including stale ones.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Removes the timers of jobs that `known` rejects, if there are many more timers than jobs in memory.
     pub(crate) fn prune(&mut self, jobs: usize, known: impl Fn(JobId) -> bool) {
         if self.0.len() <= PER_JOB * (jobs + SLACK) {

@@ -242,6 +242,15 @@ impl CoordinatorState {
         self.dirty.deleted_artifacts.insert((job, kind));
     }
 
+    /// Returns the number of entries for pipelines and jobs in all maps.
+    #[cfg(test)]
+    pub(crate) fn pipeline_entries(&self) -> usize {
+        let of_pipelines = self.engines.len() + self.pipelines.len() + self.contexts.len() + self.sources.len();
+        let of_families = self.priorities.len() + self.families.len() + self.records.len();
+        let of_jobs = self.jobs.len() + self.ids.len() + self.artifacts.len();
+        of_pipelines + of_families + of_jobs + self.last_contact.len() + self.keys.len()
+    }
+
     /// Returns a snapshot of a job.
     pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {
         let row = self.jobs.get(&job)?;
