@@ -124,7 +124,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn compare(pipelines: &str) {
-    let folders = ["0", pipelines].map(|count| {
+    let directories = ["0", pipelines].map(|count| {
         let dir = tempfile::tempdir().expect("a directory");
         measure_seed(dir.path(), count);
         (dir, count)
@@ -132,7 +132,7 @@ fn compare(pipelines: &str) {
     // By turns, so that what else the machine does changes both.
     let mut runs = [Vec::new(), Vec::new()];
     for _ in 0..RUNS {
-        for ((dir, count), runs) in folders.iter().zip(&mut runs) {
+        for ((dir, count), runs) in directories.iter().zip(&mut runs) {
             runs.push(measure(&["start", dir.path().to_str().expect("a path of text"), count]));
         }
     }
@@ -140,7 +140,7 @@ fn compare(pipelines: &str) {
         .iter()
         .map(|runs| (median(runs.iter().map(|run| run.0).collect()), median(runs.iter().map(|run| run.1).collect())))
         .collect();
-    for ((_, count), (time, memory)) in folders.iter().zip(&results) {
+    for ((_, count), (time, memory)) in directories.iter().zip(&results) {
         println!("{count:>7} finished pipelines: start {:.1} ms, memory {:.1} MiB", time / 1000.0, memory / 1024.0);
     }
     if let [none, many] = results.as_slice() {

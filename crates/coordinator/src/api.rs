@@ -328,9 +328,9 @@ impl Actor {
 ///
 /// See docs/spec/runner-api.md, section 2.5.2.
 fn pin(repository: &Path, pipeline: PipelineId, sha: &str) -> io::Result<()> {
-    let folder = repository.join("refs").join("pipelines");
-    std::fs::create_dir_all(&folder)?;
-    let part = tempfile::NamedTempFile::new_in(&folder)?;
+    let directory = repository.join("refs").join("pipelines");
+    std::fs::create_dir_all(&directory)?;
+    let part = tempfile::NamedTempFile::new_in(&directory)?;
     std::fs::write(part.path(), format!("{sha}\n"))?;
-    part.persist(folder.join(pipeline.to_string())).map(drop).map_err(|error| error.error)
+    part.persist(directory.join(pipeline.to_string())).map(drop).map_err(|error| error.error)
 }

@@ -98,8 +98,8 @@ impl PartialLines {
 
 /// Truncates a text to its last [`MAX_LINE`] bytes, or a few less.
 fn cut_front(text: &mut String) {
-    if let Some(over) = text.len().checked_sub(MAX_LINE) {
-        let from = (over..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    if let Some(excess) = text.len().checked_sub(MAX_LINE) {
+        let from = (excess..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
         text.drain(..from);
     }
 }
@@ -115,17 +115,17 @@ struct LinesFromEnd<T> {
     searched: usize,
     /// Whether the end of the line that `held` ends with was already returned.
     within_long: bool,
-    over: bool,
+    at_end: bool,
 }
 
 impl<T: Read + Seek> LinesFromEnd<T> {
     fn open(mut file: T) -> io::Result<Self> {
         let unread = file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, unread, held: Vec::new(), searched: 0, within_long: false, over: false })
+        Ok(Self { file, unread, held: Vec::new(), searched: 0, within_long: false, at_end: false })
     }
 
     fn next(&mut self) -> io::Result<Option<String>> {
-        while !self.over {
+        while !self.at_end {
             let end = self.held.iter().take(self.searched).rposition(|byte| *byte == b'\n');
             let line = if let Some(end) = end {
                 let line = self.held.split_off(end + 1);
@@ -133,7 +133,7 @@ impl<T: Read + Seek> LinesFromEnd<T> {
                 self.searched = end;
                 line
             } else if self.unread == 0 {
-                self.over = true;
+                self.at_end = true;
                 std::mem::take(&mut self.held)
             } else if self.held.len() > MAX_LINE {
                 let line = std::mem::take(&mut self.held);

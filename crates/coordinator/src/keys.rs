@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn job_token_is_valid_for_one_assignment() {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let keys = Keys::open(dir.path()).expect("a key");
         let token = keys.job_token(JobId(7), 2);
         assert_eq!(keys.assignment_of(JobId(7), &token), Some(2));

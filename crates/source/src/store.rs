@@ -72,8 +72,8 @@ pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
 
 /// Writes a small file atomically.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
     io::Write::write_all(&mut file, content)?;
     file.persist(path).map(drop).map_err(|error| error.error)
 }

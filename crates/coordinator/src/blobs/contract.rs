@@ -54,7 +54,7 @@ mod suites {
 
     blob_contract!(memory, ((), MemoryBlobs::default()));
     blob_contract!(directory, {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let blobs = DirectoryBlobs::open(dir.path()).expect("a directory");
         (dir, blobs)
     });

@@ -55,7 +55,7 @@ impl IncludeConfig {
         let of_components = || {
             let mut all = self.components.iter();
             all.find(|(base, _)| base.split_once('/').is_some_and(|(_, path)| path == project))
-                .map(|(_, folder)| folder)
+                .map(|(_, directory)| directory)
         };
         self.projects.get(project).or_else(of_components)
     }
@@ -65,13 +65,13 @@ impl IncludeConfig {
         if let Some(file) = self.remotes.get(url) {
             return Some(file.clone());
         }
-        let folders = self.remotes.iter().filter(|(start, _)| start.ends_with('/'));
-        let fitting =
-            folders.filter_map(|(start, folder)| Some((start.len(), folder, url.strip_prefix(start.as_str())?)));
-        let (_, folder, rest) = fitting.max_by_key(|(length, ..)| *length)?;
+        let directories = self.remotes.iter().filter(|(start, _)| start.ends_with('/'));
+        let fitting = directories
+            .filter_map(|(start, directory)| Some((start.len(), directory, url.strip_prefix(start.as_str())?)));
+        let (_, directory, rest) = fitting.max_by_key(|(length, ..)| *length)?;
         let is_below =
             std::path::Path::new(rest).components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        is_below.then(|| folder.join(rest))
+        is_below.then(|| directory.join(rest))
     }
 }
 

@@ -40,7 +40,7 @@ impl Pin {
 /// All pins of a project, and the directory with their contents, in which the name of each file is its digest.
 #[derive(Debug, Clone, Default)]
 pub struct Pins {
-    folder: PathBuf,
+    directory: PathBuf,
     pins: BTreeMap<String, Pin>,
 }
 
@@ -58,8 +58,8 @@ pub(super) enum PinError {
 impl Pins {
     /// Returns pins with the directory of their contents.
     #[must_use]
-    pub fn new(folder: PathBuf, pins: impl IntoIterator<Item = Pin>) -> Self {
-        Self { folder, pins: pins.into_iter().map(|pin| (pin.include.clone(), pin)).collect() }
+    pub fn new(directory: PathBuf, pins: impl IntoIterator<Item = Pin>) -> Self {
+        Self { directory, pins: pins.into_iter().map(|pin| (pin.include.clone(), pin)).collect() }
     }
 
     /// Returns the pin of an include.
@@ -81,7 +81,7 @@ impl Pins {
     /// Returns the path of a pin's content. The path of an invalid digest does not exist.
     fn path_of(&self, pin: &Pin) -> PathBuf {
         let is_digest = pin.sha256.len() == 64 && pin.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
-        self.folder.join(if is_digest { pin.sha256.as_str() } else { "not-a-digest" })
+        self.directory.join(if is_digest { pin.sha256.as_str() } else { "not-a-digest" })
     }
 }
 
@@ -116,9 +116,9 @@ fn at(project: &str, git_ref: &Option<String>) -> String {
 
 /// Writes a file atomically.
 pub(super) fn cache_file(file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = file.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let mut new = tempfile::NamedTempFile::new_in(folder)?;
+    let directory = file.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(directory)?;
+    let mut new = tempfile::NamedTempFile::new_in(directory)?;
     io::Write::write_all(&mut new, bytes)?;
     new.persist(file).map(drop).map_err(|error| error.error)
 }

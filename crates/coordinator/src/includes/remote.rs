@@ -100,7 +100,7 @@ pub type WaitCallback = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
 
 /// Fetches a URL and caches its content, or returns the cached copy if the network fails.
 async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
-    let cached = config.cache.as_ref().map(|folder| folder.join(hex::encode(Sha256::digest(url))));
+    let cached = config.cache.as_ref().map(|directory| directory.join(hex::encode(Sha256::digest(url))));
     if config.remote == RemotePolicy::Offline {
         return read_cached(&cached).ok_or(RemoteError::Offline);
     }

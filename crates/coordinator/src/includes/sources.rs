@@ -102,8 +102,8 @@ impl SnapshotSources {
         } else {
             match self.config.directory_of(project) {
                 None => return Ok(None),
-                Some(folder) if is_repository(folder) => Git::discover(folder),
-                Some(folder) => return Ok(Some(Tree::Folder(folder.clone()))),
+                Some(directory) if is_repository(directory) => Git::discover(directory),
+                Some(directory) => return Ok(Some(Tree::Directory(directory.clone()))),
             }
         };
         let commit = resolve(&git, git_ref)?.ok_or_else(|| {
@@ -134,7 +134,7 @@ impl SnapshotSources {
 
     fn no_project(&self, project: &str) -> SourceError {
         SourceError::Unreachable(format!(
-            "project `{project}` is not on this machine; `muster ci vendor` fetches and pins it, or name a folder with its \
+            "project `{project}` is not on this machine; `muster ci vendor` fetches and pins it, or name a directory with its \
              files in {}:\n[projects]\n\"{project}\" = \"/path/to/its/checkout\"",
             self.config.config_file.display()
         ))
@@ -159,10 +159,10 @@ impl SnapshotSources {
         } else {
             match self.config.components.get(base).or_else(|| self.config.projects.get(project)) {
                 None => return Ok(None),
-                Some(folder) if is_repository(folder) => Git::discover(folder),
-                Some(folder) => {
+                Some(directory) if is_repository(directory) => Git::discover(directory),
+                Some(directory) => {
                     let version = versions::parse(version).map(|_| version.to_owned());
-                    return Ok(Some((Tree::Folder(folder.clone()), version)));
+                    return Ok(Some((Tree::Directory(directory.clone()), version)));
                 }
             }
         };
@@ -204,7 +204,7 @@ impl SnapshotSources {
                 if let Some(bytes) = tree.read(path)? {
                     let commit = match tree {
                         Tree::Commit { commit, .. } => commit,
-                        Tree::Folder(_) => String::new(),
+                        Tree::Directory(_) => String::new(),
                     };
                     return Ok(included(bytes, commit, tag));
                 }
@@ -222,7 +222,7 @@ impl SnapshotSources {
             Some(vendor) => vendor.component(address, version),
             None => Err(SourceError::Unreachable(format!(
                 "the project of component `{address}` is not on this machine; `muster ci vendor` fetches and pins it, or name \
-                 a folder with its files in {}:\n[components]\n\"{base}\" = \"/path/to/its/checkout\"",
+                 a directory with its files in {}:\n[components]\n\"{base}\" = \"/path/to/its/checkout\"",
                 self.config.config_file.display()
             ))),
         }
@@ -230,9 +230,10 @@ impl SnapshotSources {
 
     fn read_template(&self, name: &str) -> Result<IncludedFile, SourceError> {
         let included = |bytes| IncludedFile { name: name.to_owned(), bytes, origin: Origin::Detached, component: None };
-        if let Some(folder) = &self.config.templates {
-            let missing = || SourceError::NotFound(format!("there is no template `{}`", folder.join(name).display()));
-            let bytes = read_in(folder, name).ok().flatten().ok_or_else(missing)?;
+        if let Some(directory) = &self.config.templates {
+            let missing =
+                || SourceError::NotFound(format!("there is no template `{}`", directory.join(name).display()));
+            let bytes = read_in(directory, name).ok().flatten().ok_or_else(missing)?;
             return Ok(included(bytes));
         }
         let target = IncludeTarget::Template { name: name.to_owned() };
@@ -242,7 +243,7 @@ impl SnapshotSources {
         let Some(vendor) = &self.vendor else {
             return Err(SourceError::Unreachable(format!(
                 "template `{name}` comes with a GitLab server, not with muster; `muster ci vendor` fetches and pins it, or get \
-                 GitLab's folder of templates (lib/gitlab/ci/templates) and name it in {}:\n[templates]\nfolder = \
+                 GitLab's directory of templates (lib/gitlab/ci/templates) and name it in {}:\n[templates]\nfolder = \
                  \"/path/to/templates\"",
                 self.config.config_file.display()
             )));

@@ -21,7 +21,7 @@ pub(super) enum Tree {
         commit: String,
     },
     /// A directory without a repository. Its current files are used for every ref.
-    Folder(PathBuf),
+    Directory(PathBuf),
 }
 
 impl Tree {
@@ -34,8 +34,8 @@ impl Tree {
                 let mut reader = BlobReader::start(git).map_err(|error| unread(&error))?;
                 reader.read(&format!("{commit}:{path}")).map_err(|error| unread(&error))
             }
-            Self::Folder(folder) => read_in(folder, path).map_err(|error| {
-                SourceError::Unreachable(format!("failed to read `{}`: {error}", folder.join(path).display()))
+            Self::Directory(directory) => read_in(directory, path).map_err(|error| {
+                SourceError::Unreachable(format!("failed to read `{}`: {error}", directory.join(path).display()))
             }),
         }
     }
@@ -48,11 +48,11 @@ impl Tree {
                 let output = output.map_err(|error| unreachable(&error))?;
                 Ok(nul_separated(&output).map(|path| String::from_utf8_lossy(path).into_owned()).collect())
             }
-            Self::Folder(folder) => {
+            Self::Directory(directory) => {
                 let mut found = BTreeSet::new();
-                let listed = list(folder, "", &mut found);
+                let listed = list(directory, "", &mut found);
                 listed.map_err(|error| {
-                    SourceError::Unreachable(format!("failed to list `{}`: {error}", folder.display()))
+                    SourceError::Unreachable(format!("failed to list `{}`: {error}", directory.display()))
                 })?;
                 Ok(found)
             }
@@ -61,8 +61,8 @@ impl Tree {
 }
 
 /// Returns whether a directory is the root of a repository, with a working tree or bare.
-pub(super) fn is_repository(folder: &Path) -> bool {
-    folder.join(".git").exists() || folder.join("HEAD").is_file() && folder.join("objects").is_dir()
+pub(super) fn is_repository(directory: &Path) -> bool {
+    directory.join(".git").exists() || directory.join("HEAD").is_file() && directory.join("objects").is_dir()
 }
 
 /// Returns the commit of a ref, or of `HEAD` without one. A branch may exist locally or on the remote `origin`.
@@ -86,11 +86,11 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
 }
 
 /// Returns a regular file below a directory. `None` for a path that leads out of the directory.
-pub(super) fn read_in(folder: &Path, path: &str) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn read_in(directory: &Path, path: &str) -> io::Result<Option<Vec<u8>>> {
     if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         return Ok(None);
     }
-    read_file(&folder.join(path))
+    read_file(&directory.join(path))
 }
 
 /// Returns the content of a regular file, truncated slightly above the maximum size. `None` if it does not exist.
@@ -104,8 +104,8 @@ pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-fn list(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
+fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         let (name, kind) = (entry.file_name(), entry.file_type()?);
         let path = format!("{prefix}{}", name.to_string_lossy());

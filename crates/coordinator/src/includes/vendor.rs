@@ -30,7 +30,7 @@ pub struct VendorOptions {
     /// URL before the name of a template, ending with `/`.
     pub templates: String,
     /// Directory for the contents of pins.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// Directory for fetched repositories.
     pub repositories: PathBuf,
 }
@@ -140,7 +140,7 @@ impl Vendor {
     }
 
     fn keep(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
-        let file = self.options.folder.join(&pin.sha256);
+        let file = self.options.directory.join(&pin.sha256);
         cache_file(&file, bytes).map_err(|error| {
             SourceError::Unreachable(format!("failed to store `{}` at `{}`: {error}", pin.include, file.display()))
         })?;
@@ -195,11 +195,11 @@ impl Vendor {
         if git_ref.starts_with('-') || git_ref.contains([':', '*', '^', '~', ' ', '\n']) {
             return Err(SourceError::NotFound(format!("`{git_ref}` is not a valid name of a branch, tag or commit")));
         }
-        let kept = format!("refs/muster/{}", digest(git_ref.as_bytes()));
-        let one = format!("+{git_ref}:{kept}");
-        let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &one]);
+        let stored_ref = format!("refs/muster/{}", digest(git_ref.as_bytes()));
+        let refspec = format!("+{git_ref}:{stored_ref}");
+        let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]);
         let name = match fetched {
-            Ok(_) => kept,
+            Ok(_) => stored_ref,
             // Some servers do not send a commit by its id, and none by an abbreviated id.
             Err(_) if is_commit(git_ref) => {
                 let all = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
@@ -224,16 +224,16 @@ impl Vendor {
 
     /// Returns the local repository for fetched commits of a URL, and creates it if necessary.
     fn repository(&self, url: &str) -> Result<Git, SourceError> {
-        let folder = self.options.repositories.join(digest(url.as_bytes()));
-        if !folder.join("HEAD").is_file() {
-            let created = std::fs::create_dir_all(&folder);
+        let directory = self.options.repositories.join(digest(url.as_bytes()));
+        if !directory.join("HEAD").is_file() {
+            let created = std::fs::create_dir_all(&directory);
             created.map_err(|error| {
-                SourceError::Unreachable(format!("failed to create `{}`: {error}", folder.display()))
+                SourceError::Unreachable(format!("failed to create `{}`: {error}", directory.display()))
             })?;
-            let git = Git::discover(&folder);
+            let git = Git::discover(&directory);
             git.run(&["init", "--quiet", "--bare", "."]).map_err(|error| unreachable(&error))?;
         }
-        Ok(Git::bare(&folder))
+        Ok(Git::bare(&directory))
     }
 
     /// Runs a git command with the user's settings for connections.

@@ -90,7 +90,7 @@ mod suites {
 
     store_contract!(memory, async { ((), MemoryStore::new()) });
     store_contract!(sqlite, async {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let store = SqliteStore::open(dir.path()).await.expect("a database");
         (dir, store)
     });

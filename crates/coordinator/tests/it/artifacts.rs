@@ -109,12 +109,12 @@ async fn expired_files_are_deleted_at_the_start() {
 /// Returns the paths of all artifact files, relative to their directory.
 fn files(bench: &Bench) -> Vec<String> {
     let root = bench.dir.path().join("artifacts");
-    let (mut folders, mut found) = (vec![root.clone()], Vec::new());
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    let (mut directories, mut found) = (vec![root.clone()], Vec::new());
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else {
                 found.push(path.strip_prefix(&root).unwrap_or(&path).display().to_string());
             }
@@ -133,7 +133,7 @@ async fn leftover_files_are_deleted_at_the_start() {
     manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
     let root = before.dir.path().join("artifacts");
     let own = format!("{}/junit/junit.raw", taken.id);
-    std::fs::create_dir_all(root.join(taken.id.to_string()).join("sast")).expect("a folder");
+    std::fs::create_dir_all(root.join(taken.id.to_string()).join("sast")).expect("a directory");
     let of_job = ["junit/older.xml", "sast/whole.json"].map(|file| format!("{}/{file}", taken.id));
     for leftover in of_job.into_iter().chain([".incoming/.upload-1a2b".to_owned()]) {
         std::fs::write(root.join(leftover), "half").expect("written");
@@ -141,7 +141,7 @@ async fn leftover_files_are_deleted_at_the_start() {
     assert_eq!(files(&before).len(), 4);
     let after = before.restart_after_kill().await;
     assert_eq!(files(&after), [own]);
-    assert!(!after.dir.path().join(format!("artifacts/{}/sast", taken.id)).exists(), "nor is an empty folder left");
+    assert!(!after.dir.path().join(format!("artifacts/{}/sast", taken.id)).exists(), "nor is an empty directory left");
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ struct Repository {
     url: String,
     client: reqwest::Client,
     server: tokio::task::JoinHandle<()>,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Drop for Repository {
@@ -28,12 +28,12 @@ impl Drop for Repository {
 
 impl Repository {
     async fn serve(bench: &Bench) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let made = Command::new("git").args(["init", "-q", "--bare"]).arg(folder.path()).status().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let made = Command::new("git").args(["init", "-q", "--bare"]).arg(directory.path()).status().unwrap();
         assert!(made.success());
         let coordinator = Arc::clone(&bench.coordinator);
         let routes = git_routes(GitServer {
-            repository: folder.path().to_owned(),
+            repository: directory.path().to_owned(),
             project_path: "grp/app".to_owned(),
             check_token: Arc::new(move |token| {
                 let coordinator = Arc::clone(&coordinator);
@@ -44,7 +44,7 @@ impl Repository {
         let url = format!("http://{}/grp/app.git", listener.local_addr().unwrap());
         let server = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Self { url, client, server, _folder: folder }
+        Self { url, client, server, _directory: directory }
     }
 
     /// Returns the status of both requests of a clone.

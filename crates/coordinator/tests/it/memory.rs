@@ -153,7 +153,7 @@ async fn artifacts_of_finished_pipelines_expire() {
 
 #[tokio::test]
 async fn in_memory_coordinator_leaves_no_files() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let coordinator = Coordinator::in_memory(Options { write_job_events: true, ..Options::new(dir.path()) })
         .await
         .expect("a coordinator");
@@ -173,5 +173,5 @@ async fn in_memory_coordinator_leaves_no_files() {
     assert_eq!(coordinator.read_trace(build.id, 0).await.expect("readable"), "a log");
     assert!(!coordinator.events_after(0, 1).await.expect("readable").is_empty());
     coordinator.shutdown().await;
-    assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0);
 }

@@ -133,7 +133,7 @@ async fn calls_fail_after_the_shutdown() {
 
 #[tokio::test]
 async fn open_error_names_the_directory() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("file");
     std::fs::write(&file, "x").expect("a file");
     let error = Coordinator::open(Options::new(file.join("state"))).await.expect_err("below a file");
@@ -191,7 +191,7 @@ fn on_a_small_disk(test: &str) {
     if !muster_test_needs::mounts() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let script = format!("mount -t tmpfs -o size=2m tmpfs '{}' || exit 77; exec \"$0\" \"$@\"", dir.path().display());
     let status = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])

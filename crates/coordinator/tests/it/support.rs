@@ -123,7 +123,7 @@ impl Bench {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let clock = ManualClock::at(datetime!(2026-11-21 12:00 UTC));
         let mut options = options(dir.path(), &clock);
         change(&mut options);
@@ -133,7 +133,7 @@ impl Bench {
 
     /// Opens a second coordinator on a copy of the current files, as after a `kill -9`.
     pub(crate) async fn restart_after_kill(&self) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         copy(self.dir.path(), dir.path());
         let coordinator = Coordinator::open(options(dir.path(), &self.clock)).await.expect("opened again");
         Self { dir, clock: self.clock.clone(), coordinator }
@@ -216,11 +216,11 @@ pub(crate) fn options(dir: &Path, clock: &ManualClock) -> Options {
 }
 
 fn copy(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).expect("a folder") {
+    for entry in std::fs::read_dir(from).expect("a directory") {
         let entry = entry.expect("an entry");
         let target = to.join(entry.file_name());
         if entry.file_type().expect("a type").is_dir() {
-            std::fs::create_dir_all(&target).expect("a folder");
+            std::fs::create_dir_all(&target).expect("a directory");
             copy(&entry.path(), &target);
         } else {
             std::fs::copy(entry.path(), target).expect("a copy");

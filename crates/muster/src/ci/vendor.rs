@@ -46,7 +46,7 @@ fn fetch(gathered: Gathered, into: Option<&Path>) -> Result<ExitStatus, CiError>
         login: identity.login.clone(),
         server: gathered.server.clone(),
         templates: gathered.config.template_url(),
-        folder: lock.contents(&worktree, &cache),
+        directory: lock.contents(&worktree, &cache),
         repositories: cache.join("repositories"),
     };
     let sources = gathered.sources.vendoring(options);

@@ -72,11 +72,11 @@ fn git_in(directory: &Path, arguments: &[&str]) -> String {
 /// Every file below `path` with its content.
 fn bytes_of(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
-    let mut folders = vec![path.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+    let mut directories = vec![path.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
             if entry.file_type().unwrap().is_dir() {
-                folders.push(entry.path());
+                directories.push(entry.path());
             } else {
                 found.insert(entry.path(), fs::read(entry.path()).unwrap());
             }
@@ -232,14 +232,14 @@ fn worktrees_submodules_shallow_clones_and_sha256_work() {
 
 #[test]
 fn snapshot_error_names_the_problem() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = folder.path().join("store");
+    let directory = tempfile::tempdir().unwrap();
+    let store = directory.path().join("store");
     let error = |path: &Path| Snapshot::take(path, &store).unwrap_err();
-    assert!(matches!(error(folder.path()), SnapshotError::NotARepository { .. }));
-    assert!(matches!(error(&folder.path().join("nowhere")), SnapshotError::NoDirectory { .. }));
+    assert!(matches!(error(directory.path()), SnapshotError::NotARepository { .. }));
+    assert!(matches!(error(&directory.path().join("nowhere")), SnapshotError::NoDirectory { .. }));
 
-    git_in(folder.path(), &["init", "-q", "--bare", "bare.git"]);
-    assert!(matches!(error(&folder.path().join("bare.git")), SnapshotError::Bare { .. }));
+    git_in(directory.path(), &["init", "-q", "--bare", "bare.git"]);
+    assert!(matches!(error(&directory.path().join("bare.git")), SnapshotError::Bare { .. }));
 
     let repository = Repository::new();
     assert!(matches!(error(&repository.path()), SnapshotError::NoCommits { .. }));
@@ -247,8 +247,8 @@ fn snapshot_error_names_the_problem() {
     repository.commit("First");
     assert!(matches!(error(&repository.path().join(".git")), SnapshotError::NotARepository { .. }));
 
-    fs::write(folder.path().join("file"), "").unwrap();
-    let result = Snapshot::take(&repository.path(), &folder.path().join("file/store"));
+    fs::write(directory.path().join("file"), "").unwrap();
+    let result = Snapshot::take(&repository.path(), &directory.path().join("file/store"));
     assert!(matches!(result, Err(SnapshotError::Store { .. })));
     assert!(!store.exists());
 }

@@ -146,8 +146,8 @@ impl Blobs for DirectoryBlobs {
                 _ => {}
             }
             // Deletes the directories of the kind and of the job if they are empty now.
-            for folder in file.ancestors().skip(1).take(2) {
-                if std::fs::remove_dir(folder).is_err() {
+            for directory in file.ancestors().skip(1).take(2) {
+                if std::fs::remove_dir(directory).is_err() {
                     break;
                 }
             }
@@ -157,11 +157,11 @@ impl Blobs for DirectoryBlobs {
     }
 
     async fn list(&self, job: JobId) -> Result<Vec<ArtifactName>, BlobError> {
-        let folder = self.artifacts.join(job.to_string());
+        let directory = self.artifacts.join(job.to_string());
         let list = move || {
-            let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let entries = |directory: &Path| std::fs::read_dir(directory).into_iter().flatten().flatten();
             let mut names = Vec::new();
-            for kind in entries(&folder) {
+            for kind in entries(&directory) {
                 for file in entries(&kind.path()) {
                     let (kind, filename) = (kind.file_name().into_string(), file.file_name().into_string());
                     // Names of artifacts are always valid UTF-8. Other files are not artifacts.
@@ -191,8 +191,8 @@ impl Incoming for Received {
         self.file.flush().await.map_err(failed(self.part.path()))?;
         let (place, part) = (path(&self.artifacts, name), self.part);
         let keep = move || {
-            let folder = place.parent().unwrap_or(&place);
-            std::fs::create_dir_all(folder).map_err(failed(folder))?;
+            let directory = place.parent().unwrap_or(&place);
+            std::fs::create_dir_all(directory).map_err(failed(directory))?;
             part.persist(&place).map(drop).map_err(|error| failed(&place)(error.error))
         };
         blocking(keep).await

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     fn traces() -> (tempfile::TempDir, Traces) {
-        let dir = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let traces = Traces::new(dir.path().to_owned());
         (dir, traces)
     }

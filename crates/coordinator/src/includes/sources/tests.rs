@@ -157,9 +157,9 @@ fn components_are_found_by_version() {
 #[test]
 fn missing_templates_name_the_configuration() {
     let (fixture, runtime) = (Fixture::new(), runtime());
-    let folder = fixture.path("templates");
-    std::fs::create_dir_all(folder.join("Jobs")).unwrap();
-    std::fs::write(folder.join("Jobs/Build.gitlab-ci.yml"), "template").unwrap();
+    let directory = fixture.path("templates");
+    std::fs::create_dir_all(directory.join("Jobs")).unwrap();
+    std::fs::write(directory.join("Jobs/Build.gitlab-ci.yml"), "template").unwrap();
     let template = |name: &str| IncludeTarget::Template { name: name.to_owned() };
     let remote = IncludeTarget::Remote { url: "https://ci.invalid/x.yml".to_owned() };
 
@@ -167,7 +167,8 @@ fn missing_templates_name_the_configuration() {
     let error = sources.read(&template("Jobs/Build.gitlab-ci.yml")).unwrap_err().to_string();
     assert!(error.contains("[templates]\nfolder"), "{error}");
 
-    let config = IncludeConfig { templates: Some(folder), remote: RemotePolicy::Offline, ..IncludeConfig::default() };
+    let config =
+        IncludeConfig { templates: Some(directory), remote: RemotePolicy::Offline, ..IncludeConfig::default() };
     let sources = fixture.sources(config, &runtime);
     assert_eq!(text(sources.read(&template("Jobs/Build.gitlab-ci.yml")).unwrap()), "template");
     assert!(matches!(sources.read(&template("../store/config")), Err(SourceError::NotFound(_))));
