@@ -1,4 +1,4 @@
-//! One world: a coordinator in memory, a proxy before it, and the processes of one Muster, which can be killed.
+//! Test environment: a coordinator in memory, a proxy in front of it, and the processes of one Muster, which can be killed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,45 +13,45 @@ use crate::machines::{Machines, Part, kill, signal};
 use crate::process::{muster, plugin_local, until};
 use crate::proxy::Proxy;
 
-/// For how long anything may take.
+/// Maximum time for anything that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The same where a plugin fails at random: after each failure in a row the taskscaler waits about twice as long.
+/// Maximum time if a plugin fails at random: the delay of the taskscaler doubles with each consecutive failure.
 const FAILING_PLUGIN_PATIENCE: Duration = Duration::from_secs(900);
-/// How long the coordinator holds a job request.
+/// Maximum time that the coordinator holds a job request.
 const LONG_POLL: Duration = Duration::from_secs(5);
-/// How long one that behaves as GitLab looks for a job.
+/// Time that a coordinator that behaves like GitLab takes to look for a job.
 const LOOKS: Duration = Duration::from_millis(20);
-/// A value that nobody may see.
+/// Value of a masked variable, which must not appear anywhere.
 pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
 
-/// The world. Dropped, its processes end.
+/// Test environment. Dropping it ends its processes.
 pub struct Bench {
-    /// What the runner API is served from.
+    /// Coordinator that serves the runner API.
     pub coordinator: Arc<MemoryCoordinator>,
-    /// What stands between.
+    /// Proxy between the manager and the coordinator.
     pub proxy: Proxy,
-    /// The folder of everything.
+    /// Directory of all files of the environment.
     pub home: tempfile::TempDir,
-    /// The instances, where jobs run on such.
+    /// Instances, if jobs run on instances.
     pub machines: Machines,
     concurrent: usize,
-    /// The program under test; a copy of it is an upgrade.
+    /// Executable under test. A copy of it simulates an upgrade.
     pub executable: PathBuf,
     /// `config.toml`; none: the executor of this host.
     config: Option<PathBuf>,
     manager: Option<Child>,
-    /// Whom the manager and its agent do not outlive.
+    /// Process that the manager and its agent exit with.
     keeper: Child,
     _served: Served,
 }
 
 impl Bench {
-    /// A world whose manager runs jobs on this host.
+    /// Starts an environment whose manager runs jobs on this host.
     pub async fn start(concurrent: usize) -> Self {
         Self::start_at(memory(), concurrent).await
     }
 
-    /// The same at a coordinator that behaves as GitLab: a job whose answer is not read is lost.
+    /// Starts the same environment with a coordinator that behaves like GitLab: a job whose response is not read is lost.
     pub async fn start_at_gitlab(concurrent: usize) -> Self {
         Self::start_at(gitlab(), concurrent).await
     }
@@ -62,13 +62,14 @@ impl Bench {
         bench
     }
 
-    /// A world whose manager runs jobs on instances that outlive it and their plugin; `autoscaler` are more lines of
-    /// `[runners.autoscaler]`, `plugin` more of its `plugin_config`.
+    /// Starts an environment whose manager runs jobs on instances that outlive the manager and their plugin.
+    ///
+    /// `autoscaler` is added to `[runners.autoscaler]`, and `plugin` to its `plugin_config`.
     pub async fn with_instances(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
         Self::with_instances_at(memory(), concurrent, autoscaler, plugin).await
     }
 
-    /// The same at a coordinator that behaves as GitLab: a job whose answer is not read is lost.
+    /// Starts the same environment with a coordinator that behaves like GitLab: a job whose response is not read is lost.
     pub async fn with_instances_at_gitlab(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
         let coordinator = gitlab().with_wait_timeout(FAILING_PLUGIN_PATIENCE);
         Self::with_instances_at(coordinator, concurrent, autoscaler, plugin).await
@@ -92,7 +93,7 @@ impl Bench {
         Self::configured_at(coordinator, concurrent, write).await
     }
 
-    /// A world whose manager works by this `config.toml`.
+    /// Starts an environment whose manager uses this `config.toml`.
     pub async fn configured(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
         Self::configured_at(memory(), concurrent, write).await
     }
@@ -110,7 +111,7 @@ impl Bench {
         bench
     }
 
-    /// The same with several groups of instances: their names, more keys of each, and more of the `plugin_config` of each.
+    /// Starts an environment with several groups of instances: name, more keys, and more keys of `plugin_config` for each.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
         let mut bench = Self::prepare(memory(), concurrent).await;
         let (url, executable) = (&bench.proxy.url, plugin_local());
@@ -156,12 +157,12 @@ impl Bench {
         }
     }
 
-    /// A file of this world.
+    /// Returns the path of a file of the environment.
     pub fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)
     }
 
-    /// Starts the manager, or the next one after a kill.
+    /// Starts the manager, or another one after a kill.
     pub fn start_manager(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("manager.log")).unwrap();
         let mut command = Command::new(&self.executable);
@@ -184,7 +185,7 @@ impl Bench {
         self.manager = Some(command.spawn().unwrap());
     }
 
-    /// Writes `to` for the first `from` in `config.toml`.
+    /// Replaces the first `from` in `config.toml` by `to`.
     pub fn edit(&self, from: &str, to: &str) {
         let config = self.config.as_ref().unwrap();
         let text = std::fs::read_to_string(config).unwrap();
@@ -192,7 +193,7 @@ impl Bench {
         std::fs::write(config, text.replacen(from, to, 1)).unwrap();
     }
 
-    /// Writes another `config.toml`; the one before it.
+    /// Writes another `config.toml`. Returns the previous one.
     pub fn configure(&self, text: &str) -> String {
         let config = self.config.as_ref().unwrap();
         let before = std::fs::read_to_string(config).unwrap();
@@ -200,18 +201,18 @@ impl Bench {
         before
     }
 
-    /// A signal for the manager, by its name.
+    /// Sends the manager the signal with this name.
     pub fn signal(&self, name: &str) {
         let manager = self.manager.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &manager]).status().unwrap().success());
     }
 
-    /// Whether the manager runs.
+    /// Returns whether the manager runs.
     pub fn is_managed(&mut self) -> bool {
         self.manager.as_mut().is_some_and(|manager| manager.try_wait().unwrap().is_none())
     }
 
-    /// SIGKILL for the manager.
+    /// Kills the manager (SIGKILL).
     pub fn kill_manager(&mut self) {
         if let Some(mut manager) = self.manager.take() {
             manager.kill().unwrap();
@@ -219,14 +220,14 @@ impl Bench {
         }
     }
 
-    /// Stops the manager (SIGSTOP), or lets it go on (SIGCONT): a machine that slept, a process that was not scheduled.
+    /// Stops the manager (SIGSTOP) or resumes it (SIGCONT), as if the machine had slept or the process had not been scheduled.
     pub fn pause_manager(&self, pause: bool) {
         let Some(manager) = &self.manager else { return };
         let signal = if pause { "-STOP" } else { "-CONT" };
         assert!(Command::new("kill").args([signal, &manager.id().to_string()]).status().unwrap().success());
     }
 
-    /// Ends the manager in order, and tells how it ended.
+    /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager runs, or that it did not end.
     pub async fn stop_manager(&mut self) -> Option<i32> {
         let mut manager = self.manager.take()?;
         assert!(Command::new("kill").args(["-QUIT", &manager.id().to_string()]).status().unwrap().success());
@@ -239,12 +240,12 @@ impl Bench {
         ended?.code()
     }
 
-    /// SIGKILL for the manager's plugin, if there is one.
+    /// Kills the manager's plugin, if there is one (SIGKILL).
     pub fn kill_plugin(&self) -> bool {
         self.signal_plugin("KILL")
     }
 
-    /// SIGSTOP for the manager's plugin, if there is one: it is there, and answers nothing.
+    /// Stops the manager's plugin, if there is one (SIGSTOP): it exists, but does not respond.
     pub fn freeze_plugin(&self) -> bool {
         self.signal_plugin("STOP")
     }
@@ -264,25 +265,25 @@ impl Bench {
         pids.next().is_some_and(|pid| signal(name, pid))
     }
 
-    /// The agent of this host, if there is one: its lock names it.
+    /// Returns the process ID of the agent of this host, from its lock file. `None` means that there is no agent.
     fn agent(&self) -> Option<i32> {
         let pid = std::fs::read_to_string(self.path("state/spool/agent.lock")).ok()?.trim().parse().ok()?;
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         command.contains("agent").then_some(pid)
     }
 
-    /// SIGKILL for the agent, if there is one.
+    /// Kills the agent, if there is one (SIGKILL).
     pub fn kill_agent(&self) -> bool {
         self.agent().is_some_and(kill)
     }
 
-    /// The manager and its agent of this host, by their ids.
+    /// Returns the process IDs of the manager and its agent of this host.
     pub fn own(&self) -> Vec<i32> {
         let manager = self.manager.as_ref().and_then(|manager| manager.id().try_into().ok());
         manager.into_iter().chain(self.agent()).collect()
     }
 
-    /// Puts a job in the queue; `more` goes into its payload.
+    /// Adds a job to the queue. `more` is added to its payload.
     pub fn push(&self, id: i64, script: &[&str], more: &Value) {
         let mut payload = json!({
             "id": id, "token": format!("jobtoken{id}jobtoken"),
@@ -307,19 +308,19 @@ impl Bench {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Results that wait in the agent's spool: each is a line of its job's journal.
+    /// Returns the number of results in the agent's spool. Each is a line of its job's journal.
     pub fn results(&self) -> usize {
         let jobs = std::fs::read_dir(self.path("state/spool")).into_iter().flatten().flatten();
         let journals = jobs.filter_map(|job| std::fs::read(job.path().join("journal")).ok());
         journals.filter(|text| text.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"{\"result\":"))).count()
     }
 
-    /// How often the script of a job has noted its start.
+    /// Returns the number of times that the script of a job has started.
     pub fn starts(&self, id: JobId) -> usize {
         std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
     }
 
-    /// Waits until nothing is left of any job, and tells what is left if that does not come (J5).
+    /// Waits until nothing is left of any job (J5). Returns what is left after the maximum time.
     pub async fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         until(|| {
@@ -348,7 +349,7 @@ impl Bench {
         left
     }
 
-    /// What others than the job's owner can read: logs, and files with rights for others.
+    /// Returns everything that other users can read: logs, and files with permissions for others.
     pub fn readable(&self) -> Vec<(String, Vec<u8>)> {
         let mut found = Vec::new();
         walk(self.home.path(), &mut |path, for_others| {
@@ -364,18 +365,18 @@ impl Bench {
         found
     }
 
-    /// What the manager's processes have logged.
+    /// Returns the log of all manager processes.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("manager.log")).unwrap_or_default()
     }
 }
 
-/// A coordinator that knows idempotency keys.
+/// Returns a coordinator that supports idempotency keys.
 fn memory() -> MemoryCoordinator {
     MemoryCoordinator::new(LONG_POLL).with_wait_timeout(PATIENCE)
 }
 
-/// One that does not, and takes a while to look for a job.
+/// Returns a coordinator without idempotency keys, which takes some time to look for a job.
 fn gitlab() -> MemoryCoordinator {
     memory().as_gitlab(LOOKS)
 }
@@ -395,7 +396,7 @@ fn walk(folder: &Path, visit: &mut impl FnMut(&Path, bool)) {
     }
 }
 
-/// The folders for temporary files of jobs, which end in `.tmp`, that are not empty.
+/// Returns the directories for temporary files of jobs, which end in `.tmp`, that are not empty.
 fn temporary(builds: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(builds).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {

@@ -1,4 +1,4 @@
-//! What the whole-system and interoperability tests in `tests/` share.
+//! Test environment that the system and interoperability tests in `tests/` share.
 
 #![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test's helpers fail as its body does")]
 

@@ -1,16 +1,16 @@
-//! The instances of `fleeting-plugin-local` in a directory, as whoever stands beside them sees them: they are processes.
+//! Instances of `fleeting-plugin-local` in a directory, seen from outside: they are processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A process of an instance, by its last argument.
+/// Kind of a process of an instance, which is recognized by its last argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All of it: an instance that ends with the plugin.
+    /// Whole instance that ends with the plugin.
     Instance,
-    /// All of it: an instance that outlives the plugin.
+    /// Whole instance that outlives the plugin.
     Machine,
-    /// The SSH server of such a one, which is started again.
+    /// SSH server of an instance that outlives the plugin. It is restarted when it ends.
     Server,
 }
 
@@ -24,23 +24,23 @@ impl Part {
     }
 }
 
-/// The instances of one group, whose directory is this.
+/// Instances of one group, by the group's directory.
 #[derive(Debug, Clone)]
 pub struct Machines(PathBuf);
 
 impl Machines {
-    /// Those below a directory.
+    /// Returns the instances below a directory.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self(directory.into())
     }
 
-    /// The names of those that have anything on disk, in order.
+    /// Returns the sorted names of the instances that have files on disk.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
             .map(|entry| entry.file_name().to_string_lossy().trim_end_matches(".json").to_owned())
-            // A record that is being written stands beside its place for a moment.
+            // A record is written to a temporary file in the same directory, then renamed.
             .filter(|name| !name.starts_with('.') && !name.ends_with(".new"))
             .collect();
         names.sort();
@@ -48,20 +48,20 @@ impl Machines {
         names
     }
 
-    /// A file in the home of each.
+    /// Returns the path of a file in the home directory of each instance.
     pub fn each(&self, path: &str) -> impl Iterator<Item = PathBuf> {
         let directory = self.0.clone();
         let path = path.to_owned();
         self.names().into_iter().map(move |name| directory.join(name).join(&path))
     }
 
-    /// The processes that are this part, in order of their ids.
+    /// Returns the sorted IDs of the processes of this kind.
     pub fn processes(&self, part: Part) -> Vec<i32> {
         let end = format!("\0{}\0", part.last_argument());
         let is_part = |process: &Path| {
             let inside = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0));
             let words = std::fs::read(process.join("cmdline")).unwrap_or_default();
-            // What makes the namespaces has the same words after its own.
+            // The process that creates the namespaces ends with the same arguments.
             inside && words.ends_with(end.as_bytes()) && !words.starts_with(b"unshare\0")
         };
         let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_part(&process.path()));
@@ -70,18 +70,19 @@ impl Machines {
         pids
     }
 
-    /// SIGSTOP for everything on all of them: they are there, and do nothing; how many processes there were. What made their
-    /// namespaces is not on them.
+    /// Stops all processes of all instances (SIGSTOP): the instances exist, but do not respond. Returns the number of processes.
+    ///
+    /// The processes that created the namespaces are outside of the instances, and are not stopped.
     pub fn freeze(&self) -> usize {
         self.signal_all("STOP")
     }
 
-    /// SIGCONT for what [`freeze`](Self::freeze) stopped; how many processes there were.
+    /// Resumes the processes that [`freeze`](Self::freeze) stopped (SIGCONT). Returns the number of processes.
     pub fn thaw(&self) -> usize {
         self.signal_all("CONT")
     }
 
-    /// SIGKILL for everything on all of them.
+    /// Kills all processes of all instances (SIGKILL).
     pub fn end(&self) {
         self.signal_all("KILL");
     }
@@ -101,18 +102,18 @@ impl Machines {
         pids.filter(|pid| signal(name, *pid)).count()
     }
 
-    /// SIGKILL for this part of all; how many there were.
+    /// Kills the processes of this kind of all instances (SIGKILL). Returns their number.
     pub fn kill(&self, part: Part) -> usize {
         self.processes(part).into_iter().filter(|pid| kill(*pid)).count()
     }
 }
 
-/// SIGKILL; whether it was there.
+/// Kills a process (SIGKILL). Returns whether it existed.
 pub fn kill(pid: i32) -> bool {
     signal("KILL", pid)
 }
 
-/// A signal by its name; whether the process was there.
+/// Sends a process the signal with this name. Returns whether the process existed.
 pub fn signal(name: &str, pid: i32) -> bool {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).output();
     sent.is_ok_and(|sent| sent.status.success())

@@ -1,4 +1,4 @@
-//! Processes and repositories for the tests of this package.
+//! Helpers for tests that start processes and create repositories.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test gives up.
+/// Maximum time for anything that a test waits for.
 pub const LIMIT: Duration = Duration::from_secs(90);
 
-/// Looks until it is so; whether it came to be within [`LIMIT`].
+/// Polls until the condition holds. Returns whether it did within [`LIMIT`].
 ///
-/// For what processes of the world under test do to files and to each other: they send this one no event.
+/// Use it for effects of other processes on files and processes, which cause no event in the test.
 pub async fn until(mut reached: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + LIMIT;
     while !reached() {
@@ -23,17 +23,17 @@ pub async fn until(mut reached: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// The executable under test.
+/// Returns the path of the executable under test.
 pub fn muster() -> PathBuf {
     built("muster")
 }
 
-/// The plugin `local`.
+/// Returns the path of the plugin `local`.
 pub fn plugin_local() -> PathBuf {
     built("fleeting-plugin-local")
 }
 
-/// An executable of the workspace: beside this test's own.
+/// Returns the path of an executable of the workspace, which is in the directory of this test's executable.
 #[must_use]
 pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
@@ -42,7 +42,7 @@ pub fn built(name: &str) -> PathBuf {
     binary
 }
 
-/// A process whose output is read line by line, and which is ended with the test.
+/// Process whose output is read line by line. It is terminated at the end of the test.
 pub struct Running {
     child: Child,
     lines: Receiver<String>,
@@ -50,14 +50,14 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts `command` with nothing on its standard input.
+    /// Starts `command` with empty standard input.
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (send, lines) = channel();
         let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         for reader in [Box::new(out) as Box<dyn std::io::Read + Send>, Box::new(err)] {
             let send = send.clone();
-            // Ends with the process, when its pipe closes.
+            // The thread ends when the process closes the pipe.
             std::thread::spawn(move || {
                 for line in BufReader::new(reader).lines().map_while(Result::ok) {
                     let _ = send.send(line);
@@ -67,7 +67,7 @@ impl Running {
         Self { child, lines, seen: Vec::new() }
     }
 
-    /// The first line, from now on, for which `wanted` is true.
+    /// Waits for the next line for which `wanted` returns true.
     pub fn line(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + LIMIT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -79,13 +79,13 @@ impl Running {
         panic!("waited in vain for {what}; the output was:\n{}", self.seen.join("\n"));
     }
 
-    /// Sends it a signal, by its name without the `SIG`.
+    /// Sends the process a signal. `name` is without `SIG`.
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
         assert!(sent.success());
     }
 
-    /// Everything until the process ends, and its exit status.
+    /// Waits until the process has ended. Returns the rest of its output and its exit status.
     pub fn finish(mut self) -> (Vec<String>, Option<i32>) {
         let deadline = Instant::now() + LIMIT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -104,7 +104,7 @@ impl Drop for Running {
     }
 }
 
-/// A repository with one commit that holds `files`.
+/// Creates a repository with one commit that contains `files`.
 pub fn repository(place: &Path, files: &[(&str, &str)]) {
     std::fs::create_dir_all(place).unwrap();
     for (name, content) in files {

@@ -1,6 +1,6 @@
-//! An HTTP proxy between runner and coordinator that breaks what it is told to break.
+//! HTTP proxy between runner and coordinator that injects faults.
 //!
-//! It says what it did with each exchange, so that a test can act at that very moment.
+//! It reports what it did with each exchange, so that a test can act at that moment.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use rand::rngs::StdRng;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What an exchange is about.
+/// Kind of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `POST /jobs/request`.
@@ -36,7 +36,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Request, Self::Trace, Self::Update, Self::Upload, Self::Download];
 
     fn of(method: &Method, path: &str) -> Option<Self> {
@@ -51,34 +51,34 @@ impl Kind {
     }
 }
 
-/// What is done to one exchange.
+/// Fault of one exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection ends; the coordinator hears nothing.
+    /// The connection is closed before the request reaches the coordinator.
     DropBefore,
-    /// The coordinator answers, and the connection ends.
+    /// The connection is closed after the coordinator has processed the request, before its response is passed on.
     DropAfter,
-    /// It takes longer.
+    /// The exchange is delayed by this time.
     Delay(Duration),
-    /// The coordinator hears it twice; its second answer is given.
+    /// The request is sent to the coordinator twice. The second response is passed on.
     Duplicate,
-    /// The coordinator gets half of the body, and then the connection ends on both sides.
+    /// The coordinator gets half of the request body, then both connections are closed.
     CutBody,
-    /// The coordinator gets a whole request with half of the body: only of a trace, where its length is not told twice.
+    /// The coordinator gets a complete request with half of the body. Only for traces: other requests have their length in the body too.
     ShortBody,
-    /// The runner gets half of the answer, and then the connection ends.
+    /// The runner gets half of the response, then the connection is closed.
     CutAnswer,
-    /// An answer that is not the coordinator's, which hears nothing.
+    /// The runner gets this response. The request does not reach the coordinator.
     Status(u16, Option<u32>),
 }
 
 impl Fault {
-    /// Whether it loses a job of a coordinator that does not know idempotency keys, if a job request is hit.
+    /// Returns whether the fault of a job request loses a job of a coordinator without idempotency keys.
     pub fn loses_an_answer(self) -> bool {
         matches!(self, Self::DropAfter | Self::CutAnswer | Self::Duplicate)
     }
 
-    /// One of them.
+    /// Returns a random fault.
     pub fn any(rng: &mut StdRng) -> Self {
         match rng.random_range(0..12) {
             0 => Self::DropBefore,
@@ -97,7 +97,7 @@ impl Fault {
     }
 }
 
-/// Decides about each exchange, in the order in which they begin.
+/// Selects the fault of each exchange, in the order in which they begin.
 pub type Decide = Box<dyn FnMut(Kind) -> Option<Fault> + Send>;
 
 struct Shared {
@@ -106,9 +106,9 @@ struct Shared {
     decide: Mutex<Decide>,
 }
 
-/// The proxy. Dropped, it stops.
+/// HTTP proxy. Dropping it stops it.
 pub struct Proxy {
-    /// Where runners reach it.
+    /// URL for runners.
     pub url: String,
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -123,7 +123,7 @@ impl Drop for Proxy {
 type Body = BoxBody<Bytes, std::io::Error>;
 
 impl Proxy {
-    /// A proxy of the coordinator at `target` that breaks nothing yet.
+    /// Starts a proxy for the coordinator at `target`, without faults.
     pub async fn start(target: &str) -> Self {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -137,7 +137,7 @@ impl Proxy {
         Self { url, shared, task }
     }
 
-    /// From now on `decide` says what is broken.
+    /// Uses `decide` to select the faults of later exchanges.
     pub fn decide(&self, decide: Decide) {
         *self.shared.decide.lock() = decide;
     }
@@ -148,7 +148,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             let service = service_fn(move |request| exchange(Arc::clone(&shared), request));
-            // An error is a connection that was broken on purpose.
+            // An error means that a fault closed the connection.
             let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }

@@ -1,4 +1,4 @@
-//! Virtual machines of a fake nesting daemon: each is a process with an SSH server, and a home directory of its own.
+//! Virtual machines of a fake nesting daemon. Each is a process with an SSH server and its own home directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,36 +17,36 @@ use tokio::sync::watch;
 use crate::machines::Machines;
 use crate::process::{LIMIT, plugin_local};
 
-/// An image that there is none of.
+/// Name of an image that does not exist.
 pub const NO_IMAGE: &str = "none";
 
-/// What makes the machines.
+/// Creates the machines.
 pub struct Vms {
     homes: PathBuf,
-    /// What lets into all machines, as in an image.
+    /// Public key that all machines accept, as if it were in their image.
     authorized: String,
     running: Mutex<BTreeMap<String, Child>>,
-    /// So many creations fail.
+    /// Number of creations that will fail.
     failing: Mutex<u32>,
-    /// Creations wait while this is set.
+    /// Whether creations wait.
     held: watch::Sender<bool>,
-    /// Creations that have begun.
+    /// Number of creations that have begun.
     begun: watch::Sender<u32>,
-    /// So many machines are made that nobody can reach.
+    /// Number of machines that will be created without an SSH server.
     unreachable: Mutex<u32>,
 }
 
-/// A daemon with its machines, on this host.
+/// Nesting daemon on this host, with its machines.
 pub struct Nest {
-    /// The daemon.
+    /// Fake daemon.
     pub daemon: FakeDaemon,
-    /// Its machines.
+    /// Machines of the daemon.
     pub vms: Arc<Vms>,
     folder: tempfile::TempDir,
 }
 
 impl Nest {
-    /// Starts one.
+    /// Starts a daemon.
     pub fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let authorized = write_key(&folder.path().join("key"));
@@ -64,23 +64,23 @@ impl Nest {
         Self { daemon, vms, folder }
     }
 
-    /// The table `[runners.autoscaler.vm_isolation]`; `more` are more of its keys.
+    /// Returns the table `[runners.autoscaler.vm_isolation]`, with the additional keys `more`.
     pub fn table(&self, more: &str) -> String {
         table(&self.folder.path().join("nesting.sock"), &self.folder.path().join("key"), more)
     }
 
-    /// All machines are there, and do nothing; how many processes there were.
+    /// Stops all processes of all machines: the machines exist, but do not respond. Returns the number of processes.
     pub fn freeze(&self) -> usize {
         Machines::new(&self.vms.homes).freeze()
     }
 
-    /// The home of a machine.
+    /// Returns the home directory of a machine.
     pub fn home(&self, machine: &str) -> PathBuf {
         self.vms.homes.join(machine)
     }
 }
 
-/// The table of a daemon on a socket, whose machines let a key in.
+/// Returns the configuration table of a daemon on a socket, whose machines accept a key.
 pub fn table(socket: &Path, key: &Path, more: &str) -> String {
     format!(
         "[runners.autoscaler.vm_isolation]\n      enabled = true\n      nesting_host = \"unix://{}\"\n      {more}\n      \
@@ -91,7 +91,7 @@ pub fn table(socket: &Path, key: &Path, more: &str) -> String {
     )
 }
 
-/// Makes a private key in a file; its public half.
+/// Writes a private key to a file. Returns the public key.
 pub fn write_key(path: &Path) -> String {
     let key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).unwrap();
     std::fs::write(path, key.to_openssh(LineEnding::LF).unwrap().as_bytes()).unwrap();
@@ -99,35 +99,35 @@ pub fn write_key(path: &Path) -> String {
 }
 
 impl Vms {
-    /// So many creations fail from now on.
+    /// Sets the number of creations that will fail.
     pub fn fail(&self, creations: u32) {
         *self.failing.lock() = creations;
     }
 
-    /// So many machines have no SSH server from now on.
+    /// Sets the number of machines that will be created without an SSH server.
     pub fn make_unreachable(&self, machines: u32) {
         *self.unreachable.lock() = machines;
     }
 
-    /// Creations wait, or wait no longer.
+    /// Sets whether creations wait.
     pub fn hold(&self, hold: bool) {
         self.held.send_replace(hold);
     }
 
-    /// Waits until so many creations have begun.
+    /// Waits until this number of creations has begun.
     pub async fn begun(&self, creations: u32) {
         let mut begun = self.begun.subscribe();
         tokio::time::timeout(LIMIT, begun.wait_for(|begun| *begun >= creations)).await.unwrap().unwrap();
     }
 
-    /// The machine and all that runs in it is no more, and nobody was asked.
+    /// Kills the machine with everything that runs in it, without a request to the daemon.
     pub async fn crash(&self, machine: &str) {
         let child = self.running.lock().remove(machine);
         end(child.unwrap()).await;
     }
 }
 
-/// Whether there was one of so many left.
+/// Decrements the counter. Returns false if it was 0 already.
 fn one_of(many: &Mutex<u32>) -> bool {
     let mut many = many.lock();
     let is_one = *many > 0;
@@ -136,7 +136,7 @@ fn one_of(many: &Mutex<u32>) -> bool {
 }
 
 async fn end(mut child: Child) {
-    // Its stdin closes: the machine ends all that runs in it.
+    // Closing standard input makes the machine terminate everything that runs in it.
     drop(child.stdin.take());
     child.wait().await.unwrap();
 }
@@ -153,7 +153,7 @@ impl Hypervisor for Vms {
             return Err("no space left".to_owned());
         }
         if one_of(&self.unreachable) {
-            // Nobody listens at the port of discard.
+            // No process listens on the discard port.
             return Ok("127.0.0.1:9".to_owned());
         }
         let home = self.homes.join(id);
@@ -174,7 +174,7 @@ impl Hypervisor for Vms {
     async fn delete(&self, id: &str) -> Result<(), String> {
         let child = self.running.lock().remove(id);
         if let Some(child) = child {
-            // Also one that does nothing any more.
+            // This also ends a machine that was stopped with SIGSTOP.
             Machines::new(self.homes.join(id)).end();
             end(child).await;
         }

@@ -1,8 +1,8 @@
-//! Fuzzing with the stable toolchain: random changes of samples, which a parser of untrusted bytes must survive.
+//! Fuzzing with the stable toolchain: parsers of untrusted bytes must not panic on random changes of samples.
 //!
-//! A fuzz test is named `fuzz_...` and stands beside what it calls. It runs [`CASES`] cases, so that CI notices when one no longer
-//! builds or fails soon. `MUSTER_TEST_FUZZ_SECONDS=600` gives each test that time instead; `scripts/fuzz` runs all of them.
-//! A test prints its seed, and a failure the seed of its batch and the smallest input that fails. `MUSTER_TEST_SEED=n` begins with
+//! A fuzz test is named `fuzz_...` and is in the same crate as the parser. It runs [`CASES`] cases, so that CI notices if it no longer
+//! builds, or fails soon. `MUSTER_TEST_FUZZ_SECONDS=600` makes each test run for that time instead; `scripts/fuzz` runs all of them.
+//! A test prints its seed. A failure prints the seed of its batch and the smallest input that fails. `MUSTER_TEST_SEED=n` starts with
 //! that seed.
 
 use std::fmt::Write;
@@ -11,28 +11,28 @@ use std::time::{Duration, Instant};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 
-/// Cases of one seed, and of a test without `MUSTER_TEST_FUZZ_SECONDS`.
+/// Number of cases per seed, and of a test without `MUSTER_TEST_FUZZ_SECONDS`.
 const CASES: u32 = 256;
-/// Bytes of an input.
+/// Maximum size of an input in bytes.
 const MAX_BYTES: usize = 16 * 1024;
-/// Changes of one sample.
+/// Maximum number of changes of one sample.
 const MAX_CHANGES: usize = 12;
-/// Steps towards the smallest input that fails.
+/// Maximum number of steps towards the smallest input that fails.
 const MAX_SHRINK_STEPS: u32 = 4096;
 
 const SECONDS: &str = "MUSTER_TEST_FUZZ_SECONDS";
 const SEED: &str = "MUSTER_TEST_SEED";
 
-/// What inputs are made from.
+/// Material from which inputs are created.
 #[derive(Debug, Clone, Copy)]
 pub struct Corpus<'a> {
-    /// Inputs as they are meant to be.
+    /// Valid inputs.
     pub samples: &'a [&'a [u8]],
-    /// Pieces that mean something to the parser.
+    /// Texts that are significant to the parser.
     pub words: &'a [&'a str],
 }
 
-/// One change of a sample. The numbers are taken modulo what they choose from.
+/// Change of a sample. Each number selects an item modulo the number of items.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     kind: u8,
@@ -40,10 +40,10 @@ struct Change {
     argument: u32,
 }
 
-/// Calls `entry` with inputs made from the corpus. What it must not do is panic.
+/// Calls `entry` with inputs that are created from the corpus.
 ///
 /// # Panics
-/// With the smallest input for which `entry` panics.
+/// `entry` panics. The message has the smallest input for which it does.
 #[expect(clippy::print_stdout, reason = "a test prints its seed")]
 pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
     let seconds = number(SECONDS).map(Duration::from_secs);
@@ -78,7 +78,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
 }
 
-/// The reason and the smallest input of a failure.
+/// Reason and smallest input of a failure.
 fn batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String, Vec<u8>)> {
     let config =
         Config { cases: CASES, failure_persistence: None, max_shrink_iters: MAX_SHRINK_STEPS, ..Config::default() };
@@ -100,7 +100,7 @@ fn batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String
     }
 }
 
-/// How many kinds of changes [`apply`] knows.
+/// Number of kinds of changes in [`apply`].
 const KINDS: u8 = 9;
 
 fn input(corpus: Corpus<'_>, sample: u32, changes: &[Change]) -> Vec<u8> {
@@ -157,7 +157,7 @@ fn apply(corpus: Corpus<'_>, Change { kind, at, argument }: Change, input: &mut 
     }
 }
 
-/// Bytes as a literal that can be copied into a test.
+/// Returns bytes as a literal that can be copied into a test.
 fn literal(input: &[u8]) -> String {
     let mut text = String::from("b\"");
     for byte in input {

@@ -1,7 +1,7 @@
-//! What tests need of the machine: programs that `scripts/test` installs or builds where it can.
+//! Prerequisites of tests: programs, which `scripts/test` installs or builds if possible, and permissions of the machine.
 //!
-//! Where one is missing, a test says so and passes; with `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot be green
-//! by what it leaves out. The same holds for what the machine itself must allow: cgroups, namespaces and mounts in them.
+//! If a prerequisite is missing, a test prints a message and passes. With `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot
+//! pass by skipping tests. Permissions are those for cgroups, namespaces, and mounts in namespaces.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 const REQUIRE: &str = "MUSTER_TEST_REQUIRE";
 const SSHD: &str = "/usr/sbin/sshd";
 
-/// This is not here: the calling test is skipped, or fails.
+/// Reports a missing prerequisite: the calling test is skipped or fails.
 ///
 /// # Panics
 /// With `MUSTER_TEST_REQUIRE=1`.
@@ -22,7 +22,7 @@ pub fn missing(what: impl Display) {
     eprintln!("skipped: {what}");
 }
 
-/// The value of a variable that `scripts/test` sets to what it has built.
+/// Returns the value of a variable that `scripts/test` sets to the path of something that it has built.
 #[track_caller]
 #[must_use]
 pub fn variable(name: &str, what: &str) -> Option<OsString> {
@@ -33,7 +33,7 @@ pub fn variable(name: &str, what: &str) -> Option<OsString> {
     value
 }
 
-/// Whether a program is on `PATH`, as it is told with this argument; `package` is Debian's.
+/// Returns whether a program is on `PATH`: called with this argument, it must succeed. `package` is its package in Debian.
 #[track_caller]
 #[must_use]
 pub fn program(name: &str, argument: &str, package: &str) -> bool {
@@ -45,7 +45,7 @@ pub fn program(name: &str, argument: &str, package: &str) -> bool {
     has
 }
 
-/// Whether cgroups can be made, as the caller has found out.
+/// Returns whether cgroups can be created, which the caller has tried.
 #[track_caller]
 #[must_use]
 pub fn cgroups(can_be_made: bool) -> bool {
@@ -57,14 +57,14 @@ pub fn cgroups(can_be_made: bool) -> bool {
     can_be_made
 }
 
-/// Whether processes can have user and process namespaces of their own.
+/// Returns whether processes can have their own user and process namespaces.
 #[track_caller]
 #[must_use]
 pub fn namespaces() -> bool {
     can_unshare(&["--user", "--map-current-user", "--pid", "--fork", "true"], "user and process namespaces")
 }
 
-/// Whether file systems can be mounted in a user namespace. What is mounted to find out ends with that namespace.
+/// Returns whether file systems can be mounted in a user namespace. The mount that is tried ends with its namespace.
 #[track_caller]
 #[must_use]
 pub fn mounts() -> bool {
@@ -84,13 +84,13 @@ fn can_unshare(arguments: &[&str], what: &str) -> bool {
     false
 }
 
-/// Whether OpenSSH's server can be run.
+/// Returns whether OpenSSH's server can be run.
 #[track_caller]
 #[must_use]
 pub fn sshd() -> bool {
     let has = Path::new(SSHD).exists();
     if has {
-        // It wants it, where it runs as root, and a package makes it only when the service starts.
+        // As root, sshd requires this directory, which the package creates only when the service starts.
         let _ = std::fs::create_dir("/run/sshd");
     } else {
         missing(format_args!("there is no {SSHD} (Debian: openssh-server)"));

@@ -1,5 +1,6 @@
-//! A plugin that means ill, as the seed says that its name ends with (`fleeting-plugin-hostile-17`): proofs have many of
-//! them by links. Each of its processes is noted in `<name>.pids` beside the link.
+//! Faulty plugin for tests. The seed at the end of its name selects the fault (`fleeting-plugin-hostile-17`).
+//!
+//! Tests run many of them through symbolic links. The IDs of its processes are written to `<name>.pids` beside the link.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -36,7 +37,7 @@ fn no_plugin(script: &Script) -> std::io::Error {
     shell(&format!("{}\n{}", script.begin, script.body)).exec()
 }
 
-/// What never ends has the lowest priority: others work on the machine.
+/// Lowers the priority of faults that never end, because other tests run on the machine.
 fn shell(text: &str) -> Command {
     let mut command = Command::new("nice");
     command.args(["-n", "19", "sh", "-c", text]);
@@ -51,7 +52,7 @@ async fn serve(script: &Script) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "1|0|unix|{}|grpc|", socket.display())?;
     out.flush()?;
-    // It goes on beside the service, in the same process group, and outlives this process.
+    // The process runs in the same process group as the service, and outlives this process.
     shell(script.body).spawn()?;
     #[expect(clippy::exit, reason = "that is what it is for")]
     let service = FaultyPlugin::new(script.behaviors, || std::process::exit(7));

@@ -1,8 +1,8 @@
-//! What a plugin tells by itself, heard by Muster's own runner: `fleeting-plugin-local` announces that instances go.
+//! Interruption notices of a plugin: `fleeting-plugin-local` announces to Muster's runner that instances will be taken back.
 
 use crate::instance_executor::Fleet;
 
-/// Six jobs, one after the other where the runner cannot do better.
+/// Pipeline of six jobs.
 fn jobs() -> (Vec<String>, String) {
     let names: Vec<String> = (0..6).map(|n| format!("job {n}")).collect();
     let yaml = names.iter().map(|name| format!("{name}:\n  script: ['echo \"this is $HOME\"']\n")).collect();
@@ -11,7 +11,7 @@ fn jobs() -> (Vec<String>, String) {
 
 #[test]
 fn an_instance_that_the_provider_takes_back_gets_no_jobs() {
-    // Of these instances every second one is announced to go as soon as it runs, and is there for an hour.
+    // Every second instance is announced to be taken back as soon as it runs, and exists for another hour.
     let plugin = "      preemptions_per_minute = 0.02\n      preemption_notice_s = 3600\n      seed = 7\n";
     let (names, yaml) = jobs();
     let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 2\n", plugin);

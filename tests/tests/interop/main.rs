@@ -1,4 +1,4 @@
-//! Interoperability with the real peers.
+//! Interoperability tests with gitlab-runner.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers fail as its body does")]
 

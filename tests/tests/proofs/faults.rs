@@ -1,7 +1,9 @@
-//! A network that drops, delays, doubles, cuts and refuses each kind of call: no job is lost, none runs twice, and every
-//! byte of log and artifact arrives once. The same at a server that behaves as GitLab, which knows no idempotency keys: there the
-//! answers to job requests are the only ones that are not lost on the way, since nobody could make up for that. How soon after the
-//! last fault is shown in `crates/manager/tests/it/promises.rs`, on time that the test controls.
+//! The network drops, delays, duplicates, truncates and rejects each kind of call. No job is lost, none runs twice, and every byte of
+//! logs and artifacts arrives once.
+//!
+//! The same holds for a server that behaves like GitLab, which has no idempotency keys. There only the responses to job requests are not
+//! lost, because nothing can recover them. `crates/manager/tests/it/promises.rs` tests with a simulated clock how soon after the last
+//! fault jobs end.
 //!
 //! All of it: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test proofs network -- --nocapture`
 
@@ -18,7 +20,7 @@ use serde_json::json;
 
 use crate::life::{self, Lines};
 
-/// Worlds that work at the same time: most of the time of a run is waiting.
+/// Number of environments that run at the same time. They mostly wait.
 const WORLDS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,10 +53,10 @@ async fn world(seeds: Arc<Mutex<std::ops::Range<u64>>>, at_gitlab: bool) {
     life::check_world(&bench, 2, jobs).await;
 }
 
-/// A producer and a consumer under the faults of one seed.
+/// Runs a producer and a consumer of artifacts under the faults of one seed.
 async fn run(bench: &Bench, seed: u64, number: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    // Each kind of call in turn, and all at once.
+    // The faults affect each kind of call in turn, then all kinds.
     let focus = Kind::ALL.get(usize::try_from(seed % 6).unwrap()).copied();
     let (lines, other) = (Lines::any(&mut rng), Lines::any(&mut rng));
     let content: String = (0..rng.random_range(1..5000)).map(|_| rng.random_range('a'..='z')).collect();

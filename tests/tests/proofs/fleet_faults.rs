@@ -1,6 +1,5 @@
-//! Jobs on instances that come and go, at a server that behaves as GitLab: a plugin whose requests fail, are granted in part and
-//! are slow, instances that do not boot, whose heartbeats fail, and that vanish, and a network that breaks. Each job that was
-//! assigned ends, and none is started twice.
+//! Jobs run on unreliable instances, with a server that behaves like GitLab: requests to the plugin fail, are accepted in part or are
+//! slow; instances do not boot, fail their heartbeats or vanish; the network breaks. Each assigned job ends, and none starts twice.
 //!
 //! All of it: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test proofs fleet_faults -- --nocapture`
 
@@ -21,26 +20,26 @@ use serde_json::json;
 
 use crate::life::{self, Lines};
 
-/// Worlds that work at the same time: most of the time of a run is waiting.
+/// Number of environments that run at the same time. They mostly wait.
 const WORLDS: usize = 3;
-/// Seeds of one world, whose plugin has the faults of the first of them.
+/// Number of seeds of one environment, whose plugin has the faults of the first seed.
 const SEEDS: u64 = 10;
 const CONCURRENT: usize = 4;
-/// For thirty small jobs.
+/// Maximum time for thirty small jobs.
 const BURST_LIMIT: Duration = Duration::from_secs(90);
-/// Jobs of one seed: more than run at the same time.
+/// Number of jobs of one seed: more than can run at the same time.
 const JOBS: i64 = 6;
 
 #[derive(Debug, Default)]
 struct Tally {
     seeds: usize,
     passed: usize,
-    /// Ended as a system failure that says what became of the instance.
+    /// Number of jobs that ended as a system failure with a message about the instance.
     told: usize,
     vanished: usize,
 }
 
-/// The failure that was seen: as capacity fell, requests were dropped that the server had answered with jobs.
+/// Regression test: when the capacity fell, requests were dropped that the server had already answered with jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_fails_at_first_and_grants_half_loses_no_job_of_a_burst() {
     let autoscaler = "max_instances = 12\n    max_use_count = 1\n    update_interval = \"1s\"\n    \
@@ -63,7 +62,7 @@ async fn a_plugin_that_fails_at_first_and_grants_half_loses_no_job_of_a_burst() 
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
 
-/// A manager on instances that gets this signal while a request is at the server; then the server assigns a job to it.
+/// Starts a manager on instances that gets this signal while the server holds a request. Then the server assigns it a job.
 async fn job_after(signal: &str) -> (Bench, muster_runner_api::test_support::Job) {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
     let bench = Bench::with_instances_at_gitlab(1, autoscaler, "").await;
@@ -96,7 +95,7 @@ async fn a_job_that_comes_during_a_forced_stop_is_reported() {
     assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
 }
 
-/// The upgrade in place: what is assigned meanwhile is the next start's.
+/// Upgrade in place: a job that is assigned in the meantime is run by the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_comes_while_the_manager_leaves_is_run_by_the_next_one() {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
@@ -135,7 +134,7 @@ async fn instances_that_come_and_go_lose_and_double_no_job_of_gitlab() {
     assert!(all.passed > all.told, "most jobs are not hit: {all:?}");
 }
 
-/// Worlds, one after the other, until none is left.
+/// Runs environments one after the other.
 async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>) -> Vec<Tally> {
     let mut tallies = Vec::new();
     loop {
@@ -145,7 +144,7 @@ async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>) -> Vec<Tally> {
 }
 
 async fn world(seeds: Range<u64>) -> Tally {
-    // The same whichever of its seeds is asked for.
+    // The faults of the plugin are the same for all seeds of the environment.
     let mut rng = StdRng::seed_from_u64(seeds.start / SEEDS);
     let idle = rng.random_range(0..3);
     let autoscaler = format!(
@@ -180,7 +179,7 @@ async fn world(seeds: Range<u64>) -> Tally {
     tally
 }
 
-/// The jobs of one seed, all at once.
+/// Runs the jobs of one seed, all at once.
 async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -191,7 +190,7 @@ async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
         let hit = left > 0 && chance.random_bool(0.2);
         left -= u32::from(hit);
         let fault = hit.then(|| Fault::any(&mut chance));
-        // Nobody could make up for the loss of a job's only answer.
+        // Nothing could recover the loss of the only response with the job.
         fault.filter(|fault| kind != Kind::Request || !fault.loses_an_answer())
     }));
     let jobs: Vec<_> = (first..first + JOBS).map(|id| (JobId(id), Lines::any(&mut rng))).collect();
@@ -219,7 +218,7 @@ async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
         tally.told += 1;
         let (text, last) = (job.text(), job.reports().last().unwrap());
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}\n{}", bench.log());
-        // An instance that vanished, or was given up for its heartbeats, after the script had begun.
+        // The instance vanished, or failed its heartbeats, after the script had started.
         assert!(text.lines().last().unwrap_or_default().contains("instance"), "{text}\n{}", bench.log());
         life::check(bench, *id, &job).unwrap();
     }

@@ -1,8 +1,8 @@
-//! Jobs on instances, while a seed kills (SIGKILL) the manager, its plugin, the SSH server of an instance, or a whole
-//! instance, at a point of a job's life: no job is lost, none doubled, no instance is removed under a running job, there
-//! are never more than allowed, and none is left.
+//! Jobs run on instances while the manager, its plugin, the SSH server of an instance or a whole instance is killed (SIGKILL) at a
+//! point of a job's life that a seed selects. No job is lost or duplicated, no instance is deleted while a job runs on it, the limit
+//! of instances is never exceeded, and no instance is left at the end.
 //!
-//! `MUSTER_TEST_SEED=n MUSTER_TEST_RUNS=1` replays one, in its world and after the seeds that were before it there.
+//! `MUSTER_TEST_SEED=n MUSTER_TEST_RUNS=1` replays a seed, after the seeds that ran before it in the same environment.
 //! All of it: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test proofs fleet_kill -- --nocapture`
 
 use std::collections::VecDeque;
@@ -21,13 +21,13 @@ use rand::{Rng, SeedableRng};
 use crate::kill::{JOBS, Point, Tally, Victim, run, undisturbed};
 use crate::life;
 
-/// Worlds that work at the same time: most of the time of a run is waiting.
+/// Number of environments that run at the same time. They mostly wait.
 const WORLDS: usize = 3;
-/// Seeds of one world: these follow each other, from a multiple of this number on.
+/// Number of seeds of one environment. They are consecutive, from a multiple of this number.
 const SEEDS: u64 = 4;
 const CONCURRENT: usize = 2;
 const INSTANCES_MAX: usize = 3;
-/// Between two looks at how many instances there are.
+/// Interval between two counts of the instances.
 const LOOK: Duration = Duration::from_millis(10);
 
 const VICTIMS: [Victim; 4] = [Victim::Manager, Victim::Plugin, Victim::Server, Victim::Machine];
@@ -37,7 +37,7 @@ async fn killed_at_any_point_a_fleet_loses_no_job_and_leaves_no_instance() {
     all(12, false).await;
 }
 
-/// But for the moment that [`crate::kill`] tells of.
+/// Excludes the moment that [`crate::kill`] describes.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_gitlab_a_fleet_loses_no_job_and_leaves_no_instance() {
     all(8, true).await;
@@ -58,8 +58,8 @@ async fn all(sample: u64, at_gitlab: bool) {
     all.tell();
 }
 
-/// The seeds of each world that are needed to run these: what a seed does depends on what those before it in its world have
-/// left behind, so they go before it, whichever seed is asked for first.
+/// Returns the seeds to run in each environment. The effect of a seed depends on the seeds before it in the same environment, so these
+/// always run first.
 fn worlds(seeds: Range<u64>) -> VecDeque<Range<u64>> {
     let first = seeds.start / SEEDS;
     (first..seeds.end.div_ceil(SEEDS)).map(|world| world * SEEDS..seeds.end.min((world + 1) * SEEDS)).collect()
@@ -77,7 +77,7 @@ fn a_seed_alone_is_in_the_same_world_after_the_same_seeds_as_among_many() {
     }
 }
 
-/// Worlds, one after the other, until none is left.
+/// Runs environments one after the other.
 async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>, at_gitlab: bool) -> Vec<Tally> {
     let mut tallies = Vec::new();
     loop {
@@ -92,8 +92,7 @@ async fn world(seeds: Range<u64>, at_gitlab: bool) -> Tally {
          create_timeout = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
          [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1s\""
     );
-    // An instance that is killed between its creation and the next list was granted, and never appears: the idle slot that it
-    // should have been is asked for again after `create_timeout`.
+    // An instance that is killed between its creation and the next list never appears. It is created again after `create_timeout`.
     let plugin = "boot_delay_ms = 20";
     let mut bench = if at_gitlab {
         Bench::with_instances_at_gitlab(CONCURRENT, &autoscaler, plugin).await
@@ -122,7 +121,7 @@ async fn world(seeds: Range<u64>, at_gitlab: bool) -> Tally {
     tally
 }
 
-/// Counts instances, also those that go. The directory of one that is gone may be there for a moment longer.
+/// Counts instances, including those that are being deleted. The directory of a deleted instance may exist for a moment longer.
 async fn look(machines: Machines, most: Arc<AtomicUsize>) {
     loop {
         let there = machines.names();

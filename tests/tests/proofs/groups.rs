@@ -1,4 +1,4 @@
-//! Several groups of instances that stand in for each other.
+//! Tests of several groups of instances that replace each other.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ fn machines(bench: &Bench, group: &str) -> usize {
     Machines::new(bench.path("machines").join(group)).names().len()
 }
 
-/// Why the fleet is as it is, by the books of the manager.
+/// Returns the explanation of the fleet's state, from the ledger of the manager.
 fn explained(bench: &Bench, group: &str) -> String {
     let mut explain = Command::new(muster());
     explain.args(["fleet", "explain", "group", group, "--state-dir"]).arg(bench.path("state"));
@@ -43,7 +43,7 @@ async fn all_succeed(bench: &mut Bench, jobs: std::ops::RangeInclusive<i64>) {
 async fn the_cheapest_group_is_asked_first_and_the_next_one_when_it_is_out_of_stock() {
     let autoscaler = "group_selection = \"price\"\n    delete_instances_on_shutdown = true";
     let dear = ("dear", "max_instances = 5\n      price_per_hour = 0.3", "");
-    // Its provider has one instance; max_instances would let more be asked for.
+    // The provider has capacity for one instance; `max_instances` permits more requests.
     let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "capacity = 1");
     let mut bench = Bench::with_groups(3, autoscaler, &[dear, cheap]).await;
     all_start(&bench, 1..=3).await;

@@ -1,5 +1,5 @@
-//! Plugins that mean ill beside jobs of another runner, in one manager: it stays up, does the jobs, says what is wrong with
-//! each plugin, and when it has stopped no process of any of them is left.
+//! Faulty plugins and a healthy runner in one manager: the manager keeps running, completes the jobs and reports what is wrong with
+//! each plugin. After it has stopped, no process of a plugin is left.
 //!
 //! All of it: `MUSTER_TEST_RUNS=300 cargo test -p muster-tests --test proofs hostile -- --nocapture`
 
@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 use crate::life;
 
 const HOSTILE: &str = env!("CARGO_BIN_EXE_fleeting-plugin-hostile");
-/// Runs where nobody asks for more: those of one manager.
+/// Default number of runs, which is enough for one manager.
 const SAMPLE: u64 = 10;
-/// FaultyPlugin plugins of one manager.
+/// Number of faulty plugins of one manager.
 const TOGETHER: usize = 30;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,9 +35,9 @@ async fn hostile_plugins_harm_neither_the_manager_nor_the_jobs_of_others() {
     println!("{} hostile plugins, {} managers, no process left", seeds.len(), seeds.len().div_ceil(TOGETHER));
 }
 
-/// One manager with a hostile plugin for each seed, and a runner that is in order.
+/// Runs one manager with a faulty plugin for each seed, and a healthy runner.
 async fn world(seeds: &[u64]) {
-    // Of the hostile runners: it never has a job.
+    // The runners with faulty plugins never get a job.
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)));
     let idle = serve(coordinator).await.unwrap();
     let plugins = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ async fn world(seeds: &[u64]) {
     assert!(gone.await, "processes of plugins are left: {left:#?}");
 }
 
-/// Jobs of the runner that is in order, to their end.
+/// Runs jobs of the healthy runner until they have ended.
 async fn jobs(bench: &Bench, ids: std::ops::Range<i64>) {
     for id in ids.clone() {
         bench.push(id, &["echo in order"], &json!({}));
@@ -95,7 +95,7 @@ fn entry(url: &str, n: usize, plugin: &Path) -> String {
     )
 }
 
-/// The plugin of a seed.
+/// Returns the name of the plugin with this seed.
 fn plugin(folder: &Path, seed: u64) -> PathBuf {
     println!("seed {seed}: {:?}", script(seed));
     let link = folder.join(format!("fleeting-plugin-hostile-{seed}"));
@@ -107,8 +107,7 @@ fn script(seed: u64) -> Script {
     Script::draw(&mut StdRng::seed_from_u64(seed))
 }
 
-/// Words for a process that never becomes a plugin. One that is silent has a minute, and until then it is told that it has
-/// not started.
+/// Messages about a process that never becomes a plugin. A silent one has a minute to start; until then it is reported as not started.
 const NO_PLUGIN: &[&str] = &[
     "unrecognized plugin message",
     "incompatible API version",
@@ -120,8 +119,9 @@ const NO_PLUGIN: &[&str] = &[
     "no handshake within 60 s",
 ];
 
-/// What the manager must say of a plugin, in one of these ways: of the first call, in the order of its life, that goes
-/// wrong. Nothing of one that only behaves badly when nobody looks, or is only late: it has minutes.
+/// Returns the possible messages of the manager about a plugin. They concern the first call that fails.
+///
+/// The list is empty if the plugin only misbehaves between calls, or is only slow: it has minutes for a call.
 fn wrong(script: &Script) -> &'static [&'static str] {
     if script.begin != WELL_BEHAVED {
         return NO_PLUGIN;
@@ -132,7 +132,7 @@ fn wrong(script: &Script) -> &'static [&'static str] {
             Behavior::Normal | Behavior::Slow => continue,
             Behavior::EndlessStream if call != Call::Update => continue,
             Behavior::HugeResponse if !has_text => continue,
-            // No name, and no size: it can be used.
+            // A plugin without a name and a size can be used.
             Behavior::InvalidResponse if call == Call::Init => continue,
             Behavior::Hangs if call == Call::Init => &["has not been started yet", "no response to Init within 60 s"],
             Behavior::Hangs => &[],
@@ -152,12 +152,12 @@ fn wrong(script: &Script) -> &'static [&'static str] {
     &[]
 }
 
-/// The plugins of which the manager has not said what is wrong, neither in its log nor in `muster fleet status`.
+/// Returns the plugins whose fault the manager has not reported, neither in its log nor in `muster fleet status`.
 fn untold(bench: &Bench, wrong: &BTreeMap<String, &[&str]>) -> Vec<String> {
     let log = bench.log();
     let mut told: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for name in wrong.keys() {
-        // A name may be the beginning of another one.
+        // A name can be a prefix of another one.
         let is_named = |line: &&str| {
             line.match_indices(name.as_str())
                 .any(|(at, _)| !line[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
@@ -181,7 +181,7 @@ fn untold(bench: &Bench, wrong: &BTreeMap<String, &[&str]>) -> Vec<String> {
         .collect()
 }
 
-/// `muster fleet status` of the manager with this log; nothing until it listens.
+/// Returns the output of `muster fleet status` for the manager with this log. It is empty until the manager listens.
 fn status(log: &str) -> Value {
     let Some(line) = log.lines().find(|line| line.contains("Metrics server listening")) else { return Value::Null };
     let Some((_, port)) = line.split_once("127.0.0.1:") else { return Value::Null };
@@ -192,7 +192,7 @@ fn status(log: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// What lives of the process groups that plugins in this folder began.
+/// Returns the live processes of the process groups that plugins in this directory started.
 fn processes(folder: &Path) -> Vec<String> {
     let notes = std::fs::read_dir(folder)
         .unwrap()

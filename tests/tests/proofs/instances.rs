@@ -1,4 +1,4 @@
-//! Executor `instance` when something dies, each case by its name.
+//! Tests of the executor `instance` when a manager, plugin, agent or instance dies.
 
 use std::time::Duration;
 
@@ -13,27 +13,27 @@ use serde_json::json;
 use crate::life::{self, Lines};
 
 const JOB: JobId = JobId(1);
-/// From the loss of an instance to the end of its job (`lease.rs` adds up what it may take). How long it takes is shown in
-/// `crates/manager/tests/it/promises.rs`, on time that the test controls.
+/// Maximum time from the loss of an instance to the end of its job. `crates/manager/tests/it/promises.rs` tests the exact time with a
+/// simulated clock.
 const LOSS_LIMIT: Duration = Duration::from_secs(15);
 
-/// Waits for what other processes do.
+/// Waits for an effect of other processes.
 async fn until(what: &str, is_so: impl FnMut() -> bool) {
     assert!(muster_tests::process::until(is_so).await, "waited in vain: {what}");
 }
 
-/// The script of a job that notes its start, and then waits until there is a file `go`.
+/// Returns a script that records its start and waits until the file `go` exists.
 const WAITS: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo went on";
 
-/// A job whose script waits for the file `go`, and then writes `lines`; the machines of the fleet once it waits.
+/// Starts a job whose script waits for the file `go` and then writes `lines`. Returns the machines of the fleet once it waits.
 async fn waiting(bench: &Bench, lines: Lines) -> Vec<String> {
     bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
     bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
     bench.machines.names()
 }
 
-/// Lets the job of [`waiting`] go on.
+/// Lets the job of [`waiting`] continue.
 fn go(bench: &Bench) {
     std::fs::write(bench.path("go"), "").unwrap();
 }
@@ -55,7 +55,7 @@ async fn a_manager_that_is_killed_mid_job_adopts_its_instance_and_the_job() {
     life::check_success(&bench, JOB, &job, lines);
     assert_eq!(job.assignments, 1);
     assert!(job.text().contains(&format!("Instance {} connected", machines[0])), "{}", job.text());
-    // The next job finds the same instance: no second one was made.
+    // The next job uses the same instance: no second one was created.
     bench.push(2, &[&lines.script()], &json!({}));
     let next = bench.coordinator.wait_for_end(JobId(2)).await;
     life::check_success(&bench, JobId(2), &next, lines);
@@ -86,7 +86,7 @@ async fn an_instance_lost_before_the_first_command_costs_the_job_nothing_but_a_l
     assert!(moved[0].contains(&lost[0]), "{text}");
 }
 
-/// Job 1 leaves artifacts that job 2 wants, and whose first download never ends: what it tells is that it began.
+/// Job 1 uploads artifacts for job 2, whose first download never ends. Returns once the download has begun.
 pub(crate) async fn held_in_its_preparation(bench: &Bench) {
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     bench.push(1, &["echo kept > out"], &json!({ "artifacts": artifacts }));
@@ -120,7 +120,7 @@ async fn an_instance_lost_while_the_job_is_prepared_moves_it_and_the_next_manage
     life::check(&bench, JobId(2), &job).unwrap();
     assert_eq!((bench.starts(JobId(2)), job.assignments), (1, 1));
     assert_eq!(text.matches("so it was moved to another instance").count(), 1, "{text}");
-    // What the first attempt said stays, and the second one's stands behind it, whole.
+    // The log of the first attempt is kept, followed by the complete log of the second one.
     assert_eq!(text.matches("Running with muster").count(), 2, "{text}");
     assert_eq!((text.matches("\nkept\n").count(), text.matches("\nwent on\n").count()), (1, 1), "{text}");
 }
@@ -184,7 +184,7 @@ async fn a_manager_that_was_stopped_for_a_while_asks_before_it_gives_an_instance
     let lines = Lines::any(&mut StdRng::seed_from_u64(11));
     let machines = waiting(&bench, lines).await;
     bench.pause_manager(true);
-    // The pause itself is what is tried: longer than an instance may be silent.
+    // The pause is longer than an instance may be silent.
     tokio::time::sleep(LOSS_LIMIT).await;
     bench.pause_manager(false);
     go(&bench);
@@ -202,7 +202,7 @@ async fn an_instance_lost_after_the_first_command_ends_the_job_at_once_with_a_re
     let job = bench.coordinator.wait_for_end(JOB).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-    // By what is seen of it first.
+    // The message depends on what the manager sees first.
     let how = ["was lost: instance unexpectedly removed", "was lost: nothing there answers"];
     let line = text.lines().find(|line| how.iter().any(|how| line.contains(how)));
     assert!(line.is_some_and(|line| line.contains("; run the job again, or let `retry: ")), "{text}");
@@ -264,7 +264,7 @@ async fn an_agent_of_an_older_executable_ends_its_job_and_is_replaced_before_the
     let (machines, older) = (waiting(&bench, lines).await, agents(&bench));
     assert_eq!(older.len(), 1);
 
-    // The upgrade: another executable, and so another hash.
+    // The upgraded executable has another hash.
     bench.kill_manager();
     let newer = bench.path("newer");
     std::fs::copy(&bench.executable, &newer).unwrap();
@@ -288,7 +288,7 @@ async fn an_agent_of_an_older_executable_ends_its_job_and_is_replaced_before_the
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
 
-/// The processes that are agents of instances.
+/// Returns the processes that are agents of instances.
 fn agents(bench: &Bench) -> Vec<i32> {
     let home = bench.path("machines");
     let is_agent = |pid: &i32| {

@@ -1,4 +1,4 @@
-//! Instances and their jobs while the configuration changes around them.
+//! Tests of configuration changes while jobs run on instances.
 
 use muster_job::{JobId, JobStatus};
 use muster_tests::bench::Bench;
@@ -6,7 +6,7 @@ use muster_tests::machines::Part;
 use serde_json::json;
 
 const JOB: JobId = JobId(1);
-/// Notes its start, and ends when there is a file `go`.
+/// Script that records its start and ends when the file `go` exists.
 const WAITS: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo went on";
 
@@ -14,7 +14,7 @@ async fn until(what: &str, bench: &Bench, is_so: impl FnMut() -> bool) {
     assert!(muster_tests::process::until(is_so).await, "waited in vain: {what}\n{}", bench.log());
 }
 
-/// A job that has started and waits; its instance.
+/// Starts a job that waits. Returns its instance.
 async fn waiting_job(bench: &Bench) -> Vec<String> {
     bench.push(JOB.0, &[WAITS], &json!({}));
     until("the job starts", bench, || bench.starts(JOB) == 1).await;
@@ -23,14 +23,14 @@ async fn waiting_job(bench: &Bench) -> Vec<String> {
     machines
 }
 
-/// It ends well, and was started once.
+/// Checks that the job succeeds and was started once.
 async fn goes_on(bench: &Bench) {
     std::fs::write(bench.path("go"), "").unwrap();
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, bench.starts(JOB)), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
 }
 
-/// A manager that is killed while a job runs is started again with `to` in place of `from`.
+/// Kills the manager while a job runs, and starts it again with `from` replaced by `to` in its configuration.
 async fn edited(from: &str, to: &str) {
     let autoscaler = "max_instances = 2\n    instance_ready_command = \"echo ready >> $HOME/ready\"\n    \
                       delete_instances_on_shutdown = true";
@@ -42,7 +42,7 @@ async fn edited(from: &str, to: &str) {
     until("the job is followed", &bench, || bench.log().matches("connected to the agent").count() >= 2).await;
     goes_on(&bench).await;
     assert_eq!(bench.machines.names(), machines);
-    // What is done to new instances was not done again under the job.
+    // The preparation of new instances was not repeated while the job was running.
     let ready = bench.machines.each("ready").map(|path| std::fs::read_to_string(path).unwrap());
     assert_eq!(ready.collect::<Vec<_>>(), ["ready\n"]);
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
@@ -56,7 +56,7 @@ async fn another_name_costs_neither_the_job_nor_the_instance() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_token_costs_neither_the_job_nor_the_instance() {
-    // The entry has no id: it is known by its url and its name.
+    // The entry has no ID, so it is identified by its URL and its name.
     edited("token = \"", "token = \"glrt-new-").await;
 }
 

@@ -1,9 +1,9 @@
-//! The manager, and the agent, are killed (SIGKILL) at points of a job's life that a seed chooses: nothing is lost,
-//! nothing doubled, the logs are whole, and the invariants J1 to J6 hold. [`crate::fleet_kill`] does the same with instances.
+//! The manager or the agent is killed (SIGKILL) at points of a job's life that a seed selects. Nothing is lost or duplicated, the
+//! logs are complete, and the invariants J1 to J6 hold. [`crate::fleet_kill`] does the same with instances.
 //!
-//! At a server that behaves as GitLab one moment is left out: from the assignment of a job until its manager has stored it, the
-//! job is known to nobody but the server, and a kill then loses it, whatever a manager does. So there the manager is killed as
-//! soon as the server has heard of each job that it assigned.
+//! With a server that behaves like GitLab, one moment is excluded: from the assignment of a job until its manager has stored it, only
+//! the server knows the job, and a kill loses it whatever a manager does. There the manager is killed as soon as the server has
+//! heard of each job that it assigned.
 //!
 //! All of it: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test proofs killed -- --nocapture`
 
@@ -21,22 +21,22 @@ use tokio::sync::mpsc;
 use crate::life::{self, Lines};
 
 const CONCURRENT: usize = 2;
-/// Jobs of one run: one more than run at the same time.
+/// Number of jobs of one run: one more than can run at the same time.
 pub(crate) const JOBS: i64 = 3;
-/// So many runs, and chance alone does not make most of their points miss.
+/// Number of runs from which it is unlikely that most kills miss by chance.
 const ENOUGH: usize = 8;
 
-/// From a kill to the end of all jobs; below the patience of the coordinator, which does not know the manager's log.
+/// Maximum time from a kill to the end of all jobs. It is shorter than the coordinator's timeout for jobs without updates.
 const RUN_LIMIT: Duration = Duration::from_secs(100);
 
-/// When to kill.
+/// Point at which to kill.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Point {
-    /// At a call of a kind, the so-maniest: before the coordinator hears it, or before its answer arrives.
+    /// At the n-th call of a kind: before it reaches the coordinator, or before its response arrives.
     Call { kind: Kind, number: u32, heard: bool },
-    /// When the coordinator has so many bytes of the first job's trace.
+    /// When the coordinator has this number of bytes of the first job's trace.
     Log(usize),
-    /// After this part of the time that a run without a kill took.
+    /// After this fraction of the time that a run without a kill took.
     Time(f64),
 }
 
@@ -54,20 +54,20 @@ impl Point {
     }
 }
 
-/// Whom to kill.
+/// Process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Victim {
     Manager,
     Agent,
     Plugin,
-    /// The SSH server of an instance.
+    /// SSH server of an instance.
     Server,
-    /// A whole instance.
+    /// Whole instance.
     Machine,
 }
 
 impl Victim {
-    /// Kills it, if there is one.
+    /// Kills the process, if it exists.
     fn kill(self, bench: &mut Bench, rng: &mut StdRng) -> bool {
         let mut of = |part| {
             let found = bench.machines.processes(part);
@@ -86,11 +86,11 @@ impl Victim {
         }
     }
 
-    /// What a job says that could not survive this; the others cost no job anything.
+    /// Returns the messages of a job that could not survive the kill. The list is empty if every job survives it.
     fn last_words(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Agent => Some(&["the agent was ended while the job ran"]),
-            // Whichever is seen first: that the provider has it no more, or that nothing there answers.
+            // The manager sees first either that the provider no longer lists the instance, or that it does not respond.
             Self::Machine => Some(&["instance unexpectedly removed", "was lost: nothing there answers"]),
             Self::Manager | Self::Plugin | Self::Server => None,
         }
@@ -99,16 +99,16 @@ impl Victim {
 
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// Of these runs so many had a kill: a run whose point does not come, or finds nobody, has none.
+    /// Number of runs, of which `kills` had a kill. A run has none if its point is not reached or the process does not exist.
     pub(crate) runs: usize,
     pub(crate) kills: usize,
     pub(crate) passed: usize,
-    /// Ended as a system failure that says why: only where an agent, or a machine, was killed.
+    /// Number of jobs that ended as a system failure with a reason, because an agent or a machine was killed.
     pub(crate) told: usize,
 }
 
 impl Tally {
-    /// Tells what came of it; of four runs one at least must have had its kill, which chance never misses.
+    /// Prints the result. At least one of four runs must have had a kill.
     pub(crate) fn tell(&self) {
         println!("{} kills of {} runs: lost 0, doubled 0; {self:?}", self.kills, self.runs);
         assert!(self.kills * 4 >= self.runs || self.runs < ENOUGH, "hardly a run reached its point: {self:?}");
@@ -140,14 +140,14 @@ async fn all(mut bench: Bench, sample: u64) {
     tally.tell();
 }
 
-/// A run without a kill: how long it takes.
+/// Returns the time that a run without a kill takes.
 pub(crate) async fn undisturbed(bench: &mut Bench, tally: &mut Tally) -> Duration {
     let began = Instant::now();
     run(bench, None, &mut StdRng::seed_from_u64(0), tally).await;
     began.elapsed()
 }
 
-/// One run of three jobs with one kill.
+/// Makes one run of three jobs with one kill.
 pub(crate) async fn run(
     bench: &mut Bench,
     kill: Option<(Victim, Point, Duration)>,

@@ -1,4 +1,4 @@
-//! A job that counts its starts and writes a log that is known beforehand, and what must hold of it in the end.
+//! Job that counts its starts and writes a known log, and the checks of its result.
 
 use muster_job::invariants::{self, LogExtent, Violation};
 use muster_job::{JobId, JobStatus};
@@ -7,7 +7,7 @@ use muster_tests::bench::{Bench, SECRET};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-/// How many runs, and the first seed: `MUSTER_TEST_RUNS` and `MUSTER_TEST_SEED`, else a sample with new seeds.
+/// Returns the number of runs and the first seed, from `MUSTER_TEST_RUNS` and `MUSTER_TEST_SEED`. The default is a sample of new seeds.
 pub(crate) fn seeds(sample: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
@@ -16,7 +16,7 @@ pub(crate) fn seeds(sample: u64) -> std::ops::Range<u64> {
     first..first + runs
 }
 
-/// What a script writes: lines of different length, some of them after a pause.
+/// Output of a script: lines of different length, some of them after a pause.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines(u32);
 
@@ -25,7 +25,7 @@ impl Lines {
         Self(rng.random_range(5..60))
     }
 
-    /// Notes its start, shows the secret, writes the lines, and notes its end.
+    /// Returns a script that records its start, prints the secret, writes the lines and records its end.
     pub(crate) fn script(self) -> String {
         let count = self.0;
         format!(
@@ -36,27 +36,27 @@ impl Lines {
         )
     }
 
-    /// Byte for byte what stands in the trace of it.
+    /// Returns the output as it must be in the trace, byte for byte.
     pub(crate) fn text(self) -> String {
         let lines = (1..=self.0).map(|number| format!("line {number} {:0>1$}\n", 0, number as usize * 7 % 90 + 1));
         format!("[[MASKED]]\n{}", lines.collect::<String>())
     }
 }
 
-/// J1, J2, J3 and J6 of one job that has ended.
+/// Checks J1, J2, J3 and J6 for one job that has ended.
 pub(crate) fn check(bench: &Bench, id: JobId, job: &Job) -> Result<(), Violation> {
     invariants::reported_once(id, job.reports().count())?;
     invariants::started_at_most_once(id, bench.starts(id))?;
     let output = &job.reports().last().unwrap().output;
     let trace = LogExtent { bytes: job.trace.len() as u64, crc32: crc32fast::hash(&job.trace) };
     let told = output.checksum.as_ref().map(|told| u32::from_str_radix(told.trim_start_matches("crc32:"), 16).unwrap());
-    // A manager that has lost the agent for good knows no checksum of its log.
+    // A manager that has lost the agent has no checksum of its log.
     let log = LogExtent { bytes: output.bytesize.unwrap(), crc32: told.unwrap_or(trace.crc32) };
     invariants::trace_is_log(id, log, trace)?;
     invariants::no_secret(&format!("the trace of job {id}"), &job.trace, [SECRET.as_bytes()])
 }
 
-/// A job that nothing but the network has disturbed.
+/// Checks a job that only network faults have disturbed.
 pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
     check(bench, id, job).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
     assert!(job.text().contains(&lines.text()), "the log is not what the script wrote:\n{}", job.text());
 }
 
-/// J4, J5 and J6 of a whole world in which nothing is to do any more; of `jobs`, those that noted their end count.
+/// Checks J4, J5 and J6 for a whole environment in which all jobs have ended. Only jobs that recorded their end count.
 pub(crate) async fn check_world(bench: &Bench, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
     let (assigned, ended) = bench.coordinator.assigned_and_ended();
     println!("{assigned} jobs assigned, {ended} ended");

@@ -1,4 +1,4 @@
-//! What Muster promises, shown on whole processes: that it does what a stock runner does, and that nothing is lost.
+//! System tests with whole processes: Muster does what gitlab-runner does, and no job or log is lost.
 
 #![expect(
     clippy::unwrap_used,

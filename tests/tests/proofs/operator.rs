@@ -1,4 +1,4 @@
-//! What an operator does by hand to instances and groups of a manager at work.
+//! Tests of operator commands on instances and groups of a running manager.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 const WAITS: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo went on";
 
-/// `muster fleet` on the state of this world's manager: how it ended, and what it said.
+/// Runs `muster fleet` on the state of the manager. Returns its exit status and its output.
 fn fleet(bench: &Bench, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(muster());
     command.arg("fleet").args(arguments).arg("--state-dir").arg(bench.path("state")).env("USER", "ann");
@@ -19,14 +19,14 @@ fn fleet(bench: &Bench, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// As [`fleet`], of which something is to come.
+/// Runs [`fleet`], which must succeed.
 fn done(bench: &Bench, arguments: &[&str]) -> String {
     let (code, text) = fleet(bench, arguments);
     assert_eq!(code, Some(0), "{text}\n{}", bench.log());
     text
 }
 
-/// Puts a job in the queue that waits for the file `go`, until it has started.
+/// Queues a job that waits for the file `go`, and waits until it has started.
 async fn start(bench: &Bench, job: i64) {
     bench.push(job, &[WAITS], &json!({}));
     assert!(until(|| bench.starts(JobId(job)) == 1).await, "job {job} does not start:\n{}", bench.log());

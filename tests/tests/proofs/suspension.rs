@@ -1,4 +1,4 @@
-//! Jobs that leave their environments for later jobs: the instance is suspended, and resumed for the one that asks for it.
+//! Tests of jobs that suspend their environment: the instance is suspended, and resumed for the job that requests it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const PROJECT: i64 = 5;
 
-/// A world whose jobs may leave their environments, with a plugin that can suspend, or not.
+/// Starts an environment whose jobs may be suspended, with a plugin that supports suspension or not.
 async fn world(suspendable: bool) -> Bench {
     let write = |bench: &Bench| {
         let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
@@ -29,7 +29,7 @@ async fn world(suspendable: bool) -> Bench {
     Bench::configured(3, write).await
 }
 
-/// A job of a project, with these `suspend_options`.
+/// Queues a job of a project with these `suspend_options`.
 fn push(bench: &Bench, id: i64, project: i64, script: &[&str], options: &Value) {
     bench.push(id, script, &job(id, project, options));
 }
@@ -44,7 +44,7 @@ fn job(id: i64, project: i64, options: &Value) -> Value {
     })
 }
 
-/// Job 1 leaves its environment; the key of it.
+/// Runs job 1, which suspends its environment. Returns the key of the environment.
 async fn left(bench: &Bench) -> String {
     push(bench, 1, PROJECT, &["echo of the first job > kept"], &json!({ "suspend_on_success": true }));
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
@@ -59,7 +59,7 @@ async fn left(bench: &Bench) -> String {
     key
 }
 
-/// Waits until all that runs on the one machine is stopped.
+/// Waits until all processes of the only machine are stopped.
 async fn asleep(bench: &Bench) {
     let is_stopped = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -80,7 +80,7 @@ async fn what_a_job_left_is_resumed_for_a_later_job_by_a_manager_that_was_killed
     let machines = bench.machines.names();
     bench.kill_manager();
     bench.start_manager();
-    // Another job meanwhile has an instance of its own.
+    // Another job gets its own instance in the meantime.
     push(&bench, 2, PROJECT, &["test ! -e kept"], &json!({}));
     let other = bench.coordinator.wait_for_end(JobId(2)).await;
     assert_eq!(other.status, JobStatus::Success, "{}\n{}", other.text(), bench.log());
@@ -125,7 +125,7 @@ async fn a_key_that_is_not_the_jobs_own_opens_nothing_and_fails_the_job_with_the
         refused(&bench, id, why).await;
     }
     asleep(&bench).await;
-    // The job itself fails, and leaves it as it asks.
+    // The job itself fails, and its environment is suspended as requested.
     let options = json!({ "runtime_environment_key": key, "suspend_on_failure": true });
     push(&bench, 9, PROJECT, &["cat kept", "exit 3"], &options);
     let job = bench.coordinator.wait_for_end(JobId(9)).await;
@@ -143,7 +143,7 @@ async fn an_environment_that_is_lost_before_the_first_command_of_the_job_that_re
     let bench = world(true).await;
     let key = left(&bench).await;
     let machine = bench.machines.names().remove(0);
-    // Its preparation does not end: what it tells is that the environment is resumed.
+    // The preparation does not end. Its start shows that the environment was resumed.
     bench.proxy.decide(Box::new(|kind| (kind == Kind::Download).then_some(Fault::Delay(Duration::from_secs(3600)))));
     let mut more = job(2, PROJECT, &json!({ "runtime_environment_key": key }));
     let file = json!({ "filename": "artifacts.zip", "size": 1 });

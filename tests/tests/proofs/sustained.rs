@@ -1,5 +1,5 @@
-//! Job after job, more of them waiting all the time: each ends exactly once as its script does, and what the manager and its
-//! agent hold of the machine does not grow with their number. How fast they are is measured by `benches/sustained`.
+//! Soak test with a queue that is never empty: each job ends exactly once with the result of its script, and the resources that the
+//! manager and its agent hold do not grow with the number of jobs. `benches/sustained` measures the speed.
 //!
 //! More of it: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test proofs sustained -- --nocapture`
 
@@ -15,16 +15,16 @@ use serde_json::json;
 use crate::life;
 
 const CONCURRENT: usize = 8;
-/// Jobs of one seed.
+/// Number of jobs of one seed.
 const JOBS: i64 = 50;
-/// Jobs that are on offer or run.
+/// Number of jobs that are queued or run.
 const OPEN: i64 = 24;
-/// By so much the memory of manager and agent may differ after any number of jobs.
+/// Maximum growth of the memory of manager and agent, after any number of jobs.
 const MEMORY_KIB: u64 = 4 * 1024;
-/// What the state directory may hold when no job is there.
+/// Maximum size of the state directory without jobs.
 const STATE_BYTES: u64 = 256 * 1024;
 
-/// What a job writes, and how it exits.
+/// Output and exit status of a job.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     zeros: usize,
@@ -32,7 +32,7 @@ struct Work {
 }
 
 impl Work {
-    /// That of a job, by the seed of its run.
+    /// Returns the output and exit status of a job, from the seed of its run.
     fn of(first_seed: u64, id: i64) -> Self {
         let run = u64::try_from((id - 1) / JOBS).unwrap();
         let mut rng = StdRng::seed_from_u64((first_seed + run).wrapping_mul(1 << 20) + id.unsigned_abs());
@@ -46,7 +46,7 @@ impl Work {
             self.zeros,
             u8::from(self.fails)
         );
-        // One project, as with most of a day's jobs: each has a place for its files that stays.
+        // All jobs belong to one project, so that their workspaces are reused.
         let project = json!({
             "job_info": { "name": format!("job-{id}"), "project_id": 1, "project_name": "p" },
             "git_info": { "repo_url": "http://example.org/group/p.git", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
@@ -54,7 +54,7 @@ impl Work {
         bench.push(id, &[&script], &project);
     }
 
-    /// It was handed out, started and reported once, and its log is whole.
+    /// Checks that the job was assigned, started and reported once, and that its log is complete.
     async fn check(self, bench: &Bench, id: i64) {
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
         let expected = if self.fails { JobStatus::Failed } else { JobStatus::Success };
@@ -65,13 +65,13 @@ impl Work {
     }
 }
 
-/// What manager and agent hold of the machine while they have nothing to do.
+/// Resources that manager and agent hold while they are idle.
 #[derive(Debug)]
 struct Held {
     memory_kib: u64,
-    /// Open ones.
+    /// Number of open files.
     files: usize,
-    /// In the state directory and where jobs work.
+    /// Number of files in the state directory and the workspaces.
     entries: usize,
 }
 
@@ -102,7 +102,7 @@ fn resident_kib(pid: i32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// All files and folders there.
+/// Returns all files and directories below a directory.
 fn below(folder: PathBuf) -> Vec<PathBuf> {
     let (mut found, mut left) = (Vec::new(), vec![folder]);
     while let Some(folder) = left.pop() {
@@ -114,7 +114,7 @@ fn below(folder: PathBuf) -> Vec<PathBuf> {
     found
 }
 
-/// Offers these jobs, so that some wait all the time; what is held when all have ended.
+/// Queues these jobs so that the queue is never empty. Returns the resources that are held when all have ended.
 async fn load(bench: &Bench, first_seed: u64, first: i64, last: i64) -> Held {
     for id in first..=last.min(first + OPEN - 1) {
         Work::of(first_seed, id).push(bench, id);
@@ -134,13 +134,13 @@ async fn load(bench: &Bench, first_seed: u64, first: i64, last: i64) -> Held {
 async fn a_sustained_load_ends_each_job_once_and_nothing_grows_with_the_number_of_jobs() {
     let seeds = life::seeds(8);
     let runs = i64::try_from(seeds.end - seeds.start).unwrap().max(2);
-    // What is filled once is filled by the first two runs at most.
+    // The first two runs fill all caches.
     let (warm, all) = (JOBS * (runs / 4).clamp(1, 2), JOBS * runs);
     let bench = Bench::start(CONCURRENT).await;
     let before = load(&bench, seeds.start, 1, warm).await;
     let after = load(&bench, seeds.start, warm + 1, all).await;
     assert!(after.memory_kib <= before.memory_kib + MEMORY_KIB, "memory grows: {before:?}, then {after:?}");
-    // A connection, a place for a job's files: not more of them than jobs run at once.
+    // There are never more connections and workspaces than jobs that run at the same time.
     assert!(after.files <= before.files + CONCURRENT, "open files grow: {before:?}, then {after:?}");
     assert!(after.entries <= before.entries + CONCURRENT, "files on disk grow: {before:?}, then {after:?}");
     life::check_world(&bench, CONCURRENT, (1..=all).map(JobId)).await;

@@ -1,4 +1,4 @@
-//! The taskscaler's driver on real plugins: processes, sockets, instances.
+//! Tests of the taskscaler's driver with real plugins: processes, sockets and instances.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn wall() -> i64 {
     i64::try_from(since.unwrap().as_secs()).unwrap()
 }
 
-/// A configuration of up to `max` instances; idle ones go at once.
+/// Returns a configuration with up to `max` instances, whose idle instances are deleted immediately.
 fn config(max: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.capacity = capacity.try_into().unwrap();
@@ -35,7 +35,7 @@ async fn plugin(name: &str, settings: Value) -> Arc<dyn InstanceGroupPort> {
     PluginGroup::new(Group::start(spec).await.unwrap())
 }
 
-/// A plugin of a cloud that outlives it: files in a directory, by a script of these calls.
+/// Returns a plugin for a cloud that outlives it. The instances are files in a directory; the calls are shell scripts.
 async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn InstanceGroupPort> {
     let path = place.join("group");
     std::fs::write(
@@ -51,14 +51,14 @@ async fn scaler(config: Config, host: Arc<dyn InstanceGroupPort>, books: &std::p
     Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall).await.unwrap()
 }
 
-/// Reserves as soon as there is capacity in sight, and waits for a slot.
+/// Reserves as soon as capacity is expected, and waits for a slot.
 async fn lease(scaler: &Scaler, name: &str) -> LeaseHandle {
     scaler.admit(TaskKey::new(name)).acquire(SlotRequest::default(), LONG).await.unwrap()
 }
 
-/// Waits until the scaler knows of `n` instances.
+/// Waits until the scaler knows `n` instances.
 async fn instances(scaler: &Scaler, n: usize) {
-    // The scaler tells nobody of an instance that goes: there is no event. One too many is no hang.
+    // The scaler has no event for a deleted instance, so this polls.
     let reached = async {
         while scaler.status().await.unwrap().instances.len() != n {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -131,7 +131,7 @@ async fn a_new_manager_goes_on_with_its_leases() {
     assert_eq!(*dropped.instance(), id);
     kept.leave_to_next_start();
     dropped.leave_to_next_start();
-    // The plugin ends, and the cloud goes on.
+    // The plugin ends, but the cloud continues.
     assert_eq!(first.shutdown(Duration::ZERO).await.len(), 1);
 
     let second = keeping(script(place.path(), cloud).await).await;
@@ -160,7 +160,7 @@ async fn a_plugin_cleans_up_at_the_end_also_where_a_call_is_under_way() {
     scaler.shutdown(LONG).await;
     assert!(path("cleaned").exists(), "it was told to, and not killed");
     std::fs::write(path("over"), "").unwrap();
-    // However that ends.
+    // The result of the call does not matter.
     let _ = asking.await.unwrap();
 }
 
@@ -180,7 +180,7 @@ async fn who_waits_can_leave_within_a_second() {
             tokio::task::yield_now().await;
         }
     };
-    // R014 says one second; nothing here has a limit between that and this, for a machine that does other things.
+    // R014 requires one second. The test allows more for a busy machine; no timeout of the code is between the two.
     tokio::time::timeout(Duration::from_secs(10), gone).await.expect("R014: freed at once");
     let late = scaler
         .admit(TaskKey::new("late"))
@@ -230,8 +230,8 @@ async fn two_scalers_with_groups_of_their_own_do_not_touch() {
     }
 }
 
-/// R057: five lines of shell are a whole plugin and decide nothing about scaling. The scaler keeps idle instances by the policy,
-/// has one for each job up to the provider's own limit, and removes them when the policy changes.
+/// R057: a plugin of five lines of shell has no code for scaling. The scaler keeps idle instances by the policy, creates one for each
+/// job up to the provider's limit, and deletes them when the policy changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_plugin_has_the_policies_without_any_code_for_them() {
     let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What cannot be sent waits on disk until it can be, also across a restart.
+//! Tests that logs and reports wait on disk until they can be sent, also across a restart.
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{self, Call};
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::life::{self, Lines};
 
-/// The row of the design's table: 30 failed log uploads and 10 failed reports over 40 jobs.
+/// 30 failed log uploads and 10 failed reports with 40 jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn forty_jobs_of_forty_are_whole_after_thirty_failed_uploads_and_ten_failed_reports() {
     use test_support::Fault::{FailAfter, FailBefore};
@@ -29,7 +29,7 @@ async fn forty_jobs_of_forty_are_whole_after_thirty_failed_uploads_and_ten_faile
     life::check_world(&bench, 8, jobs.iter().map(|(id, _)| *id)).await;
 }
 
-/// The coordinator is away while jobs end, and the manager and the agent are killed meanwhile, as a machine's end does.
+/// The coordinator is unreachable while jobs end, and the manager and the agent are killed, as when the machine crashes.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_and_reports_wait_on_disk_for_a_coordinator_that_is_away() {
     let mut bench = Bench::start(4).await;
@@ -56,7 +56,7 @@ async fn logs_and_reports_wait_on_disk_for_a_coordinator_that_is_away() {
     life::check_world(&bench, 4, jobs.iter().map(|(id, _)| *id)).await;
 }
 
-/// Waits until it is as it is to be.
+/// Waits until the condition holds.
 async fn until(bench: &Bench, reached: impl Fn() -> bool) {
     assert!(muster_tests::process::until(reached).await, "waited in vain:\n{}", bench.log());
 }
