@@ -227,7 +227,7 @@ impl Bench {
         assert!(Command::new("kill").args([signal, &manager.id().to_string()]).status().unwrap().success());
     }
 
-    /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager runs, or that it did not end.
+    /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager runs, or that a signal ended it.
     pub async fn stop_manager(&mut self) -> Option<i32> {
         let mut manager = self.manager.take()?;
         assert!(Command::new("kill").args(["-QUIT", &manager.id().to_string()]).status().unwrap().success());

@@ -1,8 +1,7 @@
-//! A job that prints a lot, with many secrets: how fast its log is masked, and for how long that holds up everything else on the
-//! thread.
+//! Measures how fast the log of a job with many secrets is masked, and how long that delays other tasks on the same thread.
 //!
-//! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints, for a log without secrets in it and for
-//! one that is full of them, MiB per second and the longest time between two turns of another task on the same thread.
+//! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints MiB per second and the longest time between two turns of
+//! another task, for a log without secrets and for a log with a secret in each line.
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for people")]
 
@@ -18,7 +17,7 @@ use muster_steps::log::Log;
 use muster_steps::process::{Command, Containment, Ended, Host};
 use muster_steps::stop::Stop;
 
-/// Keeps the log in a file, as the agent's spool does.
+/// Writes the log to a file, as the agent's spool does.
 struct ToFile(std::fs::File, Arc<AtomicU64>);
 
 impl Sink for ToFile {
@@ -32,7 +31,7 @@ fn secret(number: usize) -> String {
     format!("{:08x}-secret-{number}", number.wrapping_mul(2_654_435_761) & 0xffff_ffff)
 }
 
-/// A log of this many MiB, each line of which has a secret, or looks like one for a while.
+/// Writes a log of this size. Each line contains a secret, or the beginning of one.
 fn write_log(path: &Path, mib: usize, secrets: usize, hits: bool) {
     let mut block = Vec::new();
     for line in 0.. {

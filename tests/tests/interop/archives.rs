@@ -1,4 +1,4 @@
-//! Archives of a stock gitlab-runner v16.6.0 are read by our commands, and ours by it: caches, and artifacts over a
+//! Muster's commands read the archives of gitlab-runner v16.6.0, and gitlab-runner reads Muster's: caches, and artifacts through a
 //! coordinator.
 
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::gitlab_runner::{clean, stock_runner};
 use muster_tests::process::{muster, repository};
 
-/// A program with the commands of gitlab-runner.
+/// Program with the commands of gitlab-runner: Muster or gitlab-runner itself.
 struct Program(Vec<OsString>);
 
 impl Program {
@@ -29,7 +29,7 @@ impl Program {
         Self(vec![muster().into(), "runner".into()])
     }
 
-    /// Runs a command in a folder; it has to succeed.
+    /// Runs a command in a directory. The command must succeed.
     fn run(&self, folder: &Path, arguments: &[&str]) -> String {
         let mut command: Command = clean(&self.0[0], folder);
         let output = command.args(&self.0[1..]).args(arguments).output().unwrap();
@@ -39,7 +39,7 @@ impl Program {
     }
 }
 
-/// Files of many kinds below `out`.
+/// Creates files of many kinds below `out`.
 fn fill(folder: &Path) {
     repository(folder, &[("tracked", "x")]);
     let out = folder.join("out");
@@ -55,14 +55,14 @@ fn fill(folder: &Path) {
     let long = long.join("and-a-file-of-a-name-that-is-long".repeat(3));
     std::fs::write(&long, "long").unwrap();
     for (seconds, name) in (1_700_000_000..).zip(["text", "none", "grüße/ü b", "program", long.to_str().unwrap()]) {
-        // Whole seconds: Go rounds them in a tar archive, where others cut.
+        // Modification times are whole seconds: in a tar archive, Go rounds them and other programs truncate them.
         let time = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
         std::fs::File::options().write(true).open(out.join(name)).unwrap().set_modified(time).unwrap();
     }
     std::os::unix::fs::symlink("text", out.join("link")).unwrap();
 }
 
-/// Names, kinds, modes and content of everything below, in order.
+/// Returns the sorted names of everything below a directory, with kinds, modes and contents.
 fn listing(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -102,7 +102,7 @@ fn a_cache_of_either_program_is_read_by_the_other() {
             from.run(&source, &[&own[..], &shape].concat());
             to.run(&target, &["cache-extractor", "--file", "../cache/key/cache.zip"]);
             assert_eq!(listing(&target.join("out")), listing(&source.join("out")), "{format} {level}: {:?}", from.0);
-            // The other program knows that nothing has changed.
+            // The other program must recognize that nothing has changed.
             to.run(&source, &[&own[..], &shape].concat());
             let again = to.run(&source, &own);
             assert!(again.contains("Archive is up to date!"), "{again}");
@@ -110,7 +110,7 @@ fn a_cache_of_either_program_is_read_by_the_other() {
     }
 }
 
-/// A coordinator whose job 1 runs.
+/// Starts a coordinator whose job 1 is running.
 async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
@@ -164,7 +164,7 @@ async fn reports_as_gzip_and_raw_are_the_same_bytes_from_both_programs() {
     }
 }
 
-/// Names and content of the members; the compressed bytes may differ.
+/// Returns names and contents of the gzip members. The compressed bytes may differ.
 fn unpacked(format: &str, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     use std::io::{BufRead, BufReader, Read};
     if format == "raw" {

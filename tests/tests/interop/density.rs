@@ -1,10 +1,10 @@
-//! Several jobs at once on one instance of the `local` plugin: slots, workspaces, cgroups, and what they leave for each other.
+//! Several jobs at once on one instance of the `local` plugin: slots, workspaces, cgroups and sticky contexts.
 
 use super::instance_executor::Fleet;
 
 const JOBS: usize = 4;
 
-/// The line of a log that begins so, without that.
+/// Returns the line of a log that starts with a prefix, without the prefix.
 fn said<'a>(log: &'a str, start: &str) -> &'a str {
     let line = log.lines().find_map(|line| line.strip_prefix(start));
     line.unwrap_or_else(|| panic!("no line with {start:?} in {log}"))
@@ -19,7 +19,7 @@ fn sorted(logs: &[String], start: &str) -> Vec<String> {
 #[test]
 fn four_jobs_at_once_on_one_instance_have_slots_and_workspaces_of_their_own_and_one_context() {
     let names: Vec<String> = (0..JOBS).map(|n| format!("job {n}")).collect();
-    // Each waits for the others: they run at once, or not at all.
+    // Each job waits for the others, so all of them must run at the same time.
     let script = "  stage: first\n  script:\n    \
         - 'echo \"home=$HOME\"; echo \"workspace=$CI_PROJECT_DIR\"; echo \"slot=$GITLAB_RUNNER_SLOT_CGROUP\"'\n    \
         - 'echo \"inside=$(grep -c \"$GITLAB_RUNNER_SLOT_CGROUP/job-\" /proc/self/cgroup)\"'\n    \
@@ -84,7 +84,7 @@ fn a_job_that_says_it_needs_more_takes_more_slots() {
     let (last, logs) = fleet.finish(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
     for log in &logs {
-        // Of two slots each: the lower one names the cgroup.
+        // Each job has two slots. The lower one gives the cgroup its name.
         assert!(["gitlab-runner/slot-0", "gitlab-runner/slot-2"].contains(&said(log, "slot=")), "{log}");
     }
 }

@@ -1,6 +1,6 @@
-//! A stock gitlab-runner v16.6.0 takes jobs from Muster's coordinator.
+//! gitlab-runner v16.6.0 runs jobs of Muster's coordinator.
 //!
-//! `MUSTER_TEST_GITLAB_RUNNER` names its binary; where it does not, the test says that it did nothing.
+//! `MUSTER_TEST_GITLAB_RUNNER` is the path of its executable. If it is not set, the tests are skipped.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ last:
   script: [exit 7]
 "#;
 
-/// `MUSTER_TEST_GITLAB_RUNNER`, or a word on why nothing is tested.
+/// Returns `MUSTER_TEST_GITLAB_RUNNER`, or prints why the test is skipped.
 pub(crate) fn stock_runner() -> Option<OsString> {
     let runner = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER");
     if runner.is_none() {
@@ -62,19 +62,19 @@ pub(crate) fn clean(program: impl AsRef<OsStr>, home: &Path) -> Command {
     command
 }
 
-/// A coordinator of ours that waits for a runner, and a stock one that is registered there.
+/// Muster's coordinator, and a gitlab-runner that is registered there.
 pub(crate) struct Registered {
     pub(crate) home: PathBuf,
     pub(crate) project: PathBuf,
-    /// `muster ci run --executor external`.
+    /// Process `muster ci run --executor external`.
     pub(crate) coordinator: Running,
     pub(crate) url: String,
-    /// What `register` wrote.
+    /// Configuration that `register` wrote.
     pub(crate) config: PathBuf,
 }
 
 impl Registered {
-    /// In `place`, with a repository that has this pipeline.
+    /// Starts both in the directory `place`, with a repository that contains this pipeline.
     pub(crate) fn start(peer: &OsStr, place: &Path, executor: &str, pipeline: &str) -> Self {
         let (home, project) = (place.join("home"), place.join("project"));
         std::fs::create_dir(&home).unwrap();
@@ -95,14 +95,14 @@ impl Registered {
         Self { url: url.to_owned(), home, project, coordinator, config }
     }
 
-    /// The stock runner at work.
+    /// Starts gitlab-runner.
     pub(crate) fn run(&self, peer: &OsStr) -> Running {
         let mut run = clean(peer, &self.home);
         run.args(["run", "--config"]).arg(&self.config).arg("--working-directory").arg(&self.home);
         Running::start(run)
     }
 
-    /// What `muster ci show` prints of the run.
+    /// Returns the output of `muster ci show` for the run.
     pub(crate) fn show(home: &Path, project: &Path, arguments: &[&str]) -> String {
         let mut command = clean(muster(), home);
         let output = command.args(["ci", "show", "1"]).args(arguments).current_dir(project).output().unwrap();

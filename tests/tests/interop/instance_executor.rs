@@ -1,4 +1,4 @@
-//! Executor `instance` on the machines of `fleeting-plugin-local`: a stock gitlab-runner v16.6.0, and Muster's own.
+//! Executor `instance` on the machines of `fleeting-plugin-local`, with gitlab-runner v16.6.0 and with Muster's runner.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn a_stock_runner_scales_with_our_plugin() {
     let Some(peer) = stock_runner() else { return };
     let place = tempfile::tempdir().unwrap();
     let job = |n| format!("job {n}:\n  script: ['echo \"this is $HOME of {n}\"']\n");
-    // The stock runner registers any executor, and knows the scaling keys only in the file.
+    // gitlab-runner registers any executor, but has no flags for the scaling keys.
     let world = Registered::start(&peer, place.path(), "instance", &(0..JOBS).map(job).collect::<String>());
     let (url, config) = (&world.url, &world.config);
     let text = std::fs::read_to_string(config).unwrap();
@@ -40,7 +40,7 @@ fn a_stock_runner_scales_with_our_plugin() {
     assert_eq!(jobs.len(), JOBS);
     assert!(jobs.iter().all(|job| job["status"] == "success"), "{last}");
 
-    // Each had a machine of its own.
+    // Each job had its own machine.
     let mut homes: Vec<String> = (0..JOBS)
         .map(|n| {
             let log = Registered::show(&home, &project, &[&format!("job {n}"), "--log"]);
@@ -54,7 +54,7 @@ fn a_stock_runner_scales_with_our_plugin() {
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
 }
 
-/// A pipeline of this host, and Muster's runner with instances for it.
+/// Local pipeline, and Muster's runner with instances for it.
 pub(crate) struct Fleet {
     _place: tempfile::TempDir,
     home: PathBuf,
@@ -97,13 +97,13 @@ impl Fleet {
         Self { _place: place, home, project, machines, pipeline, runner }
     }
 
-    /// The jobs when all have ended, and their logs; nothing is left of the instances.
+    /// Waits until all jobs have ended and no instance is left. Returns the jobs and their logs.
     pub(crate) fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
         let (last, logs, _) = self.finish_with_log(jobs);
         (last, logs)
     }
 
-    /// With the log of the runner.
+    /// Does the same as [`Self::finish`], and also returns the log of the runner.
     pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
         self.runner.signal("QUIT");
@@ -170,7 +170,7 @@ async fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_aga
     assert!(logs[0].contains("once more"), "{last}\n{}", logs[0]);
 }
 
-/// R247: hooks of the plugin, on this host, before and after each job.
+/// R247: the plugin's hooks run on this host before and after each job.
 #[test]
 fn hooks_of_the_plugin_run_around_each_job() {
     let place = tempfile::tempdir().unwrap();

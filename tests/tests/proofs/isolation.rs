@@ -1,5 +1,5 @@
-//! Executor `instance` with a virtual machine for each job (`vm_isolation`): instances of the plugin `local`, and on them a
-//! nesting daemon whose machines have an SSH server each.
+//! Executor `instance` with a virtual machine for each job (`vm_isolation`): the instances of the plugin `local` run a nesting daemon
+//! whose machines have an SSH server each.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,7 +19,7 @@ use crate::life::{self, Lines};
 
 const JOB: JobId = JobId(1);
 const NEXT: JobId = JobId(2);
-/// Says where it is, and waits until there is a file `go`.
+/// Script that prints its machine and waits until the file `go` exists.
 const WAITS: &str = "echo \"home=$HOME image=$VM_IMAGE\"; echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done";
 
 async fn world(nest: &Nest, concurrent: usize, autoscaler: &str, isolation: &str) -> Bench {
@@ -27,7 +27,7 @@ async fn world(nest: &Nest, concurrent: usize, autoscaler: &str, isolation: &str
     Bench::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
 }
 
-/// A world with one instance, on whose machine a job waits.
+/// Starts an environment with one instance, on whose machine a job waits.
 async fn with_a_job() -> (Nest, Bench) {
     let nest = Nest::start();
     let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
@@ -36,12 +36,12 @@ async fn with_a_job() -> (Nest, Bench) {
     (nest, bench)
 }
 
-/// Waits for what other processes do.
+/// Waits for an effect of other processes.
 async fn until(what: &str, is_so: impl FnMut() -> bool) {
     assert!(muster_tests::process::until(is_so).await, "waited in vain: {what}");
 }
 
-/// No machine is left.
+/// Checks that no machine is left.
 async fn none_left(bench: &Bench, nest: &Nest) {
     let is_none = muster_tests::process::until(|| nest.daemon.machines().is_empty()).await;
     assert!(is_none, "{:?}\n{}", nest.daemon.machines(), bench.log());
@@ -131,7 +131,7 @@ async fn a_canceled_job_takes_its_machine_with_it() {
     assert_eq!(reason(&job), Some("job_canceled"), "{}", job.text());
     none_left(&bench, &nest).await;
 
-    // While its machine is being made: that is not waited for, and the machine goes when it is there.
+    // The job is canceled while its machine is created. The job does not wait for it; the machine is deleted once it exists.
     nest.vms.hold(true);
     bench.push(2, &[WAITS], &json!({}));
     nest.vms.begun(2).await;
@@ -153,7 +153,7 @@ async fn a_canceled_job_takes_its_machine_with_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_is_not_made_is_tried_again_and_then_the_job_fails_with_the_daemons_words() {
     let nest = Nest::start();
-    // The daemon is that of one instance.
+    // The daemon belongs to one instance.
     let bench = world(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail(1);
     let lines = Lines::any(&mut StdRng::seed_from_u64(12));
@@ -189,7 +189,7 @@ async fn a_manager_that_is_killed_finds_its_jobs_machine_again_and_removes_those
     let lines = Lines::any(&mut StdRng::seed_from_u64(13));
     bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
     bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
-    // The second one's machine has no job when it is there: the manager that asked for it is dead.
+    // When the second machine exists, it has no job, because the manager that requested it was killed.
     nest.vms.hold(true);
     bench.push(2, &[&lines.script()], &json!({}));
     nest.vms.begun(2).await;
@@ -199,7 +199,7 @@ async fn a_manager_that_is_killed_finds_its_jobs_machine_again_and_removes_those
     until("a machine of nobody", || nest.daemon.machines().len() == 2).await;
 
     bench.start_manager();
-    // The second job gets one of its own.
+    // The second job gets its own machine.
     let job = bench.coordinator.wait_for_end(NEXT).await;
     life::check_success(&bench, NEXT, &job, lines);
     assert!(bench.log().contains("a virtual machine of nobody was removed"), "{}", bench.log());
@@ -226,7 +226,7 @@ async fn a_job_whose_machine_is_lost_ends_at_once_with_the_reason() {
     let text = job.text();
     assert!(text.contains(&format!("virtual machine {machine} on instance local-")), "{text}");
     assert!(text.contains("does not list it any more"), "{text}");
-    // The instance is well: the next job has a machine there.
+    // The instance is healthy, so the next job gets a machine there.
     let lines = Lines::any(&mut StdRng::seed_from_u64(14));
     bench.push(2, &[&lines.script()], &json!({}));
     let job = bench.coordinator.wait_for_end(NEXT).await;
@@ -282,7 +282,7 @@ async fn a_machine_goes_with_its_instance_and_the_job_says_so() {
     let text = job.text();
     assert_eq!(reason(&job), Some("runner_system_failure"), "{text}");
     assert!(text.contains(&format!("instance {instance} was lost: ")), "{text}");
-    // The next instance finds what is left, since it has the same daemon, and removes it.
+    // The next instance uses the same daemon, finds the remaining machine and deletes it.
     let lines = Lines::any(&mut StdRng::seed_from_u64(15));
     bench.push(2, &[&lines.script()], &json!({}));
     let job = bench.coordinator.wait_for_end(NEXT).await;
@@ -351,7 +351,7 @@ async fn an_instance_without_its_daemon_gets_no_job_and_the_log_says_why() {
     assert_eq!(bench.starts(JOB), 0, "it does not run on the bare instance");
 }
 
-/// What the backend `tart` of GitLab's daemon runs: machines are processes with an SSH server.
+/// Program that the backend `tart` of GitLab's daemon runs. Its machines are processes with an SSH server.
 const TART: &str = r#"#!/bin/sh
 set -eu
 cd "$(dirname "$0")"
@@ -378,7 +378,7 @@ async fn gitlabs_daemon_makes_the_machines_of_jobs() {
     let authorized = write_key(&path("key"));
     std::fs::write(path("authorized"), format!("{authorized}\n")).unwrap();
     std::fs::write(path("script"), TART).unwrap();
-    // By another process: a file that one of this one's children still has open for writing cannot be run.
+    // Another process writes the file, because a file that a child of this process has open for writing cannot be executed.
     let install = Command::new("install").args(["-m", "755"]).args([path("script"), path("tart")]).status();
     assert!(install.unwrap().success());
     let search = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());

@@ -1,4 +1,4 @@
-//! The reports of `benches/` that a requirement asks for: they are there, they are whole, and the page says what was measured.
+//! Checks the reports of `benches/` that requirements cite: they exist and are complete, and the page has the measured numbers.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(root.join(name)).unwrap()
 }
 
-/// The cells of the page's row of this figure.
+/// Returns the cells of a row of the page.
 fn row(page: &str, figure: &str) -> Vec<f64> {
     let head = format!("| {figure} | ");
     let line = page.lines().find_map(|line| line.strip_prefix(&head)).unwrap_or_else(|| panic!("no row of {figure}"));
@@ -39,7 +39,7 @@ fn the_report_compares_idle_time_failed_creations_and_time_to_start_with_the_old
             "{figure}: the page is not of the data"
         );
     }
-    // What is compared is the same work, under a cloud that fails each of them.
+    // Both schemes are compared with the same work and the same failures of the cloud.
     for scheme in schemes {
         assert_eq!(of(scheme, "jobs offered"), of("muster", "jobs offered"), "{scheme}");
         assert!(of(scheme, "creations refused") + of(scheme, "creations that never came up") > 0.0, "{scheme}");

@@ -1,40 +1,40 @@
-//! The table of cases: one job payload each.
+//! Table of cases, with one job payload each.
 
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// One payload, and what is done to its job.
+/// Payload of a job, and events during the job.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Case {
-    /// Also the name of its project, so that no case meets another's files.
+    /// Name of the case. It is also the name of its project, so that cases do not share files.
     pub(super) name: String,
-    /// The case whose project it shares, and after whose end it starts.
+    /// Previous case, whose project it shares. It starts after the end of that case.
     pub(super) after: Option<String>,
-    /// Get the artifacts of the case that it follows.
+    /// Whether to download the artifacts of the previous case.
     #[serde(default)]
     downloads: bool,
     #[serde(default)]
     script: Vec<String>,
     #[serde(default)]
     after_script: Vec<String>,
-    /// Get the sources; without it `GIT_STRATEGY` is `none`.
+    /// Whether to get the sources. Otherwise `GIT_STRATEGY` is `none`.
     #[serde(default)]
     git: bool,
-    /// Seconds.
+    /// Timeout of the job in seconds.
     #[serde(default = "ten_minutes")]
     timeout: i64,
-    /// Plain ones.
+    /// Variables without flags.
     #[serde(default)]
     variables: toml::Table,
-    /// Whole members of the payload, which replace or (variables) follow those above.
+    /// Members of the payload that replace the ones above. Variables are appended.
     #[serde(default)]
     payload: toml::Table,
-    /// The coordinator wants the job wound down once its trace has this.
+    /// Text in the trace after which the coordinator requests a graceful cancel.
     pub(super) cancel_at: Option<String>,
-    /// The coordinator has ended the job once its trace has this.
+    /// Text in the trace after which the coordinator ends the job.
     pub(super) abort_at: Option<String>,
 }
 
@@ -47,7 +47,7 @@ struct File {
     case: Vec<Case>,
 }
 
-/// Where the payloads' repositories are, and their newest commit.
+/// Location of the repositories of the payloads, and their newest commit.
 pub(super) struct Sources {
     pub(super) url: String,
     pub(super) sha: String,
@@ -55,7 +55,7 @@ pub(super) struct Sources {
 }
 
 impl Case {
-    /// Every case of every file, in the order of the files' names.
+    /// Returns the cases of all files, sorted by file name.
     pub(super) fn all(folder: &Path) -> Vec<Self> {
         let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
         files.sort();
@@ -66,13 +66,13 @@ impl Case {
         files.iter().flat_map(read).collect()
     }
 
-    /// The name of the project: that of the first case of a chain.
+    /// Returns the name of the project, which is the name of the first case of a chain.
     pub(super) fn project<'a>(&'a self, all: &'a [Self]) -> &'a str {
         let before = self.after.as_ref().map(|name| find(all, name));
         before.map_or(&self.name, |case| case.project(all))
     }
 
-    /// The job's id: a number that is no other case's.
+    /// Returns the ID of the job, which is unique among the cases.
     pub(super) fn id(&self, all: &[Self]) -> i64 {
         let place = all.iter().position(|case| case.name == self.name).unwrap();
         1000 + i64::try_from(place).unwrap()
@@ -82,13 +82,13 @@ impl Case {
         find(all, self.project(all)).id(all)
     }
 
-    /// The payload, the same for both runners.
+    /// Returns the payload, which is the same for both runners.
     pub(super) fn payload(&self, all: &[Self], sources: &Sources) -> Value {
         let id = self.id(all);
         let mut variables = vec![
             json!({ "key": "CI_JOB_ID", "value": id.to_string(), "public": true }),
             json!({ "key": "CI_JOB_NAME", "value": self.name, "public": true }),
-            // The stock runner of this version has no timestamps.
+            // This version of gitlab-runner does not support timestamps.
             json!({ "key": "FF_TIMESTAMPS", "value": "false", "public": true }),
         ];
         if !self.git {
@@ -138,7 +138,7 @@ impl Case {
     }
 }
 
-/// A job's token, which no masking rule knows.
+/// Returns the token of a job. No masking rule matches it.
 pub(super) fn token(id: i64) -> String {
     format!("jobtoken{id}jobtoken")
 }

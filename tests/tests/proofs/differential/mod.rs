@@ -1,6 +1,5 @@
-//! A stock gitlab-runner v16.6.0 and Muster run the same payloads against the same coordinator, both started as an operator
-//! starts them, `run` on the same `config.toml`; and what came of each is compared: state, failure reason, exit code,
-//! artifacts, trace.
+//! gitlab-runner v16.6.0 and Muster run the same payloads with the same coordinator and the same `config.toml`. Then the results are
+//! compared: state, failure reason, exit code, artifacts and trace.
 //!
 //! ```text
 //! differential/cases/*.toml      the payloads
@@ -22,7 +21,7 @@ use std::path::{Path, PathBuf};
 use case::Case;
 use runners::World;
 
-/// What came of each case, by its name.
+/// Results of the cases by name.
 type Observations = BTreeMap<String, String>;
 
 fn folder() -> PathBuf {

@@ -1,22 +1,22 @@
-//! Takes times, names, paths and numbers out of what was observed: what two runs may differ in.
+//! Replaces times, names, paths and numbers, which may differ between two runs.
 
 use std::path::Path;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Pattern and replacement, in this order.
+/// Patterns and replacements, applied in this order.
 static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
-        // A marker stands on a line of its own here, so that a line is compared with a line.
+        // Section markers are put on separate lines, so that lines can be compared.
         (r"section_(start|end):[0-9]+:([^\r\n]*\r\x1b\[0K)", "section_$1:TIME:$2\n"),
-        // Where the job's files are: folder of the runner's token, slot, group.
+        // Path of the job's files: directory of the runner's token, slot, group.
         (r"HOME/builds/[A-Za-z0-9_-]+/[0-9]+/group", "BUILDS"),
         (r"HOME/repos/group", "REPOS"),
         (r"HOME/cache/group", "CACHE"),
-        // A shell's messages name its process, and the line of a script that each runner writes in its own way.
+        // Messages of a shell contain its process ID and a line number of the script, which differs between the runners.
         (r"bash: (eval: )?line [0-9]+: ( *[0-9]+ )?", "bash: ${1}line N: "),
-        // The stock runner's helpers are programs with a log of their own: padding, colours, and fields of theirs.
+        // The helpers of gitlab-runner are programs with their own log format: padding, colors and fields.
         (r"\x1b\[0;m=", "="),
         (r" *\x1b\[0;m +([a-z]+=)", " $1"),
         (r" +\x1b\[0;m", "\x1b[0;m"),
@@ -26,7 +26,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"system ID: [rs]_[0-9A-Za-z]{12}", "system ID: S"),
         (r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z?", "DATE"),
         (r"127\.0\.0\.1:[0-9]+", "COORDINATOR"),
-        // git says how much it moved, and how fast.
+        // git prints the amount of data and the speed.
         (r"\(delta [0-9]+\), reused [0-9]+ \(delta [0-9]+\)", "(delta N)"),
     ]
     .into_iter()
@@ -34,7 +34,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     .collect()
 });
 
-/// Normalises text line by line.
+/// Normalizes a text line by line.
 pub(super) fn text(text: &str, home: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let mut text = text.replace(&*home.to_string_lossy(), "HOME");
@@ -45,7 +45,7 @@ pub(super) fn text(text: &str, home: &Path) -> String {
     text
 }
 
-/// Normalises a trace, and makes what a terminal hides visible. Of a run of equal lines only the number is kept.
+/// Normalizes a trace and makes control characters visible. Repeated lines are replaced by one line and their number.
 pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
     let whole = String::from_utf8_lossy(bytes);
     let text = text(&whole, home);
@@ -65,7 +65,7 @@ pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
     lines.into_iter().map(shown).collect()
 }
 
-/// Control characters as their escapes.
+/// Replaces control characters by escapes.
 pub(super) fn visible(line: &str) -> String {
     let shown = |c: char| match c {
         '\x1b' => "\\e".to_owned(),

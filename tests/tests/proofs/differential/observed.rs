@@ -1,4 +1,4 @@
-//! What a coordinator knows of a job in the end, as text that can be read and compared line by line.
+//! Final state of a job at the coordinator, as text that can be compared line by line.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -8,14 +8,14 @@ use muster_runner_api::test_support::Job;
 
 use super::normal;
 
-/// The end, the artifacts and the trace of one job, normalised. `home` is the runner's.
+/// Returns result, artifacts and trace of a job, normalized. `home` is the home directory of the runner.
 pub(super) fn observe(job: &Job, home: &Path) -> String {
     let mut text = format!("state: {}\n", job.status);
     if let Some(last) = job.reports().last() {
         writeln!(text, "reported: {}", last.state).unwrap();
         writeln!(text, "failure_reason: {}", last.failure_reason.as_deref().unwrap_or("-")).unwrap();
         writeln!(text, "exit_code: {}", last.exit_code.map_or("-".to_owned(), |code| code.to_string())).unwrap();
-        // A size or a checksum that is not the trace's would be a lost or doubled byte.
+        // If the size or the checksum differs from the trace, a byte was lost or duplicated.
         let whole = last.output.bytesize == Some(job.trace.len() as u64);
         writeln!(text, "trace is whole: {whole}").unwrap();
     }
@@ -31,7 +31,7 @@ pub(super) fn observe(job: &Job, home: &Path) -> String {
     text
 }
 
-/// The members of an archive with their content, or the content itself.
+/// Returns the members of an archive with their contents, or the content of a file that is not an archive.
 fn artifact(format: &str, content: &[u8]) -> String {
     match format {
         "zip" | "-" => members(content),
@@ -57,7 +57,7 @@ fn members(content: &[u8]) -> String {
     members.concat()
 }
 
-/// Content, indented; of much only its measure.
+/// Returns indented content, or only the size of long content.
 fn shown(bytes: &[u8]) -> String {
     const MUCH: usize = 1000;
     if bytes.len() > MUCH {

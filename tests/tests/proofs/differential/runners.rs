@@ -1,4 +1,4 @@
-//! Both runners at work on the cases.
+//! Runs the cases with both runners.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
@@ -15,11 +15,11 @@ use muster_tests::process::muster;
 use super::case::{Case, Sources};
 use super::{Observations, observed};
 
-/// Longer than any case, with others before it in the queue, takes on a busy machine.
+/// Maximum time of a case, including the cases before it in the queue, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CONCURRENT: usize = 4;
 
-/// A coordinator, a home for one runner, and the repositories of the cases.
+/// Coordinator, home directory of one runner, and repositories of the cases.
 pub(super) struct World<'a> {
     cases: &'a [Case],
     coordinator: Arc<MemoryCoordinator>,
@@ -27,7 +27,7 @@ pub(super) struct World<'a> {
     sources: Sources,
 }
 
-/// A runner that is ended with its owner, and with it Muster's agent, which outlives its manager.
+/// Runner process. Dropping it terminates the process, and Muster's agent, which outlives its manager.
 struct Owned {
     runner: std::process::Child,
     state: PathBuf,
@@ -37,7 +37,7 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let _ = self.runner.kill();
         let _ = self.runner.wait();
-        // Its lock names it.
+        // The lock file of the agent contains its process ID.
         let pid = std::fs::read_to_string(self.state.join("spool/agent.lock")).unwrap_or_default();
         let pid = pid.trim();
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -57,12 +57,12 @@ impl<'a> World<'a> {
                 symlink(home.path().join("origin"), project).unwrap();
             }
         }
-        // Held for longer than a case takes: no runner pauses between two requests.
+        // Job requests are held for longer than a case takes, so that no runner pauses between two requests.
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(20)).with_wait_timeout(2 * PATIENCE));
         Self { cases, coordinator, home, sources }
     }
 
-    /// What Muster makes of the cases, as an operator has it run: `muster runner run` on the same `config.toml`.
+    /// Returns the results of `muster runner run` with the same `config.toml`.
     pub(super) async fn muster(self) -> Observations {
         let served = serve(self.coordinator.clone()).await.unwrap();
         let mut command = self.command(&muster());
@@ -72,7 +72,7 @@ impl<'a> World<'a> {
         self.observe(served, command).await
     }
 
-    /// What a stock runner makes of them.
+    /// Returns the results of gitlab-runner.
     pub(super) async fn stock(self, binary: &OsStr) -> Observations {
         let served = serve(self.coordinator.clone()).await.unwrap();
         let mut command = self.command(Path::new(binary));
@@ -84,7 +84,7 @@ impl<'a> World<'a> {
         self.home.path().join("state")
     }
 
-    /// The command that both are started with.
+    /// Returns the command that starts a runner.
     fn run(&self, served: &Served, command: &mut Command) {
         let config = self.home.path().join("config.toml");
         let text = format!(
@@ -96,7 +96,7 @@ impl<'a> World<'a> {
         command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());
     }
 
-    /// A program with nothing of this process's environment but the path.
+    /// Returns a command whose environment has only `PATH`.
     fn command(&self, program: &Path) -> Command {
         let log = std::fs::File::create(self.home.path().join("runner.log")).unwrap();
         let mut command = Command::new(program);
@@ -106,7 +106,7 @@ impl<'a> World<'a> {
     }
 
     async fn observe(self, _served: Served, mut runner: Command) -> Observations {
-        // Dropped before the home is: there is what names the agent.
+        // The runner must be dropped before the home directory, which has the agent's process ID.
         let _runner = Owned { runner: runner.spawn().unwrap(), state: self.state() };
         let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.chain(first));
         match tokio::time::timeout(PATIENCE, join_all(chains)).await {
@@ -119,7 +119,7 @@ impl<'a> World<'a> {
         std::fs::read_to_string(self.home.path().join("runner.log")).unwrap()
     }
 
-    /// The cases whose jobs have not ended, with their traces.
+    /// Returns the cases whose jobs have not ended, with their traces.
     fn unended(&self) -> String {
         let jobs = self.cases.iter().map(|case| (case, self.coordinator.job(JobId(case.id(self.cases)))));
         let unended = jobs.filter(|(_, job)| !job.as_ref().is_some_and(|job| job.status.is_complete()));
@@ -130,7 +130,7 @@ impl<'a> World<'a> {
         shown.collect()
     }
 
-    /// A case, and those that follow it, one after the other.
+    /// Runs a case, then the cases that follow it.
     async fn chain(&self, first: &Case) -> Observations {
         let mut observations = Observations::new();
         let mut case = Some(first);
@@ -151,7 +151,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// A repository whose commits have the same names everywhere.
+/// Creates a repository whose commits have the same hashes on every machine.
 fn sources(home: &Path) -> Sources {
     let origin = home.join("origin");
     std::fs::create_dir_all(origin.join("folder")).unwrap();

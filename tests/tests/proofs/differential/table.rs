@@ -1,4 +1,4 @@
-//! The table of differences: every line that only one of the two runners has needs an entry, and every entry a line.
+//! Table of differences. Every line that only one of the two runners has needs an entry, and every entry must match a line.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,19 +7,19 @@ use regex::Regex;
 use serde::Deserialize;
 use similar::{ChangeTag, TextDiff};
 
-/// One known difference.
+/// Known difference.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// Why it is so, and why it stays.
+    /// Reason for the difference.
     reason: String,
-    /// The cases in which it may show; all where it names none.
+    /// Names of the cases with the difference. If empty, it is permitted in all cases.
     #[serde(default)]
     cases: Vec<String>,
-    /// Lines that only the stock runner has.
+    /// Lines that only gitlab-runner prints.
     #[serde(default)]
     stock: Vec<String>,
-    /// Lines that only Muster has.
+    /// Lines that only Muster prints.
     #[serde(default)]
     muster: Vec<String>,
 }
@@ -29,7 +29,7 @@ struct File {
     difference: Vec<Entry>,
 }
 
-/// A pattern of an entry.
+/// Pattern of an entry.
 struct Pattern {
     reason: String,
     cases: Vec<String>,
@@ -38,7 +38,7 @@ struct Pattern {
     used: bool,
 }
 
-/// The table, and what comparing has found.
+/// Table of differences, and the findings of the comparison.
 pub(super) struct Differences {
     patterns: Vec<Pattern>,
     found: String,
@@ -60,7 +60,7 @@ impl Differences {
         Self { patterns, found: String::new() }
     }
 
-    /// Compares what was observed of one case.
+    /// Compares the results of one case.
     pub(super) fn compare(&mut self, case: &str, stock: &str, muster: &str) {
         let mut unknown = String::new();
         for change in TextDiff::from_lines(stock, muster).iter_all_changes() {
@@ -84,7 +84,7 @@ impl Differences {
         found.map(|pattern| pattern.used = true).count() > 0
     }
 
-    /// Lines without an entry, and entries without a line.
+    /// Returns the lines without an entry, and the entries without a line.
     pub(super) fn problems(&self) -> String {
         let mut text = self.found.clone();
         for pattern in self.patterns.iter().filter(|pattern| !pattern.used) {
