@@ -79,7 +79,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Writes one entry. One that meets something that must not be replaced is left out.
+    /// Writes one entry. It is skipped if an existing file must not be replaced.
     ///
     /// # Errors
     /// [`UnpackError::Io`] if the system cannot write, [`UnpackError::Broken`] if the content cannot be read, and what the meter
@@ -140,8 +140,8 @@ impl<'a> Tree<'a> {
         self.current.as_ref().map_or(self.root, |(_, dir)| dir)
     }
 
-    /// Makes a directory the current one; creates it, and those above it, if they do not exist. Those that `entry` only implies count
-    /// as entries.
+    /// Makes a directory the current one, and creates it with its parents if necessary. Directories that `entry` only implies count as
+    /// entries.
     fn directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
         if path.as_os_str().is_empty() {
             self.current = None;

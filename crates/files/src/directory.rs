@@ -7,8 +7,9 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
 
-/// Creates a directory that only its owner can enter. Missing directories above it are created as usual. An existing directory
-/// is left as it is.
+/// Creates a directory that only its owner can enter. An existing directory is not changed.
+///
+/// Missing parent directories are created with the usual permissions.
 ///
 /// # Errors
 /// The error of the system.
@@ -47,7 +48,7 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a directory is, without waiting for what may be in its place.
+/// Returns the metadata of a directory. Does not block if the path is another kind of file.
 fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
     let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let found = fstat(open(path, flags, Mode::empty())?)?;

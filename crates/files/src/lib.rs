@@ -1,11 +1,11 @@
 //! Files, directories and sockets at paths that a job or another user may write.
 //!
-//! A job can put anything there: a FIFO without a writer, a link to a device, a file of a terabyte. Whatever it is becomes an
-//! error of the caller that reads it, with the path in its text.
+//! A job can put anything there: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte. Reading such a path is
+//! an error whose text has the path.
 //!
 //! - [`open`] and its variants open regular files only, and never wait. A symbolic link is followed only by [`open_chosen`].
-//! - [`read_open`] stops at a limit that the caller names.
-//! - [`read`], [`read_in`], [`read_tail`] and [`apart`] work on threads for blocking calls, and give up after [`READ_TIMEOUT`].
+//! - [`read_open`] reads at most as much as the caller permits.
+//! - [`read`], [`read_in`], [`read_tail`] and [`apart`] use threads for blocking calls, and fail after [`READ_TIMEOUT`].
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can
 //!   enter or replace one.
 //! - [`remove_tree`] removes a directory of any depth.

@@ -1,4 +1,4 @@
-//! Opening and reading regular files.
+//! Opens and reads regular files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,44 +9,44 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Maximum time that one read may take. Only a file system that does not answer takes longer.
+/// Maximum time of one read. Only a file system that does not respond takes longer.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How much of a file is read, and what to do about a larger one.
+/// Maximum size of a file to read, and what to do about a larger file.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
     /// Maximum number of bytes.
     pub bytes: u64,
-    /// The remedy in the error for a larger file, as `keep large values in a file`.
+    /// Advice at the end of the error for a larger file, such as `keep large values in a file`.
     pub remedy: &'static str,
 }
 
-/// A file that could not be read.
+/// Error of a file that could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read `{}`: {problem}", path.display())]
 pub struct FileError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Reason of the error.
     pub problem: Problem,
 }
 
-/// What is wrong with a file.
+/// Reason why a file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The system's error.
+    /// Error of the system.
     #[error("{0}")]
     Io(io::Error),
-    /// Something other than a regular file.
+    /// The path is not a regular file. The text is its type, with an article.
     #[error("it is {0}, and only a regular file is read here; remove it, or write a regular file")]
     NotRegular(&'static str),
-    /// More bytes than the limit.
+    /// The file is larger than the limit.
     #[error("it is larger than {} bytes; {}", .0.bytes, .0.remedy)]
     TooLarge(Limit),
-    /// Bytes that are not UTF-8.
+    /// The file is not valid UTF-8.
     #[error("it is not valid UTF-8; write text only")]
     NotText,
-    /// No answer within [`READ_TIMEOUT`].
+    /// Reading took longer than [`READ_TIMEOUT`].
     #[error("reading took longer than {} s; check the file system that it is on", READ_TIMEOUT.as_secs())]
     Timeout,
 }
@@ -56,7 +56,7 @@ impl FileError {
         Self { path: path.to_owned(), problem }
     }
 
-    /// Whether there is no file.
+    /// Returns whether the file does not exist.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(&self.problem, Problem::Io(error) if error.kind() == io::ErrorKind::NotFound)
@@ -76,7 +76,7 @@ impl From<FileError> for io::Error {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`FileError`] if it is anything else, a symbolic link too.
+/// [`FileError`] if the path is not a regular file, even if it is a symbolic link to one.
 pub fn open(path: &Path) -> Result<File, FileError> {
     open_with(File::options().read(true), path)
 }
@@ -84,17 +84,17 @@ pub fn open(path: &Path) -> Result<File, FileError> {
 /// Opens a regular file for reading. `path` may be a symbolic link, because an operator chose it.
 ///
 /// # Errors
-/// [`FileError`] if it is anything else.
+/// [`FileError`] if the path is not a regular file.
 pub fn open_chosen(path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     checked(opened, path, || path.metadata())
 }
 
-/// Opens a regular file as `options` says.
+/// Opens a regular file with `options`.
 ///
 /// # Errors
-/// [`FileError`] if it is anything else, a symbolic link too.
+/// [`FileError`] if the path is not a regular file, even if it is a symbolic link to one.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
@@ -104,7 +104,7 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileErr
 /// Opens the regular file `name` in a directory that is not a symbolic link itself.
 ///
 /// # Errors
-/// [`FileError`] if the file or the directory is anything else, or the name has several components.
+/// [`FileError`] if the file is not a regular file, the directory is not a directory, or the name has several components.
 pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH | OFlags::DIRECTORY;
     let above = rustix::fs::open(dir, flags, Mode::empty());
@@ -119,7 +119,7 @@ pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
 /// Opens the regular file `name` in the open directory `above`. `dir` is its path, for errors.
 ///
 /// # Errors
-/// [`FileError`] if it is anything else, or the name has several components.
+/// [`FileError`] if the file is not a regular file, or the name has several components.
 pub fn open_at(above: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
     let path = dir.join(name);
     if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
@@ -133,12 +133,12 @@ pub fn open_at(above: impl AsFd, dir: &Path, name: &str) -> Result<File, FileErr
 /// Reads an open file up to the limit.
 ///
 /// # Errors
-/// [`FileError`], also if there is more.
+/// [`FileError`], also if the file is larger than the limit.
 pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
     let too_large = || FileError::new(path, Problem::TooLarge(limit));
     let io = |error| FileError::new(path, Problem::Io(error));
-    // The length saves reading what will be refused; a file may grow while it is read.
+    // Checking the size first avoids reading a file that is too large. The file may still grow while it is read.
     if file.metadata().map_err(io)?.len() > limit.bytes {
         return Err(too_large());
     }
@@ -165,7 +165,7 @@ pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String,
     apart(&whole, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
 }
 
-/// Reads the last `bytes` of the file at `path`, or all of a shorter one. What is not UTF-8 is replaced.
+/// Reads the last `bytes` of the file at `path`, or the whole file if it is shorter. Invalid UTF-8 is replaced.
 ///
 /// # Errors
 /// [`FileError`].
@@ -182,10 +182,10 @@ pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
     Ok(String::from_utf8_lossy(&tail.await?).into_owned())
 }
 
-/// Does work about the file at `path` on a thread for blocking calls.
+/// Runs work with the file at `path` on a thread for blocking calls.
 ///
 /// # Errors
-/// The work's own, or that it took longer than [`READ_TIMEOUT`]; it then goes on alone.
+/// The error of the work, or [`Problem::Timeout`] after [`READ_TIMEOUT`]. The thread continues after the timeout.
 pub async fn apart<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
@@ -201,7 +201,7 @@ fn text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::new(path, Problem::NotText))
 }
 
-/// The file if it is a regular one. What else is there is asked of the path only for the text of the error.
+/// Returns the file if it is a regular file. `look` gets the metadata of the path for the text of the error.
 fn checked(
     opened: io::Result<File>,
     path: &Path,
@@ -222,7 +222,7 @@ fn checked(
 
 const DIRECTORY: &str = "a directory";
 
-/// The name of a file type that is not read.
+/// Returns the name of a file type, with an article. `None` means that it is a regular file.
 fn not_regular(kind: std::fs::FileType) -> Option<&'static str> {
     match kind {
         kind if kind.is_file() => None,

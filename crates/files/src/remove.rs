@@ -1,4 +1,4 @@
-//! Removing directories of any depth.
+//! Removes directories of any depth.
 
 use std::ffi::CString;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -10,14 +10,15 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-/// Maximum number of levels below the top that are entered, each of which keeps a file open. What is further down is moved to
-/// the top first.
+/// Maximum number of levels below the top directory to enter. Each level keeps a file open. Deeper directories are first moved to the
+/// top.
 const DEPTH: usize = 32;
-/// Maximum number of names that are kept of a directory.
+/// Maximum number of names of a directory to keep in memory.
 const NAMES: usize = 1024;
 
-/// Removes a directory and everything in it, as [`std::fs::remove_dir_all`] does, but of any depth: neither the stack nor the
-/// number of open files grows with it. No link is followed.
+/// Removes a directory and everything in it. Symbolic links are not followed.
+///
+/// Unlike [`std::fs::remove_dir_all`], neither the stack nor the number of open files grows with the depth of the directory.
 ///
 /// # Errors
 /// The error of the system.
@@ -25,7 +26,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     remove(path, false)
 }
 
-/// As [`remove_tree`], also where the permissions of the directories in it deny that to their owner.
+/// Removes a directory like [`remove_tree`], even if the permissions of directories in it deny that to their owner.
 ///
 /// # Errors
 /// The error of the system.
@@ -33,18 +34,18 @@ pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
     remove(path, true)
 }
 
-/// A directory on the way to the one that is emptied.
+/// Open directory on the path to the directory that is being emptied.
 struct Level {
     name: CString,
     directory: OwnedFd,
     /// Directories in it that are not removed yet.
     inner: Vec<CString>,
-    /// Whether there may be more than was read.
+    /// Whether the directory may contain more entries than were read.
     has_more: bool,
 }
 
 impl Level {
-    /// Opens the directory. None if it was something else, which is removed, or nothing.
+    /// Opens the directory. `None` means that it does not exist, or that it was another kind of file, which was removed.
     fn enter(above: BorrowedFd<'_>, name: CString, unlock: bool) -> io::Result<Option<Self>> {
         match open_directory(above, &name, unlock) {
             Ok(directory) => Ok(Some(Self { name, directory, inner: Vec::new(), has_more: true })),
@@ -54,7 +55,7 @@ impl Level {
         }
     }
 
-    /// Removes what is no directory, and notes the directories, up to [`NAMES`].
+    /// Removes everything except directories. Keeps the names of up to [`NAMES`] directories.
     fn read(&mut self) -> io::Result<()> {
         let directory = &self.directory;
         self.has_more = false;
@@ -118,10 +119,10 @@ fn remove(path: &Path, unlock: bool) -> io::Result<()> {
     }
 }
 
-/// Moves a directory to the top, where it is found again.
+/// Moves a directory to the top directory, where it will be removed later.
 fn move_up(above: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
     if unlock {
-        // Only who may write in a directory can move it.
+        // Moving a directory requires write permission in it.
         drop(open_directory(above.as_fd(), name, unlock));
     }
     let random = RandomState::new().build_hasher().finish();
@@ -135,13 +136,13 @@ fn open_directory(above: BorrowedFd<'_>, name: &CString, unlock: bool) -> Result
     }
     let place = openat(above, name, flags | OFlags::PATH, Mode::empty())?;
     if fstat(&place)?.st_mode & 0o700 != 0o700 {
-        // The directory that is open, whatever has its name now. Where this is refused, what follows says so.
+        // This changes the open directory, whatever has its name now. If it is not permitted, later operations fail.
         let _ = chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::RWXU);
     }
     openat(&place, c".", flags | OFlags::RDONLY, Mode::empty())
 }
 
-/// It is no error if somebody else was faster.
+/// Ignores the error of an entry that does not exist: another process may have removed it.
 fn gone(removed: Result<(), Errno>) -> io::Result<()> {
     match removed {
         Err(Errno::NOENT) => Ok(()),

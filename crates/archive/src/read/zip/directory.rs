@@ -1,7 +1,7 @@
 //! The central directory of a zip archive (PKWARE's APPNOTE, sections 4.3.12 to 4.3.16).
 //!
 //! The numbers of the record at the end of the archive are compared with the limits before any header is read. Names, sizes and
-//! modes are those of the central directory; the headers before the contents only tell where a content begins.
+//! modes are taken from the central directory. The headers before the contents only show where a content begins.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -63,7 +63,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What the central directory says of an entry.
+/// Header of an entry in the central directory.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) name: Vec<u8>,
