@@ -144,7 +144,9 @@ fn main() {
         let jobs = pattern.jobs(seed);
         let (fixed, predictive) = (simulate_all(&fixed(), &jobs, seed), simulate_all(&predictive(), &jobs, seed));
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());
-        for (what, wait) in [("mean", (|point| point.mean) as fn(&PolicyResult) -> f64), ("p95", |point| point.p95)] {
+        for (statistic, wait) in
+            [("mean", (|point| point.mean) as fn(&PolicyResult) -> f64), ("p95", |point| point.p95)]
+        {
             let (fixed, predictive) = (curve(fixed.clone(), wait), curve(predictive.clone(), wait));
             let beats = |one: &PolicyResult, other: &PolicyResult| {
                 let (costs, waits) = (one.cost.total_cmp(&other.cost), wait(one).total_cmp(&wait(other)));
@@ -152,7 +154,7 @@ fn main() {
             };
             let beaten = |point: &&PolicyResult| predictive.iter().any(|other| beats(other, point));
             println!(
-                "by {what} wait: {} of {} points of the fixed curve are beaten",
+                "by {statistic} wait: {} of {} points of the fixed curve are beaten",
                 fixed.iter().filter(beaten).count(),
                 fixed.len()
             );
@@ -160,7 +162,7 @@ fn main() {
                 for point in points.iter() {
                     let mark = if kind == "fixed" && !beaten(&point) { "  not beaten" } else { "" };
                     println!(
-                        "  {kind:<8} cost {:>7.2}  {what} {:>6.1} s  {}{mark}",
+                        "  {kind:<8} cost {:>7.2}  {statistic} {:>6.1} s  {}{mark}",
                         point.cost,
                         wait(point),
                         point.name

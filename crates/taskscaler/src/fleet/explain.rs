@@ -51,14 +51,14 @@ pub fn explain(
         Subject::Fleet => explain_fleet(report, source, read_history(since, MAX_DECISIONS + 1, &|_| true)?),
         Subject::Job(job) => explain_job(job, report, unix, read_history)?,
         Subject::Instance(id) => {
-            let own = read_history(since, MAX_DECISIONS + 1, &|entry| entry.instance.as_ref() == Some(id))?;
-            explain_instance(id, report, source, own)
+            let decisions = read_history(since, MAX_DECISIONS + 1, &|entry| entry.instance.as_ref() == Some(id))?;
+            explain_instance(id, report, source, decisions)
         }
         Subject::Group(name) => {
-            let about = |entry: &HistoryEntry| {
+            let is_about = |entry: &HistoryEntry| {
                 entry.group.as_ref() == Some(name) || entry.kind == "policy" || entry.text.contains(&group_prefix(name))
             };
-            explain_group(name, report, source, read_history(since, MAX_DECISIONS + 1, &about)?)
+            explain_group(name, report, source, read_history(since, MAX_DECISIONS + 1, &is_about)?)
         }
     };
     let surplus = explanation.decisions.len().saturating_sub(MAX_DECISIONS);
@@ -93,8 +93,8 @@ fn is_key_of_job(key: &str, job: &str) -> bool {
 
 fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReader<'_>) -> std::io::Result<Explanation> {
     let since = unix - DAY_S;
-    let own = |entry: &HistoryEntry| entry.keys.iter().any(|key| is_key_of_job(key, job));
-    let mut decisions = read_history(since, MAX_DECISIONS + 1, &own)?;
+    let is_own = |entry: &HistoryEntry| entry.keys.iter().any(|key| is_key_of_job(key, job));
+    let mut decisions = read_history(since, MAX_DECISIONS + 1, &is_own)?;
     let mut summary = Vec::new();
     let mut window = None;
     let status = report.status.as_ref();
@@ -129,7 +129,7 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
     let found = waiting.is_some() || assigned.is_some() || !decisions.is_empty();
     if let Some((from, to)) = window {
         let is_scaling =
-            |entry: &HistoryEntry| entry.unix <= to && SCALING_KINDS.contains(&entry.kind.as_str()) && !own(entry);
+            |entry: &HistoryEntry| entry.unix <= to && SCALING_KINDS.contains(&entry.kind.as_str()) && !is_own(entry);
         decisions.extend(read_history(from, MAX_DECISIONS + 1, &is_scaling)?);
         decisions.sort_by_key(|entry| entry.unix);
     }

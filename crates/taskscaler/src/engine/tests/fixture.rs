@@ -354,9 +354,13 @@ impl Fixture {
 
 /// Asserts Muster's value where it intentionally differs from gitlab-runner's (docs/spec/fleeting.md).
 #[track_caller]
-pub(super) fn differs_from_upstream<T: PartialEq + std::fmt::Debug>(what: &str, (upstream, muster): (T, T), found: T) {
-    assert_eq!(found, muster, "{what}; gitlab-runner has {upstream:?}");
-    assert_ne!(upstream, muster, "{what}: this is no difference");
+pub(super) fn differs_from_upstream<T: PartialEq + std::fmt::Debug>(
+    description: &str,
+    (upstream, muster): (T, T),
+    found: T,
+) {
+    assert_eq!(found, muster, "{description}; gitlab-runner has {upstream:?}");
+    assert_ne!(upstream, muster, "{description}: the values do not differ");
 }
 
 /// Returns a fixture with running instances that are adopted.
