@@ -1,4 +1,4 @@
-//! From `[runners.autoscaler]` to what the instances of a runner are made by.
+//! Reads `[runners.autoscaler]` into the settings that create a runner's instances.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::settings::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
 };
 
-/// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
+/// Returns the settings of an entry with this table. An invalid value counts as not set: it has a problem that says so.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
     let defaults = AutoscalerSettings::default();
@@ -19,7 +19,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), passed_on(table, "plugin_config"));
     let plugin_config = plugin_config.unwrap_or_default();
     let connector = table.table("connector_config").map(connector).unwrap_or_default();
-    // What a group does not say is as its runner says.
+    // A group without its own value uses the runner's.
     let group = |group: &Table| GroupSettings {
         name: group.str("name").unwrap_or_default().to_owned(),
         plugin: group.str("plugin").unwrap_or(&plugin).to_owned(),
@@ -37,13 +37,13 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
         scaling: scaling::read(table).0,
-        // What a job leaves in a machine of its own goes with that.
+        // A job's leftovers are deleted with its virtual machine, so there is nothing to keep.
         sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
         isolation,
     })
 }
 
-/// What concerns jobs of an entry, where they run on instances.
+/// Returns the settings of an entry's jobs on instances.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {
         return OnInstances::default();
@@ -66,7 +66,7 @@ fn isolation(table: &Table) -> Option<IsolationSettings> {
     })
 }
 
-/// A table that is passed on as it is, if there is one.
+/// Returns a table that is passed on unchanged.
 fn passed_on(table: &Table, name: &str) -> Option<serde_json::Value> {
     match table.node(name).map(|node| &node.value) {
         Some(Value::Any(text)) => Some(json(text)),
@@ -100,7 +100,7 @@ fn connector(table: &Table) -> ConnectorSettings {
     }
 }
 
-/// A table's text as JSON: what the protocol passes on.
+/// Returns the text of a table as JSON, as the protocol passes it on.
 fn json(text: &str) -> serde_json::Value {
     let inline = text.trim_start().starts_with('{');
     let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };
@@ -123,12 +123,12 @@ mod tests {
 
     use super::*;
     use crate::settings::Scaling;
-    use crate::{Surroundings, parse, settings};
+    use crate::{SettingsContext, parse, settings};
 
     fn loaded(text: &str) -> std::sync::Arc<crate::settings::RunnerSettings> {
         let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
-        let loaded = parse(&format!("{runner}{text}"), &crate::Facts::default());
-        let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
+        let loaded = parse(&format!("{runner}{text}"), &crate::HostFacts::default());
+        let settings = settings(&loaded.config.unwrap(), &SettingsContext::default());
         std::sync::Arc::clone(&settings.runners[0])
     }
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "a key a line")]
-    fn every_key_of_the_autoscaler_reaches_the_instances() {
+    fn every_autoscaler_key_is_read() {
         let found = of(r#"
 [runners.autoscaler]
 plugin = "aws:1.x"
@@ -254,7 +254,7 @@ placement = "spread"
     }
 
     #[test]
-    fn a_group_says_what_is_not_as_its_runner_says() {
+    fn group_overrides_values_of_runner() {
         let found = of(r#"
 [runners.autoscaler]
 plugin = "aws"
@@ -302,7 +302,7 @@ password = "secret"
     }
 
     #[test]
-    fn every_key_of_vm_isolation_reaches_the_instances_and_their_jobs() {
+    fn every_vm_isolation_key_is_read() {
         let text = r#"
 [runners.instance]
 allowed_images = ["ubuntu-*", "macos"]
@@ -336,7 +336,7 @@ timeout = "3m"
             connector,
         };
         assert!(found.isolation == Some(wanted));
-        assert_eq!(found.sticky, None, "what a job leaves goes with its machine");
+        assert_eq!(found.sticky, None, "a job's leftovers are deleted with its machine");
         let jobs = OnInstances {
             image: "ubuntu-$VERSION".to_owned(),
             allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],
@@ -349,27 +349,27 @@ timeout = "3m"
     }
 
     #[test]
-    fn a_table_in_one_line_is_passed_on_too() {
+    fn inline_table_is_passed_on() {
         let found = of("[runners.autoscaler]\nplugin = \"local\"\nplugin_config = { max_size = 3 }\n");
         assert_eq!(found.plugin_config, serde_json::json!({ "max_size": 3 }));
     }
 
     #[test]
-    fn a_heartbeat_interval_of_zero_is_none_at_all() {
+    fn heartbeat_interval_of_zero_disables_heartbeats() {
         let found = of("[runners.autoscaler]\nplugin = \"aws\"\nheartbeat_interval = \"0s\"\n");
         assert_eq!(found.scaling.named("main").unwrap().heartbeat_interval, None);
     }
 
-    /// R041: what machines are like, who makes them, how many there are, which job goes where, and what a job runs in are each a key
-    /// of their own: another one of it changes none of the others.
+    /// R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have separate keys, so
+    /// that changing one changes none of the others.
     #[test]
-    fn each_of_the_five_concerns_is_swapped_by_itself() {
+    fn each_of_five_concerns_can_be_changed_alone() {
         let base = "shell = \"bash\"\n[runners.autoscaler]\nplugin = \"aws\"\nmax_instances = 3\n[runners.autoscaler.plugin_config]\n\
                     size = \"small\"\n[[runners.autoscaler.policy]]\nidle_count = 1\nplacement = \"pack\"\n";
         let concerns = |text: &str| {
             let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
-            let loaded = parse(&format!("{runner}{text}"), &crate::Facts::default());
-            let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
+            let loaded = parse(&format!("{runner}{text}"), &crate::HostFacts::default());
+            let settings = settings(&loaded.config.unwrap(), &SettingsContext::default());
             let runner = &settings.runners[0];
             let autoscaler = runner.autoscaler.as_deref().unwrap();
             let config = autoscaler.scaling.named("").unwrap();

@@ -1,26 +1,27 @@
-//! The numbers of problems, their usual severity and the mistake behind each. C001 to C110 are those of the
-//! documentation's list of what users get wrong most; C000, C006, C008, C009, C019, C084 to C088 are our own. C077 (sshd allows too
-//! few sessions for many slots) cannot happen: all jobs of an instance share one session. C078 (instances start slower than jobs
-//! wait) needs no check: the failed job's error names the limit and what the scaler waited for. C093 (a service account lacks
-//! rights) and the half of C056 about `mac_address` need facts of executors that Muster does not have yet.
+//! The codes of problems with their default severity and title.
+//!
+//! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019 and C084 to C088
+//! are Muster's own. Some codes have no check: C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs of an
+//! instance share one session. C078 (instances start slower than jobs wait) is named in the error of the failed job. C093 (a service
+//! account lacks rights) and the `mac_address` half of C056 need facts about executors that Muster does not have yet.
 
 use Severity::{Error, Fatal, Info, Warning};
 
-/// How bad it is.
+/// Severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The configuration cannot be used: nothing starts, a reload keeps what there was.
+    /// The configuration cannot be used. Nothing starts, and a reload keeps the previous configuration.
     Fatal,
-    /// A part of it cannot work: that runner or setting is out of use.
+    /// A part of the configuration cannot work: that runner or setting is disabled.
     Error,
-    /// It works, but hardly as meant.
+    /// The configuration works, but probably not as intended.
     Warning,
-    /// Good to know.
+    /// Information only.
     Info,
 }
 
 impl Severity {
-    /// `fatal`, `error`, `warning` or `info`.
+    /// Returns `fatal`, `error`, `warning` or `info`.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -32,93 +33,93 @@ impl Severity {
     }
 }
 
-/// Number, usual severity, mistake.
+/// Code, default severity and title of each kind of problem.
 pub const CODES: &[(&str, Severity, &str)] = &[
-    ("C000", Fatal, "The file cannot be read, or is no TOML"),
+    ("C000", Fatal, "The file cannot be read, or is not valid TOML"),
     ("C001", Fatal, "`concurrent` is 0 or negative"),
     ("C002", Warning, "`concurrent` is smaller than the number of runners"),
     ("C003", Info, "`request_concurrency` is 1 with long polling"),
     ("C004", Warning, "`limit` of 1 or 2 together with `request_concurrency = 1`"),
     ("C005", Warning, "`limit` or `request_concurrency` exceeds `concurrent`"),
-    ("C006", Fatal, "A label does not keep the rules of labels"),
+    ("C006", Fatal, "Invalid label"),
     ("C007", Warning, "`check_interval` is very small for many runners"),
-    ("C008", Error, "The executor is unknown, or not built yet"),
-    ("C009", Info, "A key that Muster knows and does not act on"),
+    ("C008", Error, "The executor is unknown or not supported yet"),
+    ("C009", Info, "A key that Muster does not support"),
     ("C010", Warning, "Unknown or misspelled key or table"),
-    ("C011", Warning, "A key that was removed"),
-    ("C012", Warning, "A feature flag that was removed or never was"),
-    ("C013", Warning, "A bare integer for a duration: it counts nanoseconds"),
-    ("C014", Fatal, "A value of the wrong kind, or a duration that is none"),
-    ("C015", Fatal, "A cron pattern with the wrong number of fields"),
-    ("C016", Fatal, "A time zone that is not there"),
-    ("C017", Warning, "A period that a later one always overrides"),
-    ("C018", Warning, "A key in the wrong table, because of TOML's order"),
-    ("C019", Fatal, "A regular expression that is none"),
+    ("C011", Warning, "Removed key"),
+    ("C012", Warning, "Removed or unknown feature flag"),
+    ("C013", Warning, "A duration without a unit counts nanoseconds"),
+    ("C014", Fatal, "Invalid value, or invalid duration"),
+    ("C015", Fatal, "Cron pattern with the wrong number of fields"),
+    ("C016", Fatal, "Unknown time zone"),
+    ("C017", Warning, "Period that a later one always overrides"),
+    ("C018", Warning, "Key in the wrong table because of TOML's order"),
+    ("C019", Fatal, "Invalid regular expression"),
     ("C020", Error, "A runner without a token"),
-    ("C021", Error, "White space around token or URL"),
+    ("C021", Error, "Whitespace around token or URL, or invalid URL"),
     ("C022", Error, "`$VAR` in token or URL is not set"),
     ("C023", Warning, "A `$VAR` token is replaced by its value when it is saved"),
     ("C024", Warning, "The URL ends with `/ci`"),
     ("C025", Warning, "Two runners share a token"),
-    ("C026", Fatal, "A flag of registration together with an authentication token"),
-    ("C027", Warning, "Two managers report one system id"),
-    ("C028", Error, "The token expires, and is not renewed"),
-    ("C030", Fatal, "Two processes on one config.toml"),
-    ("C031", Warning, "A start without root rights takes the user's own config.toml"),
+    ("C026", Fatal, "Registration flag together with an authentication token"),
+    ("C027", Warning, "Two managers report the same system ID"),
+    ("C028", Error, "The token expires and is not renewed"),
+    ("C030", Fatal, "Two processes use one config.toml"),
+    ("C031", Warning, "Started without root privileges, so the user's own config.toml is used"),
     ("C032", Warning, "config.toml is missing"),
-    ("C033", Warning, "Others may read config.toml"),
-    ("C034", Info, "The file changed, but its time did not"),
-    ("C035", Warning, "A key changed that needs a restart"),
-    ("C037", Warning, "Metrics on a public address, or debug logs"),
-    ("C038", Warning, "`[session_server]` with an address that users cannot reach"),
-    ("C040", Warning, "A stop that aborts jobs where a drain was wanted"),
-    ("C041", Warning, "`shutdown_timeout` is too short for the clean-up"),
-    ("C042", Warning, "A stage's timeout that is no timeout"),
+    ("C033", Warning, "Other users can read config.toml"),
+    ("C034", Info, "The file changed, but its modification time did not"),
+    ("C035", Warning, "A changed key needs a restart"),
+    ("C037", Warning, "Metrics on a public address, or debug logging"),
+    ("C038", Warning, "`[session_server]` has an address that users cannot reach"),
+    ("C040", Warning, "Stop aborts jobs instead of draining"),
+    ("C041", Warning, "`shutdown_timeout` is too short for cleaning up"),
+    ("C042", Warning, "Stage timeout exceeds the job timeout"),
     ("C050", Warning, "Jobs can gain root on the host"),
     ("C052", Warning, "Jobs can use private images of others"),
-    ("C053", Warning, "A job's pull policy that is not allowed"),
+    ("C053", Warning, "Pull policy of a job is not allowed"),
     ("C054", Warning, "`*` in an image pattern does not match a slash"),
-    ("C055", Warning, "A helper image of one's own"),
+    ("C055", Warning, "Custom helper image"),
     ("C056", Warning, "`volume_keep`"),
     ("C058", Warning, "`cache_dir` is not on a volume"),
     ("C059", Info, "`disable_cache` is not about the cache of jobs"),
-    ("C060", Error, "Cache storage without what it needs"),
+    ("C060", Error, "Incomplete cache storage settings"),
     ("C070", Info, "`idle_count` counts job slots"),
-    ("C071", Error, "Two runners share a group of instances"),
+    ("C071", Error, "Two runners share an instance group"),
     ("C072", Info, "GitLab Runner would remove every instance at a restart"),
     ("C073", Warning, "Instances cannot hold as many jobs as the limit allows"),
-    ("C074", Info, "Nothing is kept idle"),
-    ("C075", Warning, "No limit of instances"),
-    ("C076", Info, "The provider scales the group by itself"),
+    ("C074", Info, "No idle capacity is configured"),
+    ("C075", Warning, "No limit on instances"),
+    ("C076", Info, "The provider may scale the group"),
     ("C079", Warning, "`use_common_build_dir` without isolation"),
-    ("C080", Warning, "`limit` leaves no room for idle machines"),
-    ("C081", Warning, "A machine's name without `%s`, or too long"),
+    ("C080", Warning, "`limit` leaves no capacity for idle machines"),
+    ("C081", Warning, "Machine name without `%s`, or too long"),
     ("C082", Warning, "Docker Machine is deprecated"),
     ("C083", Warning, "All slots share one cgroup"),
-    ("C084", Warning, "Jobs that share an instance are one user"),
-    ("C085", Error, "`vm_isolation` without what it needs"),
-    ("C086", Error, "A plugin that is not there, or cannot be run"),
-    ("C087", Warning, "A period that never comes"),
-    ("C088", Error, "A count, an amount or a duration that is out of its range"),
+    ("C084", Warning, "Jobs that share an instance run as the same user"),
+    ("C085", Error, "Incomplete `vm_isolation` settings"),
+    ("C086", Error, "Plugin is not installed or cannot be run"),
+    ("C087", Warning, "Period that never matches"),
+    ("C088", Error, "Value out of range"),
     ("C090", Warning, "`poll_timeout` is too short for new nodes"),
     ("C091", Warning, "No namespace"),
-    ("C092", Info, "Overwrites by jobs are not allowed"),
-    ("C095", Warning, "A user or group that is no number"),
+    ("C092", Info, "Jobs are not allowed to overwrite pod settings"),
+    ("C095", Warning, "User or group is not a number"),
     ("C096", Warning, "`pod_spec` without its feature flag"),
-    ("C097", Warning, "Suspending without the runner's id"),
-    ("C100", Error, "The custom executor without what it needs"),
-    ("C101", Warning, "SSH host keys are not verified, or not known"),
+    ("C097", Warning, "Suspending needs the runner's `id`"),
+    ("C100", Error, "Incomplete settings of the custom executor"),
+    ("C101", Warning, "SSH host keys are not verified, or unknown"),
     ("C102", Warning, "Jobs run as the manager's user"),
     ("C103", Info, "`output_limit` counts KiB"),
     ("C105", Info, "A job's `FF_` variable has no effect"),
-    ("C106", Warning, "An `environment` entry without `=`"),
-    ("C107", Warning, "A proxy for the manager, not for jobs"),
-    ("C108", Info, "A private authority that jobs do not know"),
-    ("C109", Warning, "`clone_url` is no plain scheme and host"),
-    ("C110", Warning, "Many runners with metrics of each job stage"),
+    ("C106", Warning, "`environment` entry without `=`"),
+    ("C107", Warning, "Proxy for the manager, but not for jobs"),
+    ("C108", Info, "Private certificate authority that jobs do not trust"),
+    ("C109", Warning, "`clone_url` is not a plain scheme and host"),
+    ("C110", Warning, "Many runners export metrics of each job stage"),
 ];
 
-/// The usual severity of a number.
+/// Returns the default severity of a code.
 pub(super) fn severity(code: &str) -> Severity {
     let known = CODES.iter().find(|(known, ..)| *known == code);
     debug_assert!(known.is_some(), "{code} is not listed");

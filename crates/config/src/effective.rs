@@ -4,11 +4,11 @@ use std::fmt;
 
 use muster_job::GoDuration;
 
-use super::facts::Facts;
+use super::facts::HostFacts;
 use super::load::Config;
 use super::problem::shown_name;
 use super::runners::Runner;
-use super::schema::{Entry, Key, Status, schema};
+use super::schema::{Entry, Key, KeySupport, schema};
 use super::tree::{Node, Table, Value};
 use super::walk::has_secret;
 
@@ -57,7 +57,7 @@ pub struct Effective {
 
 /// Returns all values of the file, and the defaults of the keys that Muster supports.
 #[must_use]
-pub fn effective(config: &Config, facts: &Facts) -> Vec<Effective> {
+pub fn effective(config: &Config, facts: &HostFacts) -> Vec<Effective> {
     let mut values = Values { config, found: Vec::new() };
     values.table(&config.tree, "", None);
     for value in &mut values.found {
@@ -95,7 +95,7 @@ impl Values<'_> {
                 (Entry::Table(below), Some(Node { value: Value::Table(table), .. })) => {
                     self.table(table, &below.path, runner)
                 }
-                (Entry::Table(below), _) if !below.array && below.status == Status::Acted => {
+                (Entry::Table(below), _) if !below.array && below.status == KeySupport::Supported => {
                     self.table(&Table::default(), &below.path, runner);
                 }
                 _ => {}
@@ -105,8 +105,8 @@ impl Values<'_> {
 
     fn key(&mut self, key: &Key, full: String, node: Option<&Node>, runner: Option<&Runner>) {
         let without_effect = match key.status {
-            Status::Not(reason) => Some(reason),
-            Status::Acted => None,
+            KeySupport::Unsupported(reason) => Some(reason),
+            KeySupport::Supported => None,
         };
         let Some(node) = node else {
             if without_effect.is_none() && !key.default.is_empty() {
@@ -199,26 +199,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_told_with_their_origin_and_secrets_are_masked() {
+    fn values_have_origins_and_masked_secrets() {
         let text = "concurrent = 4\n\n[[runners]]\nname = \"a\"\nurl = \"https://${HOST}/\"\ntoken = \"$TOKEN\"\nlimit = 2\n\
                     environment = [\"PASSWORD=hidden\"]\nunhealthy_interval = \"90s\"\n[runners.docker]\nimage = \"alpine\"\n";
         let env = [("TOKEN", "glrt-hidden"), ("HOST", "g.example"), ("LOG_LEVEL", "debug")];
-        let facts =
-            Facts { env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(), ..Facts::default() };
+        let facts = HostFacts {
+            env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            ..HostFacts::default()
+        };
         let found = effective(&parse(text, &facts).config.unwrap(), &facts);
-        let told = |key: &str| {
+        let output = |key: &str| {
             let value = found.iter().find(|value| value.key == key).unwrap_or_else(|| panic!("{key}"));
             format!("{} ({})", value.value, value.origin)
         };
-        assert_eq!(told("concurrent"), "4 (line 1)");
-        assert_eq!(told("check_interval"), "3 s (default)");
-        assert_eq!(told("log_level"), "debug (environment LOG_LEVEL)");
-        assert_eq!(told("runners.url"), "\"https://g.example/\" (line 5, from the environment)");
-        assert_eq!(told("runners.token"), "[masked] (line 6, from the environment)");
-        assert_eq!(told("runners.limit"), "2 jobs (line 7)");
-        assert_eq!(told("runners.environment"), "[[masked]] (line 8)");
-        assert_eq!(told("runners.unhealthy_interval"), "90s (line 9)");
-        assert_eq!(told("runners.request_concurrency"), "1 (default)");
+        assert_eq!(output("concurrent"), "4 (line 1)");
+        assert_eq!(output("check_interval"), "3 s (default)");
+        assert_eq!(output("log_level"), "debug (environment LOG_LEVEL)");
+        assert_eq!(output("runners.url"), "\"https://g.example/\" (line 5, from the environment)");
+        assert_eq!(output("runners.token"), "[masked] (line 6, from the environment)");
+        assert_eq!(output("runners.limit"), "2 jobs (line 7)");
+        assert_eq!(output("runners.environment"), "[[masked]] (line 8)");
+        assert_eq!(output("runners.unhealthy_interval"), "90s (line 9)");
+        assert_eq!(output("runners.request_concurrency"), "1 (default)");
         assert!(found.iter().all(|value| !value.value.contains("hidden")));
         let image = found.iter().find(|value| value.key == "runners.docker.image").unwrap();
         assert!(image.without_effect.is_some() && image.runner == Some(0));

@@ -1,57 +1,57 @@
-//! What the checks have to know beside the text. A value, so that checks are pure; the shell around fills it in.
+//! What the checks need to know about the host. It is a value, so that checks are pure.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Facts about this process and machine.
+/// HostFacts about this process and machine.
 #[derive(Debug, Clone, Default)]
-pub struct Facts {
-    /// The process's environment.
+pub struct HostFacts {
+    /// Environment of the process.
     pub env: BTreeMap<String, String>,
-    /// Permissions of the file; none where it does not exist or has no such thing.
+    /// Permissions of the file. `None` if it does not exist, or the system has no permissions.
     pub mode: Option<u32>,
-    /// The file exists.
+    /// Whether the file exists.
     pub exists: bool,
-    /// The file can be replaced by a save.
+    /// Whether a save can replace the file.
     pub writable: bool,
-    /// Directories with time zones; empty means that zones are not checked.
+    /// Directories with time zones. Empty means that time zones are not checked.
     pub zones: Vec<PathBuf>,
-    /// The user's name, for messages.
+    /// Name of the user, for messages.
     pub user: String,
-    /// The process has no root rights and took the user's own file, while the system's is there.
+    /// Path of the system's file if it exists, but the process used the user's own file because it does not run as root.
     pub system_config: Option<PathBuf>,
-    /// This version, for comparisons of images.
+    /// Version of Muster, to compare with versions in image names.
     pub version: String,
-    /// The user's home directory.
+    /// Home directory of the user.
     pub home: Option<PathBuf>,
-    /// The user of jobs, where the manager is told one (`run --user`).
+    /// User that runs the jobs, from `run --user`.
     pub job_user: Option<String>,
-    /// The system id beside the file, where it was made on another machine.
-    pub foreign_system_id: Option<String>,
-    /// Files that keys name are looked for.
+    /// System ID beside the file, if it was created on another machine.
+    pub other_machine_system_id: Option<String>,
+    /// Whether to check that the files exist that keys name.
     pub files_checked: bool,
-    /// Looks for plugins; none: they are not looked for.
+    /// Function that finds plugins. `None` means that plugins are not checked.
     pub find_plugin: Option<FindPlugin>,
-    /// The file may be another machine's: a plugin that is not here is no error.
+    /// Whether the file may be for another machine, so that a plugin that is not installed here is not an error.
     pub for_any_machine: bool,
-    /// Without the file there is nothing to do.
+    /// Whether the file must exist.
     pub must_exist: bool,
 }
 
-/// Looks for what `plugin = "..."` says.
+/// Finds the plugin that `plugin = "..."` names.
 pub type FindPlugin = fn(&str) -> Result<(), NoPlugin>;
 
-/// Why it cannot be run.
+/// Reason why a plugin cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoPlugin {
-    /// This machine lacks it; another one may have it.
-    NotHere(String),
-    /// It is no name of a plugin: no machine can have it.
-    NoName(String),
+    /// The plugin is not installed on this machine.
+    NotInstalled(String),
+    /// The value is not a valid plugin name, so no machine can have the plugin.
+    InvalidName(String),
 }
 
-impl Facts {
-    /// The facts of this process about the file at `path`.
+impl HostFacts {
+    /// Collects the facts of this process about the file at `path`.
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let env: BTreeMap<_, _> = std::env::vars_os()
@@ -76,7 +76,7 @@ impl Facts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             home,
             job_user: None,
-            foreign_system_id: crate::system_id::foreign(path.parent().unwrap_or(Path::new("."))),
+            other_machine_system_id: crate::system_id::from_other_machine(path.parent().unwrap_or(Path::new("."))),
             files_checked: true,
             find_plugin: None,
             for_any_machine: false,
@@ -85,13 +85,13 @@ impl Facts {
         }
     }
 
-    /// Whether that file is known to be missing.
+    /// Returns whether the file is known to be missing.
     #[must_use]
     pub fn lacks(&self, path: &Path) -> bool {
         self.files_checked && !path.exists()
     }
 
-    /// Whether the zone is known; true where nobody can tell.
+    /// Returns whether the time zone exists. True if that cannot be checked.
     #[must_use]
     pub fn zone_exists(&self, zone: &str) -> bool {
         let safe = !zone.starts_with('/') && !zone.contains("..") && zone.len() < 100;
@@ -101,7 +101,7 @@ impl Facts {
     }
 }
 
-/// Where the file of a service is.
+/// Path of the configuration file of a service.
 const SYSTEM_CONFIG: &str = "/etc/gitlab-runner/config.toml";
 
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! From a configuration to what the manager works by.
+//! Converts a configuration to the settings of a manager.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,34 +12,34 @@ use super::load::Config;
 use super::runners::{Runner, base_url, feature_flags, labels};
 use super::tree::Table;
 use crate::settings::{
-    ArtifactTimeouts, ConnectionAge, RunnerScripts, RunnerSettings, Settings, TlsFiles, UnpackSettings, WAIT_MAX,
+    ArtifactTimeouts, ConnectionAge, MAX_WAIT, RunnerScripts, RunnerSettings, Settings, TlsFiles, UnpackSettings,
 };
 
-/// What settings depend on beside the file.
+/// What the settings depend on besides the file.
 #[derive(Debug, Clone, Default)]
-pub struct Surroundings {
-    /// The manager's system id.
+pub struct SettingsContext {
+    /// System ID of the manager.
     pub system_id: String,
-    /// `run --user`.
+    /// Value of `run --user`.
     pub user: Option<String>,
-    /// Where `certs/` is: beside the user's default config.toml, whatever file is read (runner-config 2.9).
+    /// Directory of `certs/`: beside the user's default `config.toml`, whatever file is loaded.
     pub certificates: Option<PathBuf>,
-    /// The shell of entries that name none.
+    /// Shell of entries that name none.
     pub default_shell: Option<String>,
-    /// Looks for plugins, for the checks.
+    /// Function that finds plugins, for the checks.
     pub find_plugin: Option<FindPlugin>,
 }
 
-/// The settings of a configuration. An entry without a usable URL is left out: its problem has told.
+/// Returns the settings of a configuration. An entry without a usable URL is left out: it has a problem that says so.
 #[must_use]
-pub fn settings(config: &Config, around: &Surroundings) -> Settings {
+pub fn settings(config: &Config, around: &SettingsContext) -> Settings {
     let tree = &config.tree;
     let defaults = Settings::new();
     let seconds = |name: &str, default: Duration| {
         tree.int(name)
             .and_then(|value| u64::try_from(value).ok())
             .filter(|value| *value > 0)
-            .map_or(default, |value| Duration::from_secs(value).min(WAIT_MAX))
+            .map_or(default, |value| Duration::from_secs(value).min(MAX_WAIT))
     };
     let owned = |name: &str| tree.str(name).map(str::to_owned);
     Settings {
@@ -49,27 +49,27 @@ pub fn settings(config: &Config, around: &Surroundings) -> Settings {
             None => defaults.connection_max_age,
             Some(GoDuration::Positive(age)) if age.is_zero() => ConnectionAge::Any,
             Some(GoDuration::Positive(age)) => ConnectionAge::UpTo(age),
-            // As the reference does it; its documentation says otherwise.
+            // As in gitlab-runner, although its documentation says otherwise.
             Some(GoDuration::Negative) => ConnectionAge::NoReuse,
         },
         shutdown_timeout: seconds("shutdown_timeout", defaults.shutdown_timeout),
         listen_address: owned("listen_address"),
         log_level: owned("log_level"),
         log_format: owned("log_format"),
-        token_variables: config.runners.iter().flat_map(|entry| entry.token_variables.iter().cloned()).collect(),
+        token_env_names: config.runners.iter().flat_map(|entry| entry.token_env_names.iter().cloned()).collect(),
         runners: config.runners.iter().filter_map(|entry| runner(tree, entry, around)).map(Arc::new).collect(),
         ..defaults
     }
     .with_unique_keys()
 }
 
-/// The settings of one entry of a configuration; none without a usable URL.
+/// Returns the settings of one entry of a configuration. `None` if it has no usable URL.
 #[must_use]
-pub fn runner_settings(config: &Config, entry: &Runner, around: &Surroundings) -> Option<RunnerSettings> {
+pub fn runner_settings(config: &Config, entry: &Runner, around: &SettingsContext) -> Option<RunnerSettings> {
     runner(&config.tree, entry, around)
 }
 
-fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerSettings> {
+fn runner(tree: &Table, entry: &Runner, around: &SettingsContext) -> Option<RunnerSettings> {
     let table = &entry.table;
     let url = base_url(&entry.url)?;
     let owned = |name: &str| table.str(name).map(str::to_owned);
@@ -93,7 +93,7 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
         labels: labels(tree).chain(labels(table)).collect(),
         executor: entry.executor.clone(),
         shell: owned("shell").or_else(|| around.default_shell.clone()).unwrap_or(defaults.shell),
-        // The reference's shell executor starts login shells.
+        // gitlab-runner's shell executor starts login shells.
         login: entry.executor == "shell",
         user: around.user.clone().filter(|user| !user.is_empty()),
         builds_dir: path("builds_dir"),
@@ -129,7 +129,7 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
     })
 }
 
-/// `[runners.unpack]`; 0 stands for the agent's default.
+/// Returns the limits of `[runners.unpack]`. 0 means the agent's default.
 fn unpack(table: &Table) -> UnpackSettings {
     let limit =
         |key: &str| table.int(&format!("unpack.{key}")).and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
@@ -142,7 +142,7 @@ fn unpack(table: &Table) -> UnpackSettings {
     }
 }
 
-/// runner-config 2.9: the key, else a file of the host's name if it exists.
+/// Returns the runner's TLS files: those of the keys, or files named after the host if they exist.
 fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
         (Some(path), ..) => Some(PathBuf::from(path)),
@@ -156,12 +156,12 @@ fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     }
 }
 
-/// A count above 0.
+/// Returns a count if it is above 0.
 fn positive(table: &Table, name: &str) -> Option<usize> {
     table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
 }
 
-/// Entries without `=` are dropped, as in the reference (C106).
+/// Returns the runner's variables. Entries without `=` are dropped, as in gitlab-runner (C106).
 fn environment(table: &Table) -> Vec<Variable> {
     let entries = table.strings("environment").filter_map(|(entry, _)| entry.split_once('='));
     entries.map(|(name, value)| Variable { public: false, ..Variable::public(name, value) }).collect()

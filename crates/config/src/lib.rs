@@ -1,4 +1,4 @@
-//! `config.toml`: from text to settings, with everything that is wrong with it at once; and changes to the file.
+//! `config.toml`: reads text into settings and reports all problems at once; and edits the file.
 //!
 //! ```text
 //! text --toml_edit--> walk (schema) --> tree --checks--> problems
@@ -6,13 +6,13 @@
 //! file --edit::ConfigFile (lock, change, save)--> file
 //! ```
 //!
-//! - [`schema`] is the list of all sections and keys, as data. [`load`] and [`parse`] never fail otherwise than by problems.
-//! - [`edit`] changes one thing of a file and leaves every other byte alone.
-//! - [`migrate`] writes `[runners.machine]` anew.
-//! - [`codes`] numbers the mistakes; `checks` finds them.
+//! - [`schema`] lists all sections and keys as data. [`load`] and [`parse`] report every error as a problem.
+//! - [`edit`] changes one value of a file and leaves every other byte alone.
+//! - [`migrate`] rewrites `[runners.machine]`.
+//! - [`codes`] numbers the kinds of problems, and `checks` finds them.
 //!
-//! Invariants: no secret of the file is in any [`Problem`]; a place always points into the text; no input panics; a save
-//! leaves either the old file or the new one, also when the disk is full or the process is killed.
+//! Invariants: a [`Problem`] never contains a secret of the file; its location always points into the text; no input panics; a save
+//! leaves either the old file or the new one, even if the disk is full or the process is killed.
 
 mod autoscaler;
 mod checks;
@@ -41,13 +41,13 @@ mod walk;
 pub use checks::EXECUTORS;
 pub use codes::Severity;
 pub use effective::{Effective, Origin, effective};
-pub use facts::{Facts, FindPlugin, NoPlugin};
-pub use from_file::{Surroundings, runner_settings, settings};
+pub use facts::{FindPlugin, HostFacts, NoPlugin};
+pub use from_file::{SettingsContext, runner_settings, settings};
 pub use listen::{ListenAddress, NotAnAddress};
-pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse, parse_scaling, text_of};
+pub use load::{Config, Loaded, MAX_FILE_BYTES, load, parse, parse_scaling, text_of};
 pub use problem::Problem;
 pub use runners::{Runner, base_url};
-pub use source::Place;
+pub use source::ProblemLocation;
 pub use system_id::system_id;
 pub use walk::has_secret;
 

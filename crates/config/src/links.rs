@@ -26,6 +26,6 @@ pub(super) fn can_replace(path: &Path) -> bool {
 }
 
 /// Returns whether the system reports a loop of symbolic links.
-pub(super) fn is_circle(error: &io::Error) -> bool {
+pub(super) fn is_symlink_loop(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
 }

@@ -1,4 +1,4 @@
-//! Reading a configuration: all problems at once, and the configuration unless one of them is fatal.
+//! Loads a configuration and reports all its problems at once. There is no configuration if one of them is fatal.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -7,8 +7,8 @@ use toml_edit::Document;
 
 use super::checks::{self, Check};
 use super::codes::Severity;
-use super::facts::Facts;
-use super::links::is_circle;
+use super::facts::HostFacts;
+use super::links::is_symlink_loop;
 use super::problem::Problem;
 use super::runners::{self, Runner};
 use super::scaling;
@@ -17,41 +17,41 @@ use super::source::Source;
 use super::tree::Table;
 use super::walk::Walk;
 
-/// Bytes of a file that is read.
-pub const FILE_SIZE_MAX: usize = 10 * 1024 * 1024;
-/// The file is not there.
+/// Maximum size of a configuration file in bytes.
+pub const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
+/// Code of a missing file.
 const MISSING: &str = "C032";
 
-/// A configuration that can be worked with.
+/// A configuration without fatal problems.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Everything that is set, with the schema's names.
+    /// All values that are set, by the schema's names.
     pub tree: Table,
-    /// The entries of `[[runners]]`, in the order of the file.
+    /// The `[[runners]]` entries, in the order of the file.
     pub runners: Vec<Runner>,
-    /// First byte of each line of the text.
+    /// Byte offset of each line of the text.
     lines: Vec<usize>,
 }
 
 impl Config {
-    /// The line of a byte of the text, from 1.
+    /// Returns the line of a byte of the text, from 1.
     #[must_use]
     pub fn line(&self, at: usize) -> usize {
         self.lines.partition_point(|start| *start <= at)
     }
 }
 
-/// What came of reading.
+/// Result of loading a configuration.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// The configuration; none where a problem is fatal.
+    /// The configuration. `None` if a problem is fatal.
     pub config: Option<Config>,
     /// All problems, in the order of the text.
     pub problems: Vec<Problem>,
 }
 
 impl Loaded {
-    /// Whether one of the problems is that bad, or worse.
+    /// Returns whether a problem has this severity or a higher one.
     #[must_use]
     pub fn has(&self, severity: Severity) -> bool {
         self.problems.iter().any(|problem| problem.severity <= severity)
@@ -62,10 +62,9 @@ impl Loaded {
     }
 }
 
-/// Reads the file. A missing one is an empty configuration, with a warning (runner-config 1.1 rule 9), unless the facts say
-/// that it must be there.
+/// Loads the file. A missing file is an empty configuration with a warning, unless the host facts say that it must exist.
 #[must_use]
-pub fn load(path: &Path, facts: &Facts) -> Loaded {
+pub fn load(path: &Path, facts: &HostFacts) -> Loaded {
     match text_of(path) {
         Ok(text) => parse(&text, facts),
         Err(problem) if problem.code == MISSING && !facts.must_exist => {
@@ -77,10 +76,10 @@ pub fn load(path: &Path, facts: &Facts) -> Loaded {
     }
 }
 
-/// The file's text.
+/// Returns the text of the file.
 ///
 /// # Errors
-/// The fatal problem of a file that is missing, cannot be read, is no regular file, too large, or no UTF-8.
+/// The fatal problem of a file that is missing, unreadable, not a regular file, too large, or not valid UTF-8.
 pub fn text_of(path: &Path) -> Result<String, Box<Problem>> {
     use std::io::ErrorKind;
     read(path).map_err(|error| {
@@ -91,17 +90,17 @@ pub fn text_of(path: &Path) -> Result<String, Box<Problem>> {
                 let message = format!("{} does not exist; no runner is configured", path.display());
                 return of(MISSING, message, "register a runner, or name another file with --config");
             }
-            ErrorKind::PermissionDenied => "mend its permissions and those of its directory, or run as its owner",
-            ErrorKind::InvalidData => "a configuration is text in UTF-8: write that line anew, or convert the file",
+            ErrorKind::PermissionDenied => "fix its permissions and those of its directory, or run as its owner",
+            ErrorKind::InvalidData => "a configuration is UTF-8 text: rewrite that line, or convert the file",
             ErrorKind::IsADirectory => "name the file in it, such as config.toml",
-            _ if is_circle(&error) => "a symbolic link leads in a circle: let it lead to the file",
+            _ if is_symlink_loop(&error) => "a symbolic link leads in a circle: let it lead to the file",
             _ => "see to the file, or name another one with --config",
         };
         of("C000", format!("cannot read {}: {error}", path.display()), help)
     })
 }
 
-/// The file's text, for those who say themselves what an error means.
+/// Returns the text of the file, for callers that report errors themselves.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind};
     let file = std::fs::File::open(path)?;
@@ -109,9 +108,9 @@ pub(super) fn read(path: &Path) -> std::io::Result<String> {
         return Err(Error::new(ErrorKind::IsADirectory, "it is a directory"));
     }
     let mut bytes = Vec::new();
-    file.take(FILE_SIZE_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > FILE_SIZE_MAX {
-        let message = format!("it is larger than {} MiB, which no configuration is", FILE_SIZE_MAX >> 20);
+    file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_FILE_BYTES {
+        let message = format!("it is larger than {} MiB, the limit for a configuration", MAX_FILE_BYTES >> 20);
         return Err(Error::new(ErrorKind::FileTooLarge, message));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -121,13 +120,13 @@ pub(super) fn read(path: &Path) -> std::io::Result<String> {
     })
 }
 
-/// Reads the text.
+/// Parses the text of a configuration.
 #[must_use]
-pub fn parse(text: &str, facts: &Facts) -> Loaded {
-    if text.len() > FILE_SIZE_MAX {
+pub fn parse(text: &str, facts: &HostFacts) -> Loaded {
+    if text.len() > MAX_FILE_BYTES {
         return Loaded::refused(Problem::new(
             "C000",
-            format!("the configuration is larger than {} MiB", FILE_SIZE_MAX >> 20),
+            format!("the configuration is larger than {} MiB", MAX_FILE_BYTES >> 20),
         ));
     }
     let document = match Document::parse(text) {
@@ -145,10 +144,10 @@ pub fn parse(text: &str, facts: &Facts) -> Loaded {
     Loaded { config, ..loaded }
 }
 
-/// Reads what a scaler acts on, from a text whose outermost table stands for `[runners.autoscaler]`.
+/// Parses the keys that a scaler acts on, from a text whose top-level table stands for `[runners.autoscaler]`.
 ///
 /// # Errors
-/// All problems, in the order of the text: nothing that a scaler would do otherwise than written passes.
+/// All problems, in the order of the text. A key that a scaler would not follow as written is a problem, too.
 pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     let document = Document::parse(text).map_err(|error| no_toml(text, &error))?;
     let mut walk = Walk { strict: true, ..Walk::default() };
@@ -157,7 +156,7 @@ pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     let mut problems = walk.problems;
     checks::out_of_range(&table, &[]).for_each(|problem| problems.add(problem));
     for (path, span) in checks::below_zero(&table) {
-        problems.add(Problem::new("C088", format!("`{path}` is less than zero")).at(&span));
+        problems.add(Problem::new("C088", format!("`{path}` is negative")).at(&span));
     }
     let problems = problems.finish(&source);
     if !problems.is_empty() {
@@ -166,24 +165,24 @@ pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     Ok(scaling::read(&table).0)
 }
 
-/// The problems of a text that is no TOML. Lines are shown only as far as they cannot hold a secret.
+/// Returns the problems of a text that is not valid TOML. Lines are shown only as far as they cannot contain a secret.
 fn no_toml(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
-    /// One mistake can be the cause of many; the first ones tell.
-    const ERRORS_MAX: usize = 10;
-    // The editing parser tells one error only, the other one tells all.
+    /// Maximum number of errors to report. One mistake can cause many, and the first ones explain it.
+    const MAX_ERRORS: usize = 10;
+    // The editing parser returns only one error, this one returns all.
     let (_, errors) = toml::de::DeTable::parse_recoverable(text);
     let mut errors: Vec<_> = errors.iter().map(|error| (error.span(), error.message())).collect();
     if errors.is_empty() {
         errors.push((error.span(), error.message()));
     }
     errors.sort_by_key(|(span, _)| span.as_ref().map_or(text.len(), |span| span.start));
-    errors.truncate(ERRORS_MAX);
+    errors.truncate(MAX_ERRORS);
     let source = Source::new(text, Vec::new());
     let problem = |(span, message): (Option<std::ops::Range<usize>>, &str)| {
-        let place = source.careful_place(&span.unwrap_or(text.len()..text.len()));
+        let place = source.redacted_location(&span.unwrap_or(text.len()..text.len()));
         let message = message.lines().next().unwrap_or_default();
-        let message = format!("line {} is no valid TOML: {message}", place.line);
-        Problem::new("C000", message).placed(place).help("nothing of the file is used until this is mended")
+        let message = format!("line {} is not valid TOML: {message}", place.line);
+        Problem::new("C000", message).placed(place).help("the file is not used until this is fixed")
     };
     errors.into_iter().map(problem).collect()
 }

@@ -1,9 +1,7 @@
-//! `[runners.machine]`, the settings of `docker+machine`, in the words of what takes its place: instances that the plugin
-//! `docker-machine` makes (R025).
+//! Converts `[runners.machine]`, the settings of `docker+machine`, to those of instances from the plugin `docker-machine` (R025).
 //!
-//! Machines and instances are counted alike, since a machine runs one job. `IdleScaleFactor` has `IdleCount` as its ceiling
-//! and `IdleCountMin` as its floor there (runner-config 1.6); the autoscaler's words for them are `scale_factor_limit` and
-//! `idle_count`.
+//! Machines and instances are counted alike, since a machine runs one job. In `[runners.machine]`, `IdleCount` is the upper limit of
+//! `IdleScaleFactor`, and `IdleCountMin` its lower limit. The autoscaler calls them `scale_factor_limit` and `idle_count`.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -18,23 +16,23 @@ use super::scaling::in_periods;
 use super::tree::{Table, Value};
 use crate::settings::{AutoscalerSettings, Scaling};
 
-/// The plugin that drives docker-machine; it comes with Muster.
+/// Name of the plugin that drives docker-machine. Muster includes it.
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
 
-/// What is said of a `[[runners.machine.autoscaling]]` that is not taken over.
-pub(super) const PERIODS_NONE: &str = "without Periods it never applied, and is gone";
+/// Note about a `[[runners.machine.autoscaling]]` without periods.
+pub(super) const NO_PERIODS_NOTE: &str = "without Periods it never applied and was removed";
 
 /// A `[[runners.autoscaler.policy]]`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PolicySettings {
-    /// None: always.
+    /// Periods of the policy. Empty means always.
     pub(super) periods: Vec<String>,
-    /// Empty: this machine's.
+    /// Time zone of the periods. Empty means that of this machine.
     pub(super) timezone: String,
     pub(super) wanted: IdleTarget,
 }
 
-/// What an entry's `[runners.machine]` comes to, if it has one and no `[runners.autoscaler]`.
+/// Returns the settings of an entry with `[runners.machine]` and without `[runners.autoscaler]`.
 pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
     if entry.table.table("autoscaler").is_some() {
         return None;
@@ -61,7 +59,7 @@ fn scaling(entry: &Runner, machine: &Table) -> Scaling {
     Scaling { config, problems, ..Scaling::default() }
 }
 
-/// The settings of the plugin `docker-machine`: the old keys that are about machines, and what gitlab-runner put before their names.
+/// Returns the settings of the plugin `docker-machine`: the old keys about machines, and gitlab-runner's prefix of their names.
 pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Value {
     let list = |name: &str| machine.strings(name).map(|(option, _)| option).collect::<Vec<_>>();
     let mut config = json!({
@@ -80,8 +78,9 @@ pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Valu
     config
 }
 
-/// What gitlab-runner puts before a machine's name (of the token's start, what may be in a host's name), so that the machines
-/// that exist are found again.
+/// Returns gitlab-runner's prefix of machine names, so that existing machines are found.
+///
+/// It contains those characters of the token's start that a host name may have.
 fn prefix(entry: &Runner) -> String {
     let short = short_token(entry.token.expose()).to_lowercase();
     let kept: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
@@ -91,24 +90,24 @@ fn prefix(entry: &Runner) -> String {
     }
 }
 
-/// `MaxBuilds`; 0: no limit.
+/// Returns `MaxBuilds`. 0 means no limit.
 pub(super) fn max_use_count(machine: &Table) -> u32 {
     count(machine, "MaxBuilds")
 }
 
-/// `limit`, which counts machines in every state; 0: no limit.
+/// Returns `limit`, which counts machines in every state. 0 means no limit.
 pub(super) fn max_instances(entry: &Runner) -> u32 {
     count(&entry.table, "limit")
 }
 
-/// The idle values outside of all periods, then those of the periods: the last one that matches wins in both.
+/// Returns the idle values outside of all periods, and then those of the periods. The last one that matches wins in both formats.
 pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
         periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
         timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
         wanted: wanted(table),
     });
-    // A table without a period never applies there; a policy without one would apply always.
+    // A table without periods never applies in the old format, but a policy without periods would always apply.
     let periods = periods.filter(|policy| !policy.periods.is_empty());
     let outside = PolicySettings { periods: Vec::new(), timezone: String::new(), wanted: wanted(machine) };
     std::iter::once(outside).chain(periods).collect()
@@ -118,7 +117,7 @@ fn wanted(table: &Table) -> IdleTarget {
     let idle_count = count(table, "IdleCount");
     let factor = factor(table);
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
-    // Never more than `IdleCount` are idle there: with 0 none, whatever the factor says.
+    // In the old format at most `IdleCount` machines are idle: none if it is 0, whatever the factor is.
     let (idle_count, scale_factor, scale_factor_limit) = if factor > 0.0 && idle_count > 0 {
         (count(table, "IdleCountMin").clamp(1, idle_count), factor, idle_count)
     } else {
@@ -128,10 +127,12 @@ fn wanted(table: &Table) -> IdleTarget {
     IdleTarget { idle_count, idle_time, scale_factor, scale_factor_limit, preemptive, ..IdleTarget::default() }
 }
 
-/// A period of seven fields without its seconds and its year, as one or two of five: steps count from the first value there,
-/// where those of policies keep multiples; and a day or a weekday is enough there, where policies want both.
+/// Converts a period of seven fields to one or two of five, without seconds and years.
+///
+/// In the old format, steps count from the first value, and either the day or the weekday must match. Policies match multiples of a
+/// step, and both fields must match.
 pub(super) fn five_fields(period: &str) -> Vec<String> {
-    /// The least and the greatest value of minute, hour, day, month, weekday.
+    /// Lowest and highest value of minute, hour, day, month and weekday.
     const LIMITS: [(u32, u32); 5] = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)];
     let fields: Vec<_> = period.split_whitespace().collect();
     let [_seconds, kept @ .., _year] = fields.as_slice() else { return vec![period.to_owned()] };
@@ -146,7 +147,7 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
     vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
 }
 
-/// The values in place of steps, and `*` for `?`; what cannot be read stays, and is told of.
+/// Replaces steps by values, and `?` by `*`. An invalid field is kept, so that it is reported.
 fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
     let values = |part: &str| {
         if part == "?" {
@@ -168,7 +169,7 @@ fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
     field.split(',').map(|part| values(part).unwrap_or_else(|| part.to_owned())).collect::<Vec<_>>().join(",")
 }
 
-/// The parts of periods that have no counterpart: seconds that are not all of a minute, and years.
+/// Returns the parts of periods that cannot be converted: seconds that do not cover a whole minute, and years.
 pub(super) fn lost_of_periods(machine: &Table) -> Vec<&str> {
     let tables = machine.tables("autoscaling").iter();
     let lossy = |period: &str| {
@@ -179,12 +180,12 @@ pub(super) fn lost_of_periods(machine: &Table) -> Vec<&str> {
     tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
 }
 
-/// A count that is too large is the largest one, and never 0, which would say something else.
+/// Returns a count. Too large a count becomes the largest one, and never 0, which has another meaning.
 fn count(table: &Table, name: &str) -> u32 {
     table.int(name).map_or(0, |value| u32::try_from(value.max(0)).unwrap_or(u32::MAX))
 }
 
-/// `IdleScaleFactor`, where it is a number to multiply with.
+/// Returns `IdleScaleFactor` if it is a usable factor, and 0 otherwise.
 fn factor(table: &Table) -> f64 {
     match table.node("IdleScaleFactor").map(|node| &node.value) {
         Some(Value::Float(factor)) if *factor > 0.0 && factor.is_finite() => *factor,
@@ -195,16 +196,16 @@ fn factor(table: &Table) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Facts, Surroundings, parse, settings};
+    use crate::{HostFacts, SettingsContext, parse, settings};
 
     fn of(text: &str) -> Option<AutoscalerSettings> {
         let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-Abcdefghijklmnop\"\nlimit = 12\n";
-        let loaded = parse(&format!("{runner}{text}"), &Facts::default());
-        settings(&loaded.config.unwrap(), &Surroundings::default()).runners[0].autoscaler.as_deref().cloned()
+        let loaded = parse(&format!("{runner}{text}"), &HostFacts::default());
+        settings(&loaded.config.unwrap(), &SettingsContext::default()).runners[0].autoscaler.as_deref().cloned()
     }
 
     #[test]
-    fn the_keys_of_machines_are_the_plugins_and_the_rest_is_the_scalers() {
+    fn machine_keys_become_plugin_and_scaler_settings() {
         let found = of(r#"
 executor = "docker+machine"
 [runners.machine]
@@ -248,7 +249,7 @@ IdleTime = 3600
     }
 
     #[test]
-    fn a_factor_has_the_idle_count_as_its_ceiling_and_the_smallest_as_its_floor() {
+    fn scale_factor_is_bounded_by_idle_counts() {
         let found =
             of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
                         IdleCount = 20\nIdleScaleFactor = 1.5\n");
@@ -258,13 +259,13 @@ IdleTime = 3600
     }
 
     #[test]
-    fn a_period_means_what_it_meant_there() {
+    fn periods_keep_their_meaning() {
         for (there, here) in [
             ("* * 9-17 * * mon-fri *", &["* 9-17 * * mon-fri"][..]),
             ("0 1-9/4 */6 ? * * *", &["1,5,9 0,6,12,18 * * *"]),
             ("0 50/5,3 9 */10 * ? *", &["50,55,3 9 1,11,21,31 * *"]),
             ("* */1 * * * * *", &["* * * * *"]),
-            // One of the two is enough.
+            // Either the day or the weekday must match.
             ("* * 9 1,15 * mon *", &["* 9 1,15 * *", "* 9 * * mon"]),
         ] {
             assert_eq!(five_fields(there), here, "{there}");
@@ -272,7 +273,7 @@ IdleTime = 3600
     }
 
     #[test]
-    fn a_factor_never_keeps_more_idle_than_the_idle_count() {
+    fn scale_factor_never_exceeds_idle_count() {
         let wanted = |keys: &str| {
             let machine =
                 "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";
@@ -294,7 +295,7 @@ IdleTime = 3600
     }
 
     #[test]
-    fn what_the_autoscaler_says_wins() {
+    fn autoscaler_table_overrides_machine_table() {
         let both = "executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\n[runners.autoscaler]\nplugin = \"aws\"\n";
         assert_eq!(of(both).unwrap().plugin, "aws");
         assert_eq!(of("executor = \"shell\"\n"), None);

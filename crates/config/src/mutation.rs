@@ -1,5 +1,5 @@
-//! Files that nobody would write: whatever the text, there is a configuration or a problem with a place, never a panic, and
-//! never a secret in what is told.
+//! Mutated configurations: every text gives a configuration or a problem with a location, never a panic, and no output contains a
+//! secret.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use rand::{Rng as _, SeedableRng as _};
 use super::edit::ConfigFile;
 use super::*;
 
-/// Mutated files of each kind of sample.
+/// Number of mutated files for each kind of sample.
 const RUNS: u64 = 300;
 
-/// A word that is in every token, and in nothing else.
+/// Text that every token contains, and nothing else.
 const MARK: &str = "ToKeNmArK";
 
 const SAMPLE: &str = r#"
@@ -89,7 +89,7 @@ echo two
         weight = 100
 "#;
 
-/// The seed of `MUSTER_TEST_SEED`, or a new one.
+/// Returns the seed of `MUSTER_TEST_SEED`, or a random one.
 fn first_seed() -> u64 {
     let given = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| rand::random::<u32>().into());
@@ -111,11 +111,11 @@ fn token(random: &mut StdRng) -> String {
     let mut text: String = (0..length).map(|_| letters[random.random_range(0..letters.len())]).collect();
     let at = text.char_indices().nth(length / 2).map_or(0, |(at, _)| at);
     text.insert_str(at, MARK);
-    // A dollar sign in front would make it the name of a variable, which is told.
+    // After a dollar sign it would be the name of a variable, which is shown.
     if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
 }
 
-/// The sample with a token of any content: written as TOML would, or as it is.
+/// Returns the sample with a token of random content, written either as valid TOML or raw.
 fn sample(random: &mut StdRng) -> String {
     let escape = random.random_bool(0.7);
     SAMPLE
@@ -183,19 +183,19 @@ fn mutate(text: &str, random: &mut StdRng) -> String {
     }
 }
 
-/// Whatever may be printed of what was found.
-fn told(loaded: &Loaded, facts: &Facts) -> String {
-    let mut told: String = loaded.problems.iter().map(|problem| problem.render(Path::new("c.toml"))).collect();
-    told.push_str(&format!("{loaded:?}\n"));
+/// Returns all output about a loaded configuration.
+fn rendered(loaded: &Loaded, facts: &HostFacts) -> String {
+    let mut rendered: String = loaded.problems.iter().map(|problem| problem.render(Path::new("c.toml"))).collect();
+    rendered.push_str(&format!("{loaded:?}\n"));
     if let Some(config) = &loaded.config {
         for value in effective(config, facts) {
-            told.push_str(&format!("{} = {} {}\n", value.key, value.value, value.origin));
+            rendered.push_str(&format!("{} = {} {}\n", value.key, value.value, value.origin));
         }
     }
-    told
+    rendered
 }
 
-fn check(text: &str, facts: &Facts, seed: u64) {
+fn check(text: &str, facts: &HostFacts, seed: u64) {
     let loaded = parse(text, facts);
     let lines = text.lines().count().max(1) + 1;
     assert!(
@@ -209,18 +209,18 @@ fn check(text: &str, facts: &Facts, seed: u64) {
         let fatal_without_place = problem.severity == Severity::Fatal && problem.place.is_none();
         assert!(!fatal_without_place, "seed {seed}: {problem:?}");
     }
-    let told = told(&loaded, facts);
-    if let Some(at) = told.find(MARK) {
+    let rendered = rendered(&loaded, facts);
+    if let Some(at) = rendered.find(MARK) {
         panic!(
-            "seed {seed}: a token is told: {}",
-            &told[told.floor_char_boundary(at.saturating_sub(300))..told.ceil_char_boundary(at + 20)]
+            "seed {seed}: a token is shown: {}",
+            &rendered[rendered.floor_char_boundary(at.saturating_sub(300))..rendered.ceil_char_boundary(at + 20)]
         );
     }
 }
 
 #[test]
 fn mutated_files_give_a_configuration_or_problems_with_places() {
-    let facts = Facts { exists: true, ..Facts::default() };
+    let facts = HostFacts { exists: true, ..HostFacts::default() };
     let first = first_seed();
     for seed in first..first + RUNS {
         let mut random = StdRng::seed_from_u64(seed);
@@ -237,7 +237,7 @@ fn mutated_files_give_a_configuration_or_problems_with_places() {
 }
 
 #[test]
-fn tokens_of_any_content_come_back_from_a_save_as_they_were() {
+fn tokens_survive_a_save_unchanged() {
     let first = first_seed();
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");
@@ -253,7 +253,7 @@ fn tokens_of_any_content_come_back_from_a_save_as_they_were() {
         let mut file = ConfigFile::open(&path).unwrap();
         file.set_token(0, &new).unwrap();
         file.save().unwrap();
-        let loaded = load(&path, &Facts::default());
+        let loaded = load(&path, &HostFacts::default());
         let config = loaded.config.unwrap_or_else(|| panic!("seed {seed}: {:?}", loaded.problems));
         assert_eq!(config.runners[0].token.expose(), token, "seed {seed}");
         assert!(std::fs::read_to_string(&path).unwrap().contains("name = \"one\" # kept\n"), "seed {seed}");
@@ -262,7 +262,7 @@ fn tokens_of_any_content_come_back_from_a_save_as_they_were() {
 
 #[test]
 fn fuzz_config_toml() {
-    let facts = Facts { exists: true, ..Facts::default() };
+    let facts = HostFacts { exists: true, ..HostFacts::default() };
     let samples: [&[u8]; 3] = [
         SAMPLE.as_bytes(),
         b"concurrent = 1\n[[runners]]\nexecutor = \"ssh\"\n[runners.ssh]\nport = \"22\"\n[runners.machine]\nIdleCount = 3\n",
@@ -296,6 +296,6 @@ fn fuzz_config_toml() {
     ];
     muster_fuzz::fuzz("config.toml", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
         let loaded = parse(&String::from_utf8_lossy(input), &facts);
-        let _ = told(&loaded, &facts);
+        let _ = rendered(&loaded, &facts);
     });
 }

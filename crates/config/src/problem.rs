@@ -1,37 +1,37 @@
-//! What is wrong with a configuration: code, severity, place, the line itself, and what to do. No secret is ever in it.
+//! A problem of a configuration: code, severity, location, the line, and the fix. It never contains a secret.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
 use super::codes::{self, Severity};
-use super::source::{Place, Source};
+use super::source::{ProblemLocation, Source};
 
-/// Problems that are told one by one; a count stands for the rest.
-const PROBLEMS_MAX: usize = 500;
+/// Maximum number of problems that are reported individually. Others are only counted.
+const MAX_PROBLEMS: usize = 500;
 
-/// One problem.
+/// A problem of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Its number in the documentation, such as `C013`.
+    /// Code in the documentation, such as `C013`.
     pub code: &'static str,
-    /// How bad it is.
+    /// Severity of the problem.
     pub severity: Severity,
-    /// What is wrong and why it matters.
+    /// What is wrong, and why it matters.
     pub message: String,
-    /// What to do.
+    /// How to fix it.
     pub help: Option<String>,
-    /// Index and name of the `[[runners]]` entry it concerns.
+    /// Index and name of the affected `[[runners]]` entry.
     pub runner: Option<(usize, String)>,
-    /// Where it is; none where it is not about the text.
-    pub place: Option<Place>,
-    /// It is about what this version of Muster does not do; the file keeps its rules.
+    /// Location in the text. `None` if the problem is not about the text.
+    pub place: Option<ProblemLocation>,
+    /// Whether the problem is about a feature that this version of Muster does not have. The file itself is correct then.
     pub not_built: bool,
     span: Option<Range<usize>>,
 }
 
 impl Problem {
-    /// A problem with that number; its usual severity is that of [`codes::CODES`].
+    /// Returns a problem with this code and its default severity from [`codes::CODES`].
     #[must_use]
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         let severity = codes::severity(code);
@@ -47,48 +47,48 @@ impl Problem {
         }
     }
 
-    /// Another severity than the usual one.
+    /// Returns the problem with another severity.
     #[must_use]
     pub fn severity(mut self, severity: Severity) -> Self {
         self.severity = severity;
         self
     }
 
-    /// About what this version of Muster does not do.
+    /// Returns the problem marked as a feature that this version of Muster does not have.
     #[must_use]
     pub fn not_built(mut self) -> Self {
         self.not_built = true;
         self
     }
 
-    /// With what to do.
+    /// Returns the problem with a fix.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// At these bytes of the text.
+    /// Returns the problem with its byte range in the text.
     #[must_use]
     pub fn at(mut self, span: &Range<usize>) -> Self {
         self.span = Some(span.clone());
         self
     }
 
-    /// At a place that is known already.
-    pub(super) fn placed(mut self, place: Place) -> Self {
+    /// Returns the problem with a known location.
+    pub(super) fn placed(mut self, place: ProblemLocation) -> Self {
         self.place = Some(place);
         self
     }
 
-    /// Of that entry of `[[runners]]`.
+    /// Returns the problem with its `[[runners]]` entry.
     #[must_use]
     pub fn of(mut self, index: usize, name: &str) -> Self {
         self.runner = Some((index, shown_name(name)));
         self
     }
 
-    /// The problem as people read it, with `path` before line and column.
+    /// Returns the problem as text for operators, with `path` before line and column.
     #[must_use]
     pub fn render(&self, path: &Path) -> String {
         let mut text = format!("{self}\n");
@@ -119,7 +119,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Problems while they are collected.
+/// Collects problems.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     found: Vec<Problem>,
@@ -127,10 +127,10 @@ pub(super) struct Problems {
 }
 
 impl Problems {
-    /// Takes one up. Past a bound only those that matter most are kept.
+    /// Adds a problem. Beyond the limit only the most severe problems are kept.
     pub(super) fn add(&mut self, problem: Problem) {
-        if self.found.len() < PROBLEMS_MAX
-            || (problem.severity == Severity::Fatal && self.found.len() < 2 * PROBLEMS_MAX)
+        if self.found.len() < MAX_PROBLEMS
+            || (problem.severity == Severity::Fatal && self.found.len() < 2 * MAX_PROBLEMS)
         {
             self.found.push(problem);
         } else {
@@ -138,12 +138,12 @@ impl Problems {
         }
     }
 
-    /// Whether no more of the lesser ones are kept, so that looking for reasons is in vain.
-    pub(super) fn full(&self) -> bool {
-        self.found.len() >= PROBLEMS_MAX
+    /// Returns whether minor problems are no longer kept, so that searching for their causes is useless.
+    pub(super) fn is_full(&self) -> bool {
+        self.found.len() >= MAX_PROBLEMS
     }
 
-    /// All of them with their places, in the order of the text; those without a place come first.
+    /// Returns all problems with their locations, in the order of the text. Problems without a location come first.
     pub(super) fn finish(mut self, source: &Source<'_>) -> Vec<Problem> {
         for problem in &mut self.found {
             if let Some(span) = &problem.span {
@@ -160,7 +160,7 @@ impl Problems {
     }
 }
 
-/// A name from the file as it may be shown: short, without control characters, and masked where it looks like a token.
+/// Returns a name from the file for output: shortened, without control characters, and masked if it looks like a token.
 pub(super) fn shown_name(name: &str) -> String {
     const LENGTH_MAX: usize = 64;
     if holds_token(name) {
@@ -173,7 +173,7 @@ pub(super) fn shown_name(name: &str) -> String {
     shown
 }
 
-/// Whether the text holds a token of GitLab's, by its prefix.
+/// Returns whether the text contains a GitLab token, by its prefix.
 pub(super) fn holds_token(text: &str) -> bool {
     const PREFIXES: [&str; 9] =
         ["glrt-", "glrtr-", "glpat-", "glcbt-", "glptt-", "gldt-", "glsoat-", "GR1348941", "ghp_"];

@@ -1,4 +1,4 @@
-//! The entries of `[[runners]]` as commands need them: who they are, and where.
+//! The `[[runners]]` entries in the form that commands need.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,40 +8,40 @@ use muster_job::expand;
 use time::OffsetDateTime;
 use url::Url;
 
-use super::facts::Facts;
+use super::facts::HostFacts;
 use super::problem::shown_name;
 use super::tree::{Table, Value};
 
-/// One `[[runners]]` entry. It may lack what it needs to work; the problems tell.
+/// One `[[runners]]` entry. It may lack required values: the problems say so.
 #[derive(Clone)]
 pub struct Runner {
-    /// Its index among the entries of the file, from 0.
+    /// Index of the entry in the file, from 0.
     pub index: usize,
-    /// `name`.
+    /// Value of `name`.
     pub name: String,
-    /// `url`, with references replaced.
+    /// Value of `url`, with expanded references.
     pub url: String,
-    /// `token`, with references replaced.
+    /// Value of `token`, with expanded references.
     pub token: Secret,
-    /// `url` and `token` name variables of the environment that are not set.
+    /// Environment variables that `url` and `token` name, but that are not set.
     pub unset: Vec<(&'static str, String)>,
-    /// The variables of the environment that `token` names.
-    pub token_variables: Vec<String>,
-    /// `token` is a reference to the environment.
+    /// Environment variables that `token` names.
+    pub token_env_names: Vec<String>,
+    /// Whether `token` refers to the environment.
     pub token_is_reference: bool,
-    /// `id`; 0 where there is none.
+    /// Value of `id`. 0 if it is not set.
     pub id: i64,
-    /// `executor`.
+    /// Value of `executor`.
     pub executor: String,
-    /// `token_obtained_at`.
+    /// Value of `token_obtained_at`.
     pub token_obtained_at: Option<OffsetDateTime>,
-    /// `token_expires_at`.
+    /// Value of `token_expires_at`.
     pub token_expires_at: Option<OffsetDateTime>,
-    /// Everything that is set in it.
+    /// All values that are set in the entry.
     pub table: Table,
 }
 
-/// The URL may hold credentials, and names of unset variables a part of the token: neither is printed.
+/// The URL may contain credentials, and the names of unset variables a part of the token, so neither is printed.
 impl fmt::Debug for Runner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Runner");
@@ -50,11 +50,11 @@ impl fmt::Debug for Runner {
     }
 }
 
-pub(super) fn runners(tree: &Table, facts: &Facts) -> Vec<Runner> {
+pub(super) fn runners(tree: &Table, facts: &HostFacts) -> Vec<Runner> {
     tree.tables("runners").iter().enumerate().map(|(index, table)| runner(index, table, facts)).collect()
 }
 
-fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
+fn runner(index: usize, table: &Table, facts: &HostFacts) -> Runner {
     let text = |name: &str| table.str(name).unwrap_or_default();
     let unset = RefCell::new(Vec::new());
     let expanded = |key: &'static str| {
@@ -67,9 +67,9 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
         })
     };
     let (url, token) = (expanded("url"), Secret::new(expanded("token")));
-    let token_variables = RefCell::new(Vec::new());
+    let token_env_names = RefCell::new(Vec::new());
     let _only_names = expand(text("token"), |name| {
-        token_variables.borrow_mut().push(name.to_owned());
+        token_env_names.borrow_mut().push(name.to_owned());
         String::new()
     });
     // Go writes its zero time for a date that is not set.
@@ -81,7 +81,7 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
         token_is_reference: token.expose() != text("token"),
         token,
         unset: unset.into_inner(),
-        token_variables: token_variables.into_inner(),
+        token_env_names: token_env_names.into_inner(),
         id: table.int("id").unwrap_or_default(),
         executor: text("executor").to_owned(),
         token_obtained_at: date("token_obtained_at"),

@@ -25,7 +25,7 @@ pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
 #[must_use]
 pub(crate) fn shared_system_id(system_id: &str) -> Problem {
     let message = format!(
-        "the system id {} was made on another machine: the server takes a manager there and this one for the same",
+        "the system id {} was created on another machine: the server cannot distinguish a manager there from this one",
         shown_name(system_id)
     );
     Problem::new("C027", message)
@@ -44,7 +44,7 @@ pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
 #[must_use]
 pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Problem> {
     let them = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
-    let message = format!("stop requested by {signal}: {them} aborted, for which there are {} s", timeout.as_secs());
+    let message = format!("stop requested by {signal}: {them} aborted within {} s", timeout.as_secs());
     (jobs > 0).then(|| {
         Problem::new("C040", message)
             .help("use SIGQUIT to let jobs end; for systemd, KillSignal=SIGQUIT and a long TimeoutStopSec")
@@ -65,9 +65,10 @@ pub(crate) fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) ->
     if permitted.contains(&asked) {
         return None;
     }
-    let why =
+    let reason =
         if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
-    let message = format!("pull policy {} is refused: {why}; {} may be used", shown_name(asked), permitted.join(", "));
+    let message =
+        format!("pull policy {} is refused: {reason}; {} may be used", shown_name(asked), permitted.join(", "));
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
 }
 
@@ -132,20 +133,20 @@ mod tests {
     }
 
     #[test]
-    fn c026_registration_flags_with_an_authentication_token() {
-        let told = registration_flags("glrt-secret", &["--locked"]).unwrap();
-        assert!(told.to_string().contains("--locked is set on the server") && !told.to_string().contains("secret"));
+    fn c026_registration_flags_with_authentication_token() {
+        let output = registration_flags("glrt-secret", &["--locked"]).unwrap();
+        assert!(output.to_string().contains("--locked is set on the server") && !output.to_string().contains("secret"));
         assert!(registration_flags("glrt-secret", &[]).is_none());
         assert!(registration_flags("GR1348941x", &["--locked"]).is_none());
     }
 
     #[test]
-    fn c027_a_system_id_of_two_managers() {
+    fn c027_system_id_from_other_machine_is_reported() {
         assert!(shared_system_id("r_abcdefabcdef").message.contains("r_abcdefabcdef"));
     }
 
     #[test]
-    fn c034_a_change_that_time_does_not_show() {
+    fn c034_change_without_newer_time_is_reported() {
         assert!(change_without_time(true, false).is_some());
         assert!(change_without_time(true, true).is_none());
         assert!(change_without_time(false, false).is_none());
@@ -154,16 +155,13 @@ mod tests {
     #[test]
     fn c040_a_stop_that_aborts_jobs() {
         assert!(
-            forced_stop("SIGTERM", 3, seconds(30))
-                .unwrap()
-                .message
-                .contains("SIGTERM: 3 jobs are aborted, for which there are 30 s")
+            forced_stop("SIGTERM", 3, seconds(30)).unwrap().message.contains("SIGTERM: 3 jobs are aborted within 30 s")
         );
         assert!(forced_stop("SIGTERM", 0, seconds(30)).is_none());
     }
 
     #[test]
-    fn c042_a_limit_above_that_of_the_job() {
+    fn c042_stage_timeout_above_job_timeout() {
         assert!(
             stage_timeout("prepare_timeout", seconds(7200), seconds(3600))
                 .unwrap()
@@ -195,8 +193,8 @@ mod tests {
             ("KUBERNETES_POD_LABELS_A", "pod_labels_overwrite_allowed"),
             ("KUBERNETES_SERVICE_ACCOUNT_OVERWRITE", "service_account_overwrite_allowed"),
         ] {
-            let told = overwrite_without_permission(variable, &Table::default()).unwrap();
-            assert!(told.help.unwrap().contains(key), "{variable}");
+            let output = overwrite_without_permission(variable, &Table::default()).unwrap();
+            assert!(output.help.unwrap().contains(key), "{variable}");
         }
         for other in ["KUBERNETES_PORT", "KUBERNETES_SERVICE_HOST", "CPU_LIMIT"] {
             assert!(overwrite_without_permission(other, &Table::default()).is_none(), "{other}");
@@ -204,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn c105_a_flag_that_the_runner_has_fixed() {
+    fn c105_job_flag_has_no_effect() {
         assert!(fixed_flag("FF_TIMESTAMPS", true, Some(false)).unwrap().message.contains("fixed by the runner"));
         assert!(fixed_flag("FF_TIMESTAMPS", true, None).is_none());
         assert!(fixed_flag("FF_TIMESTAMPS", true, Some(true)).is_none());

@@ -1,4 +1,4 @@
-//! From `[runners.autoscaler]` to the configuration of the scaler, with all problems at once.
+//! Reads `[runners.autoscaler]` into the configuration of the scaler, with all problems at once.
 
 mod reader;
 
@@ -19,14 +19,14 @@ use super::settings::Scaling;
 use super::tree::{Table, Value};
 use reader::Reader;
 
-/// A value that the scaler cannot act on.
+/// A value that the scaler does not accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ScalingProblem {
-    /// Its key below `[runners.autoscaler]`. Tables of a list are counted from 1: `policy[1].idle_count`.
+    /// Key below `[runners.autoscaler]`. Tables of a list are counted from 1: `policy[1].idle_count`.
     pub(super) key: String,
-    /// What is wrong, and what to write instead.
+    /// What is wrong, and what to use instead.
     pub(super) message: String,
-    /// Bytes of the value, or of the header of its table.
+    /// Byte range of the value, or of the header of its table.
     pub(super) span: Range<usize>,
 }
 
@@ -36,7 +36,7 @@ impl std::fmt::Display for ScalingProblem {
     }
 }
 
-/// Reads the keys that the scaler acts on. A value that it cannot act on counts as its default, and is a problem.
+/// Reads the keys of the scaler. A value that it does not accept counts as its default, and is a problem.
 pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
     let read = &mut Reader::new(table);
     let config = config(read);
@@ -59,7 +59,7 @@ fn config(read: &mut Reader<'_>) -> Config {
         ("failure_threshold", &mut config.failure_threshold),
         ("shutdown_deletion_retries", &mut config.shutdown_deletion_retries),
     ] {
-        // Zero and less are the default, as in the reference.
+        // As in gitlab-runner, zero and negative values mean the default.
         if read.table.int(key).is_some_and(|count| count > 0) {
             *place = read.count(key);
         }
@@ -90,7 +90,7 @@ fn config(read: &mut Reader<'_>) -> Config {
     config
 }
 
-/// The groups that are listed, else one without a name: it is called as its runner.
+/// Returns the listed groups, or one group without a name, which gets the name of its runner.
 fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
     let mut names: Vec<String> = Vec::new();
     let listed = read.each("groups", |read| {
@@ -130,7 +130,7 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
         scale_factor: read.amount("scale_factor").unwrap_or_default(),
         scale_factor_limit: read.count("scale_factor_limit"),
         preemptive: preemptive.unwrap_or(idle_count > 0),
-        // Who asks for this mode by name means it without exception.
+        // An explicit `preemptive_mode = true` requests jobs for free slots only, without exception.
         ahead: preemptive.is_none() && ahead,
         placement: read.one_of("placement", &placements).unwrap_or_default(),
     };
@@ -139,7 +139,7 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
     in_periods(&periods, zone, wanted, |key, message| read.problem(key, message))
 }
 
-/// A policy that holds in these periods of a zone. No period means always; no zone, or `Local`, means this machine's.
+/// Returns a policy for these periods. No period means always; no time zone, or `Local`, means this machine's.
 pub(super) fn in_periods<T: AsRef<str>>(
     periods: &[T],
     zone: &str,
@@ -154,7 +154,7 @@ pub(super) fn in_periods<T: AsRef<str>>(
     let zone = match zone {
         "" | "Local" => TimeZone::system(),
         name => TimeZone::get(name).unwrap_or_else(|_| {
-            problem("timezone", format!("`{name}` is no time zone; write for example Europe/Berlin"));
+            problem("timezone", format!("`{name}` is not a valid time zone; use for example Europe/Berlin"));
             TimeZone::UTC
         }),
     };
@@ -184,10 +184,10 @@ fn density(read: &mut Reader<'_>) -> Density {
     let cpus = read.amount("slot_cpus").unwrap_or_default();
     let memory = read.table.str("slot_memory").map(|text| (text, memory_bytes(text)));
     if let Some((text, None)) = memory {
-        read.problem("slot_memory", format!("`{text}` is no amount of memory; write for example 2g"));
+        read.problem("slot_memory", format!("`{text}` is not a valid amount of memory; write for example 2g"));
     }
     let runs = read.count("min_runs");
-    // Zero is the default, as of durations.
+    // Zero means the default, as for durations.
     let margin = read.amount("usage_margin").filter(|margin| *margin > 0.0);
     Density {
         slot: ResourceRequest {

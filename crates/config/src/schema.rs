@@ -117,11 +117,11 @@ impl Reload {
 
 /// Whether Muster supports a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum KeySupport {
     /// Muster supports it.
-    Acted,
+    Supported,
     /// Muster does not support it, for this reason.
-    Not(&'static str),
+    Unsupported(&'static str),
 }
 
 /// A key of the schema.
@@ -133,14 +133,14 @@ pub struct Key {
     pub kind: Kind,
     /// Unit of a number. Empty if it has none.
     pub unit: &'static str,
-    /// Description of the default. Empty if there is none.
+    /// Description of the default. Empty without one.
     pub default: &'static str,
     /// Purpose of the key.
     pub meaning: &'static str,
     /// When a change takes effect.
     pub reload: Reload,
     /// Whether Muster supports it.
-    pub status: Status,
+    pub status: KeySupport,
     /// Whether the value is never shown.
     pub secret: bool,
 }
@@ -155,7 +155,7 @@ pub struct TableSchema {
     /// When a change takes effect, unless a key overrides it.
     pub reload: Reload,
     /// Whether Muster supports it, unless a key overrides it.
-    pub status: Status,
+    pub status: KeySupport,
     /// Keys in the order of the documentation.
     pub keys: Vec<Key>,
 }
@@ -275,7 +275,7 @@ mod tests {
                     let words = line.rsplit_once(']').unwrap().1;
                     assert!(words.starts_with(" like ") || words.starts_with(" | "), "{line}");
                     for word in words.split(" | ").skip(1) {
-                        assert!(apply(word.trim(), &mut Reload::Live, &mut Status::Acted.clone()), "{line}");
+                        assert!(apply(word.trim(), &mut Reload::Live, &mut KeySupport::Supported.clone()), "{line}");
                     }
                     continue;
                 }
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_stands_for_two_things() {
+    fn names_are_unambiguous() {
         for table in schema().tables() {
             let mut names: Vec<_> = schema().entries(&table.path).map(|entry| entry.name().to_lowercase()).collect();
             let all = names.len();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn names_match_as_written_then_without_regard_to_case() {
+    fn exact_names_match_before_case_insensitive_ones() {
         let name = |path, name| schema().find(path, name).map(|entry| entry.name());
         assert_eq!(name("runners", "limit"), Some("limit"));
         assert_eq!(name("runners", "LIMIT"), Some("limit"));
@@ -309,6 +309,8 @@ mod tests {
         assert_eq!(name("runners", "limits"), None);
         assert_eq!(name("runners.kubernetes.volumes", "nfs"), Some("nfs"));
         let policy = schema().table("runners.kubernetes.autoscaler.policy").unwrap();
-        assert!(policy.keys.iter().any(|key| key.name == "idle_count" && matches!(key.status, Status::Not(_))));
+        assert!(
+            policy.keys.iter().any(|key| key.name == "idle_count" && matches!(key.status, KeySupport::Unsupported(_)))
+        );
     }
 }

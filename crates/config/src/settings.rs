@@ -1,11 +1,11 @@
-//! What a manager works by: the checked form of `config.toml`, or what `muster ci` builds for its one runner.
+//! Settings of a manager: the checked form of `config.toml`, or what `muster ci` creates for its one runner.
 //!
 //! ```text
-//! config.toml --config--> Settings --reload--> Settings (another one; jobs keep the RunnerSettings they were taken with)
+//! config.toml --config--> Settings --reload--> new Settings (jobs keep the RunnerSettings with which they were received)
 //! ```
 //!
-//! A [`RunnerSettings`] is immutable and shared: a job's actor holds the one that it was taken with until its end, also
-//! across a restart, since `state.log` keeps it. It is therefore also a format on disk: a new field needs a default.
+//! A [`RunnerSettings`] is immutable and shared. The actor of a job keeps the one with which the job was received until the job ends,
+//! even across a restart, because `state.log` stores it. It is therefore a format on disk: a new field needs a default.
 
 mod autoscaler;
 mod connection;
@@ -30,89 +30,91 @@ pub use connection::{ConnectionAge, TlsFiles};
 pub use on_instances::OnInstances;
 pub use unpack::UnpackSettings;
 
-/// Hexadecimal digits of a token's hash in a key.
+/// Number of hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;
-/// Ten years: a limit beyond this is none, and a clock cannot count to any.
-pub const WAIT_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+/// Ten years. A longer limit counts as no limit, because a clock cannot represent every time.
+pub const MAX_WAIT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
-/// Default of [`Settings::cut_after`].
+/// Default of [`Settings::min_hold`].
 ///
-/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be cut without a loss. Before
-/// that GitLab itself may look for a job and assign it, which takes far less than this time.
-pub const CUT_AFTER: Duration = Duration::from_secs(10);
+/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be canceled without loss. Before that,
+/// GitLab itself may look for a job and assign it, which takes far less than this time.
+pub const MIN_HOLD: Duration = Duration::from_secs(10);
 
-/// Default of [`Settings::answer_limit`].
+/// Default of [`Settings::answer_timeout`].
 ///
-/// No front end holds such a request (runner-api 2.3): until it is answered, GitLab looks for a job, or is slow. GitLab itself
-/// ends a request after a minute.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// No front end holds such a request: until it is answered, GitLab is looking for a job, or is slow. GitLab itself ends a request
+/// after a minute.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Everything that one manager works by.
+/// All settings of one manager.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Jobs at the same time, over all runners; at least 1.
+    /// Maximum number of jobs of all runners. At least 1.
     pub concurrent: usize,
-    /// Between two job requests of one runner at a coordinator that does not hold them.
+    /// Time between two job requests of one runner, if the coordinator does not hold them.
     pub check_interval: Duration,
-    /// How long a job request is held when another runner has no place to ask from.
-    pub cut_after: Duration,
-    /// The same of a request that knows no version of the queue, as the first one of a runner: the server is working on it.
-    pub answer_limit: Duration,
-    /// How long connections to coordinators are used again. Jobs under way keep the age that they began with.
+    /// Minimum time that a job request is held before it is canceled in favor of a runner without one.
+    pub min_hold: Duration,
+    /// The same for a request without a queue version, such as the first one of a runner, which no front end holds.
+    pub answer_timeout: Duration,
+    /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
-    /// What a forceful stop may take.
+    /// Maximum time for a forceful shutdown.
     pub shutdown_timeout: Duration,
-    /// `host:port` of the metrics and debug server; none means off. Read at start only.
+    /// `host:port` of the metrics and debug server. `None` disables it. Read at start only.
     pub listen_address: Option<String>,
     /// Lowest level of log lines.
     pub log_level: Option<String>,
     /// `runner`, `text` or `json`.
     pub log_format: Option<String>,
-    /// How long a lost agent is hoped for.
-    pub agent_grace: Duration,
-    /// Jobs that have ended and wait for the coordinator without a slot, at most. Read at start only.
-    pub unreported_max: usize,
-    /// How long a state that cannot be stored is tried, before the manager ends.
-    pub state_patience: Duration,
-    /// This machine's name, for the trace.
+    /// Time to keep reconnecting to an unreachable agent before its job fails.
+    pub agent_reconnect_timeout: Duration,
+    /// Maximum number of ended jobs that wait for their report without a slot. Read at start only.
+    pub max_unreported_jobs: usize,
+    /// Time to retry a state that cannot be stored before the manager exits.
+    pub state_write_timeout: Duration,
+    /// Name of this machine, for the trace.
     pub host_name: String,
-    /// A coordinator that refuses the token of a runner ends the manager. Else the runner is unhealthy and probed on.
-    pub refusal_is_fatal: bool,
-    /// Variables of this process's environment that hold the token of a runner (`token = "$NAME"`): no job gets them.
-    pub token_variables: Vec<String>,
-    /// The `[[runners]]`, in the order of the file.
+    /// Whether the manager exits if a coordinator refuses a runner's token. Otherwise the runner counts as unhealthy and is probed.
+    pub exit_on_refusal: bool,
+    /// Environment variables of this process that contain a runner's token (`token = "$NAME"`). Jobs do not get them.
+    pub token_env_names: Vec<String>,
+    /// Settings of the `[[runners]]`, in the order of the file.
     pub runners: Vec<Arc<RunnerSettings>>,
 }
 
 impl Settings {
-    /// The defaults of `config.toml`, with no runner.
+    /// Returns the defaults of `config.toml`, without runners.
     #[must_use]
     pub fn new() -> Self {
         Self {
             concurrent: 1,
             check_interval: Duration::from_secs(3),
-            cut_after: CUT_AFTER,
-            answer_limit: ANSWER_LIMIT,
+            min_hold: MIN_HOLD,
+            answer_timeout: ANSWER_TIMEOUT,
             connection_max_age: ConnectionAge::UpTo(Duration::from_secs(15 * 60)),
             shutdown_timeout: Duration::from_secs(30),
             listen_address: None,
             log_level: None,
             log_format: None,
-            agent_grace: Duration::from_secs(60),
-            state_patience: Duration::from_secs(300),
-            // Each has at most its output limit in the spool: 400 MiB in all, if nobody sets another one.
-            unreported_max: 100,
+            agent_reconnect_timeout: Duration::from_secs(60),
+            state_write_timeout: Duration::from_secs(300),
+            // Each job has at most its output limit in the spool: 400 MiB in total with the default limit.
+            max_unreported_jobs: 100,
             host_name: host_name(),
-            refusal_is_fatal: false,
-            token_variables: Vec::new(),
+            exit_on_refusal: false,
+            token_env_names: Vec::new(),
             runners: Vec::new(),
         }
     }
 
-    /// These settings as the successor of `old`: a runner that is as it was is the same one, in memory too; and one that
-    /// has no id keeps its key under a new token, if url and name say which one it was.
+    /// Returns these settings as the successor of `old`.
+    ///
+    /// A runner with unchanged settings keeps its value in memory. A runner without an ID keeps its key under a new token if its URL and
+    /// name identify it.
     #[must_use]
-    pub fn following(mut self, old: &Self) -> Self {
+    pub fn carry_over(mut self, old: &Self) -> Self {
         let has = |runners: &[Arc<RunnerSettings>], key: &RunnerKey| runners.iter().any(|runner| runner.key == *key);
         let lost: Vec<&Arc<RunnerSettings>> =
             old.runners.iter().filter(|runner| runner.id == 0 && !has(&self.runners, &runner.key)).collect();
@@ -132,8 +134,8 @@ impl Settings {
         self
     }
 
-    /// The key that a runner of an earlier start, or of earlier settings, has in these: its own, or that of the entry that
-    /// came in its place with a new token.
+    /// Returns the key of a runner of an earlier start or of earlier settings: its own, or that of the entry that replaces it with a new
+    /// token.
     #[must_use]
     pub fn key_of<'a>(&'a self, runner: &'a RunnerSettings) -> &'a RunnerKey {
         let has = |key: &RunnerKey| self.runners.iter().any(|known| known.key == *key);
@@ -145,9 +147,9 @@ impl Settings {
         successor.map_or(&runner.key, |known| &known.key)
     }
 
-    /// Gives each runner that has no key of its own yet one that no other runner of the file has.
+    /// Gives each runner without a key one that no other runner of the file has.
     ///
-    /// Runners of one file that share url and token (C025) are told apart by their order.
+    /// Runners of one file with the same URL and token (C025) are distinguished by their order.
     #[must_use]
     pub fn with_unique_keys(mut self) -> Self {
         let mut seen: BTreeMap<RunnerKey, usize> = BTreeMap::new();
@@ -169,16 +171,17 @@ impl Default for Settings {
     }
 }
 
-/// Which `[[runners]]` entry: the same after a change of order, of the token (where the entry has an `id`), and after a
-/// restart. Job counters, request lanes and jobs in `state.log` go by it.
+/// Identity of a `[[runners]]` entry. It survives a change of order or token (if the entry has an `id`), and a restart.
 ///
-/// It is the url with the server's runner id; an entry without an id goes by a hash of its token.
+/// Job counters, request lanes and jobs in `state.log` refer to it.
+///
+/// It consists of the URL and the coordinator's runner ID. Without an ID, it contains a hash of the token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunnerKey(String);
 
 impl RunnerKey {
-    /// The key of an entry; `id` is 0 where the file has none.
+    /// Returns the key of an entry. `id` is 0 if the entry has none.
     #[must_use]
     pub fn new(url: &Url, id: i64, token: &Secret) -> Self {
         let url = url.as_str().trim_end_matches('/');
@@ -189,7 +192,7 @@ impl RunnerKey {
         Self(format!("{url}#token-{}", digest.get(..TOKEN_DIGITS).unwrap_or(&digest)))
     }
 
-    /// The key as it is stored.
+    /// Returns the key as it is stored.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -202,128 +205,128 @@ impl fmt::Display for RunnerKey {
     }
 }
 
-/// One `[[runners]]` entry (runner-config 1.4), checked, with the defaults filled in.
+/// Settings of one `[[runners]]` entry, checked and with defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunnerSettings {
-    /// Which entry it is.
+    /// Identity of the entry.
     pub key: RunnerKey,
-    /// Label for people.
+    /// Human-readable name.
     #[serde(default)]
     pub name: String,
     /// Base URL of the coordinator, without `/api/v4`.
     #[serde(with = "url_text")]
     pub url: Url,
-    /// The runner's authentication token; a blank one is never used.
+    /// Authentication token of the runner. A blank token is never used.
     pub token: Secret,
-    /// The runner's id at the coordinator; 0 where the file has none.
+    /// ID of the runner at the coordinator. 0 if the file has none.
     #[serde(default)]
     pub id: i64,
-    /// The manager's system id.
+    /// System ID of the manager.
     #[serde(default)]
     pub system_id: String,
-    /// When the token was had.
+    /// Time at which the token was obtained.
     #[serde(default)]
     pub token_obtained_at: Option<SystemTime>,
-    /// When the token ends; none means never.
+    /// Time at which the token expires. `None` means never.
     #[serde(default)]
     pub token_expires_at: Option<SystemTime>,
     /// PEM files for the coordinator's API.
     #[serde(default)]
     pub tls: TlsFiles,
-    /// Jobs of this entry at the same time; none means no limit of its own.
+    /// Maximum number of jobs of this entry. `None` means no limit of its own.
     #[serde(default)]
     pub limit: Option<usize>,
-    /// Job requests in flight at most; at least 1.
+    /// Maximum number of job requests in flight. At least 1.
     #[serde(default = "one")]
     pub request_concurrency: usize,
-    /// After a job, ask for the next one only after `check_interval`.
+    /// Whether to wait for `check_interval` after a job before the next request.
     #[serde(default)]
     pub strict_check_interval: bool,
-    /// Unhealthy answers in a row after which the runner counts as unhealthy; at least 1.
+    /// Number of consecutive unhealthy answers after which the runner counts as unhealthy. At least 1.
     #[serde(default = "unhealthy_requests_limit")]
     pub unhealthy_requests_limit: u32,
-    /// GitLab Runner's pause for an unhealthy runner; here the longest wait between two probes of it.
+    /// Longest time between two probes of an unhealthy runner. In gitlab-runner, the pause of such a runner.
     #[serde(default = "unhealthy_interval")]
     pub unhealthy_interval: Duration,
-    /// Repetitions of the last report of a job that the coordinator answers with a refusal; at least 1.
+    /// Number of attempts to send a final update that the coordinator refuses. At least 1.
     #[serde(default = "final_update_retry_limit")]
     pub final_update_retry_limit: u32,
-    /// Labels told to the coordinator, the file's own merged in.
+    /// Labels for the coordinator, including the file's own.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Name of the executor, as in the file.
+    /// Name of the executor in the file.
     #[serde(default = "shell_executor")]
     pub executor: String,
     /// `bash`, `sh` or `pwsh`.
     #[serde(default = "bash")]
     pub shell: String,
-    /// Start shells as login shells.
+    /// Whether shells are started as login shells.
     #[serde(default)]
     pub login: bool,
-    /// The user whom the shell executor's scripts run as; none means the manager's own.
+    /// User that runs the scripts of the shell executor. `None` means the manager's own user.
     #[serde(default)]
     pub user: Option<String>,
-    /// Below it jobs are checked out; none means the environment's own, and a relative one is beside that.
+    /// Parent directory of checkouts. `None` means the environment's own. A relative path is resolved beside that.
     #[serde(default)]
     pub builds_dir: Option<PathBuf>,
-    /// Below it caches are kept; none means the environment's own, and a relative one is beside that.
+    /// Parent directory of caches. `None` means the environment's own. A relative path is resolved beside that.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
-    /// Scheme and host for git only.
+    /// URL of the coordinator for git only.
     #[serde(default)]
     pub clone_url: Option<String>,
     /// Variables of every job.
     #[serde(default)]
     pub environment: Vec<Variable>,
-    /// Shell text around parts of the job.
+    /// Shell commands around parts of the job.
     #[serde(default)]
     pub scripts: RunnerScripts,
-    /// Limit of preparing a job; none means that of the job.
+    /// Maximum time to prepare a job. `None` means the timeout of the job.
     #[serde(default)]
     pub prepare_timeout: Option<Duration>,
-    /// Limit of getting the sources; none means that of the job.
+    /// Maximum time to get the sources. `None` means the timeout of the job.
     #[serde(default)]
     pub get_sources_timeout: Option<Duration>,
-    /// Bytes of log after which a job's output is dropped with a notice; 0 means 4 MiB.
+    /// Maximum size of a job's log in bytes. Further output is dropped with a notice. 0 means 4 MiB.
     #[serde(default)]
     pub output_limit: u64,
-    /// Jobs cannot switch on `CI_DEBUG_TRACE` and `CI_DEBUG_SERVICES`.
+    /// Whether jobs cannot enable `CI_DEBUG_TRACE` and `CI_DEBUG_SERVICES`.
     #[serde(default)]
     pub debug_trace_disabled: bool,
-    /// Write a `safe.directory` entry for git; none means the executor's default.
+    /// Whether to write a `safe.directory` entry for git. `None` means the executor's default.
     #[serde(default)]
     pub safe_directory_checkout: Option<bool>,
-    /// Remove git's configuration and hooks around the job; none means the executor's default.
+    /// Whether to remove git's configuration and hooks around the job. `None` means the executor's default.
     #[serde(default)]
     pub clean_git_config: Option<bool>,
-    /// Jobs on instances get the cgroup of their slot.
+    /// Whether jobs on instances run in the cgroup of their slot.
     #[serde(default)]
     pub use_slot_cgroups: bool,
-    /// Its name, with `${slot}`; none means the executor's default.
+    /// Name of the slot's cgroup, with `${slot}`. `None` means the executor's default.
     #[serde(default)]
     pub slot_cgroup_template: Option<String>,
-    /// Jobs may set `GIT_CLONE_PATH`; none means the executor's default.
+    /// Whether jobs may set `GIT_CLONE_PATH`. `None` means the executor's default.
     #[serde(default)]
     pub custom_build_dir: Option<bool>,
-    /// `[runners.feature_flags]`: jobs cannot override them.
+    /// `[runners.feature_flags]`. Jobs cannot override them.
     #[serde(default)]
     pub feature_flags: BTreeMap<String, bool>,
-    /// Limits of an artifact upload.
+    /// Timeouts of artifact uploads.
     #[serde(default)]
     pub artifact: ArtifactTimeouts,
-    /// `[runners.unpack]`: limits of unpacking an artifact or a cache.
+    /// `[runners.unpack]`: limits for unpacking an artifact or a cache.
     #[serde(default)]
     pub unpack: UnpackSettings,
-    /// What concerns jobs on instances.
+    /// Settings of jobs on instances.
     #[serde(default)]
     pub on_instances: OnInstances,
-    /// `[runners.autoscaler]`. Not stored with a job: what makes instances is the file's to say, and has secrets.
+    /// `[runners.autoscaler]`. It is not stored with a job, because it has secrets and can change during the job.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
 }
 
 impl RunnerSettings {
-    /// An entry with GitLab Runner's defaults, for the shell executor.
+    /// Returns an entry with gitlab-runner's defaults, for the shell executor.
     #[must_use]
     pub fn new(url: Url, token: Secret, id: i64) -> Self {
         Self {
@@ -369,14 +372,14 @@ impl RunnerSettings {
         }
     }
 
-    /// Base URL of the coordinator as text, without a slash at its end.
+    /// Returns the base URL of the coordinator without a slash at its end.
     #[must_use]
     pub fn coordinator_url(&self) -> &str {
         self.url.as_str().trim_end_matches('/')
     }
 }
 
-/// Shell text of the operator's (runner-config 1.4).
+/// Shell commands of the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
@@ -391,9 +394,9 @@ pub struct RunnerScripts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactTimeouts {
-    /// Limit of the whole upload.
+    /// Maximum time for the whole upload.
     pub upload: Duration,
-    /// Limit of the wait for the answer after the body was sent.
+    /// Maximum time to wait for the answer after the body was sent.
     pub response_header: Duration,
 }
 
@@ -403,7 +406,7 @@ impl Default for ArtifactTimeouts {
     }
 }
 
-/// This machine's name, for people who read a log.
+/// Returns the name of this machine, for log lines.
 #[must_use]
 pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -435,7 +438,7 @@ fn bash() -> String {
     "bash".to_owned()
 }
 
-/// A URL as text: the feature of the `url` crate would be built into every room.
+/// Serializes a URL as text. The feature of the `url` crate would be compiled into every crate.
 mod url_text {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -459,14 +462,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_survives_a_new_token_where_there_is_an_id_and_never_shows_the_token() {
+    fn key_survives_new_token_and_hides_it() {
         assert_eq!(runner("one", 7).key, runner("two", 7).key);
         assert_ne!(runner("one", 0).key, runner("two", 0).key);
         assert!(!runner("glrt-secret", 0).key.as_str().contains("secret"));
     }
 
     #[test]
-    fn entries_that_share_a_token_are_told_apart() {
+    fn entries_with_shared_token_have_distinct_keys() {
         let runners = vec![Arc::new(runner("one", 0)), Arc::new(runner("one", 0)), Arc::new(runner("two", 0))];
         let settings = Settings { runners, ..Settings::new() }.with_unique_keys();
         let keys: std::collections::BTreeSet<_> = settings.runners.iter().map(|runner| &runner.key).collect();
@@ -475,14 +478,14 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_follow_keep_what_is_the_same_and_whose_token_is_new() {
+    fn carry_over_keeps_unchanged_and_renewed_runners() {
         let named = |token, name: &str| Arc::new(RunnerSettings { name: name.to_owned(), ..runner(token, 0) });
         let old = Settings { runners: vec![named("one", "a"), named("two", "b")], ..Settings::new() };
         let new = Settings {
             runners: vec![named("rotated", "b"), named("one", "a"), named("three", "c")],
             ..Settings::new()
         };
-        let new = new.following(&old);
+        let new = new.carry_over(&old);
         assert_eq!(new.runners[0].key, old.runners[1].key, "its token is new, and it is the same runner");
         assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "nothing has changed");
         assert_eq!(new.runners[2].key, named("three", "c").key);

@@ -1,37 +1,37 @@
-//! The text of a configuration: from bytes to line and column, and lines as they may be shown.
+//! The text of a configuration: converts byte offsets to lines and columns, and lines to printable text.
 
 use std::ops::Range;
 
 use super::schema::{Kind, schema};
 
-/// Characters of a line that are shown.
-const SHOWN_MAX: usize = 100;
-/// Bytes on either side of a place that are looked at for that.
-const WINDOW: usize = 4 * SHOWN_MAX;
-/// What stands for a secret.
+/// Maximum number of characters of a line that are shown.
+const MAX_SHOWN_CHARS: usize = 100;
+/// Number of bytes on each side of an offset that are examined for that.
+const WINDOW: usize = 4 * MAX_SHOWN_CHARS;
+/// Text that replaces a secret.
 const MASK: &str = "[masked]";
 
-/// Where a problem is, and the line there with secrets masked.
+/// Location of a problem, and the line there with masked secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ProblemLocation {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// What is shown of the line: up to the end of the value, without secrets, not longer than a terminal's line.
+    /// Shown part of the line: up to the end of the value, without secrets, and at most as long as a line of a terminal.
     pub text: String,
-    /// Characters of `text` before the marked part.
+    /// Number of characters of `text` before the marked part.
     pub mark: usize,
-    /// Characters of the marked part; at least 1.
+    /// Number of characters of the marked part. At least 1.
     pub width: usize,
 }
 
-/// The text with what must not be shown of it.
+/// The text, and the secrets in it.
 #[derive(Debug)]
 pub(super) struct Source<'a> {
     text: &'a str,
     line_starts: Vec<usize>,
-    /// Sorted; no two overlap.
+    /// Sorted ranges that do not overlap.
     secrets: Vec<Range<usize>>,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Source<'a> {
         self.line_starts.clone()
     }
 
-    /// Line and column from 1; the column counts characters.
+    /// Returns line and column, both from 1. The column counts characters.
     pub(super) fn position(&self, at: usize) -> (usize, usize) {
         let line = self.line_starts.partition_point(|start| *start <= at);
         let start = self.line_start(line);
@@ -62,38 +62,39 @@ impl<'a> Source<'a> {
         self.line_starts.get(line).map_or(self.text.len(), |next| next - 1)
     }
 
-    /// The place of a span, with its line up to the end of the span (what follows may be a comment with a secret).
-    pub(super) fn place(&self, span: &Range<usize>) -> Place {
+    /// Returns the location of a range, with its line up to the end of the range. What follows may be a comment with a secret.
+    pub(super) fn place(&self, span: &Range<usize>) -> ProblemLocation {
         let start = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(start);
         let end = self.floor(span.end.clamp(start, self.line_end(line).max(start)));
-        // A line can be as long as the file: only what may be shown of it is looked at.
+        // A line can be as long as the file, so only the part that may be shown is examined.
         let first = self.floor(start.saturating_sub(WINDOW)).max(self.line_start(line));
         let mut before = self.masked(first..start);
         let marked = self.masked(start..self.floor(end.min(start + WINDOW)));
         let mut mark = before.chars().count();
-        if mark > SHOWN_MAX || first > self.line_start(line) {
-            before = format!("…{}", before.chars().skip(mark.saturating_sub(SHOWN_MAX / 2)).collect::<String>());
+        if mark > MAX_SHOWN_CHARS || first > self.line_start(line) {
+            before = format!("…{}", before.chars().skip(mark.saturating_sub(MAX_SHOWN_CHARS / 2)).collect::<String>());
             mark = before.chars().count();
         }
         let length = marked.chars().count();
         let mut text = before;
-        text.extend(marked.chars().take(SHOWN_MAX));
-        if length > SHOWN_MAX {
+        text.extend(marked.chars().take(MAX_SHOWN_CHARS));
+        if length > MAX_SHOWN_CHARS {
             text.push('…');
         } else {
-            // Closing brackets and quotes are no secrets, and without them the line looks like the mistake.
+            // Closing brackets and quotes are not secret, and without them the line looks like the mistake.
             let rest = self.text.get(end..self.line_end(line)).unwrap_or_default();
             let closing: String =
-                rest.chars().take_while(|c| matches!(c, ']' | '}' | ' ' | '"')).take(SHOWN_MAX).collect();
+                rest.chars().take_while(|c| matches!(c, ']' | '}' | ' ' | '"')).take(MAX_SHOWN_CHARS).collect();
             text.push_str(closing.trim_end());
         }
-        Place { line, column, text, mark, width: length.clamp(1, SHOWN_MAX) }
+        ProblemLocation { line, column, text, mark, width: length.clamp(1, MAX_SHOWN_CHARS) }
     }
 
-    /// The place in a text that is not TOML: nobody knows what is a secret there, so only names that the schema has and
-    /// short values of plain keys are shown.
-    pub(super) fn careful_place(&self, span: &Range<usize>) -> Place {
+    /// Returns the location of a range in a text that is not valid TOML.
+    ///
+    /// It is unknown which parts are secret, so only names from the schema and short values of plain keys are shown.
+    pub(super) fn redacted_location(&self, span: &Range<usize>) -> ProblemLocation {
         const PLAIN_MAX: usize = 40;
         let at = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(at);
@@ -107,7 +108,7 @@ impl<'a> Source<'a> {
             _ => MASK.to_owned(),
         };
         let mark = (column - 1).min(text.chars().count());
-        Place { line, column, text, mark, width: 1 }
+        ProblemLocation { line, column, text, mark, width: 1 }
     }
 
     fn masked(&self, range: Range<usize>) -> String {
@@ -123,7 +124,7 @@ impl<'a> Source<'a> {
         text
     }
 
-    /// The start of the character at this byte.
+    /// Returns the start of the character at this byte.
     fn floor(&self, mut at: usize) -> usize {
         while !self.text.is_char_boundary(at) {
             at -= 1;
@@ -132,7 +133,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether the schema has a key or table of that name somewhere.
+/// Returns whether the schema has a key or table with this name.
 fn is_name(name: &str) -> bool {
     let mut tables = schema().tables().iter();
     tables.any(|table| {
@@ -141,14 +142,14 @@ fn is_name(name: &str) -> bool {
     })
 }
 
-/// Whether it is the name of keys whose values may be shown wherever they are.
+/// Returns whether all keys with this name have values that may be shown.
 fn is_plain_key(name: &str) -> bool {
     let plain = |kind| matches!(kind, Kind::Int | Kind::Bool | Kind::Float | Kind::Duration);
     let mut known = schema().tables().iter().flat_map(|table| &table.keys).filter(|key| key.name == name).peekable();
     known.peek().is_some() && known.all(|key| !key.secret && plain(key.kind))
 }
 
-/// Without control characters; a tab is a space, so that marks stay below what they mark.
+/// Replaces control characters. A tab becomes one space, so that marks stay below what they mark.
 fn escaped(text: &str) -> String {
     text.chars()
         .map(|c| {

@@ -27,7 +27,7 @@ pub fn system_id(directory: &Path) -> String {
     if is_valid(stored.trim()) {
         return stored.trim().to_owned();
     }
-    let id = made_of(&machine_id());
+    let id = derive_id(&machine_id());
     match store(directory, &path, &id) {
         Ok(()) => tracing::info!(system_id = id, "Created missing unique system ID"),
         Err(error) => tracing::warn!(
@@ -42,21 +42,21 @@ pub fn system_id(directory: &Path) -> String {
 
 /// Returns the ID in `directory` if it was created on another machine, as in a disk image that was cloned after its first start (C027).
 #[must_use]
-pub(crate) fn foreign(directory: &Path) -> Option<String> {
+pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
-    is_foreign(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
+    is_from_other_machine(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
 }
 
 /// Returns whether the ID was derived from another machine's ID. A random ID says nothing about its machine.
-fn is_foreign(id: &str, machine: &str) -> bool {
-    is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != made_of(machine)
+fn is_from_other_machine(id: &str, machine: &str) -> bool {
+    is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != derive_id(machine)
 }
 
 fn machine_id() -> String {
     MACHINE_ID_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok()).unwrap_or_default()
 }
 
-fn made_of(machine: &str) -> String {
+fn derive_id(machine: &str) -> String {
     let machine = machine.trim();
     if machine.is_empty() {
         let random: String = rand::rng().sample_iter(Alphanumeric).take(DIGITS).map(char::from).collect();
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_stays_and_nonsense_is_replaced() {
+    fn system_id_is_kept_and_invalid_one_replaced() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join(".runner_system_id");
         let id = system_id(home.path());
@@ -97,23 +97,23 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_keeps_its_id_and_gitlab_runner_computes_the_same() {
-        assert_eq!(made_of("00112233445566778899aabbccddeeff\n"), "s_a25ec89402b3");
-        let random = made_of("");
-        assert!(random.starts_with("r_") && is_valid(&random) && random != made_of(" "), "{random}");
+    fn system_id_equals_that_of_gitlab_runner() {
+        assert_eq!(derive_id("00112233445566778899aabbccddeeff\n"), "s_a25ec89402b3");
+        let random = derive_id("");
+        assert!(random.starts_with("r_") && is_valid(&random) && random != derive_id(" "), "{random}");
     }
 
     #[test]
-    fn an_id_of_another_machine_is_told_apart() {
+    fn system_id_of_other_machine_is_detected() {
         let machine = "00112233445566778899aabbccddeeff\n";
-        assert!(is_foreign("s_a25ec89402b4", machine));
-        assert!(!is_foreign("s_a25ec89402b3", machine));
-        assert!(!is_foreign("r_a25ec89402b4", machine), "of chance");
-        assert!(!is_foreign("s_a25ec89402b4", ""), "a machine without an id");
+        assert!(is_from_other_machine("s_a25ec89402b4", machine));
+        assert!(!is_from_other_machine("s_a25ec89402b3", machine));
+        assert!(!is_from_other_machine("r_a25ec89402b4", machine), "of chance");
+        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an id");
     }
 
     #[test]
-    fn an_id_that_cannot_be_stored_is_good_for_this_process() {
+    fn unstorable_system_id_is_valid_for_process() {
         assert!(is_valid(&system_id(Path::new("/proc/no such folder"))));
     }
 }

@@ -1,4 +1,4 @@
-//! Reading: names, kinds, places, and what a configuration comes to.
+//! Tests of reading: names, kinds, locations, and the resulting settings.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::*;
 const RUNNER: &str =
     "[[runners]]\nname = \"one\"\nurl = \"https://gitlab.example/\"\ntoken = \"glrt-secret\"\nexecutor = \"shell\"\n";
 
-fn facts() -> Facts {
+fn facts() -> HostFacts {
     let env = [("TOKEN", "glrt-from-env"), ("HOST", "gitlab.example")];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    Facts { env, exists: true, writable: true, ..Facts::default() }
+    HostFacts { env, exists: true, writable: true, ..HostFacts::default() }
 }
 
 fn config(text: &str) -> Config {
@@ -20,15 +20,17 @@ fn config(text: &str) -> Config {
 }
 
 #[test]
-fn a_configuration_becomes_settings_with_defaults_filled_in() {
+fn settings_have_values_and_defaults() {
     let text = format!(
         "concurrent = 7\nCheck_Interval = 5\nlabels = {{ site = \"north\", tier = \"a\" }}\n{RUNNER}limit = 3\noutput_limit = 8\n\
          unhealthy_interval = \"90s\"\nenvironment = [\"A=1=2\", \"nonsense\"]\n\
          [runners.labels]\ntier = \"b-1\"\n[runners.feature_flags]\nFF_TIMESTAMPS = false\n[runners.custom_build_dir]\nenabled = true\n\
          [runners.unpack]\nmax_bytes = 5000000000\nmax_entries = -1\n"
     );
-    let settings =
-        settings(&config(&text), &Surroundings { system_id: "s_0123456789ab".to_owned(), ..Surroundings::default() });
+    let settings = settings(
+        &config(&text),
+        &SettingsContext { system_id: "s_0123456789ab".to_owned(), ..SettingsContext::default() },
+    );
     assert_eq!((settings.concurrent, settings.check_interval), (7, Duration::from_secs(5)));
     assert_eq!(settings.shutdown_timeout, Duration::from_secs(30));
     let runner = &settings.runners[0];
@@ -45,16 +47,16 @@ fn a_configuration_becomes_settings_with_defaults_filled_in() {
 }
 
 #[test]
-fn times_that_no_clock_can_count_to_are_ten_years() {
+fn huge_durations_are_ten_years() {
     let huge = i64::MAX;
     let text = format!("shutdown_timeout = {huge}\ncheck_interval = {huge}\n{RUNNER}");
-    let settings = settings(&config(&text), &Surroundings::default());
+    let settings = settings(&config(&text), &SettingsContext::default());
     let ten_years = Duration::from_secs(3660 * 24 * 60 * 60);
     assert_eq!((settings.shutdown_timeout, settings.check_interval), (ten_years, ten_years));
 }
 
 #[test]
-fn url_and_token_are_taken_from_the_environment_and_nothing_else_is() {
+fn only_url_and_token_expand_environment_variables() {
     let text =
         "[[runners]]\nname = \"$HOST\"\nurl = \"https://${HOST}/ci\"\ntoken = \"$TOKEN\"\nexecutor = \"shell\"\n";
     let config = config(text);
@@ -62,21 +64,21 @@ fn url_and_token_are_taken_from_the_environment_and_nothing_else_is() {
     assert_eq!((runner.name.as_str(), runner.url.as_str()), ("$HOST", "https://gitlab.example/ci"));
     assert_eq!(runner.token.expose(), "glrt-from-env");
     assert!(runner.token_is_reference);
-    assert_eq!(settings(&config, &Surroundings::default()).runners[0].url.as_str(), "https://gitlab.example/");
+    assert_eq!(settings(&config, &SettingsContext::default()).runners[0].url.as_str(), "https://gitlab.example/");
 }
 
 #[test]
-fn c032_a_missing_file_is_an_empty_configuration() {
-    let loaded = load(std::path::Path::new("/nowhere/config.toml"), &Facts::default());
+fn c032_missing_file_is_empty_configuration() {
+    let loaded = load(std::path::Path::new("/nowhere/config.toml"), &HostFacts::default());
     assert_eq!(loaded.problems[0].code, "C032");
     assert_eq!(loaded.problems[0].severity, Severity::Warning);
-    assert_eq!(settings(&loaded.config.unwrap(), &Surroundings::default()).concurrent, 1);
+    assert_eq!(settings(&loaded.config.unwrap(), &SettingsContext::default()).concurrent, 1);
 }
 
 #[test]
-fn c032_a_missing_file_is_an_error_for_those_who_ask_about_it() {
+fn c032_missing_file_is_error_if_required() {
     let path = std::path::Path::new("/nowhere/config.toml");
-    let loaded = load(path, &Facts { must_exist: true, ..Facts::default() });
+    let loaded = load(path, &HostFacts { must_exist: true, ..HostFacts::default() });
     assert!(loaded.config.is_none());
     assert_eq!(
         loaded.problems[0].render(path),
@@ -86,28 +88,28 @@ fn c032_a_missing_file_is_an_error_for_those_who_ask_about_it() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_told_with_the_reason_and_the_remedy() {
+fn unreadable_file_is_reported_with_reason_and_fix() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("latin.toml"), b"concurrent = 1\n# f\xfcr alle\n").unwrap();
     std::os::unix::fs::symlink("b.toml", path("a.toml")).unwrap();
     std::os::unix::fs::symlink("a.toml", path("b.toml")).unwrap();
     for (name, wanted, help) in [
-        ("latin.toml", "latin.toml: line 2 is not UTF-8", "a configuration is text in UTF-8"),
+        ("latin.toml", "latin.toml: line 2 is not UTF-8", "a configuration is UTF-8 text"),
         ("", ": it is a directory", "name the file in it"),
         ("a.toml", "a.toml: Too many levels of symbolic links", "leads in a circle: let it lead to the file"),
     ] {
-        let told = text_of(&path(name)).unwrap_err().render(&path(name));
+        let output = text_of(&path(name)).unwrap_err().render(&path(name));
         assert!(
-            told.starts_with("fatal[C000]: cannot read ") && told.contains(wanted) && told.contains(help),
-            "{told}"
+            output.starts_with("fatal[C000]: cannot read ") && output.contains(wanted) && output.contains(help),
+            "{output}"
         );
         assert!(load(&path(name), &facts()).config.is_none());
     }
 }
 
 #[test]
-fn all_problems_are_told_at_once_with_their_places() {
+fn all_problems_are_reported_at_once_with_locations() {
     let text = "concurent = 3\nlog_level = 4\n[[runners]]\n  limit = \"a\"\n  unhealthy_interval = 60\n  [runners.dokcer]\n  image = 3\n";
     let loaded = parse(text, &facts());
     let places: Vec<_> = loaded
@@ -132,7 +134,7 @@ fn a_problem_shows_its_line_with_a_mark_below() {
 }
 
 #[test]
-fn kinds_are_checked_as_the_reference_does() {
+fn kinds_are_checked_like_gitlab_runner() {
     for (text, fits) in [
         ("concurrent = \"4\"", false),
         ("concurrent = 4.0", false),
@@ -163,37 +165,37 @@ fn kinds_are_checked_as_the_reference_does() {
 }
 
 #[test]
-fn a_duration_that_people_write_is_translated() {
+fn invalid_duration_has_hint() {
     assert!(found("C014", "connection_max_age = \"1h30min\"").contains("did you mean \"1h30m\"?"));
     assert!(found("C014", "connection_max_age = \"3600 s\"").contains("did you mean \"3600s\"?"));
     assert!(found("C014", "connection_max_age = \"60\"").contains("did you mean \"60s\"?"));
 }
 
 #[test]
-fn what_is_no_toml_is_told_with_place_and_without_secrets() {
+fn invalid_toml_is_reported_without_secrets() {
     let text = "concurrent = 4\n[[runners]]\ntoken = \"glrt-very\nsecret\"\n";
     let loaded = parse(text, &facts());
     assert!(loaded.config.is_none());
-    let told = loaded.problems[0].render(std::path::Path::new("c.toml"));
-    assert!(told.contains("c.toml:3:") && told.contains("token = [masked]"), "{told}");
+    let output = loaded.problems[0].render(std::path::Path::new("c.toml"));
+    assert!(output.contains("c.toml:3:") && output.contains("token = [masked]"), "{output}");
     let all: String = loaded.problems.iter().map(|problem| problem.render(std::path::Path::new("c.toml"))).collect();
     assert!(!all.contains("very") && !all.contains("secret"), "{all}");
-    let told = parse("concurrent = 1O\n", &facts()).problems[0].render(std::path::Path::new("c.toml"));
-    assert!(told.contains("concurrent = 1O"), "{told}");
+    let output = parse("concurrent = 1O\n", &facts()).problems[0].render(std::path::Path::new("c.toml"));
+    assert!(output.contains("concurrent = 1O"), "{output}");
 }
 
 #[test]
 fn a_file_of_more_than_10_mib_is_refused() {
-    let text = "#".repeat(FILE_SIZE_MAX + 1);
+    let text = "#".repeat(MAX_FILE_BYTES + 1);
     assert!(parse(&text, &facts()).problems[0].message.contains("10 MiB"));
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();
-    let told = load(file.path(), &facts()).problems[0].message.clone();
-    assert!(told.contains("10 MiB"), "{told}");
+    let output = load(file.path(), &facts()).problems[0].message.clone();
+    assert!(output.contains("10 MiB"), "{output}");
 }
 
 #[test]
-fn a_file_full_of_mistakes_is_told_in_bounds() {
+fn number_of_reported_problems_is_bounded() {
     let text: String = (0..20_000).map(|index| format!("unknown_{index} = 1\n")).collect();
     let problems = parse(&text, &facts()).problems;
     assert!(problems.len() < 1_100, "{}", problems.len());
@@ -204,7 +206,7 @@ fn a_file_full_of_mistakes_is_told_in_bounds() {
 }
 
 #[test]
-fn what_is_printed_for_developers_holds_no_secret_either() {
+fn debug_output_contains_no_secret() {
     let text = RUNNER.replace("https://", "https://user:hidden@");
     let printed = format!("{:?}", parse(&text.replace("glrt-secret", "glrt-hidden"), &facts()));
     assert!(printed.contains("text of 11 bytes") && !printed.contains("hidden"), "{printed}");
@@ -213,20 +215,20 @@ fn what_is_printed_for_developers_holds_no_secret_either() {
 #[test]
 fn a_line_is_shown_with_the_brackets_that_close_it() {
     let render = |text: &str, code: &str| {
-        let problems = parse(text, &Facts::default()).problems;
+        let problems = parse(text, &HostFacts::default()).problems;
         problems.iter().find(|problem| problem.code == code).unwrap().render(std::path::Path::new("c.toml"))
     };
-    let told = render("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"nonsense\"] # glrt-secret\n", "C015");
-    assert!(told.contains("3 | periods = [\"nonsense\"]\n"), "{told}");
-    let told = render("[[runners]]\nname = \"a\"\n[runners.nothing]\nx = 1\n", "C010");
-    assert!(told.contains("3 | [runners.nothing]\n"), "{told}");
+    let output = render("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"nonsense\"] # glrt-secret\n", "C015");
+    assert!(output.contains("3 | periods = [\"nonsense\"]\n"), "{output}");
+    let output = render("[[runners]]\nname = \"a\"\n[runners.nothing]\nx = 1\n", "C010");
+    assert!(output.contains("3 | [runners.nothing]\n"), "{output}");
 }
 
-/// R043: an executor on instances wraps the plain one: each option of an entry that the executor `shell` acts on means the same with
-/// the executor `instance`.
+/// R043: an executor on instances extends the plain one. Each option that the executor `shell` supports has the same meaning with the
+/// executor `instance`.
 #[test]
-fn every_option_of_the_plain_executor_is_one_of_the_executor_on_instances() {
-    use super::schema::{Kind, Status, schema};
+fn instance_executor_supports_every_shell_option() {
+    use super::schema::{KeySupport, Kind, schema};
     let sample = |name: &str, kind: Kind| match (name, kind) {
         ("shell", _) => "\"bash\"",
         ("clone_url", _) => "\"https://git.example\"",
@@ -242,7 +244,7 @@ fn every_option_of_the_plain_executor_is_one_of_the_executor_on_instances() {
         (_, Kind::MapBool) => "{ FF_TIMESTAMPS = false }",
         (_, kind) => panic!("no sample of {kind:?}"),
     };
-    // Who it is, and the tables of executors, which are the executors' own.
+    // The identity, and the tables of executors.
     let own = ["name", "url", "token", "executor"];
     let executors =
         ["docker", "kubernetes", "machine", "autoscaler", "instance", "ssh", "parallels", "virtualbox", "custom"];
@@ -252,20 +254,20 @@ fn every_option_of_the_plain_executor_is_one_of_the_executor_on_instances() {
         if names.next() != Some("runners") || names.next().is_some_and(|name| executors.contains(&name)) {
             continue;
         }
-        for key in table.keys.iter().filter(|key| key.status == Status::Acted && !own.contains(&key.name)) {
+        for key in table.keys.iter().filter(|key| key.status == KeySupport::Supported && !own.contains(&key.name)) {
             let (name, value) = (key.name, sample(key.name, key.kind));
             let header = if table.path == "runners" { String::new() } else { format!("[{}]\n", table.path) };
             let with = |executor: &str| {
                 let runner = RUNNER.replace("\"shell\"", &format!("\"{executor}\""));
                 let loaded = parse(&format!("{runner}{header}{name} = {value}\n"), &facts());
-                let told: Vec<_> = loaded.problems.iter().map(|problem| problem.code).collect();
+                let output: Vec<_> = loaded.problems.iter().map(|problem| problem.code).collect();
                 let config = loaded.config.unwrap_or_else(|| panic!("{name}: {:?}", loaded.problems));
-                let mut settings = settings(&config, &Surroundings::default()).runners.remove(0);
+                let mut settings = settings(&config, &SettingsContext::default()).runners.remove(0);
                 let runner = std::sync::Arc::make_mut(&mut settings);
                 runner.executor.clear();
-                // How a shell is started by itself is the executor's own.
+                // Each executor decides how a shell is started.
                 runner.login = false;
-                (runner.clone(), told.contains(&"C009") || told.contains(&"C010") || told.contains(&"C014"))
+                (runner.clone(), output.contains(&"C009") || output.contains(&"C010") || output.contains(&"C014"))
             };
             let (plain, scaled) = (with("shell"), with("instance"));
             assert!(plain == scaled && !plain.1, "{}.{name}: {plain:?}\n{scaled:?}", table.path);

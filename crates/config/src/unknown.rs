@@ -18,7 +18,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
 /// Reports a name that the table does not have.
 pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
-    if problems.full() {
+    if problems.is_full() {
         return problems.add(Problem::new("C010", String::new()));
     }
     if let Some((_, version, new)) = REMOVED.iter().find(|(removed, ..)| removed.eq_ignore_ascii_case(name)) {

@@ -248,16 +248,16 @@ fn convert(kind: Kind, value: &Toml, span: &Range<usize>) -> Result<Value, &'sta
         (Kind::Int, Toml::Integer(number)) => Ok(Value::Int(*number.value())),
         (Kind::Bool, Toml::Boolean(truth)) => Ok(Value::Bool(*truth.value())),
         (Kind::Float, Toml::Float(number)) => Ok(Value::Float(*number.value())),
-        #[expect(clippy::cast_precision_loss, reason = "a factor; the reference rounds alike")]
+        #[expect(clippy::cast_precision_loss, reason = "a factor, which gitlab-runner rounds the same way")]
         (Kind::Float, Toml::Integer(number)) => Ok(Value::Float(*number.value() as f64)),
         (Kind::Duration, Toml::Integer(number)) => Ok(Value::Duration(nanoseconds(*number.value()))),
         (Kind::Duration, Toml::String(text)) => {
-            GoDuration::parse(text.value()).map(Value::Duration).ok_or("text that is no duration")
+            GoDuration::parse(text.value()).map(Value::Duration).ok_or("text that is not a valid duration")
         }
         (Kind::Datetime, Toml::Datetime(time)) => {
             datetime(&time.value().to_string()).ok_or("a date without time or zone")
         }
-        (Kind::Datetime, Toml::String(time)) => datetime(time.value()).ok_or("text that is no date with time"),
+        (Kind::Datetime, Toml::String(time)) => datetime(time.value()).ok_or("text that is not a valid date and time"),
         (Kind::List | Kind::StrOrList, _) => list(Kind::Str),
         (Kind::ListInt, _) => list(Kind::Int),
         (Kind::ListFloat, _) => list(Kind::Float),

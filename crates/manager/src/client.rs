@@ -7,7 +7,7 @@ use muster_runner_api::client::{self as api, Client, ClientError};
 ///
 /// # Errors
 /// [`ClientError::Setup`] if the URL or the certificates are not usable.
-pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
+pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
@@ -15,7 +15,7 @@ pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, 
 ///
 /// # Errors
 /// [`ClientError::Setup`] if the URL is not usable.
-pub(crate) fn patient(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
+pub(crate) fn with_deferred_tls(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_deferred_tls(&runner.url, &tls(runner), limit(age))
 }
 

@@ -6,12 +6,12 @@ use muster_job::{FailureReason, TerminationCause};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::{Output, UpdateRequest};
 
-use crate::state::OwnEnd;
+use crate::state::ManagerOutcome;
 
 /// Returns the final update of a job that an agent ended. Its log begins at `from` in the trace.
 ///
 /// `interrupted` says that the manager requested the cancel, and not the coordinator.
-pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
+pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
         Outcome::Failed { reason, exit_code, cause } => {
@@ -36,9 +36,9 @@ pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, int
 }
 
 /// Returns the final update of a job that the manager ended. It has no checksum, because the manager has not seen all of the trace.
-pub(crate) fn of_own_end(payload: &JobPayload, end: &OwnEnd) -> UpdateRequest {
-    let output = Output { checksum: None, bytesize: Some(end.at + end.words.len() as u64) };
-    UpdateRequest { output, ..update(payload, "failed", Some(end.reason), end.exit_code) }
+pub(crate) fn from_manager_outcome(payload: &JobPayload, outcome: &ManagerOutcome) -> UpdateRequest {
+    let output = Output { checksum: None, bytesize: Some(outcome.trace_offset + outcome.trace_message.len() as u64) };
+    UpdateRequest { output, ..update(payload, "failed", Some(outcome.reason), outcome.exit_code) }
 }
 
 /// Returns the update that only says that the job is running.
@@ -47,7 +47,7 @@ pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
 }
 
 /// Returns the last line of a trace that the manager ends, in gitlab-runner's format.
-pub(crate) fn last_words(reason: FailureReason, message: &str) -> String {
+pub(crate) fn final_trace_line(reason: FailureReason, message: &str) -> String {
     let kind = if reason == FailureReason::RunnerSystemFailure { " (system failure)" } else { "" };
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
 }
@@ -112,7 +112,7 @@ mod tests {
 
     fn reported(reason: FailureReason, cause: Option<TerminationCause>, known: &[&str], interrupted: bool) -> String {
         let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
-        of_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
+        from_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
     }
 
     /// An agent's answers come from a machine that runs user code.
@@ -158,7 +158,7 @@ mod tests {
             for text in [waited, String::from_utf8_lossy(input).into_owned()] {
                 let Ok(result) = serde_json::from_str::<JobResult>(&text) else { continue };
                 for from in [0, 1 << 40] {
-                    serde_json::to_string(&of_result(&payload, &result, from, true)).unwrap();
+                    serde_json::to_string(&from_result(&payload, &result, from, true)).unwrap();
                 }
                 let _ = result.to_tree().map(|tree| muster_agent_api::result::ResourceUsage::from_tree(&tree));
             }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_mapped_once_and_to_what_the_server_knows() {
+    fn failure_reasons_are_mapped_to_those_the_server_knows() {
         use FailureReason as R;
         assert_eq!(reported(R::ScriptFailure, None, &[], false), "script_failure");
         assert_eq!(reported(R::ScriptFailure, Some(TerminationCause::TimedOut), &[], false), "job_execution_timeout");
@@ -184,15 +184,15 @@ mod tests {
     }
 
     #[test]
-    fn a_result_carries_size_checksum_and_a_code_other_than_0() {
+    fn update_has_size_checksum_and_nonzero_exit_code() {
         let outcome = Outcome::Failed { reason: FailureReason::ScriptFailure, exit_code: Some(3), cause: None };
-        let update = of_result(&payload(&[]), &result(outcome), 0, false);
+        let update = from_result(&payload(&[]), &result(outcome), 0, false);
         let output = Output { checksum: Some("crc32:000000ab".to_owned()), bytesize: Some(5) };
         assert_eq!((update.exit_code, update.output, update.result_tree), (Some(3), output, None));
-        let success = of_result(&payload(&[]), &result(Outcome::Success), 0, false);
+        let success = from_result(&payload(&[]), &result(Outcome::Success), 0, false);
         assert_eq!((success.state.as_str(), success.failure_reason, success.exit_code), ("success", None, None));
         // Bytes of an earlier attempt count, but have no checksum.
-        let moved = of_result(&payload(&[]), &result(Outcome::Success), 100, false).output;
+        let moved = from_result(&payload(&[]), &result(Outcome::Success), 100, false).output;
         assert_eq!(moved, Output { checksum: None, bytesize: Some(105) });
     }
 }

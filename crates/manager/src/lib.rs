@@ -29,7 +29,7 @@ mod running;
 pub mod state;
 pub mod store;
 
-pub use admission::RunnerFigures;
-pub use manager::{Control, Figures, Manager, ManagerError, Order, Quota};
+pub use admission::RunnerStats;
+pub use manager::{Control, ControlCommand, Manager, ManagerError, ManagerStats, RunLimits};
 pub use observe::labels;
 pub use requests::info;

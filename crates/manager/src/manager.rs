@@ -2,7 +2,7 @@
 
 mod control;
 mod notices;
-mod quota;
+mod run_limits;
 #[cfg(test)]
 mod tests;
 
@@ -21,17 +21,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use url::Url;
 
-use crate::admission::{Admission, Limits, Notice, Pace};
-use crate::job::{self, Answering, Context, JobError, Unreported};
+use crate::admission::{Admission, Limits, Notice, PollTimings};
+use crate::job::{self, JobError, ReachabilityTracker, RunnerContext, UnreportedJobs};
 use crate::observe::Observer;
-use crate::requests::{Answer, Answered, Requests};
-use crate::running::RunLimits;
+use crate::requests::{CompletedPoll, PollResult, Requests};
+use crate::running::ConcurrencyLimits;
 use crate::state::JobState;
-use crate::store::{RunName, Store, StoreError, StoredJob};
+use crate::store::{JobRunId, Store, StoreError, StoredJob};
 
-pub use control::{Control, Figures, Order};
-use quota::Ledger;
-pub use quota::Quota;
+pub use control::{Control, ControlCommand, ManagerStats};
+use run_limits::RunLimitTracker;
+pub use run_limits::RunLimits;
 
 /// Errors that end the manager.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum ManagerError {
 
 /// State of the manager's run. It only advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+enum RunState {
     Working,
     /// No more jobs are requested. Running jobs continue until their end.
     Draining,
@@ -68,21 +68,21 @@ pub struct Manager {
     requests: Requests,
     observer: Arc<Observer>,
     jobs: JoinSet<Result<(), JobError>>,
-    ids: HashMap<Id, (RunName, RunnerKey)>,
-    unreported: Unreported,
-    answering: Answering,
+    ids: HashMap<Id, (JobRunId, RunnerKey)>,
+    unreported: UnreportedJobs,
+    reachability: ReachabilityTracker,
     /// Jobs whose slots were released before their report.
-    freed: mpsc::UnboundedReceiver<RunName>,
+    released_slots: mpsc::UnboundedReceiver<JobRunId>,
     /// Jobs without a slot. They no longer count for admission.
-    without_slot: HashSet<RunName>,
+    without_slot: HashSet<JobRunId>,
     /// Bounds the jobs that run.
-    limits: Arc<RunLimits>,
+    limits: Arc<ConcurrencyLimits>,
     /// Canceled to end the jobs.
     cancel: CancellationToken,
-    phase: Phase,
+    run_state: RunState,
     /// Time of the command to abort, from which `shutdown_timeout` counts.
     aborting_since: Option<Instant>,
-    ledger: Ledger,
+    run_tracker: RunLimitTracker,
     /// Settings with which each runner sends requests, and the number of their generation.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
@@ -94,12 +94,12 @@ impl Manager {
     pub fn new(settings: Settings, store: Store, executors: Registry, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
         let observer = Observer::new(telemetry);
-        let (unreported, freed) = Unreported::new(settings.unreported_max);
+        let (unreported, released_slots) = UnreportedJobs::new(settings.max_unreported_jobs);
         Self {
             settings,
             unreported,
-            answering: Answering::default(),
-            freed,
+            reachability: ReachabilityTracker::default(),
+            released_slots,
             without_slot: HashSet::new(),
             requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
             observer,
@@ -108,11 +108,11 @@ impl Manager {
             admission: Admission::new(rand::random()),
             jobs: JoinSet::new(),
             ids: HashMap::new(),
-            limits: RunLimits::new(),
+            limits: ConcurrencyLimits::new(),
             cancel: CancellationToken::new(),
-            phase: Phase::Working,
+            run_state: RunState::Working,
             aborting_since: None,
-            ledger: Ledger::new(Quota::default()),
+            run_tracker: RunLimitTracker::new(RunLimits::default()),
             generations: HashMap::new(),
             generation: 0,
         }
@@ -120,8 +120,8 @@ impl Manager {
 
     /// Returns the same manager with limits on its run.
     #[must_use]
-    pub fn with_quota(self, quota: Quota) -> Self {
-        Self { ledger: Ledger::new(quota), ..self }
+    pub fn with_run_limits(self, run_limits: RunLimits) -> Self {
+        Self { run_tracker: RunLimitTracker::new(run_limits), ..self }
     }
 
     /// Runs until a command stops the manager or a run limit is reached, and then until its jobs are reported.
@@ -130,8 +130,8 @@ impl Manager {
     ///
     /// # Errors
     /// [`ManagerError`]. Jobs in progress are finished before, unless the state cannot be written: then the next start continues them.
-    pub async fn run(mut self, orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
-        let result = self.work(orders).await;
+    pub async fn run(mut self, commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
+        let result = self.work(commands).await;
         self.finish_requests().await;
         result
     }
@@ -150,16 +150,16 @@ impl Manager {
         }
     }
 
-    async fn work(&mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
+    async fn work(&mut self, mut commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
         self.executors.configure(&self.settings.runners, |_| true);
-        self.take_up().await?;
+        self.restore_jobs().await?;
         self.executors.leases_announced();
         self.configure(self.settings.clone());
         self.observer.telemetry().life.reach(ProcessState::Running);
-        self.ledger.rest();
+        self.run_tracker.record_idle();
         let mut refused = None;
-        let mut ordered = true;
-        while self.phase == Phase::Working || self.has_jobs_to_end() || !self.requests.is_empty() {
+        let mut has_control = true;
+        while self.run_state == RunState::Working || self.has_jobs_to_end() || !self.requests.is_empty() {
             for (runner, capacity) in self.executors.capacities(&self.settings.runners) {
                 self.admission.set_capacity(&runner, capacity.jobs);
             }
@@ -167,27 +167,27 @@ impl Manager {
             let idle_until = self.idle_until();
             // Each branch is cancel-safe: it only waits.
             tokio::select! {
-                order = orders.recv(), if ordered => match order {
-                    Some(order) => self.obey(order),
-                    None => ordered = false,
+                command = commands.recv(), if has_control => match command {
+                    Some(command) => self.handle_command(command),
+                    None => has_control = false,
                 },
                 answered = self.requests.next() => {
-                    if let Some(error) = self.answered(answered)? {
+                    if let Some(error) = self.on_poll_result(answered)? {
                         refused = Some(error);
-                        self.stop_asking(Phase::Draining);
+                        self.stop_requests(RunState::Draining);
                     }
                 }
-                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
-                Some(run) = self.freed.recv() => self.slot_freed(run),
-                () = self.executors.changed(), if self.phase == Phase::Working => {}
+                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.on_job_ended(ended)?,
+                Some(run) = self.released_slots.recv() => self.on_slot_released(run),
+                () = self.executors.changed(), if self.run_state == RunState::Working => {}
                 () = until(idle_until), if idle_until.is_some() => {
                     tracing::info!("This runner has not received a job in its time to wait, so now exiting");
-                    self.stop_asking(Phase::Draining);
+                    self.stop_requests(RunState::Draining);
                 }
                 () = until(wake), if wake.is_some() => {}
             }
         }
-        if self.phase == Phase::Leaving {
+        if self.run_state == RunState::Leaving {
             // As after a kill: the instances stay with their jobs.
             return refused.map_or(Ok(()), Err);
         }
@@ -202,15 +202,15 @@ impl Manager {
     }
 
     fn has_jobs_to_end(&self) -> bool {
-        self.phase != Phase::Leaving && !self.jobs.is_empty()
+        self.run_state != RunState::Leaving && !self.jobs.is_empty()
     }
 
     /// Restores the jobs of an earlier start. They count for admission even beyond the limits that apply now.
-    async fn take_up(&mut self) -> Result<(), ManagerError> {
-        let mut contexts: Vec<Arc<Context>> = Vec::new();
+    async fn restore_jobs(&mut self) -> Result<(), ManagerError> {
+        let mut contexts: Vec<Arc<RunnerContext>> = Vec::new();
         for job in self.store.jobs() {
             let Some(runner) = job.runner.clone().or_else(|| self.settings.runners.first().cloned()) else {
-                tracing::error!(job = %job.run, "no runner is known for a job of an earlier start, it is left alone");
+                tracing::error!(job = %job.run, "no runner is configured for a job of an earlier start, leaving the job");
                 continue;
             };
             let known = contexts.iter().find(|context| Arc::ptr_eq(&context.runner, &runner)).cloned();
@@ -219,16 +219,16 @@ impl Manager {
                 Err(error) => {
                     tracing::error!(
                         job = %job.run, runner = runner.name, %error,
-                        "a job of an earlier start cannot be reported: it is left alone"
+                        "failed to create a client for a job of an earlier start, leaving the job"
                     );
                     continue;
                 }
             };
-            if let (Some(held), Some(executor)) = (job.state.held(), context.provider.elastic()) {
+            if let (Some(held), Some(executor)) = (job.state.held_lease(), context.executor.elastic()) {
                 executor.announce_lease(held);
             }
             contexts.push(Arc::clone(&context));
-            if matches!(job.state, JobState::Finished { .. }) {
+            if matches!(job.state, JobState::AwaitingReport { .. }) {
                 self.without_slot.insert(job.run.clone());
             } else {
                 self.admission.job_recovered(self.settings.key_of(&runner));
@@ -240,7 +240,7 @@ impl Manager {
 
     /// Applies settings. A runner whose settings are unchanged keeps its requests in flight.
     fn configure(&mut self, settings: Settings) {
-        self.settings = settings.following(&self.settings);
+        self.settings = settings.carry_over(&self.settings);
         let admission = &self.admission;
         self.executors.configure(&self.settings.runners, |runner| admission.has_jobs(runner));
         let known = std::mem::take(&mut self.generations);
@@ -257,64 +257,64 @@ impl Manager {
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
             all.push(Limits::of(runner, generation, self.executors.has(runner)));
         }
-        let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
+        let timings = PollTimings { check_interval: self.settings.check_interval, min_hold: self.settings.min_hold };
         let own_limits = all.iter().filter_map(|limits| Some((limits.key.clone(), limits.limit?)));
         self.limits.configure(self.settings.concurrent, own_limits.collect());
-        self.admission.configure(self.settings.concurrent, pace, all);
+        self.admission.configure(self.settings.concurrent, timings, all);
         self.requests.configure(&self.settings);
         self.observer.configure(&self.settings);
     }
 
-    fn obey(&mut self, order: Order) {
-        match order {
-            Order::Reload(settings) => self.configure(*settings),
-            Order::Tell(to) => {
+    fn handle_command(&mut self, command: ControlCommand) {
+        match command {
+            ControlCommand::Reload(settings) => self.configure(*settings),
+            ControlCommand::DumpState(to) => {
                 let (concurrent, jobs) = (self.settings.concurrent, self.admission.jobs());
                 // The receiver may have been dropped.
-                let (waiting, runners) = (self.limits.waiting(), self.admission.figures(Instant::now()));
-                let _ = to.send(Figures { concurrent, jobs, waiting, runners });
+                let (waiting, runners) = (self.limits.waiting(), self.admission.stats(Instant::now()));
+                let _ = to.send(ManagerStats { concurrent, jobs, waiting, runners });
             }
-            Order::Drain => self.stop_asking(Phase::Draining),
-            Order::Abort => {
-                self.stop_asking(Phase::Aborting);
+            ControlCommand::Drain => self.stop_requests(RunState::Draining),
+            ControlCommand::Abort => {
+                self.stop_requests(RunState::Aborting);
                 self.cancel.cancel();
             }
-            Order::Leave => self.stop_asking(Phase::Leaving),
+            ControlCommand::Leave => self.stop_requests(RunState::Leaving),
         }
     }
 
     /// Sends no more requests. Waits for those in flight as long as the coordinator may have answered them.
-    fn stop_asking(&mut self, phase: Phase) {
-        if self.phase == Phase::Working {
+    fn stop_requests(&mut self, run_state: RunState) {
+        if self.run_state == RunState::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());
-            tracing::info!(jobs, requests, "no more jobs are requested, waiting for requests in flight");
+            tracing::info!(jobs, requests, "stopped requesting jobs, waiting for requests in flight");
             // Instances that are left to the next start keep their reservations.
-            if phase != Phase::Leaving {
+            if run_state != RunState::Leaving {
                 self.executors.drain();
             }
         }
-        if phase == Phase::Aborting && self.phase != phase {
+        if run_state == RunState::Aborting && self.run_state != run_state {
             self.aborting_since = Some(Instant::now());
         }
-        self.phase = self.phase.max(phase);
-        self.observer.telemetry().life.reach(match self.phase {
-            Phase::Working => ProcessState::Running,
-            Phase::Draining | Phase::Leaving => ProcessState::GracefulShutdown,
-            Phase::Aborting => ProcessState::ForcefulShutdown,
+        self.run_state = self.run_state.max(run_state);
+        self.observer.telemetry().life.reach(match self.run_state {
+            RunState::Working => ProcessState::Running,
+            RunState::Draining | RunState::Leaving => ProcessState::GracefulShutdown,
+            RunState::Aborting => ProcessState::ForcefulShutdown,
         });
         self.admission.stop();
     }
 
     /// Carries out what admission decides. Returns when to ask it again.
     fn admit(&mut self) -> Option<Instant> {
-        let left = if self.requests.cannot_store() { 0 } else { self.ledger.left() };
-        self.admission.set_left(left);
+        let left = if self.requests.is_store_blocked() { 0 } else { self.run_tracker.remaining_jobs() };
+        self.admission.set_remaining_jobs(left);
         for (poll, at) in self.requests.held_at() {
             self.admission.set_held_at(poll, at);
         }
         let decisions = self.admission.decide(Instant::now());
-        for poll in decisions.cut {
-            self.requests.cut(poll);
+        for poll in decisions.cancel {
+            self.requests.cancel(poll);
         }
         for (poll, runner) in decisions.start {
             self.requests.start(poll, &runner);
@@ -324,85 +324,87 @@ impl Manager {
 
     /// Returns when the wait for a job ends. `None` if it does not end, or jobs are in progress.
     fn idle_until(&self) -> Option<Instant> {
-        self.ledger.idle_until().filter(|_| self.phase == Phase::Working && self.jobs.is_empty())
+        self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
     /// # Errors
     /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.
-    fn answered(&mut self, answered: Answered) -> Result<Option<ManagerError>, ManagerError> {
-        let Answered { poll, runner, client, answer, repeats } = answered;
+    fn on_poll_result(&mut self, answered: CompletedPoll) -> Result<Option<ManagerError>, ManagerError> {
+        let CompletedPoll { poll, runner, client, answer, is_repeatable } = answered;
         let now = Instant::now();
-        if let Answer::Job(_) | Answer::Empty { .. } = answer {
-            let at_once = matches!(answer, Answer::Job(_)) && !self.admission.is_held(poll, now);
+        if let PollResult::Job(_) | PollResult::Empty { .. } = answer {
+            let at_once = matches!(answer, PollResult::Job(_)) && !self.admission.is_held(poll, now);
             self.executors.request_answered(&runner.key, at_once);
         }
         let notice = self.admission.answered(poll, answer.outcome(), now);
-        if repeats {
-            self.admission.set_repeats(&runner.key);
+        if is_repeatable {
+            self.admission.set_repeatable(&runner.key);
         }
-        if let Some(figures) = self.admission.figures_of(&runner.key, now) {
-            let room = self.settings.concurrent > self.admission.jobs() + self.admission.requests();
-            self.observer.answered(&runner, notice, &figures, room);
+        if let Some(stats) = self.admission.stats_of(&runner.key, now) {
+            let has_capacity = self.settings.concurrent > self.admission.jobs() + self.admission.requests();
+            self.observer.answered(&runner, notice, &stats, has_capacity);
         }
         let error = match answer {
-            Answer::Job(job) => {
+            PollResult::Job(job) => {
                 match self.context(&runner, client) {
                     Ok(context) => self.spawn(context, *job, false),
-                    Err(error) => tracing::error!(%error, job = %job.run, "no client for a job that a client brought"),
+                    Err(error) => {
+                        tracing::error!(%error, job = %job.run, "failed to create a client for a received job")
+                    }
                 }
                 None
             }
-            Answer::Store(error) => return Err(error.into()),
-            Answer::Failed(error) => Some(error),
-            Answer::Empty { .. } | Answer::Repeated | Answer::Cut => None,
+            PollResult::Store(error) => return Err(error.into()),
+            PollResult::Failed(error) => Some(error),
+            PollResult::Empty { .. } | PollResult::Duplicate | PollResult::Canceled => None,
         };
         self.executors.remove_unused(|runner| self.admission.has_jobs(runner));
         if let Some(notice) = notice {
-            notices::tell(&runner, notice, error.as_ref());
-            if matches!(notice, Notice::Refused { unhealthy: true, .. }) && self.settings.refusal_is_fatal {
+            notices::log_poll_result(&runner, notice, error.as_ref());
+            if matches!(notice, Notice::Refused { unhealthy: true, .. }) && self.settings.exit_on_refusal {
                 return Ok(Some(ManagerError::TokenRefused { url: runner.url.clone() }));
             }
         }
         Ok(None)
     }
 
-    fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<Context>, ClientError> {
+    fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<RunnerContext>, ClientError> {
         let age = self.settings.connection_max_age;
-        let made = || crate::client::patient(runner, age).map(|client| self.observer.counted(client, runner));
+        let made = || crate::client::with_deferred_tls(runner, age).map(|client| self.observer.counted(client, runner));
         let client = client.map_or_else(made, Ok)?;
         let key = self.settings.key_of(runner);
-        Ok(Arc::new(Context {
+        Ok(Arc::new(RunnerContext {
             client,
             runner: Arc::clone(runner),
             key: key.clone(),
             limits: Arc::clone(&self.limits),
             store: Arc::clone(&self.store),
-            provider: self.executors.executor(runner, key),
-            agent_grace: self.settings.agent_grace,
-            state_patience: self.settings.state_patience,
+            executor: self.executors.executor(runner, key),
+            agent_reconnect_timeout: self.settings.agent_reconnect_timeout,
+            state_write_timeout: self.settings.state_write_timeout,
             host_name: self.settings.host_name.clone(),
             cancel: self.cancel.clone(),
             unreported: self.unreported.clone(),
-            answering: self.answering.clone(),
+            reachability: self.reachability.clone(),
         }))
     }
 
-    fn spawn(&mut self, context: Arc<Context>, job: StoredJob, recovered: bool) {
-        self.ledger.took();
-        if self.ledger.left() == 0 {
+    fn spawn(&mut self, context: Arc<RunnerContext>, job: StoredJob, recovered: bool) {
+        self.run_tracker.record_job();
+        if self.run_tracker.remaining_jobs() == 0 {
             tracing::info!("This runner has taken its last job, and exits after it");
-            self.stop_asking(Phase::Draining);
+            self.stop_requests(RunState::Draining);
         }
         let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
         let span = tracing::info_span!("job", job = job.payload.id.0);
         let watch = span.in_scope(|| self.observer.job(&context.runner, &job, recovered));
-        let permit = job.state.held().map(|_| self.limits.resume(&key));
+        let permit = job.state.held_lease().map(|_| self.limits.resume(&key));
         let handle = self.jobs.spawn(job::execute(context, watch, job, recovered, permit).instrument(span));
         self.ids.insert(handle.id(), (run, key));
     }
 
     /// Stops counting a job whose slot was released before its report.
-    fn slot_freed(&mut self, run: RunName) {
+    fn on_slot_released(&mut self, run: JobRunId) {
         let known = self.ids.values().find(|(known, _)| *known == run);
         if let Some((_, runner)) = known.filter(|_| !self.without_slot.contains(&run)) {
             self.admission.job_ended(runner);
@@ -413,25 +415,25 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Store`]: this job and all that follow could not be stored. It is better to exit, so that the service manager
     /// restarts the process.
-    fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
+    fn on_job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let Some((run, runner)) = self.ids.remove(&task) else { return Ok(()) };
         if !self.without_slot.remove(&run) {
             self.admission.job_ended(&runner);
         }
         self.executors.remove_unused(|runner| self.admission.has_jobs(runner));
-        self.ledger.rest();
+        self.run_tracker.record_idle();
         let error = match ended {
             Ok((_, Ok(()))) => {
                 tracing::debug!(job = %run, "job done");
                 return Ok(());
             }
             Ok((_, Err(JobError::Store(error)))) => return Err(error.into()),
-            Ok((_, Err(JobError::Move(error)))) => error.to_string(),
+            Ok((_, Err(JobError::Transition(error)))) => error.to_string(),
             Err(error) => error.to_string(),
         };
         self.observer.job_lost(&runner);
-        tracing::error!(job = %run, error, "the job stays in state.log for a later start of the manager");
+        tracing::error!(job = %run, error, "job failed in the manager, leaving it in state.log for the next start");
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
 use parking_lot::Mutex;
 
-use crate::admission::{Notice, RunnerFigures};
+use crate::admission::{Notice, RunnerStats};
 use crate::store::StoredJob;
 
 pub(crate) use watch::JobWatch;
@@ -31,12 +31,12 @@ pub(crate) struct Observer {
     /// Metrics of the runners in the configuration. The series of a runner are exposed while it is in this map.
     entries: Mutex<HashMap<RunnerKey, Arc<EntryMetrics>>>,
     /// Whether it was logged that a job requested an unsupported way to export spans.
-    told_unsupported: AtomicBool,
+    has_logged_unsupported: AtomicBool,
 }
 
 impl Observer {
     pub(crate) fn new(telemetry: Arc<Telemetry>) -> Arc<Self> {
-        Arc::new(Self { telemetry, entries: Mutex::default(), told_unsupported: AtomicBool::new(false) })
+        Arc::new(Self { telemetry, entries: Mutex::default(), has_logged_unsupported: AtomicBool::new(false) })
     }
 
     pub(crate) fn telemetry(&self) -> &Arc<Telemetry> {
@@ -56,14 +56,14 @@ impl Observer {
     }
 
     /// Counts a job request of the runner. The request is open until the result is dropped.
-    pub(crate) fn asking(&self, runner: &RunnerSettings) -> OpenRequest {
+    pub(crate) fn open_request(&self, runner: &RunnerSettings) -> OpenRequest {
         let entry = self.entry(runner);
         entry.fed();
         entry.token().request()
     }
 
     /// Records the answer to a job request. `wanted` says whether the manager has capacity for another request.
-    pub(crate) fn answered(&self, runner: &RunnerSettings, notice: Option<Notice>, now: &RunnerFigures, wanted: bool) {
+    pub(crate) fn answered(&self, runner: &RunnerSettings, notice: Option<Notice>, now: &RunnerStats, wanted: bool) {
         let entry = self.entry(runner);
         match notice {
             Some(Notice::Refused { unhealthy, .. }) => {
@@ -111,11 +111,11 @@ impl Observer {
     }
 
     /// Logs once that a job requested something unsupported.
-    fn tell_unsupported(&self, what: &str) {
-        if !self.told_unsupported.swap(true, Ordering::Relaxed) {
+    fn warn_unsupported(&self, feature: &str) {
+        if !self.has_logged_unsupported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                what,
-                "a server asks for spans in a way that is not supported; jobs are not affected, and this is told once"
+                feature,
+                "server requests an unsupported export of spans; jobs are not affected, and this is logged once"
             );
         }
     }

@@ -14,7 +14,7 @@ use muster_config::settings::RunnerKey;
 
 /// Limits, and the jobs that run or wait.
 #[derive(Debug)]
-pub(crate) struct RunLimits {
+pub(crate) struct ConcurrencyLimits {
     state: Mutex<State>,
     changed: watch::Sender<()>,
 }
@@ -46,11 +46,11 @@ impl State {
 /// Right of a job to run. Dropping it lets another job run.
 #[derive(Debug)]
 pub(crate) struct RunPermit {
-    limits: Arc<RunLimits>,
+    limits: Arc<ConcurrencyLimits>,
     runner: RunnerKey,
 }
 
-impl RunLimits {
+impl ConcurrencyLimits {
     /// Returns limits that permit nothing until they are configured.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), changed: watch::Sender::default() })
@@ -118,12 +118,12 @@ impl Drop for RunPermit {
 
 /// A job that waits for a permit.
 struct Waiter<'a> {
-    limits: &'a RunLimits,
+    limits: &'a ConcurrencyLimits,
     ticket: u64,
 }
 
 impl<'a> Waiter<'a> {
-    fn new(limits: &'a RunLimits, runner: &RunnerKey) -> Self {
+    fn new(limits: &'a ConcurrencyLimits, runner: &RunnerKey) -> Self {
         let mut state = limits.state.lock();
         state.tickets += 1;
         let ticket = state.tickets;
@@ -151,8 +151,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn jobs_wait_in_their_order_and_a_runner_at_its_limit_holds_up_no_other() {
-        let (limits, a, b) = (RunLimits::new(), key("a"), key("b"));
+    async fn jobs_run_in_order_and_runner_at_limit_blocks_no_other() {
+        let (limits, a, b) = (ConcurrencyLimits::new(), key("a"), key("b"));
         limits.configure(2, HashMap::from([(a.clone(), 1)]));
         let first = limits.acquire(&a, || panic!("it does not wait")).await;
         let mut second = Box::pin(limits.acquire(&a, || {}));
@@ -171,8 +171,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_that_gives_up_loses_its_turn_and_limits_that_rise_let_jobs_run() {
-        let (limits, a) = (RunLimits::new(), key("a"));
+    async fn dropped_wait_loses_its_turn_and_higher_limit_lets_jobs_run() {
+        let (limits, a) = (ConcurrencyLimits::new(), key("a"));
         let kept = [limits.resume(&a), limits.resume(&a)];
         limits.configure(1, HashMap::new());
         let mut gives_up = Box::pin(limits.acquire(&a, || {}));

@@ -1,262 +1,281 @@
-//! The states of a job at the manager, and their moves (life-of-a-job).
+//! The states of a job at the manager, and the transitions between them.
 //!
 //! ```text
-//! taken --R2--> leased --R3--> running --R4--> (result in the agent's spool) --R5--> reported --R6--> (row deleted)
-//!   ^             |               |
-//!   +-place lost--+               +--agent lost for good--> ended (the manager's own words) --R5-->
-//!                                 +--its environment is left for a later job--> parked (the report is stored) --R5-->
-//!                                 +--the coordinator does not take the report--> finished, without the slot --R5-->
+//! received --R2--> leased --R3--> running --R4--> (result in the agent's spool) --R5--> reported --R6--> (row deleted)
+//!    ^               |               |
+//!    +--lease lost---+               +--agent lost for good------------------> failed_by_manager --R5-->
+//!                                    +--environment kept for a later job-----> suspended ----------R5-->
+//!                                    +--coordinator does not accept the report--> awaiting_report --R5-->
 //! ```
 //!
-//! On this host a job is running as soon as the agent has it. On an instance it is when its first user command may begin: the
-//! agent asks before it (`JobPlan::require_start_approval`), and the move is stored before it is answered. So an instance that is lost under
-//! a job that is leased costs it nothing: another attempt is made elsewhere, and its log follows what the trace has (J2, J3). Only what it was to
-//! resume there is lost, and the job with it.
+//! A job on this host is running as soon as its agent has it. A job on an instance is running when its first user command may start:
+//! the agent requests approval before it (`JobPlan::require_start_approval`), and the transition is stored before the approval.
+//! A leased job therefore loses nothing if its instance is lost: another attempt is made elsewhere, and its log continues the trace
+//! (J2, J3). Only a suspended environment that the job should resume is lost with the instance, and then the job fails.
 //!
-//! Stored is what a successor could not find out by asking: the payload, the lease, whether the agent accepted the job,
-//! and an end that only the manager knows. That the agent finished is in its spool; that the coordinator has everything
-//! is known there. So `reported` needs no write, and `finished` only where
-//! the slot is given back before the report is taken: a successor in `running` asks both, and goes on.
+//! A row stores what the next start of the manager could not query: the payload, the lease, whether the agent accepted the job, and
+//! an outcome that only the manager knows. The agent's spool has the result, and the coordinator knows what was reported.
+//! There is no stored state for a job with a result, unless its slot is released before the report is accepted (`awaiting_report`).
 
 use muster_executor::LeaseRecord;
 use muster_job::{Attempt, FailureReason};
 use muster_runner_api::wire::UpdateRequest;
 use serde::{Deserialize, Serialize};
 
-/// Where one job stands. A move consumes the state and gives the next, or refuses.
+/// State of one job. A transition consumes the state and returns the next one, or an error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum JobState {
-    /// The payload is stored; nothing of the user's has run.
-    Taken {
-        /// With which attempt an agent will be asked.
-        #[serde(default = "first")]
+    /// The payload is stored. No user command has run.
+    Received {
+        /// Number of the attempt that the next agent gets.
+        #[serde(default = "first_attempt")]
         attempt: Attempt,
     },
-    /// A slot is this job's; the agent may or may not have heard of the job. Where the slot is one of an instance, nothing of the
-    /// user's has run.
+    /// The job has a slot, and the agent may have received the job. On an instance, no user command has run.
     Leased {
-        /// The slot.
+        /// Lease of the slot.
         lease: LeaseRecord,
-        /// With which attempt the agent is asked.
+        /// Number of the attempt that the agent gets.
         attempt: Attempt,
-        /// Where in the trace the log of this attempt begins.
+        /// Offset in the trace at which the log of this attempt begins.
         #[serde(default, skip_serializing_if = "is_0")]
-        from: u64,
+        trace_offset: u64,
     },
-    /// The agent has accepted the job, and something of the user's may have run. It is never handed to another agent again
-    /// (invariant J2).
+    /// The agent has accepted the job, and user commands may have run. No other agent may get the job (invariant J2).
     Running {
-        /// The slot.
+        /// Lease of the slot.
         lease: LeaseRecord,
-        /// The attempt that was accepted.
+        /// Number of the attempt that the agent accepted.
         attempt: Attempt,
-        /// Where in the trace its log begins.
+        /// Offset in the trace at which the log of this attempt begins.
         #[serde(default, skip_serializing_if = "is_0")]
-        from: u64,
+        trace_offset: u64,
     },
-    /// The agent has its result, and the coordinator did not take it at once: the slot was given back, log and result are
-    /// reported from the spool.
-    Finished {
-        /// The slot that the job had.
-        place: LeaseRecord,
-        /// The attempt that has the result.
+    /// The agent has the result, and the slot is released. Log and result are reported from the agent's spool.
+    AwaitingReport {
+        /// Lease that the job had.
+        lease: LeaseRecord,
+        /// Number of the attempt that has the result.
         attempt: Attempt,
-        /// Where in the trace its log begins.
+        /// Offset in the trace at which the log of this attempt begins.
         #[serde(default, skip_serializing_if = "is_0")]
-        from: u64,
+        trace_offset: u64,
     },
-    /// An agent had its result, and the job's environment is suspended for a later job: the agent does not have it any more.
-    Parked {
-        /// The slot that the job has, or had.
-        place: LeaseRecord,
-        /// The attempt that had the result.
+    /// The job has a result, and its environment is suspended for a later job. The agent no longer has the job.
+    Suspended {
+        /// Lease that the job has or had.
+        lease: LeaseRecord,
+        /// Number of the attempt that had the result.
         attempt: Attempt,
-        /// What to report.
+        /// Final update for the coordinator.
         update: Box<UpdateRequest>,
-        /// Whose later jobs may go on in it.
+        /// Owner whose later jobs may resume the environment.
         owner: String,
-        /// The trace's length at the coordinator before the manager's words: with it, a successor appends them only once.
-        at: u64,
+        /// Length of the trace before the manager's message. The next start appends only what is missing of the message.
+        trace_offset: u64,
     },
-    /// It ended without a result of an agent's: the manager says why.
-    Ended {
-        /// Where the job was, if it was anywhere: there is something to close.
-        place: Option<(LeaseRecord, Attempt)>,
-        /// What to report.
-        end: OwnEnd,
+    /// The manager ended the job without a result from an agent.
+    FailedByManager {
+        /// Lease and attempt to close. `None` if the job had no environment.
+        lease: Option<(LeaseRecord, Attempt)>,
+        /// Outcome to report.
+        outcome: ManagerOutcome,
     },
 }
 
-fn first() -> Attempt {
+fn first_attempt() -> Attempt {
     Attempt(1)
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_0(number: &u64) -> bool {
     *number == 0
 }
 
-/// An end that only the manager knows of.
+/// Outcome of a job that the manager ended itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnEnd {
-    /// What to report.
+pub struct ManagerOutcome {
+    /// Failure reason to report.
     pub reason: FailureReason,
-    /// The exit code to report, if there is one.
+    /// Exit code to report, if there is one.
     #[serde(default)]
     pub exit_code: Option<i32>,
-    /// The last words of the trace.
-    pub words: String,
-    /// The trace's length at the coordinator before the words: with it, a successor appends them only once.
-    pub at: u64,
+    /// Last line of the trace, which says why the job failed.
+    pub trace_message: String,
+    /// Length of the trace before the message. The next start appends only what is missing of the message.
+    pub trace_offset: u64,
 }
 
-/// A move that the life of a job does not have.
+/// A transition that a job in its state does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a job that is {from} cannot be {to}")]
-pub struct IllegalMove {
+#[error("a job in state {from} cannot become {to}")]
+pub struct InvalidTransition {
     from: &'static str,
     to: &'static str,
 }
 
 impl JobState {
-    /// That of a job whose payload has just been stored.
+    /// Returns the state of a job whose payload has just been stored.
     #[must_use]
-    pub fn taken() -> Self {
-        Self::Taken { attempt: first() }
+    pub fn received() -> Self {
+        Self::Received { attempt: first_attempt() }
     }
 
-    /// R2: a slot was granted. The log of what will run there begins in the trace at `from`.
+    /// Assigns a slot (R2). The log of the attempt begins at `trace_offset` in the trace.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless taken.
-    pub fn lease(self, lease: LeaseRecord, from: u64) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless the job is `received`.
+    pub fn lease(self, lease: LeaseRecord, trace_offset: u64) -> Result<Self, InvalidTransition> {
         match self {
-            Self::Taken { attempt } => Ok(Self::Leased { lease, attempt, from }),
-            other => Err(other.refuse("leased")),
+            Self::Received { attempt } => Ok(Self::Leased { lease, attempt, trace_offset }),
+            other => Err(other.invalid_transition("leased")),
         }
     }
 
-    /// R3: the agent accepted `Run`; on an instance, the user's first command may begin.
+    /// Records that user commands may run from now on (R3).
+    ///
+    /// On this host that is when the agent accepts the job. On an instance it is when the agent requests approval to start.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless leased.
-    pub fn start(self) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless the job is `leased`.
+    pub fn start(self) -> Result<Self, InvalidTransition> {
         match self {
-            Self::Leased { lease, attempt, from } => Ok(Self::Running { lease, attempt, from }),
-            other => Err(other.refuse("running")),
+            Self::Leased { lease, attempt, trace_offset } => Ok(Self::Running { lease, attempt, trace_offset }),
+            other => Err(other.invalid_transition("running")),
         }
     }
 
-    /// The lease is lost and no agent heard of the job: it can have another one.
+    /// Returns a job to `received` whose agent never got it. The next agent gets the same attempt.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless leased.
-    pub fn lose_lease(self) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless the job is `leased`.
+    pub fn on_lease_lost(self) -> Result<Self, InvalidTransition> {
         match self {
-            Self::Leased { attempt, .. } => Ok(Self::Taken { attempt }),
-            other => Err(other.refuse("taken again")),
+            Self::Leased { attempt, .. } => Ok(Self::Received { attempt }),
+            other => Err(other.invalid_transition("received")),
         }
     }
 
-    /// The instance is lost and nothing of the user's has run there: another one has a try of its own.
+    /// Returns a job to `received` whose instance is lost before a user command ran. The next agent gets a new attempt.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless leased.
-    pub fn try_elsewhere(self) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless the job is `leased`.
+    pub fn reschedule(self) -> Result<Self, InvalidTransition> {
         match self {
-            Self::Leased { attempt, .. } => Ok(Self::Taken { attempt: Attempt(attempt.0.saturating_add(1)) }),
-            other => Err(other.refuse("taken again")),
+            Self::Leased { attempt, .. } => Ok(Self::Received { attempt: Attempt(attempt.0.saturating_add(1)) }),
+            other => Err(other.invalid_transition("received")),
         }
     }
 
-    /// The agent has the result, and the slot is to be another job's.
+    /// Releases the slot of a job that has a result, before the coordinator has accepted the report.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless an agent can have it.
-    pub fn finish(self) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless the job is `leased` or `running`.
+    pub fn await_report(self) -> Result<Self, InvalidTransition> {
         match self {
-            Self::Leased { lease, attempt, from } | Self::Running { lease, attempt, from } => {
-                Ok(Self::Finished { place: lease, attempt, from })
+            Self::Leased { lease, attempt, trace_offset } | Self::Running { lease, attempt, trace_offset } => {
+                Ok(Self::AwaitingReport { lease, attempt, trace_offset })
             }
-            other => Err(other.refuse("finished")),
+            other => Err(other.invalid_transition("awaiting_report")),
         }
     }
 
-    /// The agent's result is all told, and what the job leaves is to be suspended for jobs of `owner`.
+    /// Suspends the environment of a job that has a result, for later jobs of `owner`.
+    ///
+    /// `trace_offset` is the length of the trace before the manager's message about the suspension.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless an agent can have it.
-    pub fn park(self, update: UpdateRequest, owner: String, at: u64) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless the job is `leased` or `running`.
+    pub fn suspend(self, update: UpdateRequest, owner: String, trace_offset: u64) -> Result<Self, InvalidTransition> {
         match self {
             Self::Leased { lease, attempt, .. } | Self::Running { lease, attempt, .. } => {
-                Ok(Self::Parked { place: lease, attempt, update: Box::new(update), owner, at })
+                Ok(Self::Suspended { lease, attempt, update: Box::new(update), owner, trace_offset })
             }
-            other => Err(other.refuse("parked")),
+            other => Err(other.invalid_transition("suspended")),
         }
     }
 
-    /// The trace that the coordinator has is shorter than what was there before this attempt: its log begins at `at` then.
+    /// Moves the start of the attempt's log to `offset`, because the coordinator lost a part of the trace before it.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless an agent can have it.
-    pub fn with_log_start(mut self, at: u64) -> Result<Self, IllegalMove> {
+    /// [`InvalidTransition`] unless an agent can have the job's log.
+    pub fn with_trace_offset(mut self, offset: u64) -> Result<Self, InvalidTransition> {
         match &mut self {
-            Self::Leased { from, .. } | Self::Running { from, .. } | Self::Finished { from, .. } => *from = at,
-            Self::Taken { .. } | Self::Parked { .. } | Self::Ended { .. } => return Err(self.refuse("logging")),
+            Self::Leased { trace_offset, .. }
+            | Self::Running { trace_offset, .. }
+            | Self::AwaitingReport { trace_offset, .. } => *trace_offset = offset,
+            Self::Received { .. } | Self::Suspended { .. } | Self::FailedByManager { .. } => {
+                return Err(self.invalid_transition(self.name()));
+            }
         }
         Ok(self)
     }
 
-    /// Where in the trace the log of the attempt begins.
-    #[must_use]
-    pub fn log_start(&self) -> u64 {
-        match self {
-            Self::Leased { from, .. } | Self::Running { from, .. } | Self::Finished { from, .. } => *from,
-            Self::Taken { .. } | Self::Parked { .. } | Self::Ended { .. } => 0,
-        }
-    }
-
-    /// The job ends by the manager's own knowledge.
+    /// Ends the job with an outcome that only the manager knows.
     ///
     /// # Errors
-    /// [`IllegalMove`] if it has ended so before.
-    pub fn end(self, end: OwnEnd) -> Result<Self, IllegalMove> {
-        let place = match self {
-            Self::Taken { .. } | Self::Finished { .. } => None,
+    /// [`InvalidTransition`] if the manager has ended the job before.
+    pub fn fail(self, outcome: ManagerOutcome) -> Result<Self, InvalidTransition> {
+        let lease = match self {
+            Self::Received { .. } | Self::AwaitingReport { .. } => None,
             Self::Leased { lease, attempt, .. }
             | Self::Running { lease, attempt, .. }
-            | Self::Parked { place: lease, attempt, .. } => Some((lease, attempt)),
-            other @ Self::Ended { .. } => return Err(other.refuse("ended")),
+            | Self::Suspended { lease, attempt, .. } => Some((lease, attempt)),
+            other @ Self::FailedByManager { .. } => return Err(other.invalid_transition("failed_by_manager")),
         };
-        Ok(Self::Ended { place, end })
+        Ok(Self::FailedByManager { lease, outcome })
     }
 
-    /// The slot that the job holds.
+    /// Returns the offset in the trace at which the log of the attempt begins. 0 if no agent can have the log.
     #[must_use]
-    pub fn held(&self) -> Option<&LeaseRecord> {
+    pub fn trace_offset(&self) -> u64 {
         match self {
-            Self::Taken { .. } | Self::Finished { .. } => None,
-            Self::Leased { lease, .. } | Self::Running { lease, .. } | Self::Parked { place: lease, .. } => Some(lease),
-            Self::Ended { place, .. } => place.as_ref().map(|(lease, _)| lease),
+            Self::Leased { trace_offset, .. }
+            | Self::Running { trace_offset, .. }
+            | Self::AwaitingReport { trace_offset, .. } => *trace_offset,
+            Self::Received { .. } | Self::Suspended { .. } | Self::FailedByManager { .. } => 0,
         }
     }
 
-    /// The state's name, for logs.
+    /// Returns the lease that the job holds. `None` if it never had one or has released it.
+    #[must_use]
+    pub fn held_lease(&self) -> Option<&LeaseRecord> {
+        match self {
+            Self::Received { .. } | Self::AwaitingReport { .. } => None,
+            Self::Leased { lease, .. } | Self::Running { lease, .. } | Self::Suspended { lease, .. } => Some(lease),
+            Self::FailedByManager { lease, .. } => lease.as_ref().map(|(lease, _)| lease),
+        }
+    }
+
+    /// Returns the attempt that an agent can have. `None` if no agent can have the job.
+    #[must_use]
+    pub fn attempt(&self) -> Option<Attempt> {
+        match self {
+            Self::Received { .. } => None,
+            Self::Leased { attempt, .. }
+            | Self::Running { attempt, .. }
+            | Self::AwaitingReport { attempt, .. }
+            | Self::Suspended { attempt, .. } => Some(*attempt),
+            Self::FailedByManager { lease, .. } => lease.as_ref().map(|(_, attempt)| *attempt),
+        }
+    }
+
+    /// Returns the name of the state, as it is stored.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Taken { .. } => "taken",
+            Self::Received { .. } => "received",
             Self::Leased { .. } => "leased",
             Self::Running { .. } => "running",
-            Self::Finished { .. } => "finished",
-            Self::Parked { .. } => "parked",
-            Self::Ended { .. } => "ended",
+            Self::AwaitingReport { .. } => "awaiting_report",
+            Self::Suspended { .. } => "suspended",
+            Self::FailedByManager { .. } => "failed_by_manager",
         }
     }
 
-    fn refuse(&self, to: &'static str) -> IllegalMove {
-        IllegalMove { from: self.name(), to }
+    fn invalid_transition(&self, to: &'static str) -> InvalidTransition {
+        InvalidTransition { from: self.name(), to }
     }
 }
 
@@ -271,61 +290,67 @@ mod tests {
         LeaseRecord::local("host", slot)
     }
 
-    fn end() -> OwnEnd {
-        OwnEnd { reason: FailureReason::RunnerSystemFailure, exit_code: None, words: String::new(), at: 0 }
+    fn outcome() -> ManagerOutcome {
+        ManagerOutcome {
+            reason: FailureReason::RunnerSystemFailure,
+            exit_code: None,
+            trace_message: String::new(),
+            trace_offset: 0,
+        }
     }
 
     #[test]
-    fn a_job_moves_forward_and_only_an_unstarted_one_back() {
-        let leased = JobState::taken().lease(lease(), 0).unwrap();
-        assert_eq!(leased.clone().lose_lease(), Ok(JobState::taken()));
+    fn only_unstarted_job_returns_to_received() {
+        let leased = JobState::received().lease(lease(), 0).unwrap();
+        assert_eq!(leased.clone().on_lease_lost(), Ok(JobState::received()));
         let running = leased.start().unwrap();
-        running.clone().lose_lease().unwrap_err();
-        running.clone().try_elsewhere().unwrap_err();
+        running.clone().on_lease_lost().unwrap_err();
+        running.clone().reschedule().unwrap_err();
         running.clone().start().unwrap_err();
         running.clone().lease(lease(), 0).unwrap_err();
-        running.clone().finish().unwrap().start().unwrap_err();
-        let finished = running.clone().finish().unwrap();
-        assert_eq!(finished.held(), None, "its slot is another job's");
-        assert_eq!(finished.end(end()).unwrap().held(), None);
-        let ended = running.end(end()).unwrap();
-        assert_eq!(ended.held(), Some(&lease()));
-        ended.end(end()).unwrap_err();
+        running.clone().await_report().unwrap().start().unwrap_err();
+        let unreported = running.clone().await_report().unwrap();
+        assert_eq!(unreported.held_lease(), None, "its slot is another job's");
+        assert_eq!(unreported.fail(outcome()).unwrap().held_lease(), None);
+        let failed = running.fail(outcome()).unwrap();
+        assert_eq!(failed.held_lease(), Some(&lease()));
+        failed.fail(outcome()).unwrap_err();
     }
 
     #[test]
-    fn a_parked_job_keeps_its_place_and_its_report_over_a_restart() {
+    fn suspended_job_keeps_lease_and_report_after_restart() {
         let update = UpdateRequest { state: "success".to_owned(), ..UpdateRequest::default() };
-        let running = JobState::taken().lease(lease(), 0).unwrap().start().unwrap();
-        let parked = running.park(update, "me".to_owned(), 9).unwrap();
-        assert_eq!(parked.held(), Some(&lease()));
-        let kept = serde_json::to_string(&parked).unwrap();
-        assert_eq!(serde_json::from_str::<JobState>(&kept).unwrap(), parked);
-        parked.clone().start().unwrap_err();
-        parked.park(UpdateRequest::default(), String::new(), 0).unwrap_err();
+        let running = JobState::received().lease(lease(), 0).unwrap().start().unwrap();
+        let suspended = running.suspend(update, "me".to_owned(), 9).unwrap();
+        assert_eq!(suspended.held_lease(), Some(&lease()));
+        let stored = serde_json::to_string(&suspended).unwrap();
+        assert_eq!(serde_json::from_str::<JobState>(&stored).unwrap(), suspended);
+        suspended.clone().start().unwrap_err();
+        suspended.suspend(UpdateRequest::default(), String::new(), 0).unwrap_err();
     }
 
     #[test]
-    fn a_try_elsewhere_is_another_attempt_whose_log_follows_the_trace() {
-        let again = JobState::taken().lease(lease(), 0).unwrap().try_elsewhere().unwrap();
-        assert_eq!(again, JobState::Taken { attempt: Attempt(2) });
-        let running = again.lease(lease(), 100).unwrap().start().unwrap();
-        assert_eq!((running.log_start(), running.clone().finish().unwrap().log_start()), (100, 100));
-        // The coordinator has lost a part of it.
-        assert_eq!(running.with_log_start(40).unwrap().log_start(), 40);
+    fn rescheduled_job_is_new_attempt_whose_log_continues_trace() {
+        let received = JobState::received().lease(lease(), 0).unwrap().reschedule().unwrap();
+        assert_eq!(received, JobState::Received { attempt: Attempt(2) });
+        let running = received.lease(lease(), 100).unwrap().start().unwrap();
+        assert_eq!((running.trace_offset(), running.clone().await_report().unwrap().trace_offset()), (100, 100));
+        // The coordinator has lost a part of the trace.
+        assert_eq!(running.with_trace_offset(40).unwrap().trace_offset(), 40);
     }
 
     #[test]
-    fn the_stored_form_is_read() {
-        let read = |kept: &str| serde_json::from_str::<JobState>(kept).unwrap();
-        assert_eq!(read(r#"{"state":"taken"}"#), JobState::taken());
-        let kept = r#"{"state":"running","lease":{"environment":"host","slot":{"id":0,"project_slot":0,
+    fn stored_states_are_read() {
+        let read = |stored: &str| serde_json::from_str::<JobState>(stored).unwrap();
+        assert_eq!(read(r#"{"state":"received"}"#), JobState::received());
+        let stored = r#"{"state":"running","lease":{"environment":"host","slot":{"id":0,"project_slot":0,
             "key":{"runner":"","project_id":1}}},"attempt":1}"#;
-        assert_eq!(read(kept), JobState::Running { lease: lease(), attempt: Attempt(1), from: 0 });
-        let kept = r#"{"state":"finished","place":{"environment":"host","slot":{"id":0,"project_slot":0,
+        assert_eq!(read(stored), JobState::Running { lease: lease(), attempt: Attempt(1), trace_offset: 0 });
+        let stored = r#"{"state":"awaiting_report","lease":{"environment":"host","slot":{"id":0,"project_slot":0,
             "key":{"runner":"","project_id":1}}},"attempt":1}"#;
-        assert_eq!(read(kept), JobState::Finished { place: lease(), attempt: Attempt(1), from: 0 });
-        let kept = r#"{"state":"ended","place":null,"end":{"reason":"runner_system_failure","words":"","at":0}}"#;
-        assert_eq!(read(kept), JobState::Ended { place: None, end: end() });
+        assert_eq!(read(stored), JobState::AwaitingReport { lease: lease(), attempt: Attempt(1), trace_offset: 0 });
+        let stored = r#"{"state":"failed_by_manager","lease":null,
+            "outcome":{"reason":"runner_system_failure","trace_message":"","trace_offset":0}}"#;
+        assert_eq!(read(stored), JobState::FailedByManager { lease: None, outcome: outcome() });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_config::{self as config, Config, Facts, Runner, Severity, Surroundings, system_id};
+use muster_config::{self as config, Config, HostFacts, Runner, SettingsContext, Severity, system_id};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_runner_api::wire::{TokenRequest, VersionInfo};
 use url::Url;
@@ -43,7 +43,7 @@ impl ConfigArg {
     /// The same for a command that makes the file where there is none.
     pub(crate) fn load_or_new(&self) -> Result<Config, ConfigError> {
         let path = self.path();
-        let loaded = config::load(&path, &Facts::of(&path));
+        let loaded = config::load(&path, &HostFacts::of(&path));
         match loaded.config {
             Some(config) => Ok(config),
             None => {
@@ -81,7 +81,7 @@ pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> 
 
 /// Who speaks, and what it can do: the same that it says with each job request (runner-api 1.4, 2.2).
 pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
-    let settings = config::runner_settings(config, runner, &Surroundings::default());
+    let settings = config::runner_settings(config, runner, &SettingsContext::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 

@@ -16,7 +16,7 @@ use muster_executor::host::{self, HostExecutor, HostOptions};
 use muster_executor::registry::Registry;
 use muster_job::Secret;
 use muster_manager::store::Store;
-use muster_manager::{Control, Manager, Order};
+use muster_manager::{Control, ControlCommand, Manager};
 use muster_steps::process::Watched;
 use muster_telemetry::Telemetry;
 use tokio::signal::unix::{SignalKind, signal};
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     on_stop: OnStop,
     /// Seconds for which an agent that is out of reach is hoped for.
     #[arg(long, default_value_t = 60)]
-    agent_grace: u64,
+    agent_reconnect_timeout: u64,
     #[command(flatten)]
     unpack: UnpackArgs,
     /// Address of the server for metrics and health, as 127.0.0.1:9252; without it there is none.
@@ -174,8 +174,8 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
     };
     let settings = Settings {
         concurrent: args.concurrent,
-        agent_grace: Duration::from_secs(args.agent_grace),
-        refusal_is_fatal: true,
+        agent_reconnect_timeout: Duration::from_secs(args.agent_reconnect_timeout),
+        exit_on_refusal: true,
         runners: vec![Arc::new(runner)],
         ..Settings::new()
     };
@@ -193,10 +193,10 @@ async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
             _ = interrupt.recv() => {}
         }
         let order = match on_stop {
-            OnStop::Drain => Order::Drain,
-            OnStop::Cancel => Order::Abort,
+            OnStop::Drain => ControlCommand::Drain,
+            OnStop::Cancel => ControlCommand::Abort,
         };
-        control.give(order).await;
+        control.send(order).await;
     }
     Ok(())
 }

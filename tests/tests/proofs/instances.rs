@@ -81,7 +81,8 @@ async fn an_instance_lost_before_the_first_command_costs_the_job_nothing_but_a_l
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
     assert_eq!(bench.starts(JobId(2)), 1);
-    let moved = text.lines().filter(|line| line.contains("so it was moved to another instance")).collect::<Vec<_>>();
+    let moved =
+        text.lines().filter(|line| line.contains("so the job was rescheduled to another instance")).collect::<Vec<_>>();
     assert_eq!(moved.len(), 1, "{text}");
     assert!(moved[0].contains(&lost[0]), "{text}");
 }
@@ -119,7 +120,7 @@ async fn an_instance_lost_while_the_job_is_prepared_moves_it_and_the_next_manage
     assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
     life::check(&bench, JobId(2), &job).unwrap();
     assert_eq!((bench.starts(JobId(2)), job.assignments), (1, 1));
-    assert_eq!(text.matches("so it was moved to another instance").count(), 1, "{text}");
+    assert_eq!(text.matches("so the job was rescheduled to another instance").count(), 1, "{text}");
     // The log of the first attempt is kept, followed by the complete log of the second one.
     assert_eq!(text.matches("Running with muster").count(), 2, "{text}");
     assert_eq!((text.matches("\nkept\n").count(), text.matches("\nwent on\n").count()), (1, 1), "{text}");
@@ -135,8 +136,8 @@ async fn a_frozen_instance_ends_its_job_with_the_reason_and_is_replaced() {
     let job = bench.coordinator.wait_for_end(JOB).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-    let line = text.lines().find(|line| line.contains("was lost: nothing there answers")).unwrap();
-    for part in [frozen[0].as_str(), "; run the job again", "may need more memory"] {
+    let line = text.lines().find(|line| line.contains("was lost: it does not respond")).unwrap();
+    for part in [frozen[0].as_str(), "; retry the job", "may need more memory"] {
         assert!(line.contains(part), "{part}: {text}");
     }
     bench.push(2, &["echo ran once >> \"$MARKS/started-2\""], &json!({}));
@@ -175,7 +176,7 @@ async fn a_frozen_instance_costs_a_job_that_is_prepared_there_nothing_but_time()
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
     life::check(&bench, JobId(2), &job).unwrap();
     assert_eq!(bench.starts(JobId(2)), 1);
-    assert_eq!(job.text().matches("so it was moved to another instance").count(), 1, "{}", job.text());
+    assert_eq!(job.text().matches("so the job was rescheduled to another instance").count(), 1, "{}", job.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,9 +204,9 @@ async fn an_instance_lost_after_the_first_command_ends_the_job_at_once_with_a_re
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
     // The message depends on what the manager sees first.
-    let how = ["was lost: instance unexpectedly removed", "was lost: nothing there answers"];
+    let how = ["was lost: instance unexpectedly removed", "was lost: it does not respond"];
     let line = text.lines().find(|line| how.iter().any(|how| line.contains(how)));
-    assert!(line.is_some_and(|line| line.contains("; run the job again, or let `retry: ")), "{text}");
+    assert!(line.is_some_and(|line| line.contains("; retry the job, or set `retry: ")), "{text}");
     assert_eq!((bench.starts(JOB), job.assignments), (1, 1));
 }
 

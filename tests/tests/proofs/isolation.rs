@@ -161,7 +161,7 @@ async fn a_machine_that_is_not_made_is_tried_again_and_then_the_job_fails_with_t
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
     let text = job.text();
-    let moved = |line: &&str| line.contains("no space left") && line.contains("moved to another virtual machine");
+    let moved = |line: &&str| line.contains("no space left") && line.contains("rescheduled to another virtual machine");
     assert_eq!(text.lines().filter(moved).count(), 1, "{text}");
 
     bench.push(2, &["echo never"], &image(NO_IMAGE));
@@ -243,7 +243,7 @@ async fn a_frozen_machine_ends_its_job_and_its_instance_serves_on() {
     let job = bench.coordinator.wait_for_end(JOB).await;
     let text = job.text();
     assert_eq!(reason(&job), Some("runner_system_failure"), "{text}");
-    let lost = format!("virtual machine {machine} on instance {} was lost: nothing there answers", instances[0]);
+    let lost = format!("virtual machine {machine} on instance {} was lost: it does not respond", instances[0]);
     assert!(text.contains(&lost), "{text}");
     let lines = Lines::any(&mut StdRng::seed_from_u64(16));
     bench.push(2, &[&lines.script()], &json!({}));
@@ -266,7 +266,7 @@ async fn a_machine_lost_while_its_job_is_prepared_costs_the_job_nothing_but_a_li
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
     let moved: Vec<_> =
-        text.lines().filter(|line| line.contains("so it was moved to another virtual machine")).collect();
+        text.lines().filter(|line| line.contains("so the job was rescheduled to another virtual machine")).collect();
     assert_eq!(moved.len(), 1, "{text}");
     assert!(moved[0].contains(&machine), "{text}");
     assert_eq!((bench.starts(NEXT), job.assignments), (1, 1));

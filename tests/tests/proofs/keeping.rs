@@ -67,7 +67,7 @@ async fn a_runner_that_leaves_the_file_takes_its_instances_with_it_after_its_las
     waiting_job(&bench).await;
     bench.configure("concurrent = 1\n");
     bench.signal("HUP");
-    until("the runner is gone", &bench, || bench.log().contains("is gone")).await;
+    until("the runner is gone", &bench, || bench.log().contains("was removed")).await;
     goes_on(&bench).await;
     until("no instance is left", &bench, || bench.machines.names().is_empty()).await;
     let files = || std::fs::read_dir(bench.path("state/instances")).unwrap().flatten().map(|file| file.path());
@@ -134,6 +134,6 @@ async fn an_instance_lost_while_the_plugin_prepares_it_costs_the_job_nothing_but
     let job = bench.coordinator.wait_for_end(JOB).await;
     let text = job.text();
     assert_eq!((job.status, bench.starts(JOB)), (JobStatus::Success, 1), "{text}\n{}", bench.log());
-    let moved = text.lines().filter(|line| line.contains("moved to another instance")).collect::<Vec<_>>();
+    let moved = text.lines().filter(|line| line.contains("rescheduled to another instance")).collect::<Vec<_>>();
     assert!(moved.len() == 1 && moved[0].contains(&lost[0]), "{text}");
 }

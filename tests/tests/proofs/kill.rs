@@ -91,7 +91,7 @@ impl Victim {
         match self {
             Self::Agent => Some(&["the agent was ended while the job ran"]),
             // The manager sees first either that the provider no longer lists the instance, or that it does not respond.
-            Self::Machine => Some(&["instance unexpectedly removed", "was lost: nothing there answers"]),
+            Self::Machine => Some(&["instance unexpectedly removed", "was lost: it does not respond"]),
             Self::Manager | Self::Plugin | Self::Server => None,
         }
     }

@@ -116,9 +116,9 @@ async fn a_key_that_is_not_the_jobs_own_opens_nothing_and_fails_the_job_with_the
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\"; cat kept"];
     let cases = [
         (PROJECT + 1, key.clone(), "belongs to another project"),
-        (PROJECT, key.replacen("7/", "8/", 1), "its key is one of another runner"),
+        (PROJECT, key.replacen("7/", "8/", 1), "its key is from another runner"),
         (PROJECT, format!("{key}-more"), "no such environment"),
-        (PROJECT, "7".to_owned(), "its key is one of another runner"),
+        (PROJECT, "7".to_owned(), "its key is from another runner"),
     ];
     for (id, (project, key, why)) in (2..).zip(cases) {
         push(&bench, id, project, &script, &json!({ "runtime_environment_key": key }));
@@ -154,9 +154,9 @@ async fn an_environment_that_is_lost_before_the_first_command_of_the_job_that_re
     let ended = bench.coordinator.wait_for_end(JobId(2)).await;
     let (text, last) = (ended.text(), ended.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-    let line = text.lines().find(|line| line.contains("is lost with it: run the job again that left it"));
+    let line = text.lines().find(|line| line.contains("is lost with it; run the job that left it again"));
     assert!(line.is_some_and(|line| line.contains(&machine)), "{text}");
-    assert!(!text.contains("no such environment") && !text.contains("was moved to another instance"), "{text}");
+    assert!(!text.contains("no such environment") && !text.contains("was rescheduled to another instance"), "{text}");
     assert_eq!(bench.starts(JobId(2)), 0);
 }
 

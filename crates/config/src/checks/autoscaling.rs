@@ -42,7 +42,7 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let policies = autoscaler.tables("policy");
     if policies.is_empty() {
         let message = "no [[runners.autoscaler.policy]]: nothing is kept idle, each job waits for an instance to boot";
-        check.tell(runner, "autoscaler", "C074", message, "add a policy with idle_count, if that is too slow");
+        check.report(runner, "autoscaler", "C074", message, "add a policy with idle_count, if that is too slow");
     }
     for policy in policies {
         let count = policy.int("idle_count").filter(|count| *count > 0 && capacity > 1);
@@ -64,8 +64,8 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 /// Checks the limits on instances (C072, C073, C075, C076).
 fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("state_storage.enabled") != Some(true) {
-        let message = "state_storage is off: Muster keeps its instances over a restart all the same, and GitLab Runner would remove them all";
-        check.tell(
+        let message = "state_storage is off: Muster keeps its instances across a restart anyway, but GitLab Runner would remove them all";
+        check.report(
             runner,
             "autoscaler.state_storage.enabled",
             "C072",
@@ -76,7 +76,7 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let most = most_instances(autoscaler);
     if most <= 0 {
         let message = "max_instances = 0: only the group's own maximum limits the number of instances, and their cost";
-        check.tell(runner, "autoscaler.max_instances", "C075", message, "set max_instances");
+        check.report(runner, "autoscaler.max_instances", "C075", message, "set max_instances");
     } else {
         let jobs = most.saturating_mul(capacity(autoscaler));
         let concurrent = limits::concurrent_of(check);
@@ -84,7 +84,7 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
         let (key, wanted) = limit.map_or(("concurrent", concurrent), |limit| ("limit", limit));
         if jobs < wanted {
             let message = format!("{most} instances hold {jobs} jobs; {key} = {wanted} is never reached");
-            check.tell(
+            check.report(
                 runner,
                 "autoscaler.max_instances",
                 "C073",
@@ -100,8 +100,8 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
         ("google", "switch the autoscaler off"),
     ];
     if let Some((_, help)) = scaling.iter().find(|(name, _)| plugin.contains(name)) {
-        let message = "the provider must not scale or balance the group by itself: it would remove instances with jobs";
-        check.tell(runner, "autoscaler.plugin", "C076", message, &format!("{help} for this group"));
+        let message = "the provider must not scale or balance the group: it would remove instances with jobs";
+        check.report(runner, "autoscaler.plugin", "C076", message, &format!("{help} for this group"));
     }
 }
 
@@ -110,7 +110,7 @@ fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
     if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
         let message = "use_common_build_dir is ignored: jobs of one instance could share a build directory";
-        check.tell(
+        check.report(
             runner,
             "instance.use_common_build_dir",
             "C079",
@@ -127,9 +127,9 @@ fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
     const HELP: &str = "use one runner for each group of projects that trust each other";
     if autoscaler.bool("sticky_context.enabled") == Some(true) {
-        let message = "sticky contexts are no wall: all jobs of an instance are one user there, so each can read and write the \
+        let message = "sticky contexts do not isolate jobs: all jobs of an instance run as the same user, so each can read and write the \
                        contexts of other projects, and those of protected refs";
-        check.tell(runner, "autoscaler.sticky_context.enabled", "C084", message, HELP);
+        check.report(runner, "autoscaler.sticky_context.enabled", "C084", message, HELP);
     }
     let capacity = capacity(autoscaler);
     if capacity > 1 {
@@ -137,7 +137,7 @@ fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
             "capacity_per_instance = {capacity}: jobs that run at the same time on an instance are one user there, so each can \
              read and write the files of the others, and the agent's, which have their variables"
         );
-        check.tell(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
+        check.report(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
     }
 }
 
@@ -148,21 +148,21 @@ fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
     let of = |key: &str| autoscaler.str(key).unwrap_or_default().trim();
     if of("vm_isolation.nesting_host").is_empty() {
-        check.tell(
+        check.report(
             runner,
             "autoscaler.vm_isolation.nesting_host",
             "C085",
-            "vm_isolation without nesting_host: nothing makes the virtual machines, so no instance gets ready",
+            "vm_isolation without nesting_host: no virtual machines can be created, so no instance becomes ready",
             "write where the nesting daemon listens on an instance, for example unix:///run/nesting.sock",
         );
     }
     let protocol = of("vm_isolation.connector_config.protocol");
     if !matches!(protocol, "" | "ssh") {
-        check.tell(
+        check.report(
             runner,
             "autoscaler.vm_isolation.connector_config.protocol",
             "C085",
-            format!("virtual machines are reached by SSH only, not by {protocol:?}: no job gets one"),
+            format!("virtual machines support SSH only, not {protocol:?}: no job gets one"),
             "leave protocol out, and let the image have an SSH server",
         );
     }
@@ -172,8 +172,8 @@ fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for key in ["density.slot_memory", "sticky_context.max_size"] {
         if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
-            let message = format!("{key}: `{}` is no amount of memory", shown_name(text));
-            check.tell(runner, &format!("autoscaler.{key}"), "C014", message, "write for example 512m or 2g");
+            let message = format!("{key}: `{}` is not a valid amount of memory", shown_name(text));
+            check.report(runner, &format!("autoscaler.{key}"), "C014", message, "write for example 512m or 2g");
         }
     }
 }
@@ -188,7 +188,7 @@ fn slots(check: &mut Check<'_>, runner: &Runner) {
             runner.table.str(key).filter(|template| !template.contains("${slot}") && !template.contains("$slot"));
         if let Some(template) = template {
             let message = format!("{key} `{}` is without ${{slot}}: all slots share one cgroup", shown_name(template));
-            check.tell(runner, key, "C083", message, "add ${slot} to it");
+            check.report(runner, key, "C083", message, "add ${slot} to it");
         }
     }
 }
@@ -219,7 +219,7 @@ fn shared_groups(check: &mut Check<'_>) {
                     name(first),
                     name(runner)
                 );
-                check.tell(runner, "autoscaler.plugin_config", "C071", message, "give each runner a group of its own");
+                check.report(runner, "autoscaler.plugin_config", "C071", message, "give each runner its own group");
             }
             None => drop(seen.insert((plugin.to_owned(), lines.join("\n")), runner)),
         }
@@ -256,15 +256,15 @@ mod tests {
     }
 
     #[test]
-    fn c072_a_restart_without_books() {
+    fn c072_restart_without_state_storage() {
         found("C072", &runner("a", "max_instances = 3"));
         clean("C072", &runner("a", "[runners.autoscaler.state_storage]\nenabled = true"));
     }
 
     #[test]
-    fn c084_jobs_that_share_an_instance_are_one_user() {
+    fn c084_jobs_sharing_an_instance_are_one_user() {
         let sticky = "[runners.autoscaler.sticky_context]\nenabled = true";
-        assert!(found("C084", &runner("a", sticky)).contains("sticky contexts are no wall"));
+        assert!(found("C084", &runner("a", sticky)).contains("sticky contexts do not isolate jobs"));
         assert!(found("C084", &runner("a", "capacity_per_instance = 4")).contains("jobs that run at the same time"));
         clean("C084", &runner("a", "capacity_per_instance = 1"));
         let isolated = "capacity_per_instance = 4\n[runners.autoscaler.vm_isolation]\nenabled = true";
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn c077_many_slots_need_no_more_sessions_of_sshd() {
+    fn c077_many_slots_need_one_ssh_session() {
         // gitlab-runner opens two sessions for each slot, and sshd allows ten. Muster opens one for all jobs of an instance.
         clean("C077", &runner("a", "capacity_per_instance = 64"));
     }
@@ -322,18 +322,18 @@ mod tests {
             runner("a", &format!("[runners.autoscaler.{table}]\n{key} = \"{value}\""))
         };
         for (table, key) in [("density", "slot_memory"), ("sticky_context", "max_size")] {
-            assert!(found("C014", &text(table, key, "much")).contains("`much` is no amount of memory"));
+            assert!(found("C014", &text(table, key, "much")).contains("`much` is not a valid amount of memory"));
             clean("C014", &text(table, key, "1.5g"));
         }
     }
 
     #[test]
-    fn c085_virtual_machines_need_a_daemon_and_are_reached_by_ssh() {
+    fn c085_virtual_machines_need_daemon_and_ssh() {
         let text = |more: &str| runner("a", &format!("[runners.autoscaler.vm_isolation]\nenabled = true\n{more}"));
         assert!(found("C085", &text("")).contains("without nesting_host"));
         let host = "nesting_host = \"unix:///run/nesting.sock\"\n[runners.autoscaler.vm_isolation.connector_config]\n";
-        let told = found("C085", &text(&format!("{host}protocol = \"winrm\"")));
-        assert!(told.contains("by SSH only, not by \"winrm\""), "{told}");
+        let output = found("C085", &text(&format!("{host}protocol = \"winrm\"")));
+        assert!(output.contains("support SSH only, not \"winrm\""), "{output}");
         clean("C085", &text(host));
         clean("C085", &text(&format!("{host}protocol = \"ssh\"")));
         clean("C085", &runner("a", "[runners.autoscaler.vm_isolation]\nenabled = false"));

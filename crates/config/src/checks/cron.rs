@@ -16,7 +16,7 @@ pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
     let ends = ends.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
     for (field, (low, high)) in ends {
         if !field.split(',').all(|part| is_part(part, (low, high))) {
-            return Some(format!("`{}` is no list of values between {low} and {high}", shown_name(field)));
+            return Some(format!("`{}` is not a valid list of values between {low} and {high}", shown_name(field)));
         }
     }
     let used = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_are_taken_and_refused_as_cron_does() {
+    fn cron_patterns_are_validated() {
         for (pattern, fields, fits) in [
             ("* * * * *", 5, true),
             ("*/5 8-18 * * mon-fri", 5, true),

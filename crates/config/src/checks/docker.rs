@@ -26,7 +26,7 @@ fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     const HELP: &str = "keep this runner for trusted projects, or allow single images by allowed_privileged_images";
     let limited = docker.node("allowed_privileged_images").is_some();
     if docker.bool("privileged") == Some(true) && !limited {
-        check.tell(
+        check.report(
             runner,
             "docker.privileged",
             "C050",
@@ -81,7 +81,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
         let version = &check.facts.version;
         if !image.contains('$') && (version.is_empty() || !image.contains(version.as_str())) {
             let message = format!("helper_image is not of version {version}: its programs may not fit");
-            check.tell(
+            check.report(
                 runner,
                 &format!("{section}.helper_image"),
                 "C055",
@@ -95,7 +95,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
 /// Checks volumes and networks (C056, C058, C059).
 fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     if docker.bool("volume_keep") == Some(true) {
-        check.tell(
+        check.report(
             runner,
             "docker.volume_keep",
             "C056",
@@ -114,11 +114,11 @@ fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
         runner.table.str("cache_dir").filter(|directory| *directory != "/cache" && !on_volume(directory))
     {
         let message = format!("{} is not on a volume; its content is lost after each job", shown_name(directory));
-        check.tell(runner, "cache_dir", "C058", message, "add it to volumes of [runners.docker]");
+        check.report(runner, "cache_dir", "C058", message, "add it to volumes of [runners.docker]");
     }
     if docker.bool("disable_cache") == Some(true) && runner.table.str("cache.Type").is_some() {
         let message = "disable_cache concerns local cache volumes only; the cache in object storage stays in use";
-        check.tell(
+        check.report(
             runner,
             "docker.disable_cache",
             "C059",
@@ -138,13 +138,13 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
         "azure" => &["ContainerName", "AccountName"],
         other => {
             let message = format!("cache type {} does not exist; jobs run without cache", shown_name(other));
-            return check.tell(runner, "cache.Type", "C060", message, "use s3, gcs or azure");
+            return check.report(runner, "cache.Type", "C060", message, "use s3, gcs or azure");
         }
     };
     for key in needed {
         if cache.str(&format!("{kind}.{key}")).is_none() {
             let message = format!("cache {kind}: {key} is missing; jobs run without cache");
-            check.tell(runner, "cache.Type", "C060", message, &format!("set it in [runners.cache.{kind}]"));
+            check.report(runner, "cache.Type", "C060", message, &format!("set it in [runners.cache.{kind}]"));
         }
     }
     let pair = |one: &str, other: &str| match (cache.str(one).is_some(), cache.str(other).is_some()) {
@@ -157,7 +157,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
     {
         let short = |key: &str| key.trim_start_matches("s3.").to_owned();
         let message = format!("{} without {}: the role of this instance is used instead", short(&set), short(&missing));
-        check.tell(runner, &format!("cache.{set}"), "C060", message, "set both, or none");
+        check.report(runner, &format!("cache.{set}"), "C060", message, "set both, or none");
     }
     let other = ["s3", "gcs", "azure"].into_iter().find(|section| {
         *section != kind && matches!(cache.node(section).map(|node| &node.value), Some(Value::Table(_)))
@@ -197,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn c053_a_pull_policy_that_the_runner_itself_does_not_allow() {
-        let told = found("C053", &docker("pull_policy = \"always\"\nallowed_pull_policies = [\"never\"]"));
-        assert!(told.contains("allowed_pull_policies does not list it; never may be used"), "{told}");
+    fn c053_pull_policy_of_runner_is_not_allowed() {
+        let output = found("C053", &docker("pull_policy = \"always\"\nallowed_pull_policies = [\"never\"]"));
+        assert!(output.contains("allowed_pull_policies does not list it; never may be used"), "{output}");
         clean("C053", &docker("pull_policy = \"always\""));
         clean("C053", &docker("pull_policy = \"always\"\nallowed_pull_policies = [\"never\", \"always\"]"));
     }

@@ -23,7 +23,7 @@ pub(super) fn check(check: &mut Check<'_>) {
 fn custom(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.str("custom.run_exec").is_none() {
         let help = "set it in [runners.custom] to the program that runs a job's stages";
-        check.tell(runner, "custom.run_exec", "C100", "custom executor: run_exec is mandatory", help);
+        check.report(runner, "custom.run_exec", "C100", "custom executor: run_exec is mandatory", help);
     }
     // The configuration stage may set the directories.
     if runner.table.str("custom.config_exec").is_some() {
@@ -32,7 +32,7 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
     for key in ["builds_dir", "cache_dir"] {
         if runner.table.str(key).is_none() {
             let message = format!("custom executor: {key} is mandatory");
-            check.tell(runner, key, "C100", message, "set it, or tell it by config_exec");
+            check.report(runner, key, "C100", message, "set it, or tell it by config_exec");
         }
     }
 }
@@ -41,13 +41,19 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
 fn ssh(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("ssh.disable_strict_host_key_checking") == Some(true) {
         let help = "put the host's key into known_hosts (ssh-keyscan) and remove this key";
-        return check.tell(runner, "ssh.disable_strict_host_key_checking", "C101", "host keys are not verified", help);
+        return check.report(
+            runner,
+            "ssh.disable_strict_host_key_checking",
+            "C101",
+            "host keys are not verified",
+            help,
+        );
     }
     let own = runner.table.str("ssh.known_hosts_file").map(std::path::PathBuf::from);
     let path = own.or_else(|| check.facts.home.as_ref().map(|home| home.join(".ssh/known_hosts")));
     if let Some(path) = path.filter(|path| check.facts.lacks(path)) {
         let message = format!("known_hosts {} is missing: jobs will fail", path.display());
-        check.tell(runner, "ssh.known_hosts_file", "C101", message, "make it by ssh-keyscan");
+        check.report(runner, "ssh.known_hosts_file", "C101", message, "make it by ssh-keyscan");
     }
 }
 
@@ -56,7 +62,13 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
     let user = if check.facts.user.is_empty() { "the manager's user" } else { &check.facts.user };
     if check.facts.job_user.is_none() {
         let message = format!("jobs run as {user} on this host, with all that this user may do");
-        check.tell(runner, "executor", "C102", message, "start with --user, or keep this runner for trusted projects");
+        check.report(
+            runner,
+            "executor",
+            "C102",
+            message,
+            "start with --user, or keep this runner for trusted projects",
+        );
     }
 }
 
@@ -87,7 +99,7 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
             tell(
                 &key,
                 format!("{name} = {limit} counts as the default"),
-                "write 1 or more; a large number is no limit",
+                "write 1 or more; a large number means no limit",
             );
         }
     }
@@ -96,10 +108,10 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
 /// Checks `output_limit` (C103).
 fn output(check: &mut Check<'_>, runner: &Runner) {
     /// Value in KiB above which the unit was probably taken for bytes: a million would be a log of one gigabyte.
-    const KIB_MANY: i64 = 1_000_000;
-    if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= KIB_MANY) {
+    const MANY_KIB: i64 = 1_000_000;
+    if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= MANY_KIB) {
         let message = format!("output_limit = {kib} KiB, that is {} MiB", kib / 1024);
-        check.tell(runner, "output_limit", "C103", message, "the unit is KiB: write 4096 for 4 MiB");
+        check.report(runner, "output_limit", "C103", message, "the unit is KiB: write 4096 for 4 MiB");
     }
 }
 
@@ -124,7 +136,7 @@ fn environment(check: &mut Check<'_>, runner: &Runner) {
     // Jobs of the shell executor have the manager's environment.
     if let Some(name) = proxies.iter().find(set).filter(|name| !in_jobs(name) && runner.executor != "shell") {
         let message = format!("{} is set for the manager only; jobs go without it", shown_name(name));
-        check.tell(runner, "environment", "C107", message, &format!("add \"{name}=...\" to environment"));
+        check.report(runner, "environment", "C107", message, &format!("add \"{name}=...\" to environment"));
     }
 }
 
@@ -138,12 +150,12 @@ mod tests {
 
     #[test]
     fn c100_the_custom_executor_needs_program_and_directories() {
-        let told = found("C100", &runner("custom", "builds_dir = \"/b\""));
+        let rendered = found("C100", &runner("custom", "builds_dir = \"/b\""));
         assert!(
-            told.contains("run_exec is mandatory")
-                && told.contains("cache_dir is mandatory")
-                && !told.contains("builds_dir"),
-            "{told}"
+            rendered.contains("run_exec is mandatory")
+                && rendered.contains("cache_dir is mandatory")
+                && !rendered.contains("builds_dir"),
+            "{rendered}"
         );
         let directories = "builds_dir = \"/b\"\ncache_dir = \"/c\"";
         clean("C100", &runner("custom", &format!("{directories}\n[runners.custom]\nrun_exec = \"/x\"")));
@@ -155,7 +167,7 @@ mod tests {
         found("C101", &runner("ssh", "[runners.ssh]\ndisable_strict_host_key_checking = true"));
         let home = tempfile::tempdir().unwrap();
         let text = runner("ssh", "[runners.ssh]\nhost = \"h\"");
-        let facts = |facts: &mut super::super::super::Facts| {
+        let facts = |facts: &mut super::super::super::HostFacts| {
             facts.home = Some(home.path().to_owned());
             facts.files_checked = true;
         };
@@ -176,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn c014_values_that_do_not_exist_are_told_and_a_shell_that_no_job_can_use_is_an_error() {
+    fn c014_unknown_shell_and_values_are_reported() {
         assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("error"));
         assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("counts as 1"));
         assert!(found("C014", &runner("shell", "limit = -1")).contains("counts as none"));
@@ -194,14 +206,14 @@ mod tests {
 
     #[test]
     fn c106_environment_is_key_and_value() {
-        let told = found("C106", &runner("shell", "environment = [\"A=b\", \"TOKENVALUE\"]"));
-        assert!(told.contains("entry 2") && !told.contains("TOKENVALUE"), "{told}");
+        let rendered = found("C106", &runner("shell", "environment = [\"A=b\", \"TOKENVALUE\"]"));
+        assert!(rendered.contains("entry 2") && !rendered.contains("TOKENVALUE"), "{rendered}");
         clean("C106", &runner("shell", "environment = [\"A=b\", \"C=\"]"));
     }
 
     #[test]
     fn c107_a_proxy_for_the_manager_only() {
-        let proxy = |facts: &mut super::super::super::Facts| {
+        let proxy = |facts: &mut super::super::super::HostFacts| {
             drop(facts.env.insert("HTTPS_PROXY".to_owned(), "http://p:3128".to_owned()))
         };
         assert!(found_with("C107", &runner("docker", ""), proxy).contains("HTTPS_PROXY is set for the manager only"));

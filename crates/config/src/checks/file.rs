@@ -9,7 +9,7 @@ use super::Check;
 use crate::{LOG_FORMATS, ListenAddress};
 
 pub(super) fn check(check: &mut Check<'_>) {
-    if let Some(id) = check.facts.foreign_system_id.as_ref().filter(|_| !check.runners.is_empty()) {
+    if let Some(id) = check.facts.other_machine_system_id.as_ref().filter(|_| !check.runners.is_empty()) {
         check.add(shared_system_id(id));
     }
     place(check);
@@ -46,7 +46,7 @@ fn addresses(check: &mut Check<'_>) {
         check.add(Problem::new("C014", error.to_string()).at(&at).help("write host:port; metrics are served there"));
     } else if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
         let message = format!("metrics are served without authentication on {}", shown_name(address));
-        check.tell_global(
+        check.report_global(
             "listen_address",
             "C037",
             message,
@@ -64,7 +64,7 @@ fn addresses(check: &mut Check<'_>) {
     let Some(address) = advertise.or(listen).filter(|_| listen.is_some()) else { return };
     let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
     if port.parse::<u16>().is_err() {
-        check.tell_global(
+        check.report_global(
             key,
             "C038",
             "the session server's address has no port",
@@ -72,7 +72,12 @@ fn addresses(check: &mut Check<'_>) {
         );
     } else if matches!(host, "" | "0.0.0.0" | "[::]") || is_loopback(host) {
         let message = "advertise_address must be a host and port that GitLab can reach: terminals will not open";
-        check.tell_global(key, "C038", message, "set advertise_address to this machine's name and the published port");
+        check.report_global(
+            key,
+            "C038",
+            message,
+            "set advertise_address to this machine's name and the published port",
+        );
     }
 }
 
@@ -88,7 +93,7 @@ fn log_level(check: &mut Check<'_>) {
     let Some(level) = check.tree.str("log_level") else { return };
     match level {
         "debug" | "trace" => {
-            check.tell_global(
+            check.report_global(
                 "log_level",
                 "C037",
                 format!("log_level = \"{level}\": a debug log can contain secrets of jobs"),
@@ -119,7 +124,7 @@ fn log_format(check: &mut Check<'_>) {
 /// Checks timeouts of the shutdown (C014, C041, C042).
 fn shutdown(check: &mut Check<'_>) {
     /// Drain timeout in seconds below which gitlab-runner warns.
-    const DRAIN_SECONDS_MIN: i64 = 300;
+    const MIN_DRAIN_SECONDS: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {
         let message = format!("shutdown_timeout = {negative} counts as 30");
@@ -129,9 +134,9 @@ fn shutdown(check: &mut Check<'_>) {
     let machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
     let instances =
         check.runners.iter().any(|runner| runner.table.bool("autoscaler.delete_instances_on_shutdown") == Some(true));
-    if (machines || instances) && seconds < DRAIN_SECONDS_MIN {
+    if (machines || instances) && seconds < MIN_DRAIN_SECONDS {
         let message = format!("shutdown_timeout = {seconds} s is shorter than removing all machines needs");
-        check.tell_global("shutdown_timeout", "C041", message, &format!("set it to {DRAIN_SECONDS_MIN} or more"));
+        check.report_global("shutdown_timeout", "C041", message, &format!("set it to {MIN_DRAIN_SECONDS} or more"));
     }
     for runner in check.runners {
         for key in ["prepare_timeout", "get_sources_timeout"] {
@@ -141,7 +146,7 @@ fn shutdown(check: &mut Check<'_>) {
                 _ => continue,
             }
             let message = format!("{key} is not above 0: it is ignored, and the job's timeout applies");
-            check.tell(runner, key, "C042", message, "write a duration such as \"10m\", or remove the key");
+            check.report(runner, key, "C042", message, "write a duration such as \"10m\", or remove the key");
         }
     }
 }
@@ -151,7 +156,7 @@ mod tests {
     use super::super::testing::{clean, clean_with, found, found_with};
 
     #[test]
-    fn c014_values_that_no_start_can_use_are_told_before_it() {
+    fn c014_invalid_addresses_are_reported() {
         assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
         assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: log_format `xml` does not exist"));
         assert!(found("C014", "shutdown_timeout = -5").contains("counts as 30"));
@@ -161,30 +166,30 @@ mod tests {
     }
 
     #[test]
-    fn c027_a_system_id_of_another_machine() {
-        let foreign = |facts: &mut super::super::super::facts::Facts| {
-            facts.foreign_system_id = Some("s_0123456789ab".to_owned());
+    fn c027_system_id_of_other_machine() {
+        let other_machine = |facts: &mut super::super::super::facts::HostFacts| {
+            facts.other_machine_system_id = Some("s_0123456789ab".to_owned());
         };
-        let told = found_with("C027", "[[runners]]\nurl = \"https://g.example\"\ntoken = \"t\"\n", foreign);
-        assert!(told.contains("s_0123456789ab was made on another machine"), "{told}");
-        clean_with("C027", "concurrent = 2\n", foreign);
+        let output = found_with("C027", "[[runners]]\nurl = \"https://g.example\"\ntoken = \"t\"\n", other_machine);
+        assert!(output.contains("s_0123456789ab was created on another machine"), "{output}");
+        clean_with("C027", "concurrent = 2\n", other_machine);
     }
 
     #[test]
-    fn c031_a_user_who_has_no_root_rights_uses_the_own_file() {
-        let told = found_with("C031", "", |facts| {
+    fn c031_user_without_root_uses_own_file() {
+        let output = found_with("C031", "", |facts| {
             facts.user = "ann".to_owned();
             facts.system_config = Some("/etc/gitlab-runner/config.toml".into());
         });
         assert!(
-            told.contains("running as ann") && told.contains("/etc/gitlab-runner/config.toml is not used"),
-            "{told}"
+            output.contains("running as ann") && output.contains("/etc/gitlab-runner/config.toml is not used"),
+            "{output}"
         );
         clean_with("C031", "", |facts| facts.system_config = None);
     }
 
     #[test]
-    fn c033_tokens_that_others_may_read() {
+    fn c033_tokens_readable_by_others() {
         let text = "[[runners]]\ntoken = \"t\"\n";
         assert!(found_with("C033", text, |facts| facts.mode = Some(0o644)).contains("mode 0644"));
         clean_with("C033", text, |facts| facts.mode = Some(0o600));
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_does_not_exist_is_told() {
+    fn unknown_log_level_is_reported() {
         assert!(found("C014", "log_level = \"verbose\"").contains("use panic, fatal"));
     }
 
@@ -231,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn c042_a_limit_of_a_stage_is_above_0() {
+    fn c042_stage_timeout_must_be_positive() {
         found("C042", "[[runners]]\nprepare_timeout = \"0s\"\n");
         found("C042", "[[runners]]\nget_sources_timeout = \"-5m\"\n");
         clean("C042", "[[runners]]\nprepare_timeout = \"5m\"\n");

@@ -97,7 +97,7 @@ pub(super) fn check(check: &mut Check<'_>) {
                         .help(*hint)
                 }
                 None => {
-                    let near = if check.problems.full() { None } else { nearest(name) };
+                    let near = if check.problems.is_full() { None } else { nearest(name) };
                     let hint = near.map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
                     Problem::new("C012", format!("feature flag {} does not exist", shown_name(name))).help(hint)
                 }
@@ -141,8 +141,8 @@ fn suspending(check: &mut Check<'_>) {
     for runner in check.runners.iter().filter(|runner| runner.table.bool(KEY) == Some(true)) {
         if runner.executor != "instance" {
             let message =
-                "FF_SUSPENDABLE_ENVIRONMENTS is not acted on: only the executor instance has environments of its own";
-            check.tell(runner, KEY, "C009", message, "remove it, or set executor = \"instance\"");
+                "FF_SUSPENDABLE_ENVIRONMENTS has no effect: only the executor instance has separate environments";
+            check.report(runner, KEY, "C009", message, "remove it, or set executor = \"instance\"");
             continue;
         }
         let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
@@ -150,17 +150,17 @@ fn suspending(check: &mut Check<'_>) {
         let shared = !is_one("capacity_per_instance", 1) || !is_one("max_use_count", 0);
         let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true);
         if shared || isolated || autoscaler.int("max_instances") == Some(1) {
-            let message = "FF_SUSPENDABLE_ENVIRONMENTS is not acted on: an instance is suspended only where it is one job's alone, \
+            let message = "FF_SUSPENDABLE_ENVIRONMENTS is not supported: an instance is suspended only where it is one job's alone, \
                            and never the last one";
-            check.tell(runner, KEY, "C009", message, ALONE);
+            check.report(runner, KEY, "C009", message, ALONE);
         }
         if autoscaler.bool("delete_instances_on_shutdown") == Some(true) {
             let message = "delete_instances_on_shutdown removes suspended environments when the manager ends";
-            check.tell(runner, KEY, "C009", message, "set delete_instances_on_shutdown = false");
+            check.report(runner, KEY, "C009", message, "set delete_instances_on_shutdown = false");
         }
         if runner.id == 0 {
             let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's number";
-            check.tell(runner, KEY, "C097", message, "set id in this [[runners]] entry");
+            check.report(runner, KEY, "C097", message, "set id in this [[runners]] entry");
         }
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn c009_only_an_instance_that_is_one_jobs_alone_is_suspended() {
+    fn c009_only_single_job_instances_are_suspended() {
         assert!(found("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = true")).contains("only the executor instance"));
         clean("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = false"));
         let of = |keys: &str| {

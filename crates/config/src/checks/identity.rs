@@ -16,7 +16,7 @@ pub(super) fn check(check: &mut Check<'_>) {
         if runner.table.str("tls-ca-file").is_some() {
             let help =
                 "install it in the container engine and in job images too; Git and artifacts get it from the runner";
-            check.tell(
+            check.report(
                 runner,
                 "tls-ca-file",
                 "C108",
@@ -31,13 +31,13 @@ pub(super) fn check(check: &mut Check<'_>) {
 /// Checks references to the environment (C022). The text after a dollar sign is not shown if it may be part of the token.
 fn references(check: &mut Check<'_>, runner: &Runner) {
     let opaque = !runner.table.str("token").is_some_and(is_reference);
-    let mut told = BTreeSet::new();
+    let mut output = BTreeSet::new();
     for (key, variable) in &runner.unset {
         let name = if *key == "token" && opaque { "[masked]".to_owned() } else { shown_name(variable) };
         let message = format!("{key} refers to the environment variable {name}, which is not set");
         let help = "set it for the service, for example by EnvironmentFile= of its unit; write $$ for a dollar sign";
-        if told.insert(message.clone()) {
-            check.tell(runner, key, "C022", message, help);
+        if output.insert(message.clone()) {
+            check.report(runner, key, "C022", message, help);
         }
     }
 }
@@ -50,16 +50,16 @@ fn token(check: &mut Check<'_>, runner: &Runner) {
     let token = runner.token.expose();
     if token.trim().is_empty() {
         if !is_unset(runner, "token") {
-            check.tell(
+            check.report(
                 runner,
                 "token",
                 "C020",
-                "no token: it will not request jobs",
+                "no token: this runner requests no jobs",
                 "register the runner, or write its token",
             );
         }
     } else if token.trim() != token || token.contains(['\n', '\r']) {
-        check.tell(
+        check.report(
             runner,
             "token",
             "C021",
@@ -73,29 +73,29 @@ fn url(check: &mut Check<'_>, runner: &Runner) {
     let url = &runner.url;
     if url.trim().is_empty() {
         if !is_unset(runner, "url") {
-            check.tell(
+            check.report(
                 runner,
                 "url",
                 "C021",
-                "no url: it will not request jobs",
+                "no url: this runner requests no jobs",
                 "write the base URL of the GitLab instance",
             );
         }
         return;
     }
     if url.trim() != url {
-        check.tell(runner, "url", "C021", "url has white space around it", "remove it");
+        check.report(runner, "url", "C021", "url has white space around it", "remove it");
     } else if base_url(url).is_none() {
-        check.tell(
+        check.report(
             runner,
             "url",
             "C021",
-            "url is no http or https URL: it will not request jobs",
+            "url is not a valid http or https URL: this runner requests no jobs",
             "write it as https://gitlab.example.com/",
         );
     }
     if url.trim_end_matches('/').ends_with("/ci") {
-        check.tell(runner, "url", "C024", "url ends with /ci", "remove that end; the API is not there any more");
+        check.report(runner, "url", "C024", "url ends with /ci", "remove that end; the API is not there any more");
     }
 }
 
@@ -112,11 +112,11 @@ fn shared_tokens(check: &mut Check<'_>) {
                     if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
                 };
                 let message = format!(
-                    "runners {} and {} share a token: GitLab takes them for one runner",
+                    "runners {} and {} share a token: GitLab treats them as one runner",
                     name(first),
                     name(runner)
                 );
-                check.tell(runner, "token", "C025", message, "register the second one, or remove it");
+                check.report(runner, "token", "C025", message, "register the second one, or remove it");
             }
             None => drop(seen.insert((token, runner.url.trim_end_matches('/')), runner)),
         }
@@ -127,12 +127,12 @@ fn shared_tokens(check: &mut Check<'_>) {
 fn expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let fixed = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
-    let why = match (fixed, check.facts.writable) {
+    let reason = match (fixed, check.facts.writable) {
         (true, _) => "rotation is switched off: the runner will then be refused",
         (false, false) => "the file cannot be replaced here: a restart with the file as it is would fail from then on",
         (false, true) => return,
     };
-    let message = format!("token expires on {}, and {why}", expires.date());
+    let message = format!("token expires on {}, and {reason}", expires.date());
     let problem = Problem::new("C028", message).of(runner.index, &runner.name);
     let problem = problem.at(&runner.table.place("token_expires_at"));
     check.add(problem.help("renew it before that day with reset-token"));
@@ -150,13 +150,13 @@ fn clone_url(check: &mut Check<'_>, runner: &Runner) {
     if !plain || credentials {
         let message =
             "clone_url must be scheme://host[:port]: the project's path and the job's credentials are added to it";
-        check.tell(runner, "clone_url", "C109", message, "remove what follows the host, and credentials");
+        check.report(runner, "clone_url", "C109", message, "remove what follows the host, and credentials");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Facts, Severity, parse};
+    use super::super::super::{HostFacts, Severity, parse};
     use super::super::testing::{clean, clean_with, found, found_with};
 
     fn runner(url: &str, token: &str, more: &str) -> String {
@@ -166,29 +166,30 @@ mod tests {
     const URL: &str = "https://gitlab.example/";
 
     #[test]
-    fn c020_a_runner_without_token_asks_for_nothing() {
+    fn c020_runner_without_token_requests_no_jobs() {
         assert!(found("C020", &runner(URL, " ", "")).contains("runner a: no token"));
         found("C020", "[[runners]]\nname = \"b\"\n");
         clean("C020", &runner(URL, "t", ""));
-        let out = parse(&runner(URL, "", ""), &Facts::default());
+        let out = parse(&runner(URL, "", ""), &HostFacts::default());
         assert!(out.has(Severity::Error) && out.config.is_some(), "the others go on");
     }
 
     #[test]
-    fn c021_white_space_and_urls_that_are_none() {
+    fn c021_whitespace_and_invalid_urls() {
         assert!(found("C021", &runner(URL, "t\\n", "")).contains("token has white space"));
         assert!(found("C021", &runner(" https://gitlab.example", "t", "")).contains("url has white space"));
-        assert!(found("C021", &runner("gitlab.example", "t", "")).contains("no http or https URL"));
+        assert!(found("C021", &runner("gitlab.example", "t", "")).contains("not a valid http or https URL"));
         assert!(found("C021", &runner("", "t", "")).contains("no url"));
         clean("C021", &runner(URL, "t", ""));
     }
 
     #[test]
-    fn c022_references_that_are_not_set() {
+    fn c022_unset_references_are_reported() {
         let text = runner("https://${HOST}/", "$TOKEN", "");
-        let told = found_with("C022", &text, |facts| drop(facts.env.insert("HOST".to_owned(), "g.example".to_owned())));
-        assert!(told.contains("token refers to the environment variable TOKEN, which is not set"), "{told}");
-        assert!(!told.contains("HOST"), "{told}");
+        let output =
+            found_with("C022", &text, |facts| drop(facts.env.insert("HOST".to_owned(), "g.example".to_owned())));
+        assert!(output.contains("token refers to the environment variable TOKEN, which is not set"), "{output}");
+        assert!(!output.contains("HOST"), "{output}");
         clean("C020", &text);
         clean_with("C022", &text, |facts| {
             facts.env =
@@ -197,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn c024_the_old_end_of_urls() {
+    fn c024_url_with_ci_suffix() {
         found("C024", &runner("https://gitlab.example/ci", "t", ""));
         clean("C024", &runner(URL, "t", ""));
     }
 
     #[test]
     fn c025_two_runners_with_one_token() {
-        let told = found(
+        let output = found(
             "C025",
             &format!(
                 "{}{}",
@@ -212,15 +213,15 @@ mod tests {
                 runner("https://gitlab.example", "glrt-same", "").replace("\"a\"", "\"b\"")
             ),
         );
-        assert!(told.contains("runners a and b share a token") && !told.contains("same"), "{told}");
+        assert!(output.contains("runners a and b share a token") && !output.contains("same"), "{output}");
         clean("C025", &format!("{}{}", runner(URL, "one", ""), runner(URL, "two", "")));
     }
 
     #[test]
-    fn c028_a_token_that_ends_where_the_file_cannot_be_updated() {
+    fn c028_expiring_token_in_read_only_file() {
         let text = runner(URL, "t", "token_expires_at = 2027-03-01T00:00:00Z");
-        let told = found_with("C028", &text, |facts| facts.writable = false);
-        assert!(told.contains("error") && told.contains("expires on 2027-03-01"), "{told}");
+        let output = found_with("C028", &text, |facts| facts.writable = false);
+        assert!(output.contains("error") && output.contains("expires on 2027-03-01"), "{output}");
         let fixed = format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
         assert!(found("C028", &fixed).contains("rotation is switched off"));
         clean("C028", &text);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn c108_a_private_authority_is_not_known_to_jobs() {
+    fn c108_private_authority_is_unknown_to_jobs() {
         found("C108", &runner(URL, "t", "tls-ca-file = \"/etc/ca.pem\""));
         clean("C108", &runner(URL, "t", ""));
     }
@@ -237,8 +238,8 @@ mod tests {
     #[test]
     fn c109_clone_url_is_scheme_and_host() {
         for url in ["https://g.example/group", "g.example", "https://user:pw@g.example"] {
-            let told = found("C109", &runner(URL, "t", &format!("clone_url = \"{url}\"")));
-            assert!(!told.contains("pw@"), "{told}");
+            let output = found("C109", &runner(URL, "t", &format!("clone_url = \"{url}\"")));
+            assert!(!output.contains("pw@"), "{output}");
         }
         clean("C109", &runner(URL, "t", "clone_url = \"https://git.internal:8443\""));
     }

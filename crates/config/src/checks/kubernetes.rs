@@ -19,13 +19,13 @@ pub(super) fn check(check: &mut Check<'_>) {
 /// Checks the timeouts of pods (C090, C091).
 fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     /// Default poll timeout in seconds, which is already short if nodes must start first.
-    const SECONDS_MIN: i64 = 180;
-    if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..SECONDS_MIN).contains(seconds)) {
+    const MIN_SECONDS: i64 = 180;
+    if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..MIN_SECONDS).contains(seconds)) {
         let message = format!("poll_timeout = {seconds} s; a pod waits longer than that when nodes must start");
-        check.tell(runner, "kubernetes.poll_timeout", "C090", message, "set it to 600 where nodes are scaled");
+        check.report(runner, "kubernetes.poll_timeout", "C090", message, "set it to 600 where nodes are scaled");
     }
     if kubernetes.str("namespace").is_none() && kubernetes.bool("namespace_per_job") != Some(true) {
-        check.tell(
+        check.report(
             runner,
             "kubernetes.namespace",
             "C091",
@@ -67,13 +67,13 @@ fn flags(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     let on = |flag: &str| runner.table.bool(&format!("feature_flags.{flag}")) == Some(true);
     if !kubernetes.tables("pod_spec").is_empty() && !on("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION") {
         let message = "pod_spec is ignored unless FF_USE_ADVANCED_POD_SPEC_CONFIGURATION is on";
-        check.tell(runner, "kubernetes.pod_spec", "C096", message, "switch it on in [runners.feature_flags]");
+        check.report(runner, "kubernetes.pod_spec", "C096", message, "switch it on in [runners.feature_flags]");
     }
     let suspends = on("FF_SUSPENDABLE_ENVIRONMENTS")
         || ["suspend_pvc_size", "suspend_pvc_storage_class"].iter().any(|key| kubernetes.node(key).is_some());
     if suspends && runner.id == 0 {
         let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's number";
-        check.tell(runner, "id", "C097", message, "write id, as GitLab's page of the runner tells it");
+        check.report(runner, "id", "C097", message, "write id, as GitLab's page of the runner tells it");
     }
 }
 

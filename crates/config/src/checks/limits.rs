@@ -78,7 +78,7 @@ fn excess(check: &mut Check<'_>) {
 
 fn pace(check: &mut Check<'_>) {
     /// Number of requests per second above which a server answers 429 with its default limits for runners.
-    const REQUESTS_PER_SECOND_MAX: usize = 10;
+    const MAX_REQUESTS_PER_SECOND: usize = 10;
     let Some(node) = check.tree.node("check_interval") else { return };
     let seconds = check
         .tree
@@ -86,7 +86,7 @@ fn pace(check: &mut Check<'_>) {
         .and_then(|seconds| usize::try_from(seconds).ok())
         .filter(|seconds| *seconds > 0);
     let (seconds, runners) = (seconds.unwrap_or(3), check.runners.len());
-    if runners > seconds.saturating_mul(REQUESTS_PER_SECOND_MAX) {
+    if runners > seconds.saturating_mul(MAX_REQUESTS_PER_SECOND) {
         let message = format!(
             "{runners} runners polled within {seconds} s, one each {} ms; expect HTTP 429 from the server",
             seconds * 1000 / runners
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn c001_concurrent_below_1_is_fatal_and_not_unlimited() {
+    fn c001_concurrent_below_1_is_fatal() {
         for text in ["concurrent = 0", "concurrent = -4"] {
             assert!(found("C001", text).starts_with("1:14 fatal"));
         }

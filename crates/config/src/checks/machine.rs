@@ -10,7 +10,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         if let Some(machine) = runner.table.table("machine") {
             deprecated(check, runner, machine);
-            room(check, runner, machine);
+            capacity(check, runner, machine);
             names(check, runner, machine);
         }
     }
@@ -33,7 +33,7 @@ fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
 }
 
 /// Checks that the machines have capacity for `concurrent` jobs (C080).
-fn room(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+fn capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let concurrent = limits::concurrent_of(check);
     let limit = runner.table.int("limit").filter(|limit| *limit > 0);
     let idle = machine.int("IdleCount").filter(|idle| *idle > 0);
@@ -41,9 +41,9 @@ fn room(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
         && limit < idle.saturating_add(concurrent)
     {
         let message = format!(
-            "limit = {limit} leaves no room for IdleCount = {idle} on top of {concurrent} jobs: it counts machines"
+            "limit = {limit} leaves no capacity for IdleCount = {idle} in addition to {concurrent} jobs: it counts all machines"
         );
-        check.tell(runner, "limit", "C080", message, &format!("set limit to {}", idle.saturating_add(concurrent)));
+        check.report(runner, "limit", "C080", message, &format!("set limit to {}", idle.saturating_add(concurrent)));
     }
 }
 
@@ -60,7 +60,7 @@ fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
         } else if name.len() + AROUND > NAME_MAX {
             let message =
                 format!("machine names can reach {} characters; many systems allow {NAME_MAX}", name.len() + AROUND);
-            check.tell(runner, "machine.MachineName", "C081", message, "shorten MachineName");
+            check.report(runner, "machine.MachineName", "C081", message, "shorten MachineName");
         }
     }
     for (option, node) in machine.strings("MachineOptionsWithName") {
@@ -95,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn c082_docker_machine_is_deprecated_and_the_new_keys_are_named() {
-        let told = found("C082", &machine("MachineName = \"ci-%s\""));
-        assert!(told.contains("max_use_count") && told.contains("migrate-machine"), "{told}");
+    fn c082_docker_machine_is_deprecated() {
+        let output = found("C082", &machine("MachineName = \"ci-%s\""));
+        assert!(output.contains("max_use_count") && output.contains("migrate-machine"), "{output}");
         let both = machine("MachineName = \"ci-%s\"\n[runners.autoscaler]\nplugin = \"aws\"");
         assert!(found("C082", &both).contains("has no effect beside"));
     }

@@ -9,7 +9,6 @@ mod executors;
 mod file;
 mod flags;
 mod identity;
-mod known;
 mod kubernetes;
 mod limits;
 mod machine;
@@ -17,11 +16,12 @@ mod scaling;
 #[cfg(test)]
 pub(super) mod testing;
 mod text;
+mod unsupported;
 
-pub use known::EXECUTORS;
 pub(super) use scaling::{below_zero, out_of_range};
+pub use unsupported::EXECUTORS;
 
-use super::facts::Facts;
+use super::facts::HostFacts;
 use super::problem::{Problem, Problems};
 use super::runners::Runner;
 use super::tree::Table;
@@ -30,7 +30,7 @@ use super::tree::Table;
 pub(super) struct Check<'a> {
     pub(super) tree: &'a Table,
     pub(super) runners: &'a [Runner],
-    pub(super) facts: &'a Facts,
+    pub(super) facts: &'a HostFacts,
     pub(super) problems: &'a mut Problems,
 }
 
@@ -40,13 +40,13 @@ impl Check<'_> {
     }
 
     /// Reports a problem of a runner at one of its keys (`docker.image`), or where that key would be.
-    fn tell(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
+    fn report(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
         let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.place(key));
         self.add(if help.is_empty() { problem } else { problem.help(help) });
     }
 
     /// Reports a problem at a key that belongs to no runner.
-    fn tell_global(&mut self, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
+    fn report_global(&mut self, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
         self.add(Problem::new(code, message).at(&self.tree.place(key)).help(help));
     }
 }
@@ -54,7 +54,7 @@ impl Check<'_> {
 /// Runs all checks.
 pub(super) fn all(check: &mut Check<'_>) {
     for theme in [
-        known::check,
+        unsupported::check,
         file::check,
         limits::check,
         text::check,

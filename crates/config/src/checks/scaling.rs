@@ -13,9 +13,9 @@ use super::super::tree::{Table, Value, visit};
 use super::Check;
 
 /// Executors whose instances are created by a plugin.
-const OF_PLUGINS: [&str; 2] = ["instance", "docker-autoscaler"];
+const PLUGIN_EXECUTORS: [&str; 2] = ["instance", "docker-autoscaler"];
 /// Suffixes of keys whose kind is checked elsewhere (C014, C016).
-const TOLD: [&str; 3] = [".periods", ".timezone", "slot_memory"];
+const REPORTED_ELSEWHERE: [&str; 3] = [".periods", ".timezone", "slot_memory"];
 
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
@@ -23,7 +23,7 @@ pub(super) fn check(check: &mut Check<'_>) {
         values(check, runner, autoscaler);
         durations(check, runner, autoscaler);
         ports(check, runner, autoscaler);
-        if runner.table.str("executor").is_some_and(|executor| OF_PLUGINS.contains(&executor)) {
+        if runner.table.str("executor").is_some_and(|executor| PLUGIN_EXECUTORS.contains(&executor)) {
             plugins(check, runner, autoscaler);
         }
     }
@@ -31,16 +31,16 @@ pub(super) fn check(check: &mut Check<'_>) {
 
 /// Reports values that the scaler rejects (C088).
 fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
-    for problem in out_of_range(autoscaler, &TOLD) {
+    for problem in out_of_range(autoscaler, &REPORTED_ELSEWHERE) {
         let problem = problem.of(runner.index, &runner.name);
-        check.add(problem.help("until this is mended, this runner gets no instances and requests no jobs"));
+        check.add(problem.help("until this is fixed, this runner gets no instances and requests no jobs"));
     }
 }
 
-/// Returns the values that the scaler rejects (C088), except those of keys that end with one of `told`.
-pub(crate) fn out_of_range(autoscaler: &Table, told: &[&str]) -> impl Iterator<Item = Problem> {
+/// Returns the values that the scaler rejects (C088), except those of keys that end with one of `except`.
+pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator<Item = Problem> {
     let (_, problems) = scaling::read(autoscaler);
-    problems.into_iter().filter(|problem| !told.iter().any(|told| problem.key.ends_with(told))).map(|problem| {
+    problems.into_iter().filter(|problem| !except.iter().any(|except| problem.key.ends_with(except))).map(|problem| {
         let message = format!("`runners.autoscaler.{}`: {}", problem.key, shown_name(&problem.message));
         Problem::new("C088", message).at(&problem.span)
     })
@@ -49,7 +49,7 @@ pub(crate) fn out_of_range(autoscaler: &Table, told: &[&str]) -> impl Iterator<I
 /// Checks for negative durations (C088).
 fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for (path, span) in below_zero(autoscaler) {
-        let message = format!("`{path}` is less than zero, and is as if it were not there");
+        let message = format!("`{path}` is negative and ignored");
         let problem = Problem::new("C088", message).of(runner.index, &runner.name).at(&span);
         check.add(problem.help("write a duration such as \"20m0s\", or remove the line"));
     }
@@ -86,25 +86,25 @@ fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for table in if groups.is_empty() { own } else { groups } {
         let holder = if table.str("plugin").is_some() { table } else { autoscaler };
         let at = holder.place("plugin");
-        let told = |message: String| Problem::new("C086", message).of(runner.index, &runner.name).at(&at);
+        let problem = |message: String| Problem::new("C086", message).of(runner.index, &runner.name).at(&at);
         let Some(plugin) = holder.str("plugin") else {
-            let message = "no `plugin`: nothing makes the instances of this runner".to_owned();
-            check.add(told(message).help("name a plugin in [runners.autoscaler], such as plugin = \"static\""));
+            let message = "no `plugin`: no plugin creates the instances of this runner".to_owned();
+            check.add(problem(message).help("name a plugin in [runners.autoscaler], such as plugin = \"static\""));
             continue;
         };
-        let Some(Err(why)) = check.facts.find_plugin.map(|find| find(plugin)) else { continue };
-        check.add(match why {
-            NoPlugin::NoName(why) => {
-                told(why).help("write a name such as \"static\" or \"aws:latest\", or the path of an executable")
+        let Some(Err(reason)) = check.facts.find_plugin.map(|find| find(plugin)) else { continue };
+        check.add(match reason {
+            NoPlugin::InvalidName(reason) => {
+                problem(reason).help("write a name such as \"static\" or \"aws:latest\", or the path of an executable")
             }
-            NoPlugin::NotHere(why) if check.facts.for_any_machine => {
+            NoPlugin::NotInstalled(reason) if check.facts.for_any_machine => {
                 let help =
-                    "that is about this machine; the one that runs this file needs it: `verify-config` there tells";
-                told(why).severity(Severity::Warning).help(help)
+                    "this concerns only this machine; the machine that runs this file needs the plugin: run `verify-config` there";
+                problem(reason).severity(Severity::Warning).help(help)
             }
-            NoPlugin::NotHere(why) => {
-                told(why).help("without it this runner gets no instances and requests no jobs; it is looked for again")
-            }
+            NoPlugin::NotInstalled(reason) => problem(reason).help(
+                "without it this runner gets no instances and requests no jobs; the manager keeps looking for it",
+            ),
         });
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn c088_each_count_and_amount_has_its_range() {
+    fn c088_counts_and_amounts_have_ranges() {
         for (text, place) in [
             ("max_instances = -1", "6:17"),
             ("max_use_count = -1", "6:17"),
@@ -138,9 +138,9 @@ mod tests {
             ("[[runners.autoscaler.policy]]\nplacement = \"near\"", "7:13"),
             ("[[runners.autoscaler.groups]]\nname = \"g\"\nmax_instances = -2", "8:17"),
         ] {
-            let told = found("C088", &runner(text));
-            assert!(told.starts_with(&format!("{place} error[C088]: runner a: ")), "{text}: {told}");
-            assert_eq!(told.lines().count(), 1, "{text}: {told}");
+            let output = found("C088", &runner(text));
+            assert!(output.starts_with(&format!("{place} error[C088]: runner a: ")), "{text}: {output}");
+            assert_eq!(output.lines().count(), 1, "{text}: {output}");
         }
         clean("C088", &runner("max_instances = 0\nmax_use_count = 1\n[[runners.autoscaler.policy]]\nidle_count = 3"));
     }
@@ -153,56 +153,55 @@ mod tests {
             ("[runners.autoscaler.connector_config]\nkeepalive = \"-1m\"", "7:13"),
             ("[[runners.autoscaler.policy]]\nidle_time = \"-5s\"", "7:13"),
         ] {
-            let told = found("C088", &runner(text));
-            assert!(told.starts_with(place) && told.contains("is less than zero"), "{text}: {told}");
-            assert_eq!(told.lines().count(), 1, "{text}: {told}");
+            let output = found("C088", &runner(text));
+            assert!(output.starts_with(place) && output.contains("is negative"), "{text}: {output}");
+            assert_eq!(output.lines().count(), 1, "{text}: {output}");
         }
         clean("C088", &runner("update_interval = \"0s\""));
     }
 
     #[test]
-    fn c086_a_plugin_that_cannot_be_run() {
-        let find =
-            |facts: &mut super::super::super::Facts| {
-                facts.find_plugin = Some(|plugin| {
-                    if plugin == "p" { Ok(()) } else { Err(NoPlugin::NotHere(format!("plugin {plugin}: not here"))) }
-                });
-            };
+    fn c086_plugin_that_cannot_be_run() {
+        let find = |facts: &mut super::super::super::HostFacts| {
+            facts.find_plugin = Some(|plugin| {
+                if plugin == "p" { Ok(()) } else { Err(NoPlugin::NotInstalled(format!("plugin {plugin}: not here"))) }
+            });
+        };
         clean_with("C086", &runner(""), find);
-        let told = found_with("C086", &runner("").replace("\"p\"", "\"q\""), find);
-        assert!(told.starts_with("5:10 error[C086]: runner a: plugin q: not here; without it"), "{told}");
-        let told = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
-        assert!(told.starts_with("4:1 error[C086]: runner a: no `plugin`"), "{told}");
+        let output = found_with("C086", &runner("").replace("\"p\"", "\"q\""), find);
+        assert!(output.starts_with("5:10 error[C086]: runner a: plugin q: not here; without it"), "{output}");
+        let output = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
+        assert!(output.starts_with("4:1 error[C086]: runner a: no `plugin`"), "{output}");
         let group =
             "[[runners.autoscaler.groups]]\nname = \"g\"\n[[runners.autoscaler.groups]]\nname = \"h\"\nplugin = \"r\"";
-        let told = found_with("C086", &runner(group), find);
-        assert!(told.starts_with("10:10 error") && told.lines().count() == 1, "{told}");
+        let output = found_with("C086", &runner(group), find);
+        assert!(output.starts_with("10:10 error") && output.lines().count() == 1, "{output}");
         clean_with("C086", &runner("").replace("\"instance\"", "\"shell\"").replace("\"p\"", "\"q\""), find);
     }
 
     #[test]
-    fn c086_a_plugin_that_another_machine_may_have_is_no_error() {
-        let find = |facts: &mut super::super::super::Facts| {
-            facts.find_plugin = Some(|_| Err(NoPlugin::NotHere("plugin p: not here".to_owned())));
+    fn c086_plugin_missing_here_is_warning_for_any_machine() {
+        let find = |facts: &mut super::super::super::HostFacts| {
+            facts.find_plugin = Some(|_| Err(NoPlugin::NotInstalled("plugin p: not here".to_owned())));
             facts.for_any_machine = true;
         };
-        let told = found_with("C086", &runner(""), find);
+        let output = found_with("C086", &runner(""), find);
         assert!(
-            told.starts_with("5:10 warning[C086]: runner a: plugin p: not here; that is about this machine"),
-            "{told}"
+            output.starts_with("5:10 warning[C086]: runner a: plugin p: not here; this concerns only this machine"),
+            "{output}"
         );
-        let told = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
-        assert!(told.starts_with("4:1 error[C086]: runner a: no `plugin`"), "no machine can have it: {told}");
+        let output = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
+        assert!(output.starts_with("4:1 error[C086]: runner a: no `plugin`"), "no machine can have it: {output}");
     }
 
     #[test]
-    fn c086_a_name_that_no_plugin_can_have_is_an_error_for_every_machine() {
+    fn c086_invalid_plugin_name_is_always_an_error() {
         for for_any_machine in [false, true] {
-            let told = found_with("C086", &runner(""), |facts| {
-                facts.find_plugin = Some(|plugin| Err(NoPlugin::NoName(format!("{plugin}: is no name"))));
+            let output = found_with("C086", &runner(""), |facts| {
+                facts.find_plugin = Some(|plugin| Err(NoPlugin::InvalidName(format!("{plugin}: is no name"))));
                 facts.for_any_machine = for_any_machine;
             });
-            assert!(told.starts_with("5:10 error[C086]: runner a: p: is no name; write a name such as "), "{told}");
+            assert!(output.starts_with("5:10 error[C086]: runner a: p: is no name; write a name such as "), "{output}");
         }
     }
 }

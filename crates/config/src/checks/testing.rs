@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::super::facts::Facts;
+use super::super::facts::HostFacts;
 use super::super::load::parse;
 use super::super::problem::Problem;
 
-fn problems(code: &str, text: &str, facts: &Facts) -> Vec<Problem> {
+fn problems(code: &str, text: &str, facts: &HostFacts) -> Vec<Problem> {
     parse(text, facts).problems.into_iter().filter(|problem| problem.code == code).collect()
 }
 
@@ -19,8 +19,8 @@ pub(in super::super) fn found(code: &str, text: &str) -> String {
 }
 
 /// Like [`found`], with other facts.
-pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&mut Facts)) -> String {
-    let mut given = Facts { exists: true, writable: true, ..Facts::default() };
+pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&mut HostFacts)) -> String {
+    let mut given = HostFacts { exists: true, writable: true, ..HostFacts::default() };
     facts(&mut given);
     let found = problems(code, text, &given);
     assert!(!found.is_empty(), "{code} is not found in:\n{text}");
@@ -35,7 +35,7 @@ pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&m
 
 /// Returns the number of problems with the code.
 pub(in super::super) fn count(code: &str, text: &str) -> usize {
-    problems(code, text, &Facts { exists: true, writable: true, ..Facts::default() }).len()
+    problems(code, text, &HostFacts { exists: true, writable: true, ..HostFacts::default() }).len()
 }
 
 /// Asserts that there is no problem with the code.
@@ -44,8 +44,8 @@ pub(in super::super) fn clean(code: &str, text: &str) {
 }
 
 /// Like [`clean`], with other facts.
-pub(in super::super) fn clean_with(code: &str, text: &str, facts: impl FnOnce(&mut Facts)) {
-    let mut given = Facts { exists: true, writable: true, ..Facts::default() };
+pub(in super::super) fn clean_with(code: &str, text: &str, facts: impl FnOnce(&mut HostFacts)) {
+    let mut given = HostFacts { exists: true, writable: true, ..HostFacts::default() };
     facts(&mut given);
     let found = problems(code, text, &given);
     assert!(found.is_empty(), "{found:#?} in:\n{text}");

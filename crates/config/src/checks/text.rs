@@ -7,7 +7,7 @@ use super::super::tree::{Node, Table, Value, visit};
 use super::{Check, cron};
 
 /// Maximum number of labels of a runner, including the global ones.
-const LABELS_MAX: usize = 32;
+const MAX_LABELS: usize = 32;
 
 pub(super) fn check(check: &mut Check<'_>) {
     expressions(check);
@@ -44,9 +44,11 @@ fn expressions(check: &mut Check<'_>) {
             && key.kind == Kind::Regex
             && let Err(error) = regex::Regex::new(text)
         {
-            let why = error.to_string();
-            let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            wrong.push(Problem::new("C019", format!("`{path}` is no regular expression: {why}")).at(&node.span));
+            let reason = error.to_string();
+            let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            wrong.push(
+                Problem::new("C019", format!("`{path}` is not a valid regular expression: {reason}")).at(&node.span),
+            );
         }
     });
     wrong.into_iter().for_each(|problem| check.add(problem));
@@ -58,10 +60,10 @@ fn all_labels(check: &mut Check<'_>) {
     for runner in check.runners {
         one_table_of_labels(check, &runner.table);
         let merged: std::collections::BTreeMap<_, _> = global.iter().cloned().chain(labels(&runner.table)).collect();
-        if merged.len() > LABELS_MAX {
+        if merged.len() > MAX_LABELS {
             let message =
-                format!("{} labels together with the global ones; at most {LABELS_MAX} are allowed", merged.len());
-            check.tell(runner, "labels", "C006", message, "remove some");
+                format!("{} labels together with the global ones; at most {MAX_LABELS} are allowed", merged.len());
+            check.report(runner, "labels", "C006", message, "remove some");
         }
     }
 }
@@ -88,10 +90,10 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
     let name = check.runners.get(runner).map(|runner| runner.name.clone()).unwrap_or_default();
     for table in tables {
         for (pattern, node) in table.strings(key) {
-            if let Some(why) = cron::wrong(pattern, fields) {
-                check.add(Problem::new("C015", format!("`{path}.{key}`: {why}")).of(runner, &name).at(&node.span));
+            if let Some(reason) = cron::wrong(pattern, fields) {
+                check.add(Problem::new("C015", format!("`{path}.{key}`: {reason}")).of(runner, &name).at(&node.span));
             } else if cron::is_never(pattern, fields) {
-                let message = format!("`{path}.{key}`: `{}` never comes", shown_name(pattern));
+                let message = format!("`{path}.{key}`: `{}` never matches", shown_name(pattern));
                 let help = "day, month and weekday must all fit, and a step keeps the values that it divides";
                 check.add(Problem::new("C087", message).of(runner, &name).at(&node.span).help(help));
             }
@@ -99,7 +101,7 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
         let zone = if key == "Periods" { "Timezone" } else { "timezone" };
         if let Some(text) = table.str(zone).filter(|text| !check.facts.zone_exists(text)) {
             let message = format!("time zone `{}` is not there", shown_name(text));
-            let help = "mend its name (such as `Europe/Berlin`); if that is right, install tzdata, or set ZONEINFO to its directory";
+            let help = "fix the name (for example `Europe/Berlin`); if it is correct, install tzdata or set ZONEINFO to its directory";
             check.add(Problem::new("C016", message).of(runner, &name).at(&table.place(zone)).help(help));
         }
     }
@@ -164,13 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn c010_an_unknown_key_is_told_with_the_nearest_one() {
-        let told = found("C010", "[[runners]]\nbuids_dir = \"/x\"\n[runners.custom_buid_dir]\nenabled = true\n");
+    fn c010_unknown_key_is_reported_with_suggestion() {
+        let output = found("C010", "[[runners]]\nbuids_dir = \"/x\"\n[runners.custom_buid_dir]\nenabled = true\n");
         assert!(
-            told.contains("2:1 warning[C010]: unknown key `runners.buids_dir` is ignored; did you mean `builds_dir`?"),
-            "{told}"
+            output
+                .contains("2:1 warning[C010]: unknown key `runners.buids_dir` is ignored; did you mean `builds_dir`?"),
+            "{output}"
         );
-        assert!(told.contains("did you mean `custom_build_dir`?"), "{told}");
+        assert!(output.contains("did you mean `custom_build_dir`?"), "{output}");
         assert!(found("C010", "[[runner]]\nname = \"a\"\n").contains("did you mean `runners`?"));
         assert!(found("C010", "limit = 3\nLimit = 4\n").contains("unknown key `limit`"));
         assert!(found("C010", "concurrent = 3\nConcurrent = 4\n").contains("same key as `concurrent`"));
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn c011_removed_keys_are_told_with_their_heirs() {
+    fn c011_removed_keys_are_reported_with_replacements() {
         assert!(
             found("C011", "metrics_server = \":9\"")
                 .contains("removed in GitLab Runner 12.0; the value is ignored; use `listen_address`")
@@ -195,21 +198,21 @@ mod tests {
 
     #[test]
     fn c013_a_bare_integer_counts_nanoseconds() {
-        let told = found("C013", "[[runners]]\nunhealthy_interval = 60\n");
+        let output = found("C013", "[[runners]]\nunhealthy_interval = 60\n");
         assert!(
-            told.contains("`runners.unhealthy_interval = 60` is 60 nanoseconds; write a string such as \"60s\""),
-            "{told}"
+            output.contains("`runners.unhealthy_interval = 60` is 60 nanoseconds; write a string such as \"60s\""),
+            "{output}"
         );
         clean("C013", "[[runners]]\nunhealthy_interval = \"60s\"\n");
         clean("C013", "connection_max_age = 0");
     }
 
     #[test]
-    fn c014_a_wrong_kind_is_told_with_line_and_what_is_needed() {
-        let told = found("C014", "\n\nconcurrent = \"4\"\n");
+    fn c014_wrong_kind_is_reported_with_line() {
+        let output = found("C014", "\n\nconcurrent = \"4\"\n");
         assert!(
-            told.contains("3:14 fatal[C014]: `concurrent` needs an integer, found a string; remove the quotes"),
-            "{told}"
+            output.contains("3:14 fatal[C014]: `concurrent` needs an integer, found a string; remove the quotes"),
+            "{output}"
         );
         clean("C014", "concurrent = 4");
     }
@@ -235,11 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn c016_a_zone_has_to_be_on_this_machine() {
+    fn c016_time_zone_must_exist_on_this_machine() {
         let zones = tempfile::tempdir().unwrap();
         std::fs::create_dir(zones.path().join("Europe")).unwrap();
         std::fs::write(zones.path().join("Europe/Berlin"), "").unwrap();
-        let facts = |facts: &mut super::super::super::Facts| facts.zones = vec![zones.path().to_owned()];
+        let facts = |facts: &mut super::super::super::HostFacts| facts.zones = vec![zones.path().to_owned()];
         let text = |zone: &str| format!("[[runners]]\n[[runners.autoscaler.policy]]\ntimezone = \"{zone}\"\n");
         assert!(found_with("C016", &text("Europe/Berlni"), facts).contains("`Europe/Berlni`"));
         found_with("C016", &text("../etc/passwd"), facts);
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn c017_the_last_period_wins_so_a_general_one_comes_first() {
+    fn c017_last_matching_period_wins() {
         let entry = |period: &str| format!("[[runners.autoscaler.policy]]\nperiods = [\"{period}\"]\n");
         let (day, always) = (entry("* 8-18 * * *"), entry("* * * * *"));
         assert!(
@@ -260,20 +263,20 @@ mod tests {
     }
 
     #[test]
-    fn c087_a_period_that_never_comes() {
+    fn c087_period_never_matches() {
         let policy = |period: &str| format!("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"{period}\"]\n");
-        let told = found("C087", &policy("* * 30 2 *"));
-        assert!(told.starts_with("3:12 warning") && told.contains("`* * 30 2 *` never comes"), "{told}");
+        let output = found("C087", &policy("* * 30 2 *"));
+        assert!(output.starts_with("3:12 warning") && output.contains("`* * 30 2 *` never matches"), "{output}");
         found("C087", "[[runners]]\n[[runners.machine.autoscaling]]\nPeriods = [\"* * * 31 4 * *\"]\n");
         clean("C087", &policy("* * 29 2 *"));
     }
 
     #[test]
-    fn c018_a_key_after_a_table_belongs_to_that_table() {
-        let told = found("C018", "[[runners]]\nname = \"a\"\n[runners.docker]\nimage = \"b\"\nlimit = 3\n");
+    fn c018_key_after_table_belongs_to_that_table() {
+        let output = found("C018", "[[runners]]\nname = \"a\"\n[runners.docker]\nimage = \"b\"\nlimit = 3\n");
         assert!(
-            told.contains("5:1 warning[C018]: `limit` belongs to [[runners]] but was read in [runners.docker]"),
-            "{told}"
+            output.contains("5:1 warning[C018]: `limit` belongs to [[runners]] but was read in [runners.docker]"),
+            "{output}"
         );
         assert!(found("C018", "[session_server]\nconcurrent = 3").contains("belongs to the global section"));
         clean("C018", "concurrent = 3\n[[runners]]\nlimit = 3\n[runners.docker]\nimage = \"b\"\n");

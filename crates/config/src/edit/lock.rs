@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::EditError;
 
 /// Time between two attempts to get a lock, because the system has no wait with a timeout.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A lock. It is released when it is dropped, or when the process ends for any reason.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ fn take(mut file: File, path: &Path, wait: Duration) -> Result<Held, EditError> 
     loop {
         match file.try_lock() {
             Ok(()) => break,
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK_PAUSE),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_POLL_INTERVAL),
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
                 // If the ID cannot be read, it is unknown.

@@ -3,7 +3,7 @@
 //! ```no_run
 //! # use muster_config::edit::{ConfigFile, EditError, NewToken};
 //! # fn register(path: &std::path::Path, entry: toml_edit::Table) -> Result<(), EditError> {
-//! let mut file = ConfigFile::open(path)?; // waits for other writers, at most LOCK_WAIT
+//! let mut file = ConfigFile::open(path)?; // waits for other writers, at most LOCK_TIMEOUT
 //! file.add_runner(entry);
 //! file.save() // the lock is given back when `file` is dropped
 //! # }
@@ -13,7 +13,7 @@
 //! - A save writes a new file beside the old one, syncs it and renames it. So a crash or a full disk leaves either the old file or the
 //!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed.
 //! - Writers exclude each other by a lock file, `.<name>.lock`. [`hold`] is the lock of a running manager.
-//! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved ([`EditError::Changed`]).
+//! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved ([`EditError::ModifiedConcurrently`]).
 
 mod lock;
 mod save;
@@ -30,14 +30,14 @@ use time::format_description::well_known::Rfc3339;
 use toml_edit::{ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use super::codes::Severity;
-use super::facts::Facts;
+use super::facts::HostFacts;
 use super::links;
 use super::load::{self, Loaded};
 use super::problem::Problem;
 pub use lock::{Held, hold};
 
 /// Maximum time that a writer waits for another one.
-pub const LOCK_WAIT: Duration = Duration::from_secs(10);
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reason why a file was not changed. Its content is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub enum EditError {
         pid: Option<u32>,
     },
     /// The file is not a valid configuration.
-    #[error("`{}` cannot be changed, because it has errors:\n{}", path.display(), problems.join("\n"))]
+    #[error("`{}` cannot be changed because it has errors:\n{}", path.display(), problems.join("\n"))]
     Invalid {
         /// Path of the configuration.
         path: PathBuf,
@@ -63,8 +63,8 @@ pub enum EditError {
         problems: Vec<String>,
     },
     /// Another program changed the file in the meantime.
-    #[error("`{}` was changed by somebody else meanwhile; nothing was saved, try again", path.display())]
-    Changed {
+    #[error("`{}` was changed by another program in the meantime; nothing was saved, try again", path.display())]
+    ModifiedConcurrently {
         /// Path of the configuration.
         path: PathBuf,
     },
@@ -93,9 +93,9 @@ fn hint(error: &std::io::Error) -> &'static str {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; the file is as it was, free some space on its disk",
         ErrorKind::ReadOnlyFilesystem => "; the file is as it was, its file system is read-only",
         ErrorKind::PermissionDenied => {
-            "; the file is as it was, mend the permissions of its directory or run as its owner"
+            "; the file is unchanged: fix the permissions of its directory or run as its owner"
         }
-        _ if links::is_circle(error) => ": a symbolic link leads in a circle, let it lead to the file",
+        _ if links::is_symlink_loop(error) => ": a symbolic link leads in a circle, let it lead to the file",
         _ => "",
     }
 }
@@ -156,7 +156,7 @@ impl ConfigFile {
     /// # Errors
     /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
     pub fn open(path: &Path) -> Result<Self, EditError> {
-        Self::open_within(path, LOCK_WAIT)
+        Self::open_within(path, LOCK_TIMEOUT)
     }
 
     /// Like [`ConfigFile::open`], with another timeout for the lock.
@@ -174,7 +174,7 @@ impl ConfigFile {
         let text = before.as_deref().unwrap_or_default();
         match text.parse::<DocumentMut>() {
             Ok(document) => Ok(Self { path, before, document, _lock: lock }),
-            Err(_) => Err(invalid(&path, &load::parse(text, &Facts::default()))),
+            Err(_) => Err(invalid(&path, &load::parse(text, &HostFacts::default()))),
         }
     }
 
@@ -186,7 +186,7 @@ impl ConfigFile {
 
     /// Parses the current text, including the changes so far.
     #[must_use]
-    pub fn read(&self, facts: &Facts) -> Loaded {
+    pub fn read(&self, facts: &HostFacts) -> Loaded {
         load::parse(&self.document.to_string(), facts)
     }
 
@@ -265,10 +265,10 @@ impl ConfigFile {
         let name = string(entry, "name").unwrap_or_default();
         Ok(old.filter(|old| old.contains('$')).map(|old| {
             let message =
-                format!("token = \"{}\" was replaced by the new token, which is in the file now", reference(&old));
+                format!("token = \"{}\" was replaced by the new token, which is now in the file", reference(&old));
             Problem::new("C023", message)
                 .of(index, &name)
-                .help("store the new token where the variable comes from, and write the reference again")
+                .help("store the new token at the source of the variable, and restore the reference")
         }))
     }
 
@@ -291,7 +291,7 @@ impl ConfigFile {
             return Ok(());
         }
         // A defect must not destroy the file: the text to write must be a valid configuration again.
-        let loaded = load::parse(&text, &Facts::default());
+        let loaded = load::parse(&text, &HostFacts::default());
         if loaded.problems.iter().any(|problem| problem.code == "C000" && problem.severity == Severity::Fatal) {
             return Err(invalid(&self.path, &loaded));
         }
@@ -300,11 +300,11 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Saves what the file holds already: whether a save works, before something is done that needs one.
+    /// Checks that the file can be saved, by a trial save of its current content.
     ///
     /// # Errors
-    /// [`EditError`]; the file is as it was in any case.
-    pub fn prove(&self) -> Result<(), EditError> {
+    /// [`EditError`] if it cannot. The content does not change in any case.
+    pub fn check_writable(&self) -> Result<(), EditError> {
         match &self.before {
             Some(text) => save::replace(&self.path, Some(text), text),
             None => Ok(()),

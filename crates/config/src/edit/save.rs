@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::EditError;
 
 /// Maximum number of names that are tried for the new file.
-const NAMES_MAX: u32 = 100;
+const MAX_NAMES: u32 = 100;
 
 /// Creates the file's directory, which only its owner can read.
 pub(super) fn make_directory(path: &Path) -> Result<(), EditError> {
@@ -41,7 +41,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
         }
         _ => {
             gone();
-            return Err(EditError::Changed { path: path.to_owned() });
+            return Err(EditError::ModifiedConcurrently { path: path.to_owned() });
         }
     }
     match fs::rename(&new, path) {
@@ -84,7 +84,7 @@ fn remove_leftovers(path: &Path) {
 
 fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    for number in 0..NAMES_MAX {
+    for number in 0..MAX_NAMES {
         let new = path.with_file_name(format!(".{name}.new-{}-{number}", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new) {
             Ok(file) => return Ok((new, file)),
@@ -92,7 +92,7 @@ fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
             Err(error) => return Err(error),
         }
     }
-    Err(io::Error::new(ErrorKind::AlreadyExists, format!("{NAMES_MAX} files `.{name}.new-*` are there; remove them")))
+    Err(io::Error::new(ErrorKind::AlreadyExists, format!("{MAX_NAMES} files `.{name}.new-*` are there; remove them")))
 }
 
 /// Gives the new file the mode and owner of the old one. Without an old file the mode is 0600.

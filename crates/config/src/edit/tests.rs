@@ -65,7 +65,7 @@ fn new_token(token: &str) -> NewToken {
 }
 
 #[test]
-fn an_added_runner_leaves_every_other_byte_alone() {
+fn added_runner_changes_no_other_byte() {
     let home = Home::new(SAMPLE);
     let entry =
         "name = \"three\"\ntoken = \"glrt-three\"\n[docker]\nimage = \"busybox\"\n".parse::<DocumentMut>().unwrap();
@@ -79,7 +79,7 @@ fn an_added_runner_leaves_every_other_byte_alone() {
 }
 
 #[test]
-fn a_removed_runner_takes_only_itself_away() {
+fn removed_runner_changes_no_other_byte() {
     let home = Home::new(SAMPLE);
     let text = home.change(|file| file.remove_runner(0).unwrap());
     let start = SAMPLE.find("\n# the first one").unwrap();
@@ -90,12 +90,12 @@ fn a_removed_runner_takes_only_itself_away() {
 }
 
 #[test]
-fn c023_a_new_token_comes_into_its_place_and_a_reference_that_is_lost_is_told() {
+fn c023_replaced_token_reference_is_reported() {
     let home = Home::new(SAMPLE);
     let text = home.change(|file| {
-        let told = file.set_token(0, &new_token("glrt-new")).unwrap().unwrap();
-        assert_eq!(told.code, "C023");
-        assert!(told.message.contains("$RUNNER_TOKEN") && !told.message.contains("glrt-new"), "{told}");
+        let output = file.set_token(0, &new_token("glrt-new")).unwrap().unwrap();
+        assert_eq!(output.code, "C023");
+        assert!(output.message.contains("$RUNNER_TOKEN") && !output.message.contains("glrt-new"), "{output}");
         assert!(file.set_token(1, &new_token("glrt-other")).unwrap().is_none());
     });
     assert!(text.contains("token = \"glrt-new\" # from the vault"), "{text}");
@@ -105,14 +105,14 @@ fn c023_a_new_token_comes_into_its_place_and_a_reference_that_is_lost_is_told() 
 }
 
 #[test]
-fn a_save_of_something_else_keeps_references_to_the_environment() {
+fn other_changes_keep_environment_references() {
     let home = Home::new(SAMPLE);
     let text = home.change(|file| file.remove_runner(1).unwrap());
     assert!(text.contains("token = \"$RUNNER_TOKEN\" # from the vault"), "{text}");
 }
 
 #[test]
-fn inline_entries_and_other_spellings_are_changed_too() {
+fn inline_entries_and_other_spellings_are_edited() {
     let home = Home::new("Runners = [{ name = \"a\", token = \"x\" }, { name = \"b\" }]\n");
     let text = home.change(|file| {
         file.set_token(0, &NewToken { obtained_at: None, id: None, ..new_token("y") }).unwrap();
@@ -123,7 +123,7 @@ fn inline_entries_and_other_spellings_are_changed_too() {
 }
 
 #[test]
-fn modes_stay_and_new_files_are_private() {
+fn modes_are_kept_and_new_files_are_private() {
     let home = Home::new(SAMPLE);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
@@ -138,7 +138,7 @@ fn modes_stay_and_new_files_are_private() {
 }
 
 #[test]
-fn a_link_stays_a_link_and_its_target_is_changed() {
+fn symlink_is_kept_and_its_target_edited() {
     let home = Home::new(SAMPLE);
     let link = home.directory.path().join("link.toml");
     std::os::unix::fs::symlink("config.toml", &link).unwrap();
@@ -150,7 +150,7 @@ fn a_link_stays_a_link_and_its_target_is_changed() {
 }
 
 #[test]
-fn links_that_lead_in_a_circle_are_told_by_what_the_system_says_of_them() {
+fn symlink_loop_is_reported() {
     let home = Home::new(SAMPLE);
     let link = home.path().with_file_name("a.toml");
     std::os::unix::fs::symlink("a.toml", &link).unwrap();
@@ -163,7 +163,7 @@ fn links_that_lead_in_a_circle_are_told_by_what_the_system_says_of_them() {
 }
 
 #[test]
-fn a_second_writer_waits_for_its_turn_and_then_says_who_has_it() {
+fn second_writer_waits_and_then_names_lock_holder() {
     let home = Home::new(SAMPLE);
     let first = ConfigFile::open(&home.path()).unwrap();
     let error = ConfigFile::open_within(&home.path(), Duration::from_millis(50)).unwrap_err();
@@ -173,7 +173,7 @@ fn a_second_writer_waits_for_its_turn_and_then_says_who_has_it() {
 }
 
 #[test]
-fn c030_a_second_manager_on_one_file_is_refused_while_writers_are_not() {
+fn c030_second_manager_is_refused_but_writers_are_not() {
     let home = Home::new(SAMPLE);
     let held = hold(&home.path()).unwrap();
     let error = hold(&home.path()).unwrap_err();
@@ -185,18 +185,18 @@ fn c030_a_second_manager_on_one_file_is_refused_while_writers_are_not() {
 }
 
 #[test]
-fn what_somebody_else_wrote_meanwhile_is_not_lost() {
+fn concurrent_changes_are_not_overwritten() {
     let home = Home::new(SAMPLE);
     let mut file = ConfigFile::open(&home.path()).unwrap();
     file.remove_runner(0).unwrap();
     std::fs::write(home.path(), "concurrent = 9\n").unwrap();
-    assert!(matches!(file.save(), Err(EditError::Changed { .. })));
+    assert!(matches!(file.save(), Err(EditError::ModifiedConcurrently { .. })));
     assert_eq!(home.text(), "concurrent = 9\n");
     assert_eq!(home.names(), [".config.toml.lock", "config.toml"], "nothing is left beside it");
 }
 
 #[test]
-fn a_file_with_errors_is_not_touched_and_its_secrets_are_not_told() {
+fn invalid_file_is_not_edited_and_secrets_are_not_shown() {
     let broken = "[[runners]]\ntoken = \"glrt-verysecret\nname = \"x\"\n";
     let home = Home::new(broken);
     let error = ConfigFile::open(&home.path()).unwrap_err().to_string();
@@ -206,7 +206,7 @@ fn a_file_with_errors_is_not_touched_and_its_secrets_are_not_told() {
 }
 
 #[test]
-fn what_a_killed_save_left_goes_with_the_next_one() {
+fn leftovers_of_killed_save_are_removed() {
     let home = Home::new(SAMPLE);
     for name in [".config.toml.new-30070-0", ".config.toml.new-1-12", ".config.toml.new-of-mine", "config.toml.new-1-0"]
     {

@@ -1,61 +1,61 @@
-//! What the options of four docker-machine drivers are in the groups of their clouds (R025, R026).
+//! Translates the options of four docker-machine drivers to instance groups of their clouds (R025, R026).
 //!
-//! Sources: the drivers' own options (docker/machine, `drivers/*`), and the settings of GitLab's plugins `aws`, `googlecloud`
-//! and `azure` (fleeting.md 5.3-5.5).
+//! Sources: the drivers' own options (docker/machine, `drivers/*`), and the settings of GitLab's plugins `aws`, `googlecloud` and
+//! `azure`.
 
-/// Where an option goes.
+/// Target of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum To {
-    /// This key of `plugin_config`.
+pub(super) enum OptionTarget {
+    /// A key of `plugin_config`.
     Plugin(&'static str),
-    /// This key of `connector_config`.
+    /// A key of `connector_config`.
     Connector(&'static str),
-    /// The manager reaches machines by their internal address.
+    /// The manager connects to machines by their internal address.
     Internal,
-    /// A property of the group or of its template, by its name there.
+    /// A property of the group or its template, by its name there.
     Group(&'static str),
-    /// A credential, which is not written anywhere: where it goes.
+    /// A credential. It is not written anywhere; the text says where to put it.
     Secret(&'static str),
-    /// Nothing takes its place: why.
-    Gone(&'static str),
+    /// The option has no replacement, for this reason.
+    Dropped(&'static str),
 }
 
-/// A driver, and what takes its place.
+/// A driver and its replacement.
 #[derive(Debug)]
 pub(super) struct Driver {
-    /// Its name in `MachineDriver`.
+    /// Name in `MachineDriver`.
     pub(super) name: &'static str,
-    /// `plugin`; none where the cloud has no group plugin.
+    /// Value of `plugin`. `None` if the cloud has no group plugin.
     pub(super) plugin: Option<&'static str>,
-    /// What its group is called.
+    /// The cloud's name for an instance group.
     pub(super) group: &'static str,
-    /// The user that the driver takes where no option says.
+    /// Default user of the driver.
     pub(super) username: &'static str,
-    /// Keys of `plugin_config` with what the driver takes where no option says.
+    /// Keys of `plugin_config` with the driver's defaults.
     pub(super) defaults: &'static [(&'static str, &'static str)],
-    /// How the group has to be made.
+    /// How to create the group.
     pub(super) advice: &'static [&'static str],
-    pub(super) options: &'static [(&'static str, To)],
+    pub(super) options: &'static [(&'static str, OptionTarget)],
 }
 
-/// What holds for every group.
+/// Advice for every group.
 pub(super) const IMAGE: &str = "docker-machine installed Docker Engine on each machine: the image of the group has to have it, and its user \
                                 has to be in the group `docker`";
 
 /// Options of docker-machine itself.
-pub(super) const COMMON: [(&str, To); 9] = [
-    ("engine-install-url", To::Gone("the image has the engine already")),
-    ("engine-opt", To::Group("/etc/docker/daemon.json of the image")),
-    ("engine-insecure-registry", To::Group("insecure-registries in /etc/docker/daemon.json of the image")),
-    ("engine-registry-mirror", To::Group("registry-mirrors in /etc/docker/daemon.json of the image")),
-    ("engine-label", To::Group("labels in /etc/docker/daemon.json of the image")),
-    ("engine-storage-driver", To::Group("storage-driver in /etc/docker/daemon.json of the image")),
-    ("engine-env", To::Group("the environment of the image's docker.service")),
-    ("tls-san", To::Gone("Docker is reached through SSH, not TLS")),
-    ("swarm", To::Gone("jobs need no swarm")),
+pub(super) const COMMON: [(&str, OptionTarget); 9] = [
+    ("engine-install-url", OptionTarget::Dropped("the image has the engine already")),
+    ("engine-opt", OptionTarget::Group("/etc/docker/daemon.json of the image")),
+    ("engine-insecure-registry", OptionTarget::Group("insecure-registries in /etc/docker/daemon.json of the image")),
+    ("engine-registry-mirror", OptionTarget::Group("registry-mirrors in /etc/docker/daemon.json of the image")),
+    ("engine-label", OptionTarget::Group("labels in /etc/docker/daemon.json of the image")),
+    ("engine-storage-driver", OptionTarget::Group("storage-driver in /etc/docker/daemon.json of the image")),
+    ("engine-env", OptionTarget::Group("the environment of the image's docker.service")),
+    ("tls-san", OptionTarget::Dropped("Docker is reached through SSH, not TLS")),
+    ("swarm", OptionTarget::Dropped("jobs need no swarm")),
 ];
 
-/// The driver of this name.
+/// Returns the driver with this name.
 pub(super) fn driver(name: &str) -> Option<&'static Driver> {
     DRIVERS.iter().find(|driver| driver.name == name)
 }
@@ -74,46 +74,61 @@ static DRIVERS: [Driver; 4] = [
              autoscaling:TerminateInstanceInAutoScalingGroup, ec2:DescribeInstances, ec2-instance-connect:SendSSHPublicKey",
         ],
         options: &[
-            ("amazonec2-access-key", To::Secret("the file of credentials_file or a role of the manager's instance")),
-            ("amazonec2-secret-key", To::Secret("the file of credentials_file or a role of the manager's instance")),
-            ("amazonec2-session-token", To::Secret("the file of credentials_file or a role of the manager's instance")),
-            ("amazonec2-region", To::Plugin("region")),
-            ("amazonec2-ssh-user", To::Connector("username")),
-            ("amazonec2-ssh-keypath", To::Connector("key_path")),
-            ("amazonec2-ssh-port", To::Connector("protocol_port")),
-            ("amazonec2-private-address-only", To::Internal),
-            ("amazonec2-use-private-address", To::Internal),
-            ("amazonec2-ami", To::Group("ImageId of the launch template")),
-            ("amazonec2-instance-type", To::Group("InstanceType of the launch template")),
-            ("amazonec2-vpc-id", To::Group("the VPC of the group's subnets")),
-            ("amazonec2-subnet-id", To::Group("VPCZoneIdentifier of the group")),
-            ("amazonec2-zone", To::Group("the zone of the group's subnets")),
-            ("amazonec2-security-group", To::Group("SecurityGroups of the launch template")),
-            ("amazonec2-security-group-readonly", To::Gone("the plugin changes no security group")),
-            ("amazonec2-open-port", To::Group("a rule of the security group")),
-            ("amazonec2-tags", To::Group("Tags of the group, propagated at launch")),
-            ("amazonec2-device-name", To::Group("BlockDeviceMappings.DeviceName of the launch template")),
-            ("amazonec2-root-size", To::Group("BlockDeviceMappings.Ebs.VolumeSize of the launch template, in GiB")),
-            ("amazonec2-volume-type", To::Group("BlockDeviceMappings.Ebs.VolumeType of the launch template")),
-            ("amazonec2-iam-instance-profile", To::Group("IamInstanceProfile of the launch template")),
-            ("amazonec2-keypair-name", To::Group("KeyName of the launch template")),
+            (
+                "amazonec2-access-key",
+                OptionTarget::Secret("the file of credentials_file or a role of the manager's instance"),
+            ),
+            (
+                "amazonec2-secret-key",
+                OptionTarget::Secret("the file of credentials_file or a role of the manager's instance"),
+            ),
+            (
+                "amazonec2-session-token",
+                OptionTarget::Secret("the file of credentials_file or a role of the manager's instance"),
+            ),
+            ("amazonec2-region", OptionTarget::Plugin("region")),
+            ("amazonec2-ssh-user", OptionTarget::Connector("username")),
+            ("amazonec2-ssh-keypath", OptionTarget::Connector("key_path")),
+            ("amazonec2-ssh-port", OptionTarget::Connector("protocol_port")),
+            ("amazonec2-private-address-only", OptionTarget::Internal),
+            ("amazonec2-use-private-address", OptionTarget::Internal),
+            ("amazonec2-ami", OptionTarget::Group("ImageId of the launch template")),
+            ("amazonec2-instance-type", OptionTarget::Group("InstanceType of the launch template")),
+            ("amazonec2-vpc-id", OptionTarget::Group("the VPC of the group's subnets")),
+            ("amazonec2-subnet-id", OptionTarget::Group("VPCZoneIdentifier of the group")),
+            ("amazonec2-zone", OptionTarget::Group("the zone of the group's subnets")),
+            ("amazonec2-security-group", OptionTarget::Group("SecurityGroups of the launch template")),
+            ("amazonec2-security-group-readonly", OptionTarget::Dropped("the plugin changes no security group")),
+            ("amazonec2-open-port", OptionTarget::Group("a rule of the security group")),
+            ("amazonec2-tags", OptionTarget::Group("Tags of the group, propagated at launch")),
+            ("amazonec2-device-name", OptionTarget::Group("BlockDeviceMappings.DeviceName of the launch template")),
+            (
+                "amazonec2-root-size",
+                OptionTarget::Group("BlockDeviceMappings.Ebs.VolumeSize of the launch template, in GiB"),
+            ),
+            ("amazonec2-volume-type", OptionTarget::Group("BlockDeviceMappings.Ebs.VolumeType of the launch template")),
+            ("amazonec2-iam-instance-profile", OptionTarget::Group("IamInstanceProfile of the launch template")),
+            ("amazonec2-keypair-name", OptionTarget::Group("KeyName of the launch template")),
             (
                 "amazonec2-request-spot-instance",
-                To::Group("OnDemandPercentageAboveBaseCapacity 0 in the group's MixedInstancesPolicy"),
+                OptionTarget::Group("OnDemandPercentageAboveBaseCapacity 0 in the group's MixedInstancesPolicy"),
             ),
-            ("amazonec2-spot-price", To::Group("SpotMaxPrice in the group's MixedInstancesPolicy")),
-            ("amazonec2-block-duration-minutes", To::Gone("AWS sells no spot blocks any more")),
-            ("amazonec2-monitoring", To::Group("Monitoring of the launch template")),
-            ("amazonec2-use-ebs-optimized-instance", To::Group("EbsOptimized of the launch template")),
-            ("amazonec2-userdata", To::Group("UserData of the launch template")),
-            ("amazonec2-metadata-token", To::Group("MetadataOptions.HttpTokens of the launch template")),
+            ("amazonec2-spot-price", OptionTarget::Group("SpotMaxPrice in the group's MixedInstancesPolicy")),
+            ("amazonec2-block-duration-minutes", OptionTarget::Dropped("AWS sells no spot blocks any more")),
+            ("amazonec2-monitoring", OptionTarget::Group("Monitoring of the launch template")),
+            ("amazonec2-use-ebs-optimized-instance", OptionTarget::Group("EbsOptimized of the launch template")),
+            ("amazonec2-userdata", OptionTarget::Group("UserData of the launch template")),
+            ("amazonec2-metadata-token", OptionTarget::Group("MetadataOptions.HttpTokens of the launch template")),
             (
                 "amazonec2-metadata-token-response-hop-limit",
-                To::Group("MetadataOptions.HttpPutResponseHopLimit of the launch template"),
+                OptionTarget::Group("MetadataOptions.HttpPutResponseHopLimit of the launch template"),
             ),
-            ("amazonec2-retries", To::Gone("the plugin retries by itself")),
-            ("amazonec2-endpoint", To::Gone("set endpoint_url in the AWS config file that config_file names")),
-            ("amazonec2-insecure-transport", To::Gone("AWS is spoken to by TLS only")),
+            ("amazonec2-retries", OptionTarget::Dropped("the plugin retries automatically")),
+            (
+                "amazonec2-endpoint",
+                OptionTarget::Dropped("set endpoint_url in the AWS config file that config_file names"),
+            ),
+            ("amazonec2-insecure-transport", OptionTarget::Dropped("AWS is spoken to by TLS only")),
         ],
     },
     Driver {
@@ -128,39 +143,42 @@ static DRIVERS: [Driver; 4] = [
              and iam.serviceAccountUser on the instances' account",
         ],
         options: &[
-            ("google-project", To::Plugin("project")),
-            ("google-zone", To::Plugin("zone")),
-            ("google-username", To::Connector("username")),
-            ("google-use-internal-ip", To::Internal),
-            ("google-use-internal-ip-only", To::Internal),
-            ("google-machine-type", To::Group("machineType of the instance template")),
-            ("google-machine-image", To::Group("the boot disk's sourceImage in the instance template")),
-            ("google-service-account", To::Group("serviceAccounts.email of the instance template")),
-            ("google-scopes", To::Group("serviceAccounts.scopes of the instance template")),
-            ("google-disk-size", To::Group("the boot disk's diskSizeGb in the instance template")),
-            ("google-disk-type", To::Group("the boot disk's diskType in the instance template")),
-            ("google-network", To::Group("networkInterfaces.network of the instance template")),
-            ("google-subnetwork", To::Group("networkInterfaces.subnetwork of the instance template")),
-            ("google-address", To::Gone("instances of a group share no address")),
+            ("google-project", OptionTarget::Plugin("project")),
+            ("google-zone", OptionTarget::Plugin("zone")),
+            ("google-username", OptionTarget::Connector("username")),
+            ("google-use-internal-ip", OptionTarget::Internal),
+            ("google-use-internal-ip-only", OptionTarget::Internal),
+            ("google-machine-type", OptionTarget::Group("machineType of the instance template")),
+            ("google-machine-image", OptionTarget::Group("the boot disk's sourceImage in the instance template")),
+            ("google-service-account", OptionTarget::Group("serviceAccounts.email of the instance template")),
+            ("google-scopes", OptionTarget::Group("serviceAccounts.scopes of the instance template")),
+            ("google-disk-size", OptionTarget::Group("the boot disk's diskSizeGb in the instance template")),
+            ("google-disk-type", OptionTarget::Group("the boot disk's diskType in the instance template")),
+            ("google-network", OptionTarget::Group("networkInterfaces.network of the instance template")),
+            ("google-subnetwork", OptionTarget::Group("networkInterfaces.subnetwork of the instance template")),
+            ("google-address", OptionTarget::Dropped("instances of a group share no address")),
             (
                 "google-preemptible",
-                To::Group("scheduling.preemptible (or provisioningModel SPOT) of the instance template"),
+                OptionTarget::Group("scheduling.preemptible (or provisioningModel SPOT) of the instance template"),
             ),
-            ("google-tags", To::Group("tags of the instance template")),
-            ("google-label", To::Group("labels of the instance template")),
-            ("google-metadata", To::Group("metadata of the instance template")),
-            ("google-metadata-from-file", To::Group("metadata of the instance template")),
-            ("google-userdata", To::Group("metadata user-data of the instance template")),
-            ("google-accelerator", To::Group("guestAccelerators of the instance template")),
-            ("google-maintenance-policy", To::Group("scheduling.onHostMaintenance of the instance template")),
-            ("google-min-cpu-platform", To::Group("minCpuPlatform of the instance template")),
-            ("google-open-port", To::Group("a firewall rule of the network")),
-            ("google-use-existing", To::Gone("the group owns its instances")),
-            ("google-operation-backoff-initial-interval", To::Gone("the plugin retries by itself")),
-            ("google-operation-backoff-randomization-factor", To::Gone("the plugin retries by itself")),
-            ("google-operation-backoff-multipler", To::Gone("the plugin retries by itself")),
-            ("google-operation-backoff-max-interval", To::Gone("the plugin retries by itself")),
-            ("google-operation-backoff-max-elapsed-time", To::Gone("the plugin retries by itself")),
+            ("google-tags", OptionTarget::Group("tags of the instance template")),
+            ("google-label", OptionTarget::Group("labels of the instance template")),
+            ("google-metadata", OptionTarget::Group("metadata of the instance template")),
+            ("google-metadata-from-file", OptionTarget::Group("metadata of the instance template")),
+            ("google-userdata", OptionTarget::Group("metadata user-data of the instance template")),
+            ("google-accelerator", OptionTarget::Group("guestAccelerators of the instance template")),
+            ("google-maintenance-policy", OptionTarget::Group("scheduling.onHostMaintenance of the instance template")),
+            ("google-min-cpu-platform", OptionTarget::Group("minCpuPlatform of the instance template")),
+            ("google-open-port", OptionTarget::Group("a firewall rule of the network")),
+            ("google-use-existing", OptionTarget::Dropped("the group owns its instances")),
+            ("google-operation-backoff-initial-interval", OptionTarget::Dropped("the plugin retries automatically")),
+            (
+                "google-operation-backoff-randomization-factor",
+                OptionTarget::Dropped("the plugin retries automatically"),
+            ),
+            ("google-operation-backoff-multipler", OptionTarget::Dropped("the plugin retries automatically")),
+            ("google-operation-backoff-max-interval", OptionTarget::Dropped("the plugin retries automatically")),
+            ("google-operation-backoff-max-elapsed-time", OptionTarget::Dropped("the plugin retries automatically")),
         ],
     },
     Driver {
@@ -174,34 +192,40 @@ static DRIVERS: [Driver; 4] = [
             "the plugin brings no key to the instances: write key_path or password into connector_config",
         ],
         options: &[
-            ("azure-subscription-id", To::Plugin("subscription_id")),
-            ("azure-resource-group", To::Plugin("resource_group_name")),
-            ("azure-ssh-user", To::Connector("username")),
-            ("azure-client-id", To::Secret("AZURE_CLIENT_ID in the manager's environment, or a managed identity")),
+            ("azure-subscription-id", OptionTarget::Plugin("subscription_id")),
+            ("azure-resource-group", OptionTarget::Plugin("resource_group_name")),
+            ("azure-ssh-user", OptionTarget::Connector("username")),
+            (
+                "azure-client-id",
+                OptionTarget::Secret("AZURE_CLIENT_ID in the manager's environment, or a managed identity"),
+            ),
             (
                 "azure-client-secret",
-                To::Secret("AZURE_CLIENT_SECRET in the manager's environment, or a managed identity"),
+                OptionTarget::Secret("AZURE_CLIENT_SECRET in the manager's environment, or a managed identity"),
             ),
-            ("azure-tenant-id", To::Secret("AZURE_TENANT_ID in the manager's environment, or a managed identity")),
-            ("azure-use-private-ip", To::Internal),
-            ("azure-no-public-ip", To::Internal),
-            ("azure-environment", To::Gone("the plugin takes the cloud of its credentials")),
-            ("azure-location", To::Group("location of the scale set")),
-            ("azure-size", To::Group("sku of the scale set")),
-            ("azure-image", To::Group("imageReference of the scale set")),
-            ("azure-vnet", To::Group("the network profile of the scale set")),
-            ("azure-subnet", To::Group("the network profile of the scale set")),
-            ("azure-subnet-prefix", To::Group("the address prefix of the subnet")),
-            ("azure-availability-set", To::Gone("a scale set spreads its instances by itself")),
-            ("azure-open-port", To::Group("a rule of the network security group")),
-            ("azure-docker-port", To::Gone("Docker is reached through SSH")),
-            ("azure-private-ip-address", To::Gone("instances of a scale set share no address")),
-            ("azure-static-public-ip", To::Gone("instances of a scale set share no address")),
-            ("azure-dns", To::Group("the public address configuration of the scale set")),
-            ("azure-storage-type", To::Group("osDisk.managedDisk.storageAccountType of the scale set")),
-            ("azure-managed-disks", To::Gone("disks of a scale set are managed ones")),
-            ("azure-custom-data", To::Group("customData of the scale set")),
-            ("azure-tags", To::Group("tags of the scale set")),
+            (
+                "azure-tenant-id",
+                OptionTarget::Secret("AZURE_TENANT_ID in the manager's environment, or a managed identity"),
+            ),
+            ("azure-use-private-ip", OptionTarget::Internal),
+            ("azure-no-public-ip", OptionTarget::Internal),
+            ("azure-environment", OptionTarget::Dropped("the plugin takes the cloud of its credentials")),
+            ("azure-location", OptionTarget::Group("location of the scale set")),
+            ("azure-size", OptionTarget::Group("sku of the scale set")),
+            ("azure-image", OptionTarget::Group("imageReference of the scale set")),
+            ("azure-vnet", OptionTarget::Group("the network profile of the scale set")),
+            ("azure-subnet", OptionTarget::Group("the network profile of the scale set")),
+            ("azure-subnet-prefix", OptionTarget::Group("the address prefix of the subnet")),
+            ("azure-availability-set", OptionTarget::Dropped("a scale set spreads its instances automatically")),
+            ("azure-open-port", OptionTarget::Group("a rule of the network security group")),
+            ("azure-docker-port", OptionTarget::Dropped("Docker is reached through SSH")),
+            ("azure-private-ip-address", OptionTarget::Dropped("instances of a scale set share no address")),
+            ("azure-static-public-ip", OptionTarget::Dropped("instances of a scale set share no address")),
+            ("azure-dns", OptionTarget::Group("the public address configuration of the scale set")),
+            ("azure-storage-type", OptionTarget::Group("osDisk.managedDisk.storageAccountType of the scale set")),
+            ("azure-managed-disks", OptionTarget::Dropped("disks of a scale set are managed ones")),
+            ("azure-custom-data", OptionTarget::Group("customData of the scale set")),
+            ("azure-tags", OptionTarget::Group("tags of the scale set")),
         ],
     },
     Driver {
@@ -215,20 +239,20 @@ static DRIVERS: [Driver; 4] = [
              delete droplets with these values (docs/how-to/write-a-plugin.md)",
         ],
         options: &[
-            ("digitalocean-access-token", To::Secret("the environment of the script")),
-            ("digitalocean-ssh-user", To::Connector("username")),
-            ("digitalocean-ssh-key-path", To::Connector("key_path")),
-            ("digitalocean-ssh-port", To::Connector("protocol_port")),
-            ("digitalocean-ssh-key-fingerprint", To::Group("ssh_keys of the droplet")),
-            ("digitalocean-image", To::Group("image of the droplet")),
-            ("digitalocean-region", To::Group("region of the droplet")),
-            ("digitalocean-size", To::Group("size of the droplet")),
-            ("digitalocean-ipv6", To::Group("ipv6 of the droplet")),
-            ("digitalocean-private-networking", To::Internal),
-            ("digitalocean-backups", To::Group("backups of the droplet")),
-            ("digitalocean-userdata", To::Group("user_data of the droplet")),
-            ("digitalocean-monitoring", To::Group("monitoring of the droplet")),
-            ("digitalocean-tags", To::Group("tags of the droplet")),
+            ("digitalocean-access-token", OptionTarget::Secret("the environment of the script")),
+            ("digitalocean-ssh-user", OptionTarget::Connector("username")),
+            ("digitalocean-ssh-key-path", OptionTarget::Connector("key_path")),
+            ("digitalocean-ssh-port", OptionTarget::Connector("protocol_port")),
+            ("digitalocean-ssh-key-fingerprint", OptionTarget::Group("ssh_keys of the droplet")),
+            ("digitalocean-image", OptionTarget::Group("image of the droplet")),
+            ("digitalocean-region", OptionTarget::Group("region of the droplet")),
+            ("digitalocean-size", OptionTarget::Group("size of the droplet")),
+            ("digitalocean-ipv6", OptionTarget::Group("ipv6 of the droplet")),
+            ("digitalocean-private-networking", OptionTarget::Internal),
+            ("digitalocean-backups", OptionTarget::Group("backups of the droplet")),
+            ("digitalocean-userdata", OptionTarget::Group("user_data of the droplet")),
+            ("digitalocean-monitoring", OptionTarget::Group("monitoring of the droplet")),
+            ("digitalocean-tags", OptionTarget::Group("tags of the droplet")),
         ],
     },
 ];
@@ -238,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_option_is_its_drivers_and_stands_once() {
+    fn options_are_unique_per_driver() {
         for driver in &DRIVERS {
             let mut names: Vec<_> = driver.options.iter().map(|(name, _)| *name).collect();
             assert!(names.iter().all(|name| name.starts_with(&format!("{}-", driver.name))), "{names:?}");

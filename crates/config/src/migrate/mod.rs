@@ -1,59 +1,58 @@
-//! From `[runners.machine]` to `[runners.autoscaler]`: the same file with the keys that take the place of Docker Machine's, and
-//! notes about what nothing takes the place of (R026).
+//! Migrates `[runners.machine]` to `[runners.autoscaler]`: the same file with new keys, and notes about keys without a replacement (R026).
 //!
 //! ```text
 //! text --load--> tree --machine.rs--> policies, limits --+
 //!    |                 --drivers.rs--> options by their --+--> [runners.autoscaler] with notes as comments
-//!    +--toml_edit: every other byte stays ----------------+
+//!    +--toml_edit: every other byte is kept --------------+
 //! ```
 
 mod drivers;
-mod gone;
+mod dropped;
 mod write;
 
 use toml_edit::{DocumentMut, Item, Table as EditTable};
 
-use super::facts::Facts;
+use super::facts::HostFacts;
 use super::load::{self, Loaded};
 use super::machine;
 use super::problem::shown_name;
 use super::runners::Runner;
 use super::tree::Table;
-use drivers::{Driver, To};
+use drivers::{Driver, OptionTarget};
 
-/// What takes the machines' place.
+/// What replaces the machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// The group of the driver's cloud, by its plugin; machines where the cloud has none.
+pub enum MigrationTarget {
+    /// An instance group of the driver's cloud, or machines if the cloud has no group plugin.
     Group,
-    /// The machines as they are, by the plugin `docker-machine`.
+    /// The machines themselves, through the plugin `docker-machine`.
     Machines,
 }
 
 /// A configuration without `[runners.machine]`.
 #[derive(Debug)]
 pub struct Migration {
-    /// The file's text.
+    /// Text of the file.
     pub text: String,
-    /// Entries that were changed: their names, and what there is to say.
+    /// Names of the changed entries, with their notes.
     pub entries: Vec<(String, Vec<String>)>,
 }
 
-/// Why a text was not migrated.
+/// Reason why a text was not migrated.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// It is no configuration; the problems tell.
-    #[error("the configuration has errors, which come first")]
+    /// It is not a valid configuration.
+    #[error("the configuration has errors; fix them first")]
     Invalid(Loaded),
-    /// There is no `[runners.machine]`.
-    #[error("no entry of [[runners]] has [runners.machine]: there is nothing to migrate")]
+    /// It has no `[runners.machine]`.
+    #[error("no entry of [[runners]] has [runners.machine]; nothing to migrate")]
     Nothing,
-    /// The entry is written inline.
+    /// The entry is an inline table.
     #[error(
         "runner {0}: the entry is written in one line; write it as [[runners]] and [runners.machine], then try again"
     )]
     Inline(String),
-    /// Nobody can say what makes the machines.
+    /// It is unknown which driver creates the machines.
     #[error(
         "runner {0}: [runners.machine] has no MachineDriver, and without one there are no machines; write it, such as \
          MachineDriver = \"amazonec2\" (google, azure, ...), then try again"
@@ -61,11 +60,11 @@ pub enum MigrateError {
     NoDriver(String),
 }
 
-/// The settings that come of `[runners.machine]`, in their own words.
-struct New {
+/// New settings for a `[runners.machine]`.
+struct MigratedSettings {
     plugin: String,
     plugin_config: serde_json::Map<String, serde_json::Value>,
-    /// Empty where the plugin knows all.
+    /// Empty if the plugin knows everything.
     connector: Vec<(&'static str, Known)>,
     notes: Vec<String>,
 }
@@ -77,11 +76,11 @@ enum Known {
     Truth(bool),
 }
 
-/// The text with every `[runners.machine]` replaced.
+/// Replaces every `[runners.machine]` in the text.
 ///
 /// # Errors
-/// [`MigrateError`].
-pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, MigrateError> {
+/// [`MigrateError`] if the text has errors or nothing to migrate.
+pub fn migrate(text: &str, facts: &HostFacts, way: MigrationTarget) -> Result<Migration, MigrateError> {
     let loaded = load::parse(text, facts);
     let (Some(config), Ok(mut document)) = (&loaded.config, text.parse::<DocumentMut>()) else {
         return Err(MigrateError::Invalid(loaded));
@@ -92,10 +91,10 @@ pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, Migrate
         let Some(old) = runner.table.table("machine") else { continue };
         let name = shown_name(&runner.name);
         let Some(entry) = entry(&mut document, runner.index) else { return Err(MigrateError::Inline(name)) };
-        let notes = if !OF_MACHINES.contains(&runner.executor.as_str()) {
+        let notes = if !MACHINE_EXECUTORS.contains(&runner.executor.as_str()) {
             remove(entry, "machine");
             let executor = shown_name(&runner.executor);
-            vec![format!("executor `{executor}` has no machines: [runners.machine] had no effect, and is gone")]
+            vec![format!("executor `{executor}` has no machines: [runners.machine] had no effect and was removed")]
         } else if let Some(autoscaler) = runner.table.table("autoscaler") {
             write::without_machine(entry, runner);
             beside(runner, old, autoscaler, drains)
@@ -112,9 +111,9 @@ pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, Migrate
         return Err(MigrateError::Nothing);
     }
     if let Some(drain) = config.tree.table("machine") {
-        // Only `delete_instances_on_shutdown` is left of it.
+        // Only `delete_instances_on_shutdown` replaces it.
         let notes = drain.table("shutdown_drain").map(|_| {
-            "[machine.shutdown_drain] is gone: delete_instances_on_shutdown of each entry takes its place".to_owned()
+            "[machine.shutdown_drain] was dropped: delete_instances_on_shutdown of each entry replaces it".to_owned()
         });
         remove(document.as_table_mut(), "machine");
         entries.push(("(global)".to_owned(), notes.into_iter().collect()));
@@ -122,7 +121,7 @@ pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, Migrate
     Ok(Migration { text: document.to_string(), entries })
 }
 
-/// The entry in the text; none where it is not written as a table.
+/// Returns the entry in the text. `None` if it is not written as a table.
 fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     let root = document.as_table_mut();
     let name = root.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("runners"))?.to_owned();
@@ -135,17 +134,17 @@ fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     machine.is_table().then_some(entry)
 }
 
-/// The executors that can have machines.
-const OF_MACHINES: [&str; 3] = ["docker+machine", "docker-autoscaler", "instance"];
+/// Executors that can have machines.
+const MACHINE_EXECUTORS: [&str; 3] = ["docker+machine", "docker-autoscaler", "instance"];
 
-/// What is said of `[runners.machine]` where `[runners.autoscaler]` stays as it is: all that it had.
+/// Returns notes about a `[runners.machine]` whose entry keeps its `[runners.autoscaler]`: everything that it contained.
 fn beside(runner: &Runner, old: &Table, autoscaler: &Table, drains: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if runner.executor == "docker+machine" {
         notes.push(NO_CONTAINERS.to_owned());
     }
-    notes.push("[runners.autoscaler] is there already, and was left as it is; [runners.machine] is gone: carry over by hand what you want of it".to_owned());
-    notes.extend(gone::keys(old));
+    notes.push("[runners.autoscaler] exists already and was not changed; [runners.machine] was removed: carry over what you need manually".to_owned());
+    notes.extend(dropped::keys(old));
     let none = Driver { name: "", plugin: None, group: "", username: "", defaults: &[], advice: &[], options: &[] };
     let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default()).unwrap_or(&none);
     notes.extend(options(driver, old).map(|(option, value, to)| note(option, value, to)));
@@ -161,7 +160,7 @@ fn beside(runner: &Runner, old: &Table, autoscaler: &Table, drains: bool) -> Vec
     notes
 }
 
-/// What the executor that takes the place of `docker+machine` cannot do yet.
+/// Note about the executor that replaces `docker+machine`.
 const NO_CONTAINERS: &str = "executor `docker-autoscaler` takes no jobs in this version of Muster: containers on machines are \
                              not built yet; where jobs need no image, write executor = \"instance\"";
 
@@ -172,14 +171,14 @@ fn remove(table: &mut EditTable, key: &str) {
     }
 }
 
-fn new(runner: &Runner, old: &Table, way: Way) -> New {
+fn new(runner: &Runner, old: &Table, way: MigrationTarget) -> MigratedSettings {
     let mut notes = Vec::new();
     if runner.executor == "docker+machine" {
         notes.push(NO_CONTAINERS.to_owned());
     }
     let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default());
     let group = match (way, driver) {
-        (Way::Group, Some(driver)) => driver.plugin.map(|plugin| (driver, plugin)),
+        (MigrationTarget::Group, Some(driver)) => driver.plugin.map(|plugin| (driver, plugin)),
         _ => None,
     };
     let (plugin, plugin_config, connector) = match (group, driver) {
@@ -188,10 +187,10 @@ fn new(runner: &Runner, old: &Table, way: Way) -> New {
             (plugin.to_owned(), config, connector)
         }
         (None, driver) => {
-            if let (Way::Group, Some(driver)) = (way, driver) {
+            if let (MigrationTarget::Group, Some(driver)) = (way, driver) {
                 notes.extend(driver.advice.iter().map(|advice| (*advice).to_owned()));
-                told(driver, old, &mut notes);
-            } else if way == Way::Group {
+                option_notes(driver, old, &mut notes);
+            } else if way == MigrationTarget::Group {
                 let name = shown_name(old.str("MachineDriver").unwrap_or_default());
                 notes.push(format!(
                     "driver `{name}`: no group is known that takes its place; docker-machine goes on as a plugin"
@@ -201,26 +200,26 @@ fn new(runner: &Runner, old: &Table, way: Way) -> New {
             (machine::PLUGIN.to_owned(), config.as_object().cloned().unwrap_or_default(), Vec::new())
         }
     };
-    notes.extend(gone::notes(runner, old, plugin != machine::PLUGIN));
+    notes.extend(dropped::notes(runner, old, plugin != machine::PLUGIN));
     for period in machine::lost_of_periods(old) {
-        notes.push(format!("period \"{period}\": policies have no seconds and no years; what it said of them is gone"));
+        notes.push(format!("period \"{period}\": policies have no seconds and no years; those parts were removed"));
     }
     if machine::max_instances(runner) == 0 {
         notes.push("the runner has no limit: set max_instances, which bounds what the fleet may cost".to_owned());
     }
     if old.str("OffPeakTimezone").is_some() || !old.list("OffPeakPeriods").is_empty() {
-        notes.push("OffPeak keys have had no effect since GitLab 14.0 and are gone".to_owned());
+        notes.push("OffPeak keys have had no effect since GitLab 14.0 and were dropped".to_owned());
     }
-    New { plugin, plugin_config, connector, notes }
+    MigratedSettings { plugin, plugin_config, connector, notes }
 }
 
-/// A group's settings.
+/// Returns the settings of an instance group.
 fn group_of(
     driver: &Driver,
     old: &Table,
     notes: &mut Vec<String>,
 ) -> (serde_json::Map<String, serde_json::Value>, Vec<(&'static str, Known)>) {
-    let name = gone::name_of_group(old);
+    let name = dropped::name_of_group(old);
     let name = name.as_str();
     let mut config = serde_json::Map::new();
     config.insert("name".to_owned(), name.into());
@@ -230,20 +229,20 @@ fn group_of(
     notes.push(drivers::IMAGE.to_owned());
     let mut internal = false;
     for (option, value, to) in options(driver, old) {
-        // What an earlier option or the driver's default said is not what is meant either.
+        // A later option also replaces the value of an earlier one, and the driver's default.
         match (to, value.filter(|value| !value.is_empty())) {
-            (Some(To::Plugin(key)), None) => {
+            (Some(OptionTarget::Plugin(key)), None) => {
                 config.remove(key);
                 notes.push(without_value(option, key, "plugin_config"));
             }
-            (Some(To::Plugin(key)), Some(value)) => drop(config.insert(key.to_owned(), value.into())),
-            (Some(To::Connector(key)), given) => {
+            (Some(OptionTarget::Plugin(key)), Some(value)) => drop(config.insert(key.to_owned(), value.into())),
+            (Some(OptionTarget::Connector(key)), given) => {
                 connector.retain(|(known, _)| *known != key);
                 match given.map(|value| (value, value.parse::<u16>())) {
                     None => notes.push(without_value(option, key, "connector_config")),
                     Some((_, Ok(port))) if key == "protocol_port" => connector.push((key, Known::Number(port.into()))),
                     Some((value, Err(_))) if key == "protocol_port" => notes.push(format!(
-                        "{option} = {} is no port, and left out; write {key} = 22 or what it is into \
+                        "{option} = {} is not a valid port and was left out; write {key} = 22 or what it is into \
                          [runners.autoscaler.connector_config]",
                         shown_name(value)
                     )),
@@ -256,7 +255,7 @@ fn group_of(
                     }
                 }
             }
-            (Some(To::Internal), _) => match truth(value) {
+            (Some(OptionTarget::Internal), _) => match truth(value) {
                 Some(truth) => internal = internal || truth,
                 None => notes.push(format!(
                     "{option} = \"{}\" is neither true nor false, and left out; use_external_addr = false in \
@@ -271,22 +270,22 @@ fn group_of(
     (config, connector)
 }
 
-/// What would become of the options, where docker-machine goes on and still has them.
-fn told(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
+/// Adds notes about the replacements of the options, for an entry that continues to use docker-machine.
+fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
-        Some(To::Secret(place)) => {
+        Some(OptionTarget::Secret(place)) => {
             format!("{option}: stands below as it did, so keep this file from others; without docker-machine it belongs into {place}")
         }
         to => note(option, value, to),
     }));
 }
 
-/// What is said of an option that needs a value and has none.
+/// Returns the note about an option without its required value.
 fn without_value(option: &str, key: &str, table: &str) -> String {
     format!("{option} has no value: {key} is left out; write {key} = \"...\" into [runners.autoscaler.{table}]")
 }
 
-/// What docker-machine takes for true and false; an option that stands alone is true.
+/// Parses a boolean of docker-machine. An option without a value is true.
 fn truth(value: Option<&str>) -> Option<bool> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
@@ -295,7 +294,7 @@ fn truth(value: Option<&str>) -> Option<bool> {
     }
 }
 
-fn note(option: &str, value: Option<&str>, to: Option<To>) -> String {
+fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     let option = shown_name(option);
     let set = match value {
         Some("") => format!("{option} (without a value)"),
@@ -303,21 +302,24 @@ fn note(option: &str, value: Option<&str>, to: Option<To>) -> String {
         None => option.clone(),
     };
     match to {
-        Some(To::Plugin(key) | To::Connector(key)) => format!("{set}: `{key}`"),
-        Some(To::Internal) => format!("{set}: the internal address"),
-        Some(To::Group(place)) => format!("{set}: {place}"),
-        Some(To::Secret(place)) => format!("{option}: not written here; it belongs into {place}"),
-        Some(To::Gone(why)) => format!("{option}: {why}"),
-        // Its value may be a secret.
+        Some(OptionTarget::Plugin(key) | OptionTarget::Connector(key)) => format!("{set}: `{key}`"),
+        Some(OptionTarget::Internal) => format!("{set}: the internal address"),
+        Some(OptionTarget::Group(place)) => format!("{set}: {place}"),
+        Some(OptionTarget::Secret(place)) => format!("{option}: not written here; it belongs into {place}"),
+        Some(OptionTarget::Dropped(why)) => format!("{option}: {why}"),
+        // The value may be a secret, so it is not shown.
         None => format!("{option}: not known here; see what the group has for it"),
     }
 }
 
-/// The options of the machines: name, value if there is a `=`, where it goes.
-fn options<'a>(driver: &'a Driver, old: &'a Table) -> impl Iterator<Item = (&'a str, Option<&'a str>, Option<To>)> {
+/// Returns the options of the machines: name, value if there is a `=`, and target.
+fn options<'a>(
+    driver: &'a Driver,
+    old: &'a Table,
+) -> impl Iterator<Item = (&'a str, Option<&'a str>, Option<OptionTarget>)> {
     let all = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
-    // What has no name is told of in `gone`.
-    all.filter(|(option, _)| gone::has_name(option)).map(|(option, _)| {
+    // Options without a name have a note of their own.
+    all.filter(|(option, _)| dropped::has_name(option)).map(|(option, _)| {
         let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         let name = name.trim_start_matches('-');
         let known = driver.options.iter().chain(&drivers::COMMON).find(|(known, _)| *known == name);

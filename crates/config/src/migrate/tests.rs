@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Severity, Surroundings, settings};
+use crate::{SettingsContext, Severity, settings};
 
 const HEAD: &str = "concurrent = 10 # as many as we pay for\n\n[[runners]]\n  name = \"big\"\n  url = \"https://gitlab.example\"\n  \
                     token = \"glrt-abcdefghijklmnop\" # of the team\n  limit = 20\n  executor = \"docker+machine\" # old\n  \
@@ -12,23 +12,23 @@ fn with(options: &str) -> String {
     format!("{HEAD}{options}{PERIODS}")
 }
 
-fn migrated(text: &str, way: Way) -> Migration {
-    let migration = migrate(text, &Facts::default(), way).unwrap();
-    let loaded = load::parse(&migration.text, &Facts::default());
+fn migrated(text: &str, way: MigrationTarget) -> Migration {
+    let migration = migrate(text, &HostFacts::default(), way).unwrap();
+    let loaded = load::parse(&migration.text, &HostFacts::default());
     let wrong: Vec<_> = loaded.problems.iter().filter(|problem| problem.severity == Severity::Fatal).collect();
     assert!(wrong.is_empty(), "{wrong:?}\n{}", migration.text);
     assert!(!migration.text.contains("[runners.machine"), "{}", migration.text);
     migration
 }
 
-/// Each part is in the text.
+/// Asserts that each part is in the text.
 fn check_each(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
 }
 
-/// Removes the values that equal their default: they are not written.
+/// Removes the values that equal their default, because they are not written.
 fn said(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
@@ -46,9 +46,9 @@ fn said(value: &mut serde_json::Value) {
 }
 
 #[test]
-fn the_rest_of_the_file_stays_and_the_new_keys_mean_what_the_old_ones_meant() {
+fn migration_keeps_meaning_and_rest_of_file() {
     let text = with("    MachineDriver = \"none\"\n    MachineOptions = [\"url=tcp://h\"]\n");
-    let migration = migrated(&text, Way::Machines);
+    let migration = migrated(&text, MigrationTarget::Machines);
     assert!(
         migration.text.starts_with("concurrent = 10 # as many as we pay for\n\n[[runners]]\n"),
         "{}",
@@ -62,11 +62,11 @@ fn the_rest_of_the_file_stays_and_the_new_keys_mean_what_the_old_ones_meant() {
         migration.text
     );
     let scaler = |text: &str| {
-        let config = load::parse(text, &Facts::default()).config.unwrap();
-        (**settings(&config, &Surroundings::default()).runners[0].autoscaler.as_ref().unwrap()).clone()
+        let config = load::parse(text, &HostFacts::default()).config.unwrap();
+        (**settings(&config, &SettingsContext::default()).runners[0].autoscaler.as_ref().unwrap()).clone()
     };
     let (mut old, mut new) = (scaler(&text), scaler(&migration.text));
-    // What it was made of is written down.
+    // The prefix is written to the file.
     assert!(std::mem::take(&mut old.has_token_prefix) && !new.has_token_prefix);
     for settings in [&mut old, &mut new] {
         said(&mut settings.plugin_config);
@@ -80,7 +80,7 @@ fn amazonec2_becomes_an_auto_scaling_group() {
                    \"amazonec2-access-key=AKIAVERYSECRET\", \"amazonec2-secret-key=s3cr3t\", \"amazonec2-instance-type=m7i.large\", \
                    \"amazonec2-ssh-user=admin\", \"amazonec2-private-address-only=true\", \"amazonec2-request-spot-instance=true\", \
                    \"engine-registry-mirror=https://m.example\", \"amazonec2-brand-new=hidden\"]\n";
-    let migration = migrated(&with(options), Way::Group);
+    let migration = migrated(&with(options), MigrationTarget::Group);
     check_each(
         &migration.text,
         &[
@@ -104,10 +104,10 @@ fn amazonec2_becomes_an_auto_scaling_group() {
 }
 
 #[test]
-fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
+fn google_and_azure_migrate_but_digitalocean_keeps_machines() {
     let google = "    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"google-zone=europe-west1-b\", \
                   \"google-machine-type=n2-standard-2\", \"google-use-internal-ip\"]\n";
-    let text = migrated(&with(google), Way::Group).text;
+    let text = migrated(&with(google), MigrationTarget::Group).text;
     check_each(
         &text,
         &[
@@ -119,7 +119,7 @@ fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
     );
     let azure = "    MachineDriver = \"azure\"\n    MachineOptions = [\"azure-subscription-id=11-22\", \"azure-resource-group=ci\", \
                  \"azure-client-secret=s3cr3t\", \"azure-size=Standard_D4s_v5\"]\n";
-    let text = migrated(&with(azure), Way::Group).text;
+    let text = migrated(&with(azure), MigrationTarget::Group).text;
     check_each(
         &text,
         &[
@@ -132,7 +132,7 @@ fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
     assert!(!text.contains("s3cr3t"));
     let ocean = "    MachineDriver = \"digitalocean\"\n    MachineOptions = [\"digitalocean-size=s-2vcpu-4gb\", \
                  \"digitalocean-access-token=t0ken\"]\n";
-    let text = migrated(&with(ocean), Way::Group).text;
+    let text = migrated(&with(ocean), MigrationTarget::Group).text;
     check_each(
         &text,
         &["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"],
@@ -141,42 +141,42 @@ fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
 }
 
 #[test]
-fn nothing_goes_without_a_note() {
+fn every_dropped_key_has_a_note() {
     let text = with("    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"=x\", \"\"]\n    MaxRemovalAttempts = 3\n")
         .replace("IdleCount = 2\n", "IdleCount = -4\n    IdleScaleFactor = 1.5\n")
         .replace("MaxBuilds = 100", "MaxBuilds = -1")
         .replace("auto-%s", "auto-scale-%s.My.domain.com")
         + "    [[runners.machine.autoscaling]]\n      IdleCount = 7\n";
-    let migration = migrated(&text, Way::Group);
+    let migration = migrated(&text, MigrationTarget::Group);
     let notes = migration.entries[0].1.join("\n");
     for note in [
-        "MaxGrowthRate = 5 is gone: a group gets its instances all at once; [runners.autoscaler.scale_throttle]",
-        "MaxRemovalAttempts = 3 is gone: a removal is repeated until the provider confirms it",
+        "MaxGrowthRate = 5 was dropped: a group gets its instances all at once; [runners.autoscaler.scale_throttle]",
+        "MaxRemovalAttempts = 3 was dropped: a removal is repeated until the provider confirms it",
         "IdleCount = -4 is less than 0, and taken as 0",
         "MaxBuilds = -1 is less than 0, and taken as 0",
-        "IdleScaleFactor = 1.5 has no effect without IdleCount, and is gone",
-        "entry 2 of autoscaling: without Periods it never applied, and is gone",
+        "IdleScaleFactor = 1.5 has no effect without IdleCount and was removed",
+        "entry 2 of autoscaling: without Periods it never applied and was removed",
         "of which `auto-scale-my-domain-com` is left",
         "2 of the options of machines have no name before `=`: left out",
     ] {
         assert!(notes.contains(note) && migration.text.contains(note), "{note:?} is missing in\n{notes}");
     }
     assert!(migration.text.contains("name = \"auto-scale-my-domain-com\"\n"), "{}", migration.text);
-    let machines = migrated(&with("    MachineDriver = \"none\"\n"), Way::Machines);
+    let machines = migrated(&with("    MachineDriver = \"none\"\n"), MigrationTarget::Machines);
     assert!(!machines.entries[0].1.join("\n").contains("MaxGrowthRate"), "the plugin has it: {:?}", machines.entries);
 }
 
-/// Of an entry with the driver `google` and these options: the text and the notes, each of which is in the text, too.
+/// Returns the text and notes of an entry with the driver `google` and these options. The text contains each note.
 fn google(options: &str, change: (&str, &str)) -> (String, String) {
     let text = with(&format!("    MachineDriver = \"google\"\n    MachineOptions = [{options}]\n"));
     assert!(text.contains(change.0));
-    let migration = migrated(&text.replacen(change.0, change.1, 1), Way::Group);
+    let migration = migrated(&text.replacen(change.0, change.1, 1), MigrationTarget::Group);
     migration.entries[0].1.iter().for_each(|note| check_each(&migration.text, &[note]));
     (migration.text, migration.entries[0].1.join("\n"))
 }
 
 #[test]
-fn a_count_that_is_too_large_is_the_largest_one_and_said() {
+fn too_large_count_is_clamped_with_note() {
     for (old, new, written) in [
         ("IdleTime = 1800", "IdleTime = 99999999999999", "idle_time = \"4294967295s\""),
         ("IdleCount = 2", "IdleCount = 4294967296", "idle_count = 4294967295"),
@@ -185,29 +185,24 @@ fn a_count_that_is_too_large_is_the_largest_one_and_said() {
     ] {
         let (text, notes) = google("\"google-project=ci\"", (old, new));
         let key = written.split(" =").next().unwrap();
-        let problems = load::parse(&text, &Facts::default()).problems;
+        let problems = load::parse(&text, &HostFacts::default()).problems;
         assert!(!problems.iter().any(|problem| problem.code == "C088"), "it is in range: {problems:?}");
         check_each(&text, &[written]);
-        check_each(
-            &notes,
-            &[&format!(
-                "{new} is more than 4294967295, the most that can be: that is written; write {key} as it is meant"
-            )],
-        );
+        check_each(&notes, &[&format!("{new} exceeds the maximum 4294967295, which was written; correct {key}")]);
     }
     let factor =
         |value: &str| google("", ("IdleCount = 2\n", &format!("IdleCount = 2\n    IdleScaleFactor = {value}\n")));
     for value in ["inf", "nan"] {
         let (text, notes) = factor(value);
         assert!(!text.contains("scale_factor ="), "{text}");
-        check_each(&notes, &["is no number to multiply with, and is gone; write scale_factor"]);
+        check_each(&notes, &["is not a valid factor and was dropped; write scale_factor"]);
     }
     let (_, notes) = factor("1.5\n    IdleCountMin = 9");
     check_each(&notes, &["IdleCountMin = 9 is more than IdleCount = 2, which is the most: idle_count = 2"]);
 }
 
 #[test]
-fn an_option_without_the_value_that_it_needs_is_left_out_and_said() {
+fn option_without_value_is_dropped_with_note() {
     let as_it_is = ("limit = 20", "limit = 20");
     for options in [r#""google-project", "google-zone=""#, r#""google-project=ci", "google-project=", "google-zone""#] {
         let (text, notes) = google(options, as_it_is);
@@ -240,37 +235,40 @@ fn an_option_without_the_value_that_it_needs_is_left_out_and_said() {
         check_each(&text, &[&format!("use_external_addr = {wanted}")]);
     }
     let port = "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-ssh-port=99999\"]\n";
-    let migration = migrated(&with(port), Way::Group);
+    let migration = migrated(&with(port), MigrationTarget::Group);
     assert!(!migration.text.contains("\n    protocol_port"), "{}", migration.text);
-    check_each(&migration.text, &["amazonec2-ssh-port = 99999 is no port, and left out; write protocol_port = 22 or"]);
+    check_each(
+        &migration.text,
+        &["amazonec2-ssh-port = 99999 is not a valid port and was left out; write protocol_port = 22 or"],
+    );
 }
 
 #[test]
-fn the_name_of_an_option_stays_in_its_comment() {
+fn option_names_stay_inside_comments() {
     let (text, notes) = google(r#""a\nconcurrent = 1 #=x""#, ("limit = 20", "limit = 20"));
     check_each(&notes, &["a\\nconcurrent "]);
     assert!(!text.contains("\nconcurrent = 1 "), "{text}");
 }
 
 #[test]
-fn without_a_driver_there_is_nothing_to_make() {
+fn unknown_driver_is_refused() {
     for driver in ["", "    MachineDriver = \"\"\n", "    MachineDriver = \" \"\n"] {
-        for way in [Way::Group, Way::Machines] {
-            let error = migrate(&with(driver), &Facts::default(), way).unwrap_err();
+        for way in [MigrationTarget::Group, MigrationTarget::Machines] {
+            let error = migrate(&with(driver), &HostFacts::default(), way).unwrap_err();
             assert!(error.to_string().starts_with("runner big: [runners.machine] has no MachineDriver"), "{error}");
             assert!(error.to_string().contains("write it, such as MachineDriver = \"amazonec2\""), "{error}");
         }
     }
-    // Nothing is made of it here.
-    migrated(&(with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), Way::Group);
+    // The machines are not migrated here.
+    migrated(&(with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), MigrationTarget::Group);
 }
 
 #[test]
-fn beside_an_autoscaler_the_machines_go_and_all_that_they_had_is_said() {
+fn machine_table_beside_autoscaler_is_dropped_with_notes() {
     let text = with(
         "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-instance-type=m7i.large\", \"amazonec2-secret-key=s3cr3t\"]\n",
     ) + "  [runners.autoscaler]\n    plugin = \"aws\"\n";
-    let migration = migrated(&text, Way::Group);
+    let migration = migrated(&text, MigrationTarget::Group);
     assert!(migration.text.contains("executor = \"docker-autoscaler\" # old\n"), "{}", migration.text);
     assert!(migration.text.contains("[runners.autoscaler]\n    plugin = \"aws\"\n"), "{}", migration.text);
     let notes = migration.entries[0].1.join("\n");
@@ -278,7 +276,7 @@ fn beside_an_autoscaler_the_machines_go_and_all_that_they_had_is_said() {
         &notes,
         &[
             "executor `docker-autoscaler` takes no jobs in this version",
-            "[runners.autoscaler] is there already, and was left as it is",
+            "[runners.autoscaler] exists already and was not changed",
             "IdleCount = 2: gone",
             "MachineDriver = \"amazonec2\": gone",
             "amazonec2-instance-type = m7i.large: InstanceType of the launch template",
@@ -290,9 +288,9 @@ fn beside_an_autoscaler_the_machines_go_and_all_that_they_had_is_said() {
 }
 
 #[test]
-fn an_executor_without_machines_gets_none() {
+fn executor_without_machines_gets_no_autoscaler() {
     let text = with("    MachineDriver = \"google\"\n").replace("\"docker+machine\"", "\"shell\"");
-    let migration = migrated(&text, Way::Group);
+    let migration = migrated(&text, MigrationTarget::Group);
     assert!(
         !migration.text.contains("autoscaler") && migration.text.contains("executor = \"shell\""),
         "{}",
@@ -300,21 +298,21 @@ fn an_executor_without_machines_gets_none() {
     );
     assert_eq!(
         migration.entries[0].1,
-        ["executor `shell` has no machines: [runners.machine] had no effect, and is gone"]
+        ["executor `shell` has no machines: [runners.machine] had no effect and was removed"]
     );
 }
 
 #[test]
-fn what_the_drain_did_is_said_of_each_entry() {
+fn drain_settings_have_note_in_each_entry() {
     let text = format!("[machine.shutdown_drain]\nenabled = true\n\n{}", with("    MachineDriver = \"none\"\n"));
-    let migration = migrated(&text, Way::Machines);
+    let migration = migrated(&text, MigrationTarget::Machines);
     assert!(migration.text.contains("delete_instances_on_shutdown = true"), "{}", migration.text);
     assert!(!migration.text.contains("shutdown_drain"), "{}", migration.text);
 }
 
 #[test]
-fn what_cannot_be_migrated_is_told() {
-    let wrong = |text: &str| migrate(text, &Facts::default(), Way::Group).unwrap_err();
+fn invalid_input_is_not_migrated() {
+    let wrong = |text: &str| migrate(text, &HostFacts::default(), MigrationTarget::Group).unwrap_err();
     assert!(matches!(wrong("concurrent = 1\n"), MigrateError::Nothing));
     assert!(matches!(wrong("concurrent = \n"), MigrateError::Invalid(_)));
     let inline = "[[runners]]\nname = \"a\"\nexecutor = \"docker+machine\"\nmachine = { MachineName = \"m-%s\", MachineDriver = \"none\" }\n";

@@ -1,19 +1,19 @@
-//! The new tables of an entry, with the notes as comments above them.
+//! Writes the new tables of an entry, with the notes as comments above them.
 
 use toml_edit::{Array, ArrayOfTables, Item, Table, Value, value};
 
 use super::super::machine::{self, PolicySettings};
 use super::super::runners::Runner;
 use super::super::tree::Table as Tree;
-use super::{Known, New, remove};
+use super::{Known, MigratedSettings, remove};
 
-/// Puts `[runners.autoscaler]` in the place of `[runners.machine]`.
-pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &New, drains: bool) {
+/// Replaces `[runners.machine]` with `[runners.autoscaler]`.
+pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool) {
     without_machine(entry, runner);
     entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains)));
 }
 
-/// Takes `[runners.machine]` out, and its executor with it.
+/// Removes `[runners.machine]` and replaces the executor.
 pub(super) fn without_machine(entry: &mut Table, runner: &Runner) {
     remove(entry, "machine");
     if runner.executor == "docker+machine" {
@@ -26,7 +26,7 @@ pub(super) fn without_machine(entry: &mut Table, runner: &Runner) {
     }
 }
 
-fn autoscaler(runner: &Runner, old: &Tree, new: &New, drains: bool) -> Table {
+fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool) -> Table {
     let mut table = Table::new();
     set(&mut table, "plugin", new.plugin.as_str());
     set(&mut table, "capacity_per_instance", 1);
@@ -90,7 +90,7 @@ fn below(table: &mut Table, key: &str, mut inner: Table) {
     table.insert(key, Item::Table(inner));
 }
 
-/// Tables below `[runners.autoscaler]` are two levels deep: their keys stand four or six to the right.
+/// Adds a key. Tables in `[runners.autoscaler]` are nested two levels deep, so their keys are indented by four or six spaces.
 fn set(table: &mut Table, key: &str, known: impl Into<Value>) {
     table.insert(key, value(known));
     if let Some(mut key) = table.key_mut(key) {
@@ -98,7 +98,7 @@ fn set(table: &mut Table, key: &str, known: impl Into<Value>) {
     }
 }
 
-/// Values that say nothing (empty lists, the plugin's own default of 0) are left out.
+/// Converts JSON to TOML. Values without a meaning (empty lists, the plugin's own default of 0) are left out.
 fn toml(json: &serde_json::Value) -> Option<Value> {
     match json {
         serde_json::Value::String(text) => Some(text.as_str().into()),

@@ -1,4 +1,4 @@
-//! The values of one table, each checked against its range.
+//! Reads the values of one table and checks their ranges.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::tree::Table;
 /// Reads one table and collects its problems.
 pub(super) struct Reader<'a> {
     pub(super) table: &'a Table,
-    /// The table's name with a point, as `policy[1].`; empty for the outermost one.
+    /// Name of the table followed by a point, such as `policy[1].`. Empty for the top-level table.
     prefix: String,
     pub(super) problems: Vec<ScalingProblem>,
 }
@@ -19,13 +19,13 @@ impl<'a> Reader<'a> {
         Self { table, prefix: String::new(), problems: Vec::new() }
     }
 
-    /// What `read` makes of a table below, if it is set.
+    /// Returns what `read` makes of a table in this table. `None` if the table is not set.
     pub(super) fn below<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let table = self.table.table(name)?;
         Some(self.inner(table, name, read))
     }
 
-    /// What `read` makes of each table of a list.
+    /// Returns what `read` makes of each table of a list.
     pub(super) fn each<T>(&mut self, name: &str, mut read: impl FnMut(&mut Self) -> T) -> Vec<T> {
         let tables = self.table.tables(name).iter().enumerate();
         tables.map(|(index, table)| self.inner(table, &format!("{name}[{}]", index + 1), &mut read)).collect()
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         self.problems.push(ScalingProblem { key: format!("{}{key}", self.prefix), message: message.into(), span });
     }
 
-    /// A count from 0 on; 0 without the key.
+    /// Returns a count of at least 0. The default is 0.
     pub(super) fn count(&mut self, key: &str) -> u32 {
         let value = self.table.int(key).unwrap_or_default();
         u32::try_from(value).unwrap_or_else(|_| {
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A number from 0 on.
+    /// Returns a number of at least 0.
     pub(super) fn amount(&mut self, key: &str) -> Option<f64> {
         let value = self.table.float(key)?;
         if value.is_finite() && value >= 0.0 {
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// A number of a range.
+    /// Returns a number within the range.
     pub(super) fn within(&mut self, key: &str, range: RangeInclusive<f64>, default: f64) -> f64 {
         let Some(value) = self.table.float(key) else { return default };
         if range.contains(&value) {
@@ -72,12 +72,12 @@ impl<'a> Reader<'a> {
         default
     }
 
-    /// A duration. Zero is the default, as in the reference; one below zero has been told as what it is (C088).
+    /// Returns a duration. Zero means the default, as in gitlab-runner. A negative duration is reported elsewhere (C088).
     pub(super) fn duration(&self, key: &str, default: Duration) -> Duration {
         self.table.time(key).unwrap_or(default)
     }
 
-    /// What a word stands for.
+    /// Returns the value that a word stands for.
     pub(super) fn one_of<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let value = self.table.str(key)?;
         let found = words.iter().find(|(word, _)| *word == value);

@@ -1,4 +1,4 @@
-//! What the scaler gets, and what it refuses.
+//! Tests of what the scaler gets, and what it rejects.
 
 use super::*;
 use crate::parse_scaling;
@@ -29,7 +29,7 @@ fn policies_hold_in_their_periods() {
 }
 
 #[test]
-fn a_duration_of_zero_is_the_default_and_no_heartbeat_at_all() {
+fn zero_duration_is_default_and_disables_heartbeats() {
     let default = Config::new(GroupConfig::new("main", 0));
     let config = config("update_interval = \"0s\"\nheartbeat_interval = \"0s\"\n[density]\nusage_margin = 0\n");
     assert_eq!((config.update_interval, config.density), (default.update_interval, default.density));
@@ -37,14 +37,14 @@ fn a_duration_of_zero_is_the_default_and_no_heartbeat_at_all() {
 }
 
 #[test]
-fn the_only_group_is_called_as_its_runner_and_listed_ones_as_they_are() {
+fn single_group_is_named_after_runner() {
     let names = |text: &str| config(text).groups.into_iter().map(|group| group.name).collect::<Vec<_>>();
     assert_eq!(names("max_instances = 3"), ["main"]);
     assert_eq!(names("[[groups]]\nname = \"a\"\n[[groups]]\nname = \"b\""), ["a", "b"]);
 }
 
 #[test]
-fn all_problems_are_told_at_once_with_their_lines() {
+fn all_problems_are_reported_with_lines() {
     let text = r#"max_use_count = -1
 update_interval = "soon"
 capacity_per_instance = -2
@@ -64,38 +64,38 @@ name = "a"
 slot_memory = "much"
 "#;
     let problems = parse_scaling(text).unwrap_err();
-    let told: Vec<String> = problems
+    let output: Vec<String> = problems
         .iter()
         .map(|problem| format!("{}: {problem}", problem.place.as_ref().map_or(0, |place| place.line)))
         .collect();
     assert_eq!(
-        told,
+        output,
         [
             "1: error[C088]: `runners.autoscaler.max_use_count`: -1 is not from 0 to 4294967295",
-            "2: error[C014]: `runners.autoscaler.update_interval` needs a duration such as \"90s\" or \"1h30m\", found text that is no duration",
+            "2: error[C014]: `runners.autoscaler.update_interval` needs a duration such as \"90s\" or \"1h30m\", found text that is not a valid duration",
             "3: error[C088]: `runners.autoscaler.capacity_per_instance`: -2 is not from 0 to 4294967295",
             "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `eat` is not known; write ignore or adopt or delete",
-            "5: error[C088]: `runners.autoscaler.boot_timeout` is less than zero",
+            "5: error[C088]: `runners.autoscaler.boot_timeout` is negative",
             "6: error[C010]: unknown key `runners.autoscaler.polcy`",
             "8: error[C088]: `runners.autoscaler.policy[1].periods`: period `@daily`: has 1 fields; it needs five: minute, hour, day,…",
-            "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is no time zone; write for example Europe/Berlin",
+            "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is not a valid time zone; use for example Europe/…",
             "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a number from 0 on",
             "15: error[C088]: `runners.autoscaler.groups[2].name`: `a` is the name of another group",
-            "17: error[C088]: `runners.autoscaler.density.slot_memory`: `much` is no amount of memory; write for example 2g",
+            "17: error[C088]: `runners.autoscaler.density.slot_memory`: `much` is not a valid amount of memory; write for example 2g",
         ]
     );
     let wrong = parse_scaling("max_instances = [").unwrap_err();
-    assert!(wrong[0].message.starts_with("line 1 is no valid TOML"), "{wrong:?}");
+    assert!(wrong[0].message.starts_with("line 1 is not valid TOML"), "{wrong:?}");
 }
 
 #[test]
-fn what_is_wrong_keeps_a_scaler_from_starting_and_counts_as_not_set() {
+fn invalid_value_prevents_scaler_start() {
     let loaded = crate::parse(
         "[[runners]]\nurl = \"https://one.example\"\ntoken = \"t\"\nexecutor = \"instance\"\n\
          [runners.autoscaler]\nmax_instances = 4\nmax_use_count = -1\n[[runners.autoscaler.policy]]\nidle_count = -1\n",
-        &crate::Facts::default(),
+        &crate::HostFacts::default(),
     );
-    let settings = crate::settings(&loaded.config.unwrap(), &crate::Surroundings::default());
+    let settings = crate::settings(&loaded.config.unwrap(), &crate::SettingsContext::default());
     let scaling = &settings.runners[0].autoscaler.as_ref().unwrap().scaling;
     let problems =
         ["max_use_count: -1 is not from 0 to 4294967295", "policy[1].idle_count: -1 is not from 0 to 4294967295"];

@@ -1,6 +1,6 @@
 //! Reads the schema's own files, whose format is described in the module `schema`.
 
-use super::{Key, Kind, Reload, Schema, Status, TableSchema, parent};
+use super::{Key, KeySupport, Kind, Reload, Schema, TableSchema, parent};
 
 impl Schema {
     /// Adds the content of one file.
@@ -41,7 +41,8 @@ impl Schema {
             }
             return;
         }
-        let mut table = TableSchema { path, array, reload: Reload::Live, status: Status::Acted, keys: Vec::new() };
+        let mut table =
+            TableSchema { path, array, reload: Reload::Live, status: KeySupport::Supported, keys: Vec::new() };
         for word in rest.split('|').map(str::trim) {
             apply(word, &mut table.reload, &mut table.status);
         }
@@ -55,12 +56,12 @@ impl Schema {
         }
     }
 
-    fn status_around(&self, path: &str) -> Status {
+    fn status_around(&self, path: &str) -> KeySupport {
         let mut path = parent(path);
         loop {
             match self.table(path) {
                 Some(table) => return table.status,
-                None if path.is_empty() => return Status::Acted,
+                None if path.is_empty() => return KeySupport::Supported,
                 None => path = parent(path),
             }
         }
@@ -68,14 +69,14 @@ impl Schema {
 }
 
 /// Applies a word of a schema line. Returns false for an unknown word.
-pub(super) fn apply(word: &'static str, reload: &mut Reload, status: &mut Status) -> bool {
+pub(super) fn apply(word: &'static str, reload: &mut Reload, status: &mut KeySupport) -> bool {
     match word {
         "live" => *reload = Reload::Live,
         "jobs" => *reload = Reload::Jobs,
         "restart" => *reload = Reload::Restart,
-        "acted" => *status = Status::Acted,
+        "acted" => *status = KeySupport::Supported,
         _ => match word.strip_prefix("not: ") {
-            Some(reason) => *status = Status::Not(reason),
+            Some(reason) => *status = KeySupport::Unsupported(reason),
             None => return false,
         },
     }

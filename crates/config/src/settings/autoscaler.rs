@@ -12,7 +12,7 @@ use muster_taskscaler::driver::Buckets;
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct AutoscalerSettings {
     pub plugin: String,
-    /// Configuration of the plugin as JSON. `null` if there is none.
+    /// Configuration of the plugin as JSON. `null` means none.
     pub plugin_config: serde_json::Value,
     /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`). Then the first prefix is kept, because
     /// existing machines have it in their names.
@@ -67,7 +67,7 @@ pub struct ConnectorSettings {
 pub struct IsolationSettings {
     /// Address on which the nesting daemon listens, from the instance.
     pub nesting_host: String,
-    /// Configuration of the nesting daemon as JSON. `null` if there is none.
+    /// Configuration of the nesting daemon as JSON. `null` means none.
     pub nesting_config: serde_json::Value,
     /// How an instance connects to its virtual machines.
     pub connector: ConnectorSettings,
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_not_in_what_is_printed() {
+    fn debug_output_has_no_secrets() {
         let connector = ConnectorSettings { password: "hunter2".to_owned(), ..ConnectorSettings::default() };
         let plugin_config = serde_json::json!({ "key": "hunter2" });
         // Commands may contain tokens.

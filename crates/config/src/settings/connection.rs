@@ -1,11 +1,11 @@
-//! How a coordinator is reached.
+//! How the manager connects to a coordinator.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time during which the connections to a coordinator may be used again (`connection_max_age`).
+/// Maximum age of reused connections to a coordinator (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConnectionAge {
     /// No limit.
@@ -13,18 +13,18 @@ pub enum ConnectionAge {
     Any,
     /// Maximum age of a connection.
     UpTo(Duration),
-    /// Each call has a connection of its own.
+    /// Each call opens its own connection.
     NoReuse,
 }
 
-/// `tls-ca-file`, `tls-cert-file`, `tls-key-file` of a runner; PEM all of them.
+/// `tls-ca-file`, `tls-cert-file` and `tls-key-file` of a runner. All are PEM files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TlsFiles {
-    /// Certificates that are trusted beside those of the system.
+    /// Certificates that are trusted in addition to the system's.
     pub ca: Option<PathBuf>,
-    /// The client's certificate.
+    /// Certificate of the client.
     pub certificate: Option<PathBuf>,
-    /// The client's key.
+    /// Private key of the client.
     pub key: Option<PathBuf>,
 }

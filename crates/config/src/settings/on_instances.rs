@@ -1,17 +1,18 @@
-//! What the configuration says of jobs on instances, beside what makes these.
+//! Settings of jobs on instances, apart from the settings that create the instances.
 
 use serde::{Deserialize, Serialize};
 
-/// `[runners.instance]`, and of `vm_isolation` what is about jobs. Stored with a job, so without secrets.
+/// `[runners.instance]`, and the part of `vm_isolation` that concerns jobs. Stored with a job, so it contains no secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OnInstances {
-    /// The image of machines for jobs that name none; variables are put in.
+    /// Image of virtual machines for jobs that name none. Variables are expanded.
     pub image: String,
-    /// Patterns of images that jobs may name; none: any.
+    /// Patterns of images that jobs may name. Empty allows every image.
     pub allowed_images: Vec<String>,
-    /// All jobs of a project are checked out in the same directory, where the machine is the job's alone: that is the
-    /// machine's to say (`Share::is_alone`), since `vm_isolation` and `max_use_count` take effect with
-    /// a restart, and this with the next job.
+    /// Whether all jobs of a project use the same checkout directory on a machine that has only one job.
+    ///
+    /// Whether a machine has only one job is a property of the machine (`Share::is_alone`): `vm_isolation` and `max_use_count` take
+    /// effect after a restart, and this setting with the next job.
     pub use_common_build_dir: bool,
 }

@@ -1,20 +1,20 @@
-//! `[runners.unpack]`.
+//! Limits for unpacking archives: `[runners.unpack]`.
 
 use serde::{Deserialize, Serialize};
 
-/// Most that an artifact or a cache may unpack to. 0 stands for the agent's default.
+/// Maximum size to which an artifact or a cache may unpack. 0 means the agent's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UnpackSettings {
-    /// Bytes of all files together.
+    /// Maximum size of all files in bytes.
     pub max_bytes: u64,
-    /// Number of entries.
+    /// Maximum number of entries.
     pub max_entries: u64,
-    /// Unpacked bytes for each byte of the archive. Counts only for large archives.
+    /// Maximum number of unpacked bytes for each byte of the archive. Applies to large archives only.
     pub max_ratio: u64,
-    /// Bytes of headers: of all entries of a zip, of one entry of a tar.
+    /// Maximum size of headers in bytes: of all entries of a zip, or of one entry of a tar.
     pub max_header_bytes: u64,
-    /// The limits are set in `ci.toml`, which errors then name instead of `config.toml`.
+    /// Whether the limits are set in `ci.toml`, so that errors name it instead of `config.toml`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub set_in_ci_toml: bool,
 }

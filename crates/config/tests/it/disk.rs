@@ -1,17 +1,16 @@
-//! Saves of config.toml where there is no room, no right, or no way to rename: the file is whole, the error says why.
+//! Saves of config.toml on a full disk, without permission, or without a way to rename: the file stays complete, and the error says why.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use muster_config::Facts;
+use muster_config::HostFacts;
 use muster_config::edit::{ConfigFile, EditError, hold};
 use toml_edit::Table;
 
-/// Set in the process that runs inside of a mount namespace: the directory with the file.
+/// Environment variable of the process inside of a mount namespace: the directory with the file.
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
 
-/// Runs the calling test again in namespaces of its own, after `mount` has been run by a shell there with the directory as
-/// `$1`.
+/// Runs the calling test again in separate namespaces, after a shell has run `mount` there with the directory as `$1`.
 fn inside(test: &str, mount: &str) {
     if !muster_test_needs::mounts() {
         return;
@@ -40,7 +39,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// An entry that takes some room.
+/// Returns an entry of some size.
 fn entry() -> Table {
     let mut entry = Table::new();
     entry.insert("name", toml_edit::value("n".repeat(20_000)));
@@ -48,9 +47,9 @@ fn entry() -> Table {
 }
 
 #[test]
-fn a_full_disk_leaves_the_old_file_and_says_so() {
+fn full_disk_leaves_old_file_with_error() {
     let Some(directory) = directory() else {
-        return inside("disk::a_full_disk_leaves_the_old_file_and_says_so", "mount -t tmpfs -o size=32k none \"$1\"");
+        return inside("disk::full_disk_leaves_old_file_with_error", "mount -t tmpfs -o size=32k none \"$1\"");
     };
     let path = directory.join("config.toml");
     let old = format!("concurrent = 4 # {}\n", "x".repeat(12_000));
@@ -64,16 +63,16 @@ fn a_full_disk_leaves_the_old_file_and_says_so() {
 }
 
 #[test]
-fn a_read_only_file_system_leaves_the_old_file_and_still_lets_a_manager_run() {
+fn read_only_file_system_still_lets_manager_run() {
     let Some(directory) = directory() else {
         let mount =
             "mount -t tmpfs none \"$1\" && echo 'concurrent = 4' > \"$1/config.toml\" && mount -o remount,ro \"$1\"";
-        return inside("disk::a_read_only_file_system_leaves_the_old_file_and_still_lets_a_manager_run", mount);
+        return inside("disk::read_only_file_system_still_lets_manager_run", mount);
     };
     let path = directory.join("config.toml");
     let error = ConfigFile::open(&path).unwrap_err();
     assert!(error.to_string().contains("read-only"), "{error}");
-    let facts = Facts::of(&path);
+    let facts = HostFacts::of(&path);
     assert!(!facts.writable);
     assert!(muster_config::load(&path, &facts).config.is_some());
     let held = hold(&path).unwrap();
@@ -81,12 +80,12 @@ fn a_read_only_file_system_leaves_the_old_file_and_still_lets_a_manager_run() {
     drop(held);
 }
 
-/// As container engines make it for `-v config.toml:/etc/gitlab-runner/config.toml`: it cannot be replaced.
+/// Container engines mount the file like this for `-v config.toml:/etc/gitlab-runner/config.toml`: it cannot be replaced.
 #[test]
-fn a_file_that_is_a_mount_of_its_own_is_written_in_place() {
+fn mounted_file_is_written_in_place() {
     let Some(directory) = directory() else {
         let mount = "echo 'concurrent = 4 # kept' > \"$1/real\" && touch \"$1/config.toml\" && mount --bind \"$1/real\" \"$1/config.toml\"";
-        return inside("disk::a_file_that_is_a_mount_of_its_own_is_written_in_place", mount);
+        return inside("disk::mounted_file_is_written_in_place", mount);
     };
     let path = directory.join("config.toml");
     let mut file = ConfigFile::open(&path).unwrap();
@@ -98,16 +97,16 @@ fn a_file_that_is_a_mount_of_its_own_is_written_in_place() {
 }
 
 #[test]
-fn a_directory_without_the_right_to_write_is_told() {
+fn unwritable_directory_is_reported() {
     let home = tempfile::tempdir().unwrap();
     if rustix::process::geteuid().is_root() && directory().is_none() {
-        // Root may write everywhere, but not in a user namespace where it is nobody.
+        // Root may write everywhere, but not in a user namespace that maps it to nobody.
         if !muster_test_needs::namespaces() {
             return;
         }
         let mut again = Command::new("unshare");
         again.arg("--user").arg(std::env::current_exe().unwrap()).env(INSIDE, home.path());
-        let output = again.args(["--exact", "disk::a_directory_without_the_right_to_write_is_told"]).output();
+        let output = again.args(["--exact", "disk::unwritable_directory_is_reported"]).output();
         let output = output.unwrap();
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
@@ -119,11 +118,11 @@ fn a_directory_without_the_right_to_write_is_told() {
         std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     };
     set(0o500);
-    let writable = Facts::of(&path).writable;
+    let writable = HostFacts::of(&path).writable;
     let error = ConfigFile::open(&path).err().map(|error| error.to_string());
     set(0o700);
     assert!(!writable);
     let error = error.unwrap();
-    assert!(error.contains("mend the permissions of its directory"), "{error}");
+    assert!(error.contains("fix the permissions of its directory"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "concurrent = 4\n");
 }

@@ -1,12 +1,11 @@
-//! `docs/reference/config.md` says what the schema says (`MUSTER_UPDATE_DOCS=1` writes it anew), and what the pages have to be
-//! copied can be used.
+//! `docs/reference/config.md` matches the schema (`MUSTER_UPDATE_DOCS=1` updates it), and the example configurations are valid.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use muster_config::codes::CODES;
-use muster_config::schema::{Status, TableSchema, schema};
-use muster_config::{Facts, Severity, parse};
+use muster_config::schema::{KeySupport, TableSchema, schema};
+use muster_config::{HostFacts, Severity, parse};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/config.md");
 
@@ -19,7 +18,7 @@ fn keys() -> String {
             (path, false) => format!("`[{path}]`"),
         };
         writeln!(text, "### {header}\n").unwrap();
-        if let Status::Not(reason) = table.status {
+        if let KeySupport::Unsupported(reason) = table.status {
             writeln!(text, "Not acted on: {reason}.\n").unwrap();
         }
         if table.keys.is_empty() {
@@ -44,7 +43,9 @@ fn row(table: &TableSchema, key: &muster_config::schema::Key) -> String {
         .unwrap_or_default();
     let unit = if key.unit.is_empty() { String::new() } else { format!(", {}", key.unit) };
     let without = match key.status {
-        Status::Not(reason) if table.status == Status::Acted => format!(". **Not acted on**: {reason}"),
+        KeySupport::Unsupported(reason) if table.status == KeySupport::Supported => {
+            format!(". **Not acted on**: {reason}")
+        }
         _ => String::new(),
     };
     let default = if key.default.is_empty() { "" } else { key.default };
@@ -59,7 +60,7 @@ fn mistakes() -> String {
     text
 }
 
-/// The page with what stands between the marks of `name` replaced.
+/// Returns the page with the text between the markers of `name` replaced.
 fn with(page: &str, name: &str, content: &str) -> String {
     let (start, end) = (format!("<!-- {name}: begin -->\n"), format!("<!-- {name}: end -->"));
     let (before, rest) = page.split_once(&start).unwrap_or_else(|| panic!("{start}"));
@@ -68,7 +69,7 @@ fn with(page: &str, name: &str, content: &str) -> String {
 }
 
 #[test]
-fn the_page_lists_every_key_and_every_mistake_as_they_are() {
+fn reference_page_lists_every_key_and_problem() {
     let page = std::fs::read_to_string(Path::new(PAGE)).unwrap();
     let wanted = with(&with(&page, "keys", &keys()), "mistakes", &mistakes());
     if std::env::var_os("MUSTER_UPDATE_DOCS").is_some() {
@@ -82,7 +83,7 @@ fn the_page_lists_every_key_and_every_mistake_as_they_are() {
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
-/// The pages below a folder.
+/// Returns the pages in a directory.
 fn pages(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -90,7 +91,7 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     own.chain(folders.iter().flat_map(|folder| pages(folder))).collect()
 }
 
-/// The entries of runners that a page shows, each with the URL and the token that a page leaves out.
+/// Returns the runner entries that a page shows, with the URL and the token that the page leaves out.
 fn configurations(page: &str) -> Vec<String> {
     let blocks = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
     let of_runners = blocks.filter(|block| block.contains("[[runners]]"));
@@ -102,13 +103,13 @@ fn configurations(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_configuration_to_copy_is_accepted() {
+fn example_configuration_is_accepted() {
     let pages = pages(Path::new(DOCS));
     let mut seen = 0;
     for page in &pages {
         for text in configurations(&std::fs::read_to_string(page).unwrap()) {
             seen += 1;
-            let problems = parse(&text, &Facts { exists: true, writable: true, ..Facts::default() }).problems;
+            let problems = parse(&text, &HostFacts { exists: true, writable: true, ..HostFacts::default() }).problems;
             let wrong = problems.iter().filter(|problem| problem.severity <= Severity::Error);
             let wrong: String = wrong.map(|problem| problem.render(page)).collect();
             assert_eq!(wrong, "", "{text}");

@@ -13,9 +13,9 @@ use muster_config::settings::{RunnerKey, RunnerSettings};
 /// Backoff after failures. The cap is low, so that a coordinator that recovers is noticed soon: the manager sends only one request then.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
 /// Backoff between the probes of a runner that the coordinator refuses.
-const PROBE: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
+const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
 /// Longest wait that an answer other than 429 can request: a maintenance page can only guess.
-const RETRY_AFTER_MAX_ERRORS: Duration = Duration::from_secs(60);
+const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Limits and settings of a runner that admission depends on.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,9 +68,9 @@ pub(crate) enum Outcome {
     /// The next request is sent at once then.
     Empty { changed: bool },
     /// A job that was received before: the answer repeats an earlier one.
-    Repeated,
+    Duplicate,
     /// The request was canceled.
-    Cut,
+    Canceled,
     /// No usable answer.
     Failed {
         /// Whether the coordinator is overloaded (429 or 5xx).
@@ -97,7 +97,7 @@ pub(crate) enum Notice {
 
 /// Statistics of a configured runner, for metrics and operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunnerFigures {
+pub struct RunnerStats {
     /// Key of the runner.
     pub key: RunnerKey,
     /// Jobs in progress, from their receipt to their report.
@@ -115,16 +115,16 @@ pub struct RunnerFigures {
     /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,
     /// Time until the runner may send another request. `None` means at once.
-    pub waits: Option<Duration>,
+    pub wait: Option<Duration>,
 }
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct RunnerEntry {
     pub(super) limits: Limits,
     /// Maximum number of jobs of its executor. 0 until that is known.
     pub(super) capacity: usize,
     /// Whether its coordinator answers the same idempotency key with the same job.
-    pub(super) repeats: bool,
+    pub(super) is_repeatable: bool,
     /// Number of its last request. The runner with the lowest number has waited longest.
     pub(super) last_turn: u64,
     /// Number of requests that may be in flight: doubled by a job, since more may be queued behind it; reduced by one with an empty
@@ -132,9 +132,9 @@ pub(super) struct Entry {
     adaptive: usize,
     not_before: Option<Instant>,
     /// Whether the last empty answer was followed by a request without a wait.
-    eager: bool,
+    polled_without_wait: bool,
     /// Whether the last answer was a job that was received before.
-    repeated: bool,
+    was_duplicate: bool,
     backoff: Backoff,
     probes: Backoff,
     refusals: u32,
@@ -144,19 +144,19 @@ pub(super) struct Entry {
     rng: SmallRng,
 }
 
-impl Entry {
+impl RunnerEntry {
     pub(super) fn new(limits: Limits, seed: u64) -> Self {
         Self {
             limits,
             capacity: 0,
-            repeats: false,
+            is_repeatable: false,
             last_turn: 0,
             adaptive: 1,
             not_before: None,
-            eager: false,
-            repeated: false,
+            polled_without_wait: false,
+            was_duplicate: false,
             backoff: Backoff::seeded(BACKOFF, seed),
-            probes: Backoff::seeded(PROBE, seed),
+            probes: Backoff::seeded(PROBE_BACKOFF, seed),
             refusals: 0,
             failed_at: None,
             requests_total: 0,
@@ -167,14 +167,14 @@ impl Entry {
 
     pub(super) fn configure(&mut self, limits: Limits) {
         // The runner may belong to another coordinator now.
-        self.repeats &= self.limits.generation == limits.generation;
+        self.is_repeatable &= self.limits.generation == limits.generation;
         self.limits = limits;
         self.forget_failures();
         self.not_before = None;
     }
 
     /// Returns the maximum number of jobs and requests together.
-    pub(super) fn jobs_max(&self) -> usize {
+    pub(super) fn max_jobs(&self) -> usize {
         self.limits.limit.map_or(self.capacity, |limit| limit.min(self.capacity))
     }
 
@@ -190,8 +190,8 @@ impl Entry {
         if self.limits.adaptive { self.adaptive.clamp(1, self.hard()) } else { self.hard() }
     }
 
-    pub(super) fn figures(&self, requests: usize, jobs: usize, now: Instant) -> RunnerFigures {
-        RunnerFigures {
+    pub(super) fn stats(&self, requests: usize, jobs: usize, now: Instant) -> RunnerStats {
+        RunnerStats {
             key: self.limits.key.clone(),
             jobs,
             requests,
@@ -200,7 +200,7 @@ impl Entry {
             requests_total: self.requests_total,
             refusals_total: self.refusals_total,
             healthy: !self.is_unhealthy(),
-            waits: self
+            wait: self
                 .not_before
                 .map(|earliest| earliest.saturating_duration_since(now))
                 .filter(|wait| !wait.is_zero()),
@@ -208,7 +208,7 @@ impl Entry {
     }
 
     /// Learns from the answer to a request that was sent at `started`.
-    pub(super) fn judge(
+    pub(super) fn record_outcome(
         &mut self,
         outcome: Outcome,
         started: Instant,
@@ -216,16 +216,16 @@ impl Entry {
         check_interval: Duration,
     ) -> Option<Notice> {
         match outcome {
-            Outcome::Cut => return None,
+            Outcome::Canceled => return None,
             Outcome::Failed { overloaded, rate_limited, retry_after } => {
                 if overloaded {
                     self.adaptive = (self.adaptive / 2).max(1);
                 }
-                let most = if rate_limited { MAX_RETRY_AFTER } else { RETRY_AFTER_MAX_ERRORS };
+                let most = if rate_limited { MAX_RETRY_AFTER } else { MAX_ERROR_RETRY_AFTER };
                 return self.failed(started, now, retry_after.map(|wait| wait.min(most)));
             }
             Outcome::Refused => return self.refused(started, now),
-            Outcome::Job | Outcome::Empty { .. } | Outcome::Repeated => {}
+            Outcome::Job | Outcome::Empty { .. } | Outcome::Duplicate => {}
         }
         let failures = self.failures();
         self.forget_failures();
@@ -233,7 +233,7 @@ impl Entry {
         match outcome {
             Outcome::Job => {
                 self.adaptive = self.adaptive.saturating_mul(2).min(self.hard());
-                self.eager = false;
+                self.polled_without_wait = false;
                 if self.limits.strict {
                     self.pause(now, check_interval);
                 }
@@ -242,22 +242,22 @@ impl Entry {
                 self.adaptive = self.adaptive.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 // At most once: a busy coordinator that does not hold requests has a new version with every answer.
-                self.eager = !held && changed && !self.eager;
-                if !held && !self.eager {
+                self.polled_without_wait = !held && changed && !self.polled_without_wait;
+                if !held && !self.polled_without_wait {
                     self.pause(now, check_interval);
                 }
             }
             // At most once: a duplicate answers a request whose first answer was lost. A coordinator that always answers at once holds no
             // requests.
-            Outcome::Repeated => {
+            Outcome::Duplicate => {
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
-                if !held && self.repeated {
+                if !held && self.was_duplicate {
                     self.pause(now, check_interval);
                 }
             }
             _ => {}
         }
-        self.repeated = matches!(outcome, Outcome::Repeated);
+        self.was_duplicate = matches!(outcome, Outcome::Duplicate);
         (failures > 0).then_some(Notice::Recovered { failures })
     }
 
@@ -287,7 +287,7 @@ impl Entry {
         self.failed_at = Some(now);
         self.refusals = self.refusals.saturating_add(1);
         let wait = if self.is_unhealthy() {
-            self.probes.next_wait(None).unwrap_or(PROBE.cap).min(self.limits.unhealthy_interval)
+            self.probes.next_wait(None).unwrap_or(PROBE_BACKOFF.cap).min(self.limits.unhealthy_interval)
         } else {
             self.backoff.next_wait(None).unwrap_or(BACKOFF.cap)
         };

@@ -9,7 +9,7 @@
 //!
 //! The manager waits for a request that the coordinator may have answered, because GitLab gives the job of a lost answer to no other
 //! runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in flight continue: a job that one of
-//! them brings waits for its slot. Only a request that has been held for [`Pace::cut_after`] is canceled, for one of three reasons:
+//! them brings waits for its slot. Only a request that has been held for [`PollTimings::min_hold`] is canceled, for one of three reasons:
 //! another runner has no request (gitlab-runner lets it wait for 50 s, C002), its settings no longer apply, or the manager ends. For
 //! the last two reasons a request is canceled at once if its coordinator answers the same idempotency key with the same job.
 //!
@@ -28,18 +28,18 @@ use std::time::Duration;
 use muster_executor::REQUEST_HELD_AFTER;
 use tokio::time::Instant;
 
-use entry::Entry;
-pub use entry::RunnerFigures;
+use entry::RunnerEntry;
+pub use entry::RunnerStats;
 pub(crate) use entry::{Limits, Notice, Outcome};
-use muster_config::settings::{CUT_AFTER, RunnerKey};
+use muster_config::settings::{MIN_HOLD, RunnerKey};
 
 /// Timings of polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct PollTimings {
     /// Minimum time between two requests of a runner that the coordinator does not hold.
     pub(crate) check_interval: Duration,
     /// Time that a request is held in any case before it may be canceled.
-    pub(crate) cut_after: Duration,
+    pub(crate) min_hold: Duration,
 }
 
 /// ID of a job request.
@@ -51,8 +51,8 @@ pub(crate) struct PollId(u64);
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each is still answered, with [`Outcome::Cut`] or with the job that it brought anyway.
-    pub(crate) cut: Vec<PollId>,
+    /// Requests to cancel. Each is still answered, with [`Outcome::Canceled`] or with the job that it brought anyway.
+    pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
 }
@@ -64,10 +64,10 @@ struct Poll {
     generation: u64,
     started: Instant,
     /// Whether its coordinator answers the same key with the same job, so that the request need not be awaited.
-    repeatable: bool,
+    is_repeatable: bool,
     /// Time at which the front end is known to hold the request, or the coordinator to have given it up, if it is unanswered.
     held_at: Instant,
-    cut: bool,
+    canceled: bool,
 }
 
 /// The admission engine.
@@ -75,12 +75,12 @@ struct Poll {
 pub(crate) struct Admission {
     concurrent: usize,
     /// Number of jobs that may still be received.
-    left: usize,
+    remaining_jobs: usize,
     /// Whether no more requests are sent, and those in flight are canceled when that is safe.
     stopped: bool,
-    pace: Pace,
+    timings: PollTimings,
     /// Runners in the order of the configuration.
-    entries: Vec<Entry>,
+    entries: Vec<RunnerEntry>,
     polls: BTreeMap<PollId, Poll>,
     /// Number of polls of each runner.
     polls_by_runner: HashMap<RunnerKey, usize>,
@@ -96,9 +96,9 @@ impl Admission {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             concurrent: 0,
-            left: usize::MAX,
+            remaining_jobs: usize::MAX,
             stopped: false,
-            pace: Pace { check_interval: Duration::ZERO, cut_after: CUT_AFTER },
+            timings: PollTimings { check_interval: Duration::ZERO, min_hold: MIN_HOLD },
             entries: Vec::new(),
             polls: BTreeMap::new(),
             polls_by_runner: HashMap::new(),
@@ -110,22 +110,22 @@ impl Admission {
 
     /// Applies settings. Runners that stay keep what is known of them except their health: an operator who changed something wants to
     /// see at once whether it helped.
-    pub(crate) fn configure(&mut self, concurrent: usize, pace: Pace, runners: Vec<Limits>) {
+    pub(crate) fn configure(&mut self, concurrent: usize, timings: PollTimings, runners: Vec<Limits>) {
         self.concurrent = concurrent;
-        self.pace = pace;
-        let mut known: HashMap<RunnerKey, Entry> =
+        self.timings = timings;
+        let mut known: HashMap<RunnerKey, RunnerEntry> =
             self.entries.drain(..).map(|entry| (entry.limits.key.clone(), entry)).collect();
         for limits in runners {
             self.seed = self.seed.wrapping_add(1);
-            let mut entry = known.remove(&limits.key).unwrap_or_else(|| Entry::new(limits.clone(), self.seed));
+            let mut entry = known.remove(&limits.key).unwrap_or_else(|| RunnerEntry::new(limits.clone(), self.seed));
             entry.configure(limits);
             self.entries.push(entry);
         }
     }
 
     /// Sets the number of jobs that may still be received, whatever the limits allow.
-    pub(crate) fn set_left(&mut self, left: usize) {
-        self.left = left;
+    pub(crate) fn set_remaining_jobs(&mut self, jobs: usize) {
+        self.remaining_jobs = jobs;
     }
 
     /// Sends no more requests from now on.
@@ -136,15 +136,15 @@ impl Admission {
     /// Records that the runner's coordinator answers the same idempotency key with the same job.
     ///
     /// It applies to requests that are sent from now on, until the runner's settings change.
-    pub(crate) fn set_repeats(&mut self, runner: &RunnerKey) {
+    pub(crate) fn set_repeatable(&mut self, runner: &RunnerKey) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
-            entry.repeats = true;
+            entry.is_repeatable = true;
         }
     }
 
     /// Sets the time at which the front end is known to hold an unanswered request, or the coordinator to have given it up.
     ///
-    /// The initial value is [`Pace::cut_after`] after the decision to send the request: no coordinator has it before.
+    /// The initial value is [`PollTimings::min_hold`] after the decision to send the request: no coordinator has it before.
     pub(crate) fn set_held_at(&mut self, poll: PollId, at: Instant) {
         if let Some(poll) = self.polls.get_mut(&poll) {
             poll.held_at = at;
@@ -165,20 +165,22 @@ impl Admission {
 
     /// Stops counting a job.
     pub(crate) fn job_ended(&mut self, runner: &RunnerKey) {
-        one_less(&mut self.jobs, runner);
+        decrement(&mut self.jobs, runner);
     }
 
     /// Ends a request. Its share of the limits passes to the job that it brought, or is freed.
     pub(crate) fn answered(&mut self, poll: PollId, outcome: Outcome, now: Instant) -> Option<Notice> {
         let Poll { runner, started, generation, .. } = self.polls.remove(&poll)?;
-        one_less(&mut self.polls_by_runner, &runner);
+        decrement(&mut self.polls_by_runner, &runner);
         if outcome == Outcome::Job {
             self.job_recovered(&runner);
         }
-        let check_interval = self.pace.check_interval;
+        let check_interval = self.timings.check_interval;
         let entry = self.entries.iter_mut().find(|entry| entry.limits.key == runner)?;
         // The result of settings that no longer apply says nothing about the current ones.
-        (entry.limits.generation == generation).then(|| entry.judge(outcome, started, now, check_interval)).flatten()
+        (entry.limits.generation == generation)
+            .then(|| entry.record_outcome(outcome, started, now, check_interval))
+            .flatten()
     }
 
     /// Returns whether a request has been in flight for so long that the coordinator must be holding it.
@@ -189,30 +191,31 @@ impl Admission {
     /// Decides what to do now. Must be called after every event, and at the time of its last wake-up.
     pub(crate) fn decide(&mut self, now: Instant) -> Decisions {
         let mut decisions = Decisions::default();
-        self.cut_obsolete(now, &mut decisions);
+        self.cancel_disallowed_polls(now, &mut decisions);
         if self.stopped {
             return decisions;
         }
-        self.start_what_may_be(now, &mut decisions);
-        self.make_room_for_others(now, &mut decisions);
-        let waits = self.entries.iter().filter(|entry| self.could_ask(entry)).filter_map(|entry| entry.not_before());
+        self.start_allowed_polls(now, &mut decisions);
+        self.preempt_for_starved_runners(now, &mut decisions);
+        let waits =
+            self.entries.iter().filter(|entry| self.has_capacity_to_poll(entry)).filter_map(|entry| entry.not_before());
         decisions.wake = waits.filter(|wake| *wake > now).chain(decisions.wake).min();
         decisions
     }
 
     /// Returns the statistics of each configured runner.
-    pub(crate) fn figures(&self, now: Instant) -> Vec<RunnerFigures> {
-        let figures = self.entries.iter().map(|entry| {
+    pub(crate) fn stats(&self, now: Instant) -> Vec<RunnerStats> {
+        let stats = self.entries.iter().map(|entry| {
             let key = &entry.limits.key;
-            entry.figures(self.polls_of(key), self.jobs_of(key), now)
+            entry.stats(self.polls_of(key), self.jobs_of(key), now)
         });
-        figures.collect()
+        stats.collect()
     }
 
     /// Returns the statistics of one runner. `None` if it is not configured.
-    pub(crate) fn figures_of(&self, runner: &RunnerKey, now: Instant) -> Option<RunnerFigures> {
+    pub(crate) fn stats_of(&self, runner: &RunnerKey, now: Instant) -> Option<RunnerStats> {
         let entry = self.entries.iter().find(|entry| entry.limits.key == *runner)?;
-        Some(entry.figures(self.polls_of(runner), self.jobs_of(runner), now))
+        Some(entry.stats(self.polls_of(runner), self.jobs_of(runner), now))
     }
 
     /// Returns the number of requests in flight.
@@ -231,23 +234,23 @@ impl Admission {
     }
 
     /// Cancels requests whose settings no longer apply, and all requests when the manager ends, as soon as that is safe.
-    fn cut_obsolete(&mut self, now: Instant, decisions: &mut Decisions) {
+    fn cancel_disallowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
         let is_obsolete = |poll: &Poll| {
             let entry = self.entries.iter().find(|entry| entry.limits.key == poll.runner);
-            let is_current = |entry: &Entry| entry.limits.generation == poll.generation && entry.limits.enabled;
+            let is_current = |entry: &RunnerEntry| entry.limits.generation == poll.generation && entry.limits.enabled;
             self.stopped || !entry.is_some_and(is_current)
         };
-        let safe_at = |poll: &Poll| if poll.repeatable { poll.started } else { poll.held_at };
-        let obsolete = self.live().filter(|(_, poll)| is_obsolete(poll)).map(|(id, poll)| (id, safe_at(poll)));
+        let safe_at = |poll: &Poll| if poll.is_repeatable { poll.started } else { poll.held_at };
+        let obsolete = self.active_polls().filter(|(_, poll)| is_obsolete(poll)).map(|(id, poll)| (id, safe_at(poll)));
         let (due, later): (Vec<_>, Vec<_>) = obsolete.partition(|(_, safe_at)| *safe_at <= now);
         decisions.wake = later.into_iter().map(|(_, safe_at)| safe_at).min();
-        self.cut(due.into_iter().map(|(id, _)| id), decisions);
+        self.cancel(due.into_iter().map(|(id, _)| id), decisions);
     }
 
     /// Uses the free capacity: first runners without a request, and among them the one that waited longest.
-    fn start_what_may_be(&mut self, now: Instant, decisions: &mut Decisions) {
-        while self.polls.len() < self.places() {
-            let may = self.entries.iter().enumerate().filter(|(_, entry)| self.may_ask(entry, now));
+    fn start_allowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
+        while self.polls.len() < self.free_capacity() {
+            let may = self.entries.iter().enumerate().filter(|(_, entry)| self.can_poll_now(entry, now));
             let next = may.min_by_key(|(_, entry)| (self.polls_of(&entry.limits.key), entry.last_turn));
             let Some(index) = next.map(|(index, _)| index) else { return };
             self.sent += 1;
@@ -256,26 +259,26 @@ impl Admission {
             entry.last_turn = self.sent;
             entry.requests_total += 1;
             let (runner, generation) = (entry.limits.key.clone(), entry.limits.generation);
-            let repeatable = entry.repeats;
+            let is_repeatable = entry.is_repeatable;
             decisions.start.push((id, runner.clone()));
             *self.polls_by_runner.entry(runner.clone()).or_default() += 1;
-            let held_at = now + self.pace.cut_after;
-            self.polls.insert(id, Poll { runner, generation, started: now, repeatable, held_at, cut: false });
+            let held_at = now + self.timings.min_hold;
+            self.polls.insert(id, Poll { runner, generation, started: now, is_repeatable, held_at, canceled: false });
         }
     }
 
     /// Cancels requests that were held long enough, one for each runner that may send a request and has none.
-    fn make_room_for_others(&mut self, now: Instant, decisions: &mut Decisions) {
-        let waits = |entry: &&Entry| self.may_ask(entry, now) && self.polls_of(&entry.limits.key) == 0;
+    fn preempt_for_starved_runners(&mut self, now: Instant, decisions: &mut Decisions) {
+        let waits = |entry: &&RunnerEntry| self.can_poll_now(entry, now) && self.polls_of(&entry.limits.key) == 0;
         let waiting = self.entries.iter().filter(waits).count();
-        let places = self.places();
-        if waiting == 0 || places == 0 {
+        let free_capacity = self.free_capacity();
+        if waiting == 0 || free_capacity == 0 {
             return;
         }
-        let on_their_way = self.polls.values().filter(|poll| poll.cut).count();
+        let on_their_way = self.polls.values().filter(|poll| poll.canceled).count();
         // There are more requests than capacity if the capacity was larger when they were sent.
-        let wanted = (self.polls.len() + waiting).saturating_sub(places + on_their_way);
-        let mut held: Vec<(Instant, PollId)> = self.live().map(|(id, poll)| (poll.held_at, id)).collect();
+        let wanted = (self.polls.len() + waiting).saturating_sub(free_capacity + on_their_way);
+        let mut held: Vec<(Instant, PollId)> = self.active_polls().map(|(id, poll)| (poll.held_at, id)).collect();
         held.sort_unstable();
         let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
         // The second request of one runner is canceled before the only request of another.
@@ -284,33 +287,33 @@ impl Admission {
         if due.len() < wanted {
             decisions.wake = held.get(due.len()).map(|(due, _)| *due).into_iter().chain(decisions.wake).min();
         }
-        self.cut(due, decisions);
+        self.cancel(due, decisions);
     }
 
-    fn cut(&mut self, polls: impl IntoIterator<Item = PollId>, decisions: &mut Decisions) {
+    fn cancel(&mut self, polls: impl IntoIterator<Item = PollId>, decisions: &mut Decisions) {
         for id in polls {
-            if let Some(poll) = self.polls.get_mut(&id).filter(|poll| !poll.cut) {
-                poll.cut = true;
-                decisions.cut.push(id);
+            if let Some(poll) = self.polls.get_mut(&id).filter(|poll| !poll.canceled) {
+                poll.canceled = true;
+                decisions.cancel.push(id);
             }
         }
     }
 
     /// Returns the number of requests that `concurrent` allows now, including those in flight.
-    fn places(&self) -> usize {
-        self.concurrent.saturating_sub(self.jobs()).min(self.left)
+    fn free_capacity(&self) -> usize {
+        self.concurrent.saturating_sub(self.jobs()).min(self.remaining_jobs)
     }
 
     /// Returns whether the runner may send a request once its wait is over.
-    fn could_ask(&self, entry: &Entry) -> bool {
+    fn has_capacity_to_poll(&self, entry: &RunnerEntry) -> bool {
         let key = &entry.limits.key;
         let polls = self.polls_of(key);
-        let free = self.jobs_of(key) + polls < entry.jobs_max();
+        let free = self.jobs_of(key) + polls < entry.max_jobs();
         entry.limits.enabled && free && polls < entry.effective_requests()
     }
 
-    fn may_ask(&self, entry: &Entry, now: Instant) -> bool {
-        self.could_ask(entry) && entry.not_before().is_none_or(|earliest| earliest <= now)
+    fn can_poll_now(&self, entry: &RunnerEntry, now: Instant) -> bool {
+        self.has_capacity_to_poll(entry) && entry.not_before().is_none_or(|earliest| earliest <= now)
     }
 
     fn jobs_of(&self, runner: &RunnerKey) -> usize {
@@ -322,12 +325,12 @@ impl Admission {
     }
 
     /// Returns the requests that are not being canceled, the newest last.
-    fn live(&self) -> impl Iterator<Item = (PollId, &Poll)> {
-        self.polls.iter().filter(|(_, poll)| !poll.cut).map(|(id, poll)| (*id, poll))
+    fn active_polls(&self) -> impl Iterator<Item = (PollId, &Poll)> {
+        self.polls.iter().filter(|(_, poll)| !poll.canceled).map(|(id, poll)| (*id, poll))
     }
 }
 
-fn one_less(counts: &mut HashMap<RunnerKey, usize>, runner: &RunnerKey) {
+fn decrement(counts: &mut HashMap<RunnerKey, usize>, runner: &RunnerKey) {
     if let Some(count) = counts.get_mut(runner) {
         *count -= 1;
         if *count == 0 {

@@ -1,4 +1,4 @@
-//! Properties of admission against a world of chance, and its single rules.
+//! Tests of admission: invariants in a random simulation, and single rules.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -29,16 +29,16 @@ fn runner(name: &str) -> Limits {
 }
 
 const CHECK: Duration = Duration::from_secs(3);
-const PACE: Pace = Pace { check_interval: CHECK, cut_after: CUT_AFTER };
+const PACE: PollTimings = PollTimings { check_interval: CHECK, min_hold: MIN_HOLD };
 
-/// An engine with these runners, and room for `concurrent`.
+/// Returns an engine with these runners and `concurrent`.
 fn engine(concurrent: usize, runners: Vec<Limits>) -> Admission {
     let mut engine = Admission::new(1);
     configure(&mut engine, concurrent, runners);
     engine
 }
 
-/// These runners, whose providers have no limit.
+/// Returns these runners with executors of unlimited capacity.
 fn configure(engine: &mut Admission, concurrent: usize, runners: Vec<Limits>) {
     let keys: Vec<RunnerKey> = runners.iter().map(|limits| limits.key.clone()).collect();
     engine.configure(concurrent, PACE, runners);
@@ -50,7 +50,7 @@ fn names(decisions: &Decisions) -> Vec<RunnerKey> {
 }
 
 #[test]
-fn properties_hold_in_a_world_of_chance() {
+fn invariants_hold_in_random_simulation() {
     let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("MUSTER_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);
@@ -64,7 +64,7 @@ fn properties_hold_in_a_world_of_chance() {
 }
 
 #[test]
-fn every_runner_has_a_request_before_one_has_two() {
+fn every_runner_has_one_request_before_any_has_two() {
     let now = Instant::now();
     let greedy = Limits { request_concurrency: 4, adaptive: false, ..runner("a") };
     let mut engine = engine(5, vec![greedy, runner("b"), runner("c")]);
@@ -74,7 +74,7 @@ fn every_runner_has_a_request_before_one_has_two() {
 }
 
 #[test]
-fn with_one_place_the_runners_take_turns_in_the_order_of_the_file() {
+fn runners_take_turns_if_capacity_is_one() {
     let mut now = Instant::now();
     let mut engine = engine(1, vec![runner("a"), runner("b"), runner("c")]);
     let mut order = Vec::new();
@@ -82,23 +82,23 @@ fn with_one_place_the_runners_take_turns_in_the_order_of_the_file() {
     for _ in 0..6 {
         order.extend(names(&decisions));
         let (held, _) = decisions.start[0];
-        assert_eq!(engine.decide(now).wake, Some(now + CUT_AFTER));
-        now += CUT_AFTER;
-        assert_eq!(engine.decide(now).cut, [held]);
+        assert_eq!(engine.decide(now).wake, Some(now + MIN_HOLD));
+        now += MIN_HOLD;
+        assert_eq!(engine.decide(now).cancel, [held]);
         assert_eq!(engine.decide(now), Decisions::default(), "no place before the answer: it may bring a job");
-        engine.answered(held, Outcome::Cut, now);
+        engine.answered(held, Outcome::Canceled, now);
         decisions = engine.decide(now);
     }
     assert_eq!(order, ["a", "b", "c", "a", "b", "c"].map(key));
 }
 
 #[test]
-fn a_cut_request_that_brought_a_job_has_its_place() {
+fn job_of_canceled_request_counts() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a"), runner("b")]);
     let (held, _) = engine.decide(now).start[0];
-    let later = now + CUT_AFTER;
-    assert_eq!(engine.decide(later).cut, [held]);
+    let later = now + MIN_HOLD;
+    assert_eq!(engine.decide(later).cancel, [held]);
     engine.answered(held, Outcome::Job, later);
     assert_eq!(engine.decide(later), Decisions::default(), "the place is the job's");
     engine.job_ended(&key("a"));
@@ -106,7 +106,7 @@ fn a_cut_request_that_brought_a_job_has_its_place() {
 }
 
 #[test]
-fn a_request_reserves_a_place_of_its_runners_limit() {
+fn request_counts_against_limit_of_its_runner() {
     let now = Instant::now();
     let limited = Limits { limit: Some(2), request_concurrency: 5, adaptive: false, ..runner("a") };
     let mut engine = engine(9, vec![limited]);
@@ -120,7 +120,7 @@ fn a_request_reserves_a_place_of_its_runners_limit() {
 }
 
 #[test]
-fn jobs_of_an_earlier_start_count_also_those_of_a_runner_that_is_gone() {
+fn jobs_of_earlier_start_count_even_without_runner() {
     let now = Instant::now();
     let mut engine = engine(3, vec![Limits { request_concurrency: 9, adaptive: false, ..runner("a") }]);
     engine.job_recovered(&key("gone"));
@@ -131,7 +131,7 @@ fn jobs_of_an_earlier_start_count_also_those_of_a_runner_that_is_gone() {
 }
 
 #[test]
-fn requests_double_with_jobs_shrink_with_empty_answers_and_halve_when_the_server_suffers() {
+fn request_limit_adapts_to_jobs_and_overload() {
     let now = Instant::now();
     let mut engine = engine(100, vec![Limits { request_concurrency: 6, ..runner("a") }]);
     let jobs = |engine: &mut Admission| {
@@ -146,40 +146,40 @@ fn requests_double_with_jobs_shrink_with_empty_answers_and_halve_when_the_server
     let later = now + Duration::from_secs(50);
     let (first, rest) = started.split_first().unwrap();
     engine.answered(first.0, Outcome::Empty { changed: false }, later);
-    assert_eq!(engine.figures(later)[0].requests_adaptive, 5);
+    assert_eq!(engine.stats(later)[0].requests_adaptive, 5);
     let busy = Outcome::Failed { overloaded: true, rate_limited: false, retry_after: None };
     engine.answered(rest[0].0, busy, later);
-    assert_eq!(engine.figures(later)[0].requests_adaptive, 1, "one request to see whether it works again");
+    assert_eq!(engine.stats(later)[0].requests_adaptive, 1, "one request to see whether it works again");
     for (poll, _) in &rest[1..] {
-        engine.answered(*poll, Outcome::Cut, later);
+        engine.answered(*poll, Outcome::Canceled, later);
     }
     let (probe, _) = engine.decide(later + Duration::from_secs(1)).start[0];
-    engine.answered(probe, Outcome::Repeated, later + Duration::from_secs(1));
-    assert_eq!(engine.figures(later)[0].requests_adaptive, 2);
+    engine.answered(probe, Outcome::Duplicate, later + Duration::from_secs(1));
+    assert_eq!(engine.stats(later)[0].requests_adaptive, 2);
 }
 
 #[test]
-fn a_coordinator_that_holds_nothing_is_asked_every_check_interval() {
+fn coordinator_without_long_poll_is_polled_at_check_interval() {
     let mut now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
-    let mut asked = 0;
+    let mut requested = 0;
     let start = now;
     while now < start + Duration::from_secs(60) {
         let decisions = engine.decide(now);
         for (poll, _) in &decisions.start {
-            asked += 1;
-            // As GitLab's Rails without its front end: the first answer tells a version.
-            engine.answered(*poll, Outcome::Empty { changed: asked == 1 }, now);
+            requested += 1;
+            // Like GitLab's Rails without its front end: the first answer contains a version.
+            engine.answered(*poll, Outcome::Empty { changed: requested == 1 }, now);
         }
         if decisions.start.is_empty() {
             now = decisions.wake.expect("something is to come");
         }
     }
-    assert!((19..=24).contains(&asked), "{asked} requests in a minute");
+    assert!((19..=24).contains(&requested), "{requested} requests in a minute");
 }
 
 #[test]
-fn a_held_request_is_repeated_at_once_and_one_after_a_change_too() {
+fn held_request_is_repeated_at_once() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
     let (poll, _) = engine.decide(now).start[0];
@@ -191,20 +191,20 @@ fn a_held_request_is_repeated_at_once_and_one_after_a_change_too() {
 }
 
 #[test]
-fn a_coordinator_that_gives_the_same_job_again_and_again_is_not_asked_at_full_speed() {
+fn repeated_duplicates_slow_down_polling() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
     let (poll, _) = engine.decide(now).start[0];
-    engine.answered(poll, Outcome::Repeated, now);
+    engine.answered(poll, Outcome::Duplicate, now);
     let (poll, _) = engine.decide(now).start[0];
-    engine.answered(poll, Outcome::Repeated, now);
+    engine.answered(poll, Outcome::Duplicate, now);
     let decisions = engine.decide(now);
     assert_eq!(decisions.start, [], "the first one was the answer to a request whose answer was lost");
     assert!(decisions.wake.unwrap() >= now + CHECK.mul_f64(0.9));
 }
 
 #[test]
-fn a_strict_check_interval_is_kept_after_a_job() {
+fn strict_check_interval_applies_after_job() {
     let now = Instant::now();
     let mut engine = engine(9, vec![Limits { strict: true, ..runner("a") }]);
     let (poll, _) = engine.decide(now).start[0];
@@ -215,27 +215,28 @@ fn a_strict_check_interval_is_kept_after_a_job() {
 }
 
 #[test]
-fn a_coordinator_that_is_back_is_found_within_seconds_however_long_it_was_away() {
+fn recovered_coordinator_is_polled_within_seconds() {
     let mut now = Instant::now();
     let mut engine = engine(4, vec![Limits { request_concurrency: 4, adaptive: false, ..runner("a") }, runner("b")]);
     let down = Outcome::Failed { overloaded: false, rate_limited: false, retry_after: None };
     for _ in 0..200 {
         for (poll, runner) in engine.decide(now).start {
-            engine.answered(poll, if runner == key("a") { down } else { Outcome::Cut }, now);
+            engine.answered(poll, if runner == key("a") { down } else { Outcome::Canceled }, now);
         }
-        let b: Vec<PollId> = engine.live().filter(|(_, poll)| poll.runner == key("b")).map(|(id, _)| id).collect();
+        let b: Vec<PollId> =
+            engine.active_polls().filter(|(_, poll)| poll.runner == key("b")).map(|(id, _)| id).collect();
         for poll in b {
-            engine.answered(poll, Outcome::Cut, now);
+            engine.answered(poll, Outcome::Canceled, now);
         }
-        let waits = engine.figures(now)[0].waits.unwrap_or_default();
+        let waits = engine.stats(now)[0].wait.unwrap_or_default();
         assert!(waits <= Duration::from_secs(10), "{waits:?}");
-        assert_eq!(engine.figures(now)[1].waits, None, "the other coordinator works");
+        assert_eq!(engine.stats(now)[1].wait, None, "the other coordinator works");
         now += waits;
     }
 }
 
 #[test]
-fn what_failed_together_counts_once_and_what_the_server_asks_for_is_kept() {
+fn simultaneous_failures_count_once() {
     let now = Instant::now();
     let mut engine = engine(9, vec![Limits { request_concurrency: 8, adaptive: false, ..runner("a") }]);
     let polls = engine.decide(now).start;
@@ -250,7 +251,7 @@ fn what_failed_together_counts_once_and_what_the_server_asks_for_is_kept() {
 }
 
 #[test]
-fn a_refused_runner_is_probed_at_a_modest_pace_and_heals_with_the_first_good_answer() {
+fn refused_runner_is_probed_and_recovers_with_first_answer() {
     let mut now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
     let mut notices = Vec::new();
@@ -258,7 +259,7 @@ fn a_refused_runner_is_probed_at_a_modest_pace_and_heals_with_the_first_good_ans
         now = engine.decide(now).wake.unwrap_or(now);
         let poll = engine.polls.keys().next().copied().or_else(|| Some(engine.decide(now).start[0].0)).unwrap();
         let Some(Notice::Refused { wait, unhealthy, .. }) = engine.answered(poll, Outcome::Refused, now) else {
-            panic!("a refusal is told")
+            panic!("a refusal has a notice")
         };
         notices.push((unhealthy, wait.as_secs()));
     }
@@ -268,12 +269,12 @@ fn a_refused_runner_is_probed_at_a_modest_pace_and_heals_with_the_first_good_ans
     let (poll, _) = engine.decide(now).start[0];
     let notice = engine.answered(poll, Outcome::Empty { changed: true }, now);
     assert_eq!(notice, Some(Notice::Recovered { failures: 8 }));
-    assert!(engine.figures(now)[0].healthy);
+    assert!(engine.stats(now)[0].healthy);
     assert_eq!(engine.decide(now).start.len(), 1);
 }
 
 #[test]
-fn requests_in_flight_stay_when_there_may_be_fewer_jobs_and_no_more_are_sent() {
+fn requests_in_flight_continue_when_concurrent_falls() {
     let now = Instant::now();
     let many = Limits { request_concurrency: 4, adaptive: false, ..runner("a") };
     let mut engine = engine(8, vec![many.clone()]);
@@ -281,7 +282,7 @@ fn requests_in_flight_stay_when_there_may_be_fewer_jobs_and_no_more_are_sent() {
     assert_eq!(polls.len(), 4);
     configure(&mut engine, 2, vec![Limits { limit: Some(1), ..many }]);
     engine.set_capacity(&key("a"), 0);
-    let long_after = now + 10 * CUT_AFTER;
+    let long_after = now + 10 * MIN_HOLD;
     assert_eq!(engine.decide(long_after), Decisions::default());
     for (poll, _) in polls {
         engine.answered(poll, Outcome::Job, long_after);
@@ -291,65 +292,65 @@ fn requests_in_flight_stay_when_there_may_be_fewer_jobs_and_no_more_are_sent() {
 }
 
 #[test]
-fn requests_of_settings_that_are_not_in_force_are_cut_when_they_were_held_long_enough() {
+fn requests_of_old_settings_are_canceled_after_min_hold() {
     let now = Instant::now();
     let mut engine = engine(8, vec![runner("a"), runner("b")]);
     let polls: Vec<PollId> = engine.decide(now).start.iter().map(|(id, _)| *id).collect();
-    let later = now + CUT_AFTER / 2;
+    let later = now + MIN_HOLD / 2;
     configure(&mut engine, 8, vec![Limits { generation: 2, ..runner("a") }]);
-    assert_eq!(engine.decide(later), Decisions { wake: Some(now + CUT_AFTER), ..Decisions::default() });
-    let due = now + CUT_AFTER;
-    assert_eq!(engine.decide(due), Decisions { cut: polls.clone(), ..Decisions::default() });
+    assert_eq!(engine.decide(later), Decisions { wake: Some(now + MIN_HOLD), ..Decisions::default() });
+    let due = now + MIN_HOLD;
+    assert_eq!(engine.decide(due), Decisions { cancel: polls.clone(), ..Decisions::default() });
     for poll in polls {
-        engine.answered(poll, Outcome::Cut, due);
+        engine.answered(poll, Outcome::Canceled, due);
     }
     assert_eq!(names(&engine.decide(due)), [key("a")]);
 }
 
 #[test]
-fn at_the_end_requests_are_cut_when_they_were_held_long_enough_and_at_once_where_the_server_repeats() {
+fn stop_cancels_held_or_repeatable_requests() {
     let now = Instant::now();
     let mut engine = engine(8, vec![runner("a"), runner("b")]);
-    engine.set_repeats(&key("b"));
+    engine.set_repeatable(&key("b"));
     let polls = engine.decide(now).start;
     engine.stop();
     let at_once = polls.iter().find(|(_, runner)| *runner == key("b")).unwrap().0;
     assert_eq!(
         engine.decide(now),
-        Decisions { cut: vec![at_once], wake: Some(now + CUT_AFTER), ..Decisions::default() }
+        Decisions { cancel: vec![at_once], wake: Some(now + MIN_HOLD), ..Decisions::default() }
     );
-    engine.answered(at_once, Outcome::Cut, now);
-    let decisions = engine.decide(now + CUT_AFTER);
-    assert_eq!((decisions.start, decisions.cut.len(), decisions.wake), (Vec::new(), 1, None));
+    engine.answered(at_once, Outcome::Canceled, now);
+    let decisions = engine.decide(now + MIN_HOLD);
+    assert_eq!((decisions.start, decisions.cancel.len(), decisions.wake), (Vec::new(), 1, None));
 }
 
 #[test]
-fn a_request_is_waited_for_until_it_is_held_also_while_another_runner_has_none_and_at_the_end() {
+fn request_is_not_canceled_before_it_is_held() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a"), runner("b")]);
     let (first, _) = engine.decide(now).start[0];
-    let held_at = now + 3 * CUT_AFTER;
+    let held_at = now + 3 * MIN_HOLD;
     engine.set_held_at(first, held_at);
     let waits = Decisions { wake: Some(held_at), ..Decisions::default() };
-    assert_eq!(engine.decide(now + CUT_AFTER), waits);
+    assert_eq!(engine.decide(now + MIN_HOLD), waits);
     engine.stop();
-    assert_eq!(engine.decide(now + CUT_AFTER), waits);
-    assert_eq!(engine.decide(held_at).cut, [first]);
+    assert_eq!(engine.decide(now + MIN_HOLD), waits);
+    assert_eq!(engine.decide(held_at).cancel, [first]);
 }
 
 #[test]
-fn a_server_of_other_settings_is_not_known_to_repeat() {
+fn repeatable_is_forgotten_with_new_settings() {
     let now = Instant::now();
     let mut engine = engine(8, vec![runner("a")]);
-    engine.set_repeats(&key("a"));
+    engine.set_repeatable(&key("a"));
     configure(&mut engine, 8, vec![Limits { generation: 2, ..runner("a") }]);
     engine.decide(now);
     engine.stop();
-    assert_eq!(engine.decide(now).cut, []);
+    assert_eq!(engine.decide(now).cancel, []);
 }
 
 #[test]
-fn new_settings_forget_what_was_wrong() {
+fn new_settings_reset_health() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
     let (poll, _) = engine.decide(now).start[0];

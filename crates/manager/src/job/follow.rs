@@ -1,4 +1,4 @@
-//! Copies the agent's log to the coordinator until the job has a result, whatever breaks on the way.
+//! Copies the agent's log to the coordinator until the job has a result, over as many connections as it takes.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -9,265 +9,250 @@ use muster_agent_api::step_runner::FollowLogsResponse;
 use tokio::time::{Instant, sleep_until};
 use tonic::Streaming;
 
-use super::beginning::Beginning;
-use super::interrupt::{Interruption, heard};
-use super::outage::Line;
-use super::place::{Handed, unresponsive_timeout};
+use super::JobError;
+use super::actor::JobActor;
+use super::backoff::NoProgressBackoff;
+use super::dispatch::DispatchOutcome;
+use super::environment::unresponsive_timeout;
+use super::interrupt::{Interruption, watch_for_interruption};
+use super::outage::ConnectionHealth;
 use super::progress::AgentProgress;
-use super::uploader::Verdict;
-use super::{Actor, JobError};
+use super::start_approval::StartApproval;
+use super::uploader::UploadOutcome;
 
-/// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
+/// Time beyond the job's own timeout, which the agent enforces, for `after_script` and uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
-/// Between two tries to reach a lost agent, at first and at most.
-const RECONNECT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// How following ended.
-pub(super) enum Followed {
+/// How following a job ended.
+pub(super) enum FollowOutcome {
     /// The job has a result, and every byte of its log is acknowledged.
     Result(Box<JobResult>),
-    /// The coordinator has no use for the job.
-    Gone,
-    /// The agent's place is lost for good, for this reason.
+    /// The coordinator no longer expects the job.
+    JobGone,
+    /// The environment is lost for good, for this reason.
     Lost(String),
-    /// The agent cannot bring the job to an end, for this reason.
-    Unfit(String),
-    /// The job is to end, and no agent answers that could end it.
+    /// The agent cannot finish the job, for this reason.
+    AgentRefused(String),
+    /// The job must end, and no agent is reachable that could end it.
     Interrupted(Interruption),
-    /// The manager cannot go on with it.
+    /// The manager itself cannot continue with the job.
     Failed(JobError),
 }
 
-/// What one connection to the agent came to.
-enum Once {
-    Done(Followed),
-    /// The coordinator wants another part of the log.
-    Again,
-    /// There was none for too long.
-    Silent,
+/// How following a job over one connection ended.
+enum ConnectionOutcome {
+    Done(FollowOutcome),
+    /// The coordinator needs another part of the log.
+    Resync,
+    /// The environment did not respond within its timeout.
+    Unresponsive,
 }
 
-/// Slows down what is repeated and brings nothing: a coordinator that wants the same again and again is not to be asked at
-/// full speed.
-pub(super) struct Pace {
-    reached: u64,
-    wait: Duration,
-}
-
-impl Pace {
-    /// From this acknowledged length on.
-    pub(super) fn new(reached: u64) -> Self {
-        Self { reached, wait: RECONNECT.0 }
-    }
-
-    /// How long to wait where no more was ever acknowledged than before; each such wait is twice the one before.
-    pub(super) fn pause(&mut self, acknowledged: u64) -> Duration {
-        if acknowledged > self.reached {
-            *self = Self::new(acknowledged);
-            return Duration::ZERO;
-        }
-        let longer = (self.wait * 2).min(RECONNECT.1);
-        std::mem::replace(&mut self.wait, longer)
-    }
-}
-
-impl Actor {
-    /// Follows the job to its end. Reconnects to a lost agent for the time of grace, or as long as its place may be silent.
-    pub(super) async fn follow(&mut self) -> Followed {
-        let limit = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
-        let watchdog = Instant::now() + limit;
-        let mut silence = Silence::new(self.patience());
-        let place = self.state.held().filter(|record| record.is_remote());
-        let mut line = place.map(|record| self.context.answering.job_on(&record.environment));
-        let mut pace = Pace::new(self.uploader.acknowledged());
-        let mut last = None;
+impl JobActor {
+    /// Follows the job until it has a result.
+    ///
+    /// Reconnects to an unreachable agent until `agent_reconnect_timeout` or the environment's own timeout has passed.
+    pub(super) async fn follow(&mut self) -> FollowOutcome {
+        let timeout = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
+        let watchdog = Instant::now() + timeout;
+        let mut silence = Silence::new(self.unresponsive_timeout());
+        let record = self.row.state().held_lease().filter(|record| record.is_remote());
+        let mut health = record.map(|record| self.runner.reachability.track_job(&record.environment));
+        let mut backoff = NoProgressBackoff::new(self.uploader.acknowledged());
+        let mut last_error = None;
         loop {
-            let error = match self.follow_once(&mut silence, line.as_mut(), watchdog).await {
-                Ok(Once::Done(followed)) => return followed,
-                Ok(Once::Silent) if line.as_mut().is_some_and(Line::has_more_time) => {
-                    silence = Silence::new(self.patience());
+            let error = match self.follow_once(&mut silence, health.as_mut(), watchdog).await {
+                Ok(ConnectionOutcome::Done(outcome)) => return outcome,
+                Ok(ConnectionOutcome::Unresponsive)
+                    if health.as_mut().is_some_and(ConnectionHealth::extend_deadline) =>
+                {
+                    silence = Silence::new(self.unresponsive_timeout());
                     continue;
                 }
-                Ok(Once::Silent) => return self.lost_in_silence(last.as_ref()),
-                Ok(Once::Again) => {
-                    let stopping = self.context.cancel.is_cancelled();
+                Ok(ConnectionOutcome::Unresponsive) => return self.lost_as_unresponsive(last_error.as_ref()),
+                Ok(ConnectionOutcome::Resync) => {
+                    let is_stopping = self.runner.cancel.is_cancelled();
                     tokio::select! {
-                        () = tokio::time::sleep(pace.pause(self.uploader.acknowledged())) => {}
-                        () = self.context.cancel.cancelled(), if !stopping => {}
+                        () = tokio::time::sleep(backoff.pause(self.uploader.acknowledged())) => {}
+                        () = self.runner.cancel.cancelled(), if !is_stopping => {}
                     }
                     continue;
                 }
-                Err(AgentError::Refused(message)) => return Followed::Unfit(message),
-                // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
-                Err(AgentError::Unknown) => match self.hand_over().await {
-                    Ok(Handed::Taken { .. }) => AgentError::Unknown,
-                    Ok(Handed::Refused { message, .. }) => return Followed::Unfit(message),
-                    Ok(Handed::Lost { message }) => return Followed::Lost(message),
-                    Ok(Handed::StartApprovalUnsupported) => {
-                        AgentError::Broken("the agent is of an earlier version".to_owned())
+                Err(AgentError::Refused(message)) => return FollowOutcome::AgentRefused(message),
+                // A restarted agent waits for `Run` if the user's first command had not started (R3, J2).
+                Err(AgentError::Unknown) => match self.dispatch().await {
+                    Ok(DispatchOutcome::Accepted { .. }) => AgentError::Unknown,
+                    Ok(DispatchOutcome::Refused { message, .. }) => return FollowOutcome::AgentRefused(message),
+                    Ok(DispatchOutcome::Lost { message }) => return FollowOutcome::Lost(message),
+                    Ok(DispatchOutcome::NoStartApproval) => {
+                        AgentError::Broken("the agent is outdated: it does not support start approval".to_owned())
                     }
-                    Ok(Handed::NotReached { message, .. }) => AgentError::Broken(message),
-                    Err(why) => return Followed::Interrupted(why),
+                    Ok(DispatchOutcome::NotReached { message, .. }) => AgentError::Broken(message),
+                    Err(interruption) => return FollowOutcome::Interrupted(interruption),
                 },
                 Err(error) => error,
             };
             if Instant::now() >= watchdog {
-                return Followed::Unfit(format!("no result within {} s", limit.as_secs()));
+                return FollowOutcome::AgentRefused(format!("the job had no result after {} s", timeout.as_secs()));
             }
-            tracing::warn!(%error, "the agent is out of reach, trying again");
+            tracing::warn!(%error, "failed to reach the agent, retrying");
             let pause = silence.next_pause();
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = silence.exceeded() => {
-                    if !line.as_mut().is_some_and(Line::has_more_time) {
-                        return self.lost_in_silence(Some(&error));
+                    if !health.as_mut().is_some_and(ConnectionHealth::extend_deadline) {
+                        return self.lost_as_unresponsive(Some(&error));
                     }
-                    silence = Silence::new(self.patience());
+                    silence = Silence::new(self.unresponsive_timeout());
                 }
-                why = heard(&mut self.uploader, &self.context.cancel, None) => return Followed::Interrupted(why),
+                interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, None) => {
+                    return FollowOutcome::Interrupted(interruption);
+                }
             }
-            last = Some(error);
+            last_error = Some(error);
         }
     }
 
-    /// How long the agent may be silent. After a start of the manager all instances are reached anew at the same time.
-    fn patience(&self) -> Duration {
-        let own = self.environment().and_then(|environment| unresponsive_timeout(environment.as_ref()));
-        own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.context.agent_grace)
+    /// Returns how long the agent may stay unresponsive.
+    ///
+    /// Until the agent has accepted the job in this start of the manager, the manager's own timeout applies: after a restart all
+    /// instances are connected at the same time.
+    fn unresponsive_timeout(&self) -> Duration {
+        let own = self.environment.current().and_then(|environment| unresponsive_timeout(environment.as_ref()));
+        own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.runner.agent_reconnect_timeout)
     }
 
-    fn lost_in_silence(&mut self, last: Option<&AgentError>) -> Followed {
-        let message = self.silent(last);
-        self.give_up_place(&message);
-        Followed::Lost(message)
+    fn lost_as_unresponsive(&mut self, error: Option<&AgentError>) -> FollowOutcome {
+        let message = self.unresponsive_message(error);
+        self.environment.retire(&message, self.is_remote());
+        FollowOutcome::Lost(message)
     }
 
     async fn follow_once(
         &mut self,
         silence: &mut Silence,
-        mut line: Option<&mut Line>,
+        mut health: Option<&mut ConnectionHealth>,
         watchdog: Instant,
-    ) -> Result<Once, AgentError> {
-        let (Some(environment), Some(id)) = (self.environment(), self.run_id()) else {
-            let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
-            return Ok(Once::Done(Followed::Lost(why)));
+    ) -> Result<ConnectionOutcome, AgentError> {
+        let (Some(environment), Some(id)) = (self.environment.current(), self.row.run_id()) else {
+            return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(self.environment.missing_reason())));
         };
-        if let Err(error) = self.mend_log_start().await {
-            return Ok(Once::Done(Followed::Failed(error)));
+        if let Err(error) = self.fix_log_offset() {
+            return Ok(ConnectionOutcome::Done(FollowOutcome::Failed(error)));
         }
-        let offset = self.uploader.end() - self.state.log_start();
+        let offset = self.uploader.end() - self.row.state().trace_offset();
         let connecting = async {
             let connection = environment.reach().await?;
             let log = connection.follow(&id, offset).await?;
             Ok::<_, AgentError>((connection, log))
         };
-        // Before the agent was reached a newer executable may be on its way to it, and one of this host may be starting.
-        let may_be_cut = self.progress.is_dispatched() && environment.replaceable().is_some();
-        let try_limit = silence.next_timeout();
+        // The first connection may take longer: a newer executable may be on its way to the agent, or an agent of this host starts.
+        let has_timeout = self.progress.is_dispatched() && environment.replaceable().is_some();
+        let attempt_timeout = silence.next_timeout();
         let (connection, log) = tokio::select! {
             connected = connecting => connected?,
-            why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
-            () = silence.count(may_be_cut) => return Ok(Once::Silent),
-            // What was sent while nobody was there is sent again less and less often by the system: a new try comes through.
-            () = sleep_until(Instant::now() + try_limit), if may_be_cut => {
-                return Err(AgentError::Broken(format!("no connection within {} ms", try_limit.as_millis())));
+            reason = environment.lost() => return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(reason))),
+            () = silence.count(has_timeout) => return Ok(ConnectionOutcome::Unresponsive),
+            // TCP resends to an unreachable machine at growing intervals. A new attempt gets through earlier.
+            () = sleep_until(Instant::now() + attempt_timeout), if has_timeout => {
+                return Err(AgentError::Broken(format!("no connection within {} ms", attempt_timeout.as_millis())));
             }
         };
         self.progress.reach(AgentProgress::Dispatched);
-        if let Some(line) = &mut line {
-            line.set(true);
+        if let Some(health) = &mut health {
+            health.set_connected(true);
         }
         let followed = tokio::select! {
-            followed = self.follow_on(&connection, log, &id, watchdog) => followed,
-            // What was on its way to the coordinator is told apart by its length.
-            why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
+            followed = self.follow_connection(&connection, log, &id, watchdog) => followed,
+            // Bytes that are on their way to the coordinator are not lost: its length says which of them arrived.
+            reason = environment.lost() => return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(reason))),
         };
         connection.mark_suspect_if_broken(&followed);
-        // The agent's silence is none while the connection stands: pings watch it.
-        *silence = Silence::new(self.patience());
-        if let Some(line) = line {
-            line.set(false);
+        // A quiet agent is not unresponsive while its connection is open, because pings watch the connection.
+        *silence = Silence::new(self.unresponsive_timeout());
+        if let Some(health) = health {
+            health.set_connected(false);
         }
         followed
     }
 
-    /// A trace that is shorter than what was there before this attempt has lost what was before: the log begins at its end.
-    async fn mend_log_start(&mut self) -> Result<(), JobError> {
-        if self.uploader.end() < self.state.log_start() {
-            let next = self.state.clone().with_log_start(self.uploader.end())?;
-            self.move_to(next).await?;
+    /// Moves the start of the log back if the coordinator has lost a part of the trace before it.
+    fn fix_log_offset(&mut self) -> Result<(), JobError> {
+        let end = self.uploader.end();
+        if end < self.row.state().trace_offset() {
+            self.transition(|state| state.with_trace_offset(end))?;
         }
         Ok(())
     }
 
-    /// One connection. Cancel-safe in its select: `message` of a stream is, and uploads are awaited in the branch.
-    async fn follow_on(
+    /// Follows one connection.
+    ///
+    /// Its select is cancel-safe: reading a message of a stream is, and uploads are awaited in the branch.
+    async fn follow_connection(
         &mut self,
         connection: &AgentConnection,
         mut log: Streaming<FollowLogsResponse>,
         id: &str,
         watchdog: Instant,
-    ) -> Result<Once, AgentError> {
-        // An agent that asks before the user's first command is answered once that is stored.
-        let asks = self.is_elsewhere() && connection.identity().supports_start_approval;
-        let mut beginning = Beginning::new(asks, connection.wait_for_start_approval(id), connection.approve_start(id));
-        let stop = self.context.cancel.clone();
+    ) -> Result<ConnectionOutcome, AgentError> {
+        let needs_approval = self.is_remote() && connection.identity().supports_start_approval;
+        let mut approval =
+            StartApproval::new(needs_approval, connection.wait_for_start_approval(id), connection.approve_start(id));
+        let stop = self.runner.cancel.clone();
         let mut canceled = false;
-        // Asked for at once: it then comes together with the end of the log.
+        // Requested at once, so that the result arrives together with the end of the log.
         let mut result = pin!(connection.wait(id));
         let mut early: Option<Result<JobResult, AgentError>> = None;
-        let mut given_back = false;
+        let mut has_tried_release = false;
         loop {
             tokio::select! {
-                chunk = log.message(), if self.uploader.has_room() => match chunk? {
+                chunk = log.message(), if self.uploader.has_capacity() => match chunk? {
                     Some(chunk) => self.uploader.push(&chunk.data),
                     None => break,
                 },
-                begun = beginning.go_on(&mut self.state, &self.context, &self.run), if !beginning.is_over() => {
-                    if let Err(error) = begun? {
-                        return Ok(Once::Done(Followed::Failed(error)));
+                approved = approval.advance(&mut self.row), if !approval.is_done() => {
+                    if let Err(error) = approved? {
+                        return Ok(ConnectionOutcome::Done(FollowOutcome::Failed(error)));
                     }
                 }
                 () = sleep_until(self.uploader.due()) => {
                     let mut sending = pin!(self.uploader.send());
-                    // A call may hang for a minute; neither a stop nor the first command must wait for it.
-                    let verdict = loop {
+                    // A call may take a minute. Neither a stop nor the start approval may wait for it.
+                    let outcome = loop {
                         tokio::select! {
-                            verdict = &mut sending => break verdict,
-                            begun = beginning.go_on(&mut self.state, &self.context, &self.run),
-                                if !beginning.is_over() =>
-                            {
-                                if let Err(error) = begun? {
-                                    return Ok(Once::Done(Followed::Failed(error)));
+                            outcome = &mut sending => break outcome,
+                            approved = approval.advance(&mut self.row), if !approval.is_done() => {
+                                if let Err(error) = approved? {
+                                    return Ok(ConnectionOutcome::Done(FollowOutcome::Failed(error)));
                                 }
                             }
                             () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                         }
                     };
-                    match verdict {
-                        Verdict::GoOn => {}
-                        Verdict::FollowAgain => return Ok(Once::Again),
-                        Verdict::Cancel => cancel_once(&mut canceled, connection, id).await?,
-                        Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
+                    match outcome {
+                        UploadOutcome::Continue => {}
+                        UploadOutcome::Resync => return Ok(ConnectionOutcome::Resync),
+                        UploadOutcome::Cancel => cancel_once(&mut canceled, connection, id).await?,
+                        UploadOutcome::JobGone => return Ok(ConnectionOutcome::Done(FollowOutcome::JobGone)),
                     }
                 }
                 answer = &mut result, if early.is_none() => early = Some(answer),
                 () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
-                    let message = "the job did not end by its timeout, and the agent did not end it".to_owned();
-                    return Ok(Once::Done(Followed::Unfit(message)));
+                    let message = "the job did not end by its timeout, and its agent did not end it".to_owned();
+                    return Ok(ConnectionOutcome::Done(FollowOutcome::AgentRefused(message)));
                 }
             }
-            // The log waits for the coordinator, and the job has ended: its slot is another one's.
-            if let (Some(Ok(result)), true, false) = (&early, self.uploader.must_repeat(), given_back) {
-                given_back = true;
-                self.ended(result);
-                self.give_back().await;
+            // The job has ended, and only the coordinator delays its log: another job can have the slot.
+            if let (Some(Ok(result)), true, false) = (&early, self.uploader.must_repeat(), has_tried_release) {
+                has_tried_release = true;
+                self.record_result(result);
+                self.release_slot();
             }
             if self.uploader.is_trace_refused()
                 && let Some(Ok(result)) = early.take_if(|early| early.is_ok())
             {
-                return Ok(Once::Done(Followed::Result(Box::new(result))));
+                return Ok(ConnectionOutcome::Done(FollowOutcome::Result(Box::new(result))));
             }
         }
         let result = match early {
@@ -276,46 +261,47 @@ impl Actor {
             Some(Err(_)) => connection.wait(id).await?,
         };
         self.progress.reach(AgentProgress::Executed);
-        self.uploader.ending();
+        self.uploader.set_ended();
         if self.uploader.must_repeat() {
-            self.ended(&result);
-            self.give_back().await;
+            self.record_result(&result);
+            self.release_slot();
         }
+        let log_end = self.row.state().trace_offset().saturating_add(result.log_bytes);
         Ok(match self.drain().await {
-            Verdict::Gone => Once::Done(Followed::Gone),
-            _ if self.uploader.is_trace_refused() => Once::Done(Followed::Result(Box::new(result))),
-            Verdict::FollowAgain => Once::Again,
-            _ if self.uploader.end() < self.state.log_start().saturating_add(result.log_bytes) => Once::Again,
-            _ => Once::Done(Followed::Result(Box::new(result))),
+            UploadOutcome::JobGone => ConnectionOutcome::Done(FollowOutcome::JobGone),
+            _ if self.uploader.is_trace_refused() => ConnectionOutcome::Done(FollowOutcome::Result(Box::new(result))),
+            UploadOutcome::Resync => ConnectionOutcome::Resync,
+            _ if self.uploader.end() < log_end => ConnectionOutcome::Resync,
+            _ => ConnectionOutcome::Done(FollowOutcome::Result(Box::new(result))),
         })
     }
 
-    /// Sends what is held, at once: nothing follows for now.
-    pub(super) async fn drain(&mut self) -> Verdict {
-        let mut pace = Pace::new(self.uploader.acknowledged());
+    /// Sends the buffered part of the trace at once. No more output follows for now.
+    pub(super) async fn drain(&mut self) -> UploadOutcome {
+        let mut backoff = NoProgressBackoff::new(self.uploader.acknowledged());
         while !self.uploader.is_empty() {
             self.uploader.pause().await;
             match self.uploader.send().await {
-                // The job has ended: there is nothing left to wind down.
-                Verdict::GoOn | Verdict::Cancel if self.uploader.is_trace_refused() => break,
-                Verdict::GoOn | Verdict::Cancel if self.uploader.must_repeat() => self.give_back().await,
-                Verdict::GoOn | Verdict::Cancel => {
-                    let wait = pace.pause(self.uploader.acknowledged());
+                // A cancel has no effect on a job that has ended.
+                UploadOutcome::Continue | UploadOutcome::Cancel if self.uploader.is_trace_refused() => break,
+                UploadOutcome::Continue | UploadOutcome::Cancel if self.uploader.must_repeat() => self.release_slot(),
+                UploadOutcome::Continue | UploadOutcome::Cancel => {
+                    let wait = backoff.pause(self.uploader.acknowledged());
                     if !wait.is_zero() {
-                        self.give_back().await;
+                        self.release_slot();
                         tokio::time::sleep(wait).await;
                     }
                 }
-                verdict => return verdict,
+                outcome => return outcome,
             }
         }
-        Verdict::GoOn
+        UploadOutcome::Continue
     }
 }
 
 async fn cancel_once(canceled: &mut bool, connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
     if !*canceled {
-        tracing::info!("the job is canceled");
+        tracing::info!("job canceled");
         connection.cancel(id).await?;
         *canceled = true;
     }

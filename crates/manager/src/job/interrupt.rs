@@ -1,66 +1,71 @@
-//! What ends a job that no agent executes right now: heard while its actor waits for a slot or for an agent.
+//! Reasons to end a job that no agent executes right now: watched while the job waits for a slot or for its agent.
+
+use std::time::Duration;
 
 use muster_job::FailureReason;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::uploader::{Uploader, Verdict};
-use super::{Actor, JobError, Next};
+use super::uploader::{UploadOutcome, Uploader};
 use crate::state::JobState;
 
-/// Why the wait is over.
+/// Reason why a wait ended.
 #[derive(Debug)]
 pub(super) enum Interruption {
-    /// The coordinator wants the job wound down.
+    /// The coordinator cancels the job.
     Canceled,
-    /// The coordinator has no use for the job.
-    Gone,
-    /// The manager wants its jobs to wind down.
-    Stopping,
-    /// Preparing the job has taken too long (`prepare_timeout`).
-    Late,
+    /// The coordinator no longer expects a report of the job.
+    JobGone,
+    /// The manager stops and ends its jobs.
+    ManagerStopping,
+    /// Preparing the job took longer than `prepare_timeout`.
+    PrepareTimeout,
 }
 
-/// Stays in touch with the coordinator until there is a reason to end the job; being later than `by` is one.
+impl Interruption {
+    /// Returns how a job in `state` fails because of the interruption. `None` if there is nothing to report.
+    pub(super) fn failure(&self, state: &JobState, prepare_timeout: Duration) -> Option<(FailureReason, String)> {
+        match self {
+            Self::JobGone => None,
+            Self::Canceled => Some((FailureReason::JobCanceled, "canceled".to_owned())),
+            // Every GitLab knows and retries this reason (`retry: { when: runner_system_failure }`).
+            Self::ManagerStopping if matches!(state, JobState::Received { .. }) => Some((
+                FailureReason::RunnerSystemFailure,
+                "the runner manager was stopped before the job started".to_owned(),
+            )),
+            Self::ManagerStopping => {
+                Some((FailureReason::RunnerInterrupted, "aborted: the runner manager is stopping".to_owned()))
+            }
+            Self::PrepareTimeout => Some((
+                FailureReason::JobExecutionTimeout,
+                format!("prepare timeout: exceeded timeout of {}", muster_job::go_duration(prepare_timeout)),
+            )),
+        }
+    }
+}
+
+/// Stays in contact with the coordinator until there is a reason to end the job. Passing `deadline` is such a reason.
 ///
-/// May be dropped at any time: bytes that were on their way are told apart by the coordinator's length.
-pub(super) async fn heard(uploader: &mut Uploader, stop: &CancellationToken, by: Option<Instant>) -> Interruption {
+/// May be dropped at any time: the next contact learns from the coordinator's length which bytes of the trace arrived.
+pub(super) async fn watch_for_interruption(
+    uploader: &mut Uploader,
+    stop: &CancellationToken,
+    deadline: Option<Instant>,
+) -> Interruption {
     loop {
         let contact = async {
             sleep_until(uploader.due()).await;
             uploader.send().await
         };
         tokio::select! {
-            verdict = contact => match verdict {
-                Verdict::Cancel => return Interruption::Canceled,
-                Verdict::Gone => return Interruption::Gone,
-                Verdict::GoOn | Verdict::FollowAgain => {}
+            outcome = contact => match outcome {
+                UploadOutcome::Cancel => return Interruption::Canceled,
+                UploadOutcome::JobGone => return Interruption::JobGone,
+                UploadOutcome::Continue | UploadOutcome::Resync => {}
             },
-            () = stop.cancelled() => return Interruption::Stopping,
-            () = async { sleep_until(by.unwrap_or_else(Instant::now)).await }, if by.is_some() => {
-                return Interruption::Late;
-            }
-        }
-    }
-}
-
-impl Actor {
-    /// The job ends by what was heard. Closing it ends what an agent may have started all the same.
-    pub(super) async fn interrupted(&mut self, why: Interruption) -> Result<Next, JobError> {
-        match why {
-            Interruption::Gone => Ok(Next::Gone),
-            Interruption::Canceled => self.end(FailureReason::JobCanceled, None, "canceled").await,
-            // A reason that every GitLab knows and retries (`retry: { when: runner_system_failure }`).
-            Interruption::Stopping if matches!(self.state, JobState::Taken { .. }) => {
-                self.system_failure("the manager was stopped before the job began").await
-            }
-            Interruption::Stopping => {
-                self.end(FailureReason::RunnerInterrupted, None, "aborted: the manager stops").await
-            }
-            Interruption::Late => {
-                let limit = self.context.runner.prepare_timeout.unwrap_or_default();
-                let message = format!("prepare timeout: exceeded timeout of {}", muster_job::go_duration(limit));
-                self.end(FailureReason::JobExecutionTimeout, None, &message).await
+            () = stop.cancelled() => return Interruption::ManagerStopping,
+            () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
+                return Interruption::PrepareTimeout;
             }
         }
     }

@@ -1,5 +1,7 @@
-//! Whether an instance is silent, or this manager's own network: where of several instances none answers, it is taken
-//! for the network, and what runs there is waited for much longer.
+//! Whether one instance is unreachable, or the manager's own network is down.
+//!
+//! If none of several instances with jobs is reachable, the manager assumes that its own network is down, and waits much longer for
+//! the instances before it gives up their jobs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,53 +10,58 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long instances are kept that are all silent. After this they are as lost as a single one is.
-const OUTAGE_MAX: Duration = Duration::from_secs(600);
+/// Maximum time to wait while all instances are unreachable. After this each of them counts as lost.
+const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
-/// Which instances with jobs answer.
+/// Tracks which instances with jobs are reachable. Clones share their content.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Answering(Arc<Mutex<HashMap<String, Jobs>>>);
+pub(crate) struct ReachabilityTracker(Arc<Mutex<HashMap<String, InstanceJobs>>>);
 
-/// The jobs of one instance.
+/// Number of the jobs of one instance.
 #[derive(Debug, Default)]
-struct Jobs {
+struct InstanceJobs {
     all: usize,
-    /// Those whose connection stands.
+    /// Jobs whose connection to the instance is open.
     connected: usize,
 }
 
-impl Answering {
-    /// One more job that is followed on an instance, by its name.
-    pub(super) fn job_on(&self, instance: &str) -> Line {
+impl ReachabilityTracker {
+    /// Adds a job that is followed on the instance with this name, until the result is dropped.
+    pub(super) fn track_job(&self, instance: &str) -> ConnectionHealth {
         self.0.lock().entry(instance.to_owned()).or_default().all += 1;
-        Line { of: self.clone(), instance: instance.to_owned(), connected: false, outage: Outage::None }
+        ConnectionHealth {
+            tracker: self.clone(),
+            instance: instance.to_owned(),
+            connected: false,
+            outage: Outage::None,
+        }
     }
 }
 
-/// Where an instance stands that has been silent for too long.
+/// State of an instance that has been unresponsive for too long.
 #[derive(Debug, Clone, Copy)]
 enum Outage {
-    /// It is not.
+    /// No outage is assumed.
     None,
-    /// So were all others then.
+    /// All other instances were unreachable, too, since this time.
     Since(Instant),
-    /// Others answer again: it has one more chance.
+    /// Other instances are reachable again. This one was given one more timeout.
     Over,
 }
 
-/// What is known of one job's connection to its instance.
+/// Health of one job's connection to its instance.
 #[derive(Debug)]
-pub(super) struct Line {
-    of: Answering,
+pub(super) struct ConnectionHealth {
+    tracker: ReachabilityTracker,
     instance: String,
     connected: bool,
     outage: Outage,
 }
 
-impl Line {
-    /// The connection stands, or is broken.
-    pub(super) fn set(&mut self, connected: bool) {
-        let mut jobs = self.of.0.lock();
+impl ConnectionHealth {
+    /// Records whether the connection is open.
+    pub(super) fn set_connected(&mut self, connected: bool) {
+        let mut jobs = self.tracker.0.lock();
         match jobs.get_mut(&self.instance) {
             Some(jobs) if connected && !self.connected => jobs.connected += 1,
             Some(jobs) if !connected && self.connected => jobs.connected -= 1,
@@ -66,26 +73,26 @@ impl Line {
         }
     }
 
-    /// The instance was silent for too long: whether it is to be given more time.
-    pub(super) fn has_more_time(&mut self) -> bool {
-        let (mut others, mut answer) = (0, 0);
-        for (instance, jobs) in self.of.0.lock().iter().filter(|(instance, _)| **instance != self.instance) {
-            tracing::trace!(instance, ?jobs, "another instance");
+    /// Returns whether an instance that was unresponsive for its whole timeout gets another one.
+    pub(super) fn extend_deadline(&mut self) -> bool {
+        let (mut others, mut reachable) = (0, 0);
+        for (instance, jobs) in self.tracker.0.lock().iter().filter(|(instance, _)| **instance != self.instance) {
+            tracing::trace!(instance, ?jobs, "other instance with jobs");
             others += 1;
-            answer += usize::from(jobs.connected > 0);
+            reachable += usize::from(jobs.connected > 0);
         }
         self.outage = match self.outage {
-            Outage::None if others == 0 || answer > 0 => return false,
+            Outage::None if others == 0 || reachable > 0 => return false,
             Outage::None => {
                 tracing::warn!(
                     instance = self.instance,
-                    "no instance answers: that is taken for an outage of this manager's own network; their jobs are kept for up to {} s",
-                    OUTAGE_MAX.as_secs()
+                    max_wait_s = MAX_OUTAGE.as_secs(),
+                    "no instance is reachable, assuming that this manager's own network is down and waiting for it"
                 );
                 Outage::Since(Instant::now())
             }
-            Outage::Since(since) if since.elapsed() >= OUTAGE_MAX => return false,
-            Outage::Since(_) if answer > 0 => Outage::Over,
+            Outage::Since(since) if since.elapsed() >= MAX_OUTAGE => return false,
+            Outage::Since(_) if reachable > 0 => Outage::Over,
             Outage::Since(since) => Outage::Since(since),
             Outage::Over => return false,
         };
@@ -93,10 +100,10 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ConnectionHealth {
     fn drop(&mut self) {
-        self.set(false);
-        let mut jobs = self.of.0.lock();
+        self.set_connected(false);
+        let mut jobs = self.tracker.0.lock();
         if let Some(on) = jobs.get_mut(&self.instance) {
             on.all -= 1;
             if on.all == 0 {
@@ -111,31 +118,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_that_is_silent_alone_has_no_more_time() {
-        let answering = Answering::default();
-        let mut silent = [answering.job_on("i-1"), answering.job_on("i-1")];
-        assert!(silent.iter_mut().all(|line| !line.has_more_time()), "its own other job says nothing of the network");
-        let mut other = answering.job_on("i-2");
-        other.set(true);
-        assert!(silent.iter_mut().all(|line| !line.has_more_time()));
+    fn single_unreachable_instance_gets_no_more_time() {
+        let tracker = ReachabilityTracker::default();
+        let mut unreachable = [tracker.track_job("i-1"), tracker.track_job("i-1")];
+        assert!(
+            unreachable.iter_mut().all(|health| !health.extend_deadline()),
+            "another job of the same instance says nothing about the network"
+        );
+        let mut other = tracker.track_job("i-2");
+        other.set_connected(true);
+        assert!(unreachable.iter_mut().all(|health| !health.extend_deadline()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_all_are_silent_they_are_waited_for_and_the_others_have_one_more_chance_once_one_answers() {
-        let answering = Answering::default();
-        let (mut one, mut two, mut three) = (answering.job_on("i-1"), answering.job_on("i-2"), answering.job_on("i-3"));
-        for line in [&mut one, &mut two, &mut three] {
-            line.set(true);
-            line.set(false);
+    async fn outage_of_all_instances_extends_their_deadlines() {
+        let tracker = ReachabilityTracker::default();
+        let (mut one, mut two, mut three) =
+            (tracker.track_job("i-1"), tracker.track_job("i-2"), tracker.track_job("i-3"));
+        for health in [&mut one, &mut two, &mut three] {
+            health.set_connected(true);
+            health.set_connected(false);
         }
-        assert!(one.has_more_time() && two.has_more_time() && three.has_more_time());
-        tokio::time::advance(OUTAGE_MAX / 2).await;
-        assert!(one.has_more_time());
-        two.set(true);
-        assert!(one.has_more_time());
-        assert!(!one.has_more_time(), "it is silent alone now");
-        tokio::time::advance(OUTAGE_MAX / 2).await;
+        assert!(one.extend_deadline() && two.extend_deadline() && three.extend_deadline());
+        tokio::time::advance(MAX_OUTAGE / 2).await;
+        assert!(one.extend_deadline());
+        two.set_connected(true);
+        assert!(one.extend_deadline());
+        assert!(!one.extend_deadline(), "only this instance is unreachable now");
+        tokio::time::advance(MAX_OUTAGE / 2).await;
         drop(two);
-        assert!(!three.has_more_time(), "no outage lasts for ever");
+        assert!(!three.extend_deadline(), "the outage has lasted too long");
     }
 }

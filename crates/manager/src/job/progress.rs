@@ -1,9 +1,9 @@
-//! How far a job has come at its agent, and whether its environment is still in use, as far as this manager knows.
+//! How far a job has come at its agent.
 //!
 //! ```text
-//! not dispatched -> dispatched -> executed -> usage reported      in use -> retired -> suspended
-//!        ^              |                                            ^         |
-//!        +-rescheduled--+                                            +---------+ rescheduled
+//! not dispatched -> dispatched -> executed -> usage reported
+//!        ^              |
+//!        +-rescheduled--+
 //! ```
 
 /// How far a job has come at its agent.
@@ -21,7 +21,7 @@ pub(super) enum AgentProgress {
 }
 
 impl AgentProgress {
-    /// Moves on to `next`, unless the job has come as far already.
+    /// Advances to `next`. Does nothing if the job has come as far already.
     pub(super) fn reach(&mut self, next: Self) {
         *self = (*self).max(next);
     }
@@ -36,22 +36,10 @@ impl AgentProgress {
         self >= Self::Executed
     }
 
-    /// Another environment gets the job. Returns whether an agent had accepted it.
+    /// Starts over in another environment. Returns whether an agent had accepted the job.
     pub(super) fn reschedule(&mut self) -> bool {
         std::mem::take(self).is_dispatched()
     }
-}
-
-/// Whether the job's environment is still in use by the job.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum EnvironmentUse {
-    /// It is, or the job has none yet.
-    #[default]
-    InUse,
-    /// Nothing more is asked of its agent: it answers nothing, or has closed the job.
-    Retired,
-    /// It is suspended for a later job, which has the lease.
-    Suspended,
 }
 
 #[cfg(test)]
@@ -59,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_falls_back_only_when_the_job_is_rescheduled() {
+    fn progress_falls_back_only_when_job_is_rescheduled() {
         let mut progress = AgentProgress::default();
         assert!(!progress.reschedule());
         progress.reach(AgentProgress::Executed);

@@ -1,7 +1,8 @@
-//! Sends a job's trace to the coordinator: pieces in order, each once, and a sign of life where there is nothing to send.
+//! Sends a job's trace and its final update to the coordinator.
 //!
-//! The coordinator's acknowledged length is the truth (life-of-a-job R5). What is not acknowledged is held here, at most
-//! [`PIECE_MAX_BYTES`]; the rest waits in the agent's spool.
+//! The trace is sent in pieces, in order, each byte once. A job without new output sends a keep-alive instead. The length that the
+//! coordinator acknowledged is the truth (R5). The uploader buffers at most [`MAX_PIECE_BYTES`] that are not acknowledged. All
+//! other bytes wait in the agent's spool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,167 +13,192 @@ use muster_job::JobStatus;
 use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::retry::{Backoff, Policy};
+use muster_runner_api::wire::UpdateRequest;
 use tokio::time::Instant;
 
+use super::backoff::NoProgressBackoff;
 use crate::failure;
 use crate::observe::JobWatch;
 
-/// One piece of a trace (job-execution 1.10).
-const PIECE_MAX_BYTES: usize = 1024 * 1024;
-/// Between two uploads, until the coordinator says otherwise (runner-api 3.2).
-const INTERVAL: Duration = Duration::from_secs(3);
-/// A job that says nothing is reported as running so often. Only with an answer the coordinator can say that the job is
-/// to be canceled: the protocol has no other way, so this is a timer.
+/// Maximum size of one piece of a trace, as in gitlab-runner.
+const MAX_PIECE_BYTES: usize = 1024 * 1024;
+/// Time between two uploads, unless the coordinator sets another one.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(3);
+/// Time after which a job without new output is reported as running.
+///
+/// The protocol can cancel a job only in an answer to the manager, so this must be a timer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// A coordinator that asks for an interval of its own is one of ours and near: a quiet job speaks up as often as every
-/// tenth interval, but not more often than this, so that a cancel is soon heard.
-const KEEP_ALIVE_NEAR: Duration = Duration::from_secs(1);
-/// The least that the longest wait between two tries may be.
-const RETRY_CAP_MIN: Duration = Duration::from_secs(1);
+/// Minimum keep-alive of a job whose coordinator sets its own trace interval.
+///
+/// Only Muster's own coordinator does so. It is near, so a quiet job contacts it after every tenth interval to learn early of a cancel.
+const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// Lower bound of the longest wait between two attempts.
+const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
+/// Time after which a report is repeated that the coordinator is still working on, unless it sets another one.
+const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// What an answer of the coordinator means for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// Go on.
-    GoOn,
-    /// The coordinator's length is not one that the held bytes reach: follow the agent's log from [`Uploader::end`].
-    FollowAgain,
-    /// Wind the job down.
+pub(super) enum UploadOutcome {
+    /// The job continues. A failed call is repeated after [`Uploader::pause`].
+    Continue,
+    /// The coordinator's length is not in the buffer: follow the agent's log from [`Uploader::end`].
+    Resync,
+    /// The coordinator cancels the job.
     Cancel,
-    /// The job is not this manager's, or has ended: stop everything.
-    Gone,
+    /// The job has ended at the coordinator, or belongs to another manager.
+    JobGone,
 }
 
-/// The trace of one job on its way.
+/// How reporting a job ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ReportOutcome {
+    /// The coordinator has acknowledged the final update.
+    Acknowledged,
+    /// The job has ended at the coordinator, or belongs to another manager.
+    JobGone,
+    /// The coordinator's copy of the trace is wrong, and must be sent again.
+    ResendTrace,
+}
+
+/// Result of one attempt to report a job.
+pub(super) enum ReportAttempt {
+    /// Nothing has to be repeated.
+    Ended(ReportOutcome),
+    /// The coordinator did not accept the report. It is repeated at this time.
+    RetryAt(Instant),
+}
+
+/// Upload of one job's trace.
 pub(super) struct Uploader {
     client: Client,
     payload: Arc<JobPayload>,
     acknowledged: u64,
-    held: BytesMut,
+    buffer: BytesMut,
     interval: Duration,
     keep_alive: Duration,
-    /// The interval is ours: the coordinator cannot say less than a second.
-    fixed_interval: bool,
+    /// Whether the payload sets the interval. The coordinator's answers cannot set one below a second.
+    is_interval_fixed: bool,
     sent_at: Instant,
     contact_at: Instant,
-    /// After a failure: nothing is sent before.
+    /// Time before which nothing is sent, after a failure.
     not_before: Option<Instant>,
     backoff: Backoff,
     rejections: u32,
-    /// The last call was one that the coordinator takes for wrong.
-    rejected_last: bool,
-    /// The job has ended: what is left is to report it.
-    ending: bool,
-    /// The coordinator takes no more of the trace, but may take the report.
+    /// Whether the coordinator rejected the last call as invalid.
+    was_last_rejected: bool,
+    /// Whether the job has ended, and only its report is left.
+    has_ended: bool,
+    /// Whether the coordinator accepts no more of the trace. It may still accept the report.
     trace_refused: bool,
-    /// The coordinator has said that the job is canceled.
+    /// Whether the coordinator has canceled the job.
     canceled: bool,
-    /// Times that the coordinator may say that a call is wrong, before it is taken for final.
-    rejections_max: u32,
+    /// Number of rejections of a call after which they count as final.
+    max_rejections: u32,
     debug_trace: bool,
     watch: Arc<JobWatch>,
 }
 
 impl Uploader {
-    /// Of a job of `runner`.
+    /// Returns the upload of a job of `runner`, from the start of its trace.
     pub(super) fn new(client: Client, payload: Arc<JobPayload>, watch: Arc<JobWatch>, runner: &RunnerSettings) -> Self {
         let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
-        // A job that traces itself has a log that is shown to fewer people.
+        // GitLab shows the log of a job with a debug trace to fewer users.
         let debug_trace = !runner.debug_trace_disabled && (on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES"));
         let now = Instant::now();
         Self {
             client,
             acknowledged: 0,
-            held: BytesMut::new(),
-            interval: own.unwrap_or(INTERVAL),
-            keep_alive: own.map_or(KEEP_ALIVE, |own| own.saturating_mul(10).clamp(KEEP_ALIVE_NEAR, KEEP_ALIVE)),
-            fixed_interval: own.is_some(),
+            buffer: BytesMut::new(),
+            interval: own.unwrap_or(UPDATE_INTERVAL),
+            keep_alive: own.map_or(KEEP_ALIVE, |own| own.saturating_mul(10).clamp(MIN_KEEP_ALIVE, KEEP_ALIVE)),
+            is_interval_fixed: own.is_some(),
             sent_at: now,
             contact_at: now,
             not_before: None,
             backoff: Backoff::new(Policy::UNTIL_ACKNOWLEDGED),
             rejections: 0,
-            rejected_last: false,
-            ending: false,
+            was_last_rejected: false,
+            has_ended: false,
             trace_refused: false,
             canceled: false,
-            rejections_max: runner.final_update_retry_limit.max(1),
+            max_rejections: runner.final_update_retry_limit.max(1),
             debug_trace,
             watch,
             payload,
         }
     }
 
-    /// Where the next byte of the log belongs.
+    /// Returns the offset in the trace of the next byte of the log.
     pub(super) fn end(&self) -> u64 {
-        self.acknowledged + self.held.len() as u64
+        self.acknowledged + self.buffer.len() as u64
     }
 
-    /// Whether the coordinator took the last call for wrong.
+    /// Returns whether the coordinator rejected the last call as invalid.
     pub(super) fn was_rejected(&self) -> bool {
-        self.must_repeat() && self.rejected_last
+        self.must_repeat() && self.was_last_rejected
     }
 
-    /// The length that the coordinator has acknowledged.
+    /// Returns the length that the coordinator has acknowledged.
     pub(super) fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// The job has ended. From now on refusals count: somebody has to hear of the end.
-    pub(super) fn ending(&mut self) {
-        self.ending = true;
+    /// Records that the job has ended. From now on rejections count, because the report must not wait for the trace.
+    pub(super) fn set_ended(&mut self) {
+        self.has_ended = true;
     }
 
-    /// The job has ended, and its trace is not taken any more: what is left to do is the final update.
+    /// Returns whether the job has ended, and the coordinator accepts no more of its trace. Only the final update is left.
     pub(super) fn is_trace_refused(&self) -> bool {
-        self.ending && self.trace_refused
+        self.has_ended && self.trace_refused
     }
 
-    /// Whether more bytes may be pushed: else the agent's stream has to wait.
-    pub(super) fn has_room(&self) -> bool {
-        self.held.len() < PIECE_MAX_BYTES
+    /// Returns whether more bytes may be pushed. Otherwise the agent's stream must wait.
+    pub(super) fn has_capacity(&self) -> bool {
+        self.buffer.len() < MAX_PIECE_BYTES
     }
 
-    /// Takes bytes that follow [`Self::end`].
+    /// Adds the bytes that follow [`Self::end`].
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.held.extend_from_slice(bytes);
+        self.buffer.extend_from_slice(bytes);
         self.watch.log(bytes);
-        self.watch.uploaded(self.acknowledged, self.held.len() as u64);
+        self.watch.uploaded(self.acknowledged, self.buffer.len() as u64);
     }
 
-    /// Everything was acknowledged.
+    /// Returns whether every byte is acknowledged.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.buffer.is_empty()
     }
 
-    /// Forgets what is held: the trace goes on from `length`.
-    pub(super) fn rewind(&mut self, length: u64) {
-        self.held.clear();
+    /// Empties the buffer and continues the trace at `length`.
+    pub(super) fn reset_to(&mut self, length: u64) {
+        self.buffer.clear();
         self.acknowledged = length;
-        self.watch.found_uploaded(length);
+        self.watch.restored_trace_length(length);
     }
 
-    /// When [`Self::send`] is to be called next.
+    /// Returns the time of the next call of [`Self::send`].
     pub(super) fn due(&self) -> Instant {
-        let wanted = match self.held.len() {
+        let wanted = match self.buffer.len() {
             0 => self.contact_at + self.keep_alive,
-            length if length >= PIECE_MAX_BYTES => self.sent_at,
+            length if length >= MAX_PIECE_BYTES => self.sent_at,
             _ => self.sent_at + self.interval,
         };
         self.not_before.map_or(wanted, |earliest| wanted.max(earliest))
     }
 
-    /// Sends one piece, or a sign of life where nothing is held.
-    pub(super) async fn send(&mut self) -> Verdict {
-        if self.held.is_empty() {
+    /// Sends one piece, or a keep-alive if the buffer is empty.
+    pub(super) async fn send(&mut self) -> UploadOutcome {
+        if self.buffer.is_empty() {
             let answer = self.client.update_job(self.payload.id, &failure::running(&self.payload)).await;
             return match answer {
-                Ok(reply) => self.heard(reply.status, reply.interval),
+                Ok(reply) => self.answered(reply.status, reply.interval),
                 Err(error) => self.failed(&error),
             };
         }
-        let piece = BytesMut::from(self.held.get(..PIECE_MAX_BYTES).unwrap_or(&self.held)).freeze();
+        let piece = BytesMut::from(self.buffer.get(..MAX_PIECE_BYTES).unwrap_or(&self.buffer)).freeze();
         let (id, token) = (self.payload.id, &self.payload.token);
         let answer = self.client.patch_trace(id, token, self.acknowledged, piece, self.debug_trace).await;
         self.sent_at = Instant::now();
@@ -180,138 +206,197 @@ impl Uploader {
             Ok(reply) => {
                 self.trace_refused = false;
                 let reached = self.acknowledge(reply.size);
-                match self.heard(reply.status, reply.interval) {
-                    Verdict::GoOn if !reached => Verdict::FollowAgain,
-                    verdict => verdict,
+                match self.answered(reply.status, reply.interval) {
+                    UploadOutcome::Continue if !reached => UploadOutcome::Resync,
+                    outcome => outcome,
                 }
             }
             Err(error) => self.trace_failed(&error),
         }
     }
 
-    /// Asks for the acknowledged length, and goes on from there.
-    pub(super) async fn ask(&mut self) -> Verdict {
+    /// Queries the acknowledged length until the coordinator answers, and continues there.
+    ///
+    /// Returns [`UploadOutcome::JobGone`] if the coordinator no longer expects the job.
+    pub(super) async fn resync(&mut self) -> UploadOutcome {
+        loop {
+            let outcome = self.query_length().await;
+            if outcome == UploadOutcome::JobGone || !self.must_repeat() || self.is_trace_refused() {
+                return outcome;
+            }
+            self.pause().await;
+        }
+    }
+
+    async fn query_length(&mut self) -> UploadOutcome {
         let (id, token) = (self.payload.id, &self.payload.token);
         match self.client.patch_trace(id, token, 0, bytes::Bytes::new(), self.debug_trace).await {
             Ok(reply) => {
                 self.trace_refused = false;
-                self.rewind(reply.size);
-                self.heard(reply.status, reply.interval)
+                self.reset_to(reply.size);
+                self.answered(reply.status, reply.interval)
             }
             Err(error) => self.trace_failed(&error),
         }
     }
 
-    /// A call failed for which nothing has to be changed: waits before the next one. Gone where there is none.
+    /// Waits until a failed call may be repeated. Returns at once if the last call succeeded.
     pub(super) async fn pause(&mut self) {
         if let Some(earliest) = self.not_before {
             tokio::time::sleep_until(earliest).await;
         }
     }
 
-    /// Whether the last call failed and is to be repeated.
+    /// Returns whether the last call failed and must be repeated.
     pub(super) fn must_repeat(&self) -> bool {
         self.not_before.is_some()
     }
 
-    /// Takes the coordinator's length; false where it is not one that the held bytes reach.
+    /// Applies the coordinator's length. Returns false if it is outside the buffer: the buffer is empty then.
     fn acknowledge(&mut self, size: u64) -> bool {
         let taken = size.checked_sub(self.acknowledged).and_then(|taken| usize::try_from(taken).ok());
-        match taken.filter(|taken| *taken <= self.held.len()) {
+        match taken.filter(|taken| *taken <= self.buffer.len()) {
             Some(taken) => {
-                drop(self.held.split_to(taken));
+                drop(self.buffer.split_to(taken));
                 self.acknowledged = size;
-                self.watch.uploaded(size, self.held.len() as u64);
+                self.watch.uploaded(size, self.buffer.len() as u64);
                 true
             }
             None => {
                 tracing::info!(
                     from = self.acknowledged,
                     size,
-                    "the coordinator has another length, going on from there"
+                    "coordinator has another trace length, continuing there"
                 );
-                self.rewind(size);
+                self.reset_to(size);
                 false
             }
         }
     }
 
-    fn heard(&mut self, status: Option<JobStatus>, interval: Option<Duration>) -> Verdict {
+    fn answered(&mut self, status: Option<JobStatus>, interval: Option<Duration>) -> UploadOutcome {
         self.contact_at = Instant::now();
         self.not_before = None;
         self.rejections = 0;
         self.backoff.reset();
-        if let Some(interval) = interval.filter(|_| !self.fixed_interval) {
+        if let Some(interval) = interval.filter(|_| !self.is_interval_fixed) {
             self.interval = interval;
         }
         match status {
             Some(JobStatus::Canceling) => {
                 self.canceled = true;
-                Verdict::Cancel
+                UploadOutcome::Cancel
             }
-            Some(JobStatus::Canceled | JobStatus::Failed) => Verdict::Gone,
-            _ => Verdict::GoOn,
+            Some(JobStatus::Canceled | JobStatus::Failed) => UploadOutcome::JobGone,
+            _ => UploadOutcome::Continue,
         }
     }
 
-    /// Whether the coordinator wants the job canceled, and this manager has heard of it.
+    /// Returns whether the coordinator has canceled the job.
     pub(super) fn is_canceled(&self) -> bool {
         self.canceled
     }
 
-    /// Sorts a failed final update. One that the coordinator takes for wrong again and again is given up: nobody else would
-    /// end it (runner-api 3.4).
-    pub(super) fn report_failed(&mut self, error: &ClientError) -> Verdict {
+    /// Sends the final update once.
+    pub(super) async fn report(&mut self, update: &UpdateRequest) -> ReportAttempt {
+        match self.client.update_job(self.payload.id, update).await {
+            Ok(reply) if reply.applied => ReportAttempt::Ended(ReportOutcome::Acknowledged),
+            Ok(reply) if reply.resend_trace => {
+                tokio::time::sleep(reply.interval.unwrap_or(REPORT_RETRY_DELAY)).await;
+                ReportAttempt::Ended(ReportOutcome::ResendTrace)
+            }
+            // GitLab acknowledges the report of a failed job with these states.
+            Ok(reply) if matches!(reply.status, Some(JobStatus::Canceled | JobStatus::Failed)) => {
+                ReportAttempt::Ended(ReportOutcome::Acknowledged)
+            }
+            Ok(reply) => ReportAttempt::RetryAt(Instant::now() + reply.interval.unwrap_or(REPORT_RETRY_DELAY)),
+            Err(error) => match self.report_failed(&error) {
+                UploadOutcome::JobGone => ReportAttempt::Ended(ReportOutcome::JobGone),
+                _ => ReportAttempt::RetryAt(self.not_before.unwrap_or_else(Instant::now)),
+            },
+        }
+    }
+
+    /// Appends the part of `message` that the trace does not have yet. The message begins at `offset`.
+    ///
+    /// Returns false if the coordinator no longer expects the job.
+    pub(super) async fn append_trace_message(&mut self, message: &str, offset: u64) -> bool {
+        let mut backoff = NoProgressBackoff::new(self.acknowledged);
+        loop {
+            if self.resync().await == UploadOutcome::JobGone {
+                return false;
+            }
+            if self.is_trace_refused() {
+                return true;
+            }
+            let sent = self.end().checked_sub(offset).and_then(|sent| usize::try_from(sent).ok());
+            let rest = sent.and_then(|sent| message.as_bytes().get(sent..)).unwrap_or_default();
+            if rest.is_empty() {
+                return true;
+            }
+            self.push(rest);
+            match self.send().await {
+                UploadOutcome::JobGone => return false,
+                _ => self.pause().await,
+            }
+            tokio::time::sleep(backoff.pause(self.acknowledged)).await;
+        }
+    }
+
+    /// Handles a failed final update. Gives up after `job_status_final_update_retry_limit` rejections, as gitlab-runner does.
+    fn report_failed(&mut self, error: &ClientError) -> UploadOutcome {
         if self.rejected(error) {
             tracing::error!(
                 %error,
-                refusals = self.rejections,
-                "the coordinator takes no more reports of the job, giving it up; \
-                 job_status_final_update_retry_limit says after how many"
+                rejections = self.rejections,
+                "coordinator rejected the final update, giving up; \
+                 set job_status_final_update_retry_limit to change the number of attempts"
             );
-            return Verdict::Gone;
+            return UploadOutcome::JobGone;
         }
         self.failed(error)
     }
 
-    /// Sorts a failed upload of the trace: one of a job that runs is repeated, whatever was answered (runner-api 3.1); that
-    /// of a job that has ended must not stand in the way of its report.
-    fn trace_failed(&mut self, error: &ClientError) -> Verdict {
-        if self.ending && (error.is_missing() || self.rejected(error)) {
-            tracing::error!(%error, at = self.acknowledged, "the coordinator takes no more of the trace, the rest is left out");
+    /// Handles a failed upload of the trace.
+    ///
+    /// The upload of a running job is repeated after every answer, as in gitlab-runner. That of a job that has ended must not delay
+    /// its report.
+    fn trace_failed(&mut self, error: &ClientError) -> UploadOutcome {
+        if self.has_ended && (error.is_missing() || self.rejected(error)) {
+            tracing::error!(%error, trace_offset = self.acknowledged, "coordinator rejected the trace, leaving out the rest");
             self.trace_refused = true;
             self.rejections = 0;
         }
         self.failed(error)
     }
 
-    /// Counts a refusal; whether there were enough of them.
+    /// Counts a rejection. Returns whether the limit is reached.
     fn rejected(&mut self, error: &ClientError) -> bool {
         self.rejections += u32::from(error.transient().is_none() && !error.is_job_gone());
-        self.rejections >= self.rejections_max
+        self.rejections >= self.max_rejections
     }
 
-    /// Sorts a failed call: gone, or to be repeated after a while.
-    fn failed(&mut self, error: &ClientError) -> Verdict {
+    /// Handles a failed call: the job is gone, or the call is repeated after a backoff.
+    fn failed(&mut self, error: &ClientError) -> UploadOutcome {
         if error.is_job_gone() {
-            tracing::info!(%error, "the coordinator has no use for the job any more");
-            return Verdict::Gone;
+            tracing::info!(%error, "coordinator no longer expects the job");
+            return UploadOutcome::JobGone;
         }
-        self.rejected_last = error.transient().is_none();
+        self.was_last_rejected = error.transient().is_none();
         self.watch.repeated();
-        // No longer than between two uploads: then a coordinator that is back has everything within one interval, and one
-        // that is in trouble is asked no more often than one that is well.
+        // The longest wait is one update interval: a coordinator that recovers has everything within one interval, and one that is
+        // overloaded gets no more calls than a healthy one.
         self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
-        tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = wait.as_millis(), "report failed, will be repeated");
+        tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = wait.as_millis(), "failed to send the trace or job state, retrying");
         self.not_before = Some(Instant::now() + wait);
-        Verdict::GoOn
+        UploadOutcome::Continue
     }
 }
 
-/// The longest wait between two tries, by the coordinator's interval.
+/// Returns the longest wait between two attempts for the coordinator's interval.
 fn retry_cap(interval: Duration) -> Duration {
-    interval.clamp(RETRY_CAP_MIN, Policy::UNTIL_ACKNOWLEDGED.cap)
+    interval.clamp(MIN_RETRY_CAP, Policy::UNTIL_ACKNOWLEDGED.cap)
 }
 
 #[cfg(test)]
@@ -319,9 +404,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coordinator_that_is_back_is_found_within_one_update_interval() {
+    fn retry_wait_is_at_most_one_update_interval() {
         let seconds = Duration::from_secs;
-        assert_eq!(retry_cap(INTERVAL), INTERVAL);
+        assert_eq!(retry_cap(UPDATE_INTERVAL), UPDATE_INTERVAL);
         assert_eq!(retry_cap(seconds(60)), seconds(60));
         assert_eq!(retry_cap(seconds(900)), seconds(60));
         assert_eq!(retry_cap(Duration::from_millis(20)), seconds(1));

@@ -64,7 +64,7 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     let mut keys: Vec<String> = cache.fallback_keys.iter().map(|key| variables.expand(key)).collect();
     if let Some(key) = variables.get("CACHE_FALLBACK_KEY").filter(|key| !key.is_empty()) {
         let directory = sanitize(&key).unwrap_or_default();
-        if [&key, &directory].into_iter().any(|key| names_protected(key)) {
+        if [&key, &directory].into_iter().any(|key| is_protected_key(key)) {
             warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to end in \"-protected\""));
         } else if is_hash(&directory) {
             warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to be the hash of a key"));
@@ -76,7 +76,7 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
 }
 
 /// Returns whether a key names a cache of protected refs. Some file systems ignore case, and dots and blanks at the end of a name.
-fn names_protected(key: &str) -> bool {
+fn is_protected_key(key: &str) -> bool {
     key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }
 

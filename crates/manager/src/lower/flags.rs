@@ -12,15 +12,15 @@ use super::settings::parse_bool;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Muster follows the flag's value.
-    Honoured,
+    Honored,
     /// Muster always behaves as if the flag were on.
-    Always,
+    AlwaysOn,
     /// Muster does not have what the flag enables, and does not need it.
-    Never,
+    AlwaysOff,
     /// The flag is about an executor, an operating system or a service that no job of this manager uses.
-    NotHere,
+    NotApplicable,
     /// The flag is about the manager. A job cannot set it, but `[runners.feature_flags]` can.
-    Manager,
+    ManagerOnly,
 }
 
 /// A feature flag.
@@ -35,62 +35,62 @@ const fn flag(name: &'static str, default: bool, effect: Effect) -> Flag {
     Flag { name, default, effect }
 }
 
-use Effect::{Always, Honoured, Manager, Never, NotHere};
+use Effect::{AlwaysOff, AlwaysOn, Honored, ManagerOnly, NotApplicable};
 
 /// All flags.
 pub(super) const FLAGS: &[Flag] = &[
-    flag("FF_USE_DIRECT_DOWNLOAD", true, Honoured),
-    flag("FF_USE_FASTZIP", true, Never),
-    flag("FF_USE_POD_ACTIVE_DEADLINE_SECONDS", true, NotHere),
-    flag("FF_SECRET_RESOLVING_FAILS_IF_MISSING", true, Always),
-    flag("FF_USE_GIT_BUNDLE_URIS", true, Honoured),
-    flag("FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO", true, NotHere),
-    flag("FF_TIMESTAMPS", true, Honoured),
-    flag("FF_MASK_ALL_DEFAULT_TOKENS", true, Honoured),
-    flag("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY", true, Honoured),
-    flag("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY", true, Manager),
-    flag("FF_USE_GITALY_CORRELATION_ID", true, Never),
-    flag("FF_ENABLE_JOB_INPUTS_INTERPOLATION", true, Honoured),
-    flag("FF_NETWORK_PER_BUILD", false, NotHere),
-    flag("FF_USE_LEGACY_KUBERNETES_EXECUTION_STRATEGY", false, NotHere),
-    flag("FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR", false, NotHere),
-    flag("FF_DISABLE_UMASK_FOR_KUBERNETES_EXECUTOR", false, NotHere),
-    flag("FF_ENABLE_BASH_EXIT_CODE_CHECK", false, Honoured),
-    flag("FF_USE_WINDOWS_LEGACY_PROCESS_STRATEGY", false, NotHere),
-    flag("FF_USE_WINDOWS_JOB_OBJECT", false, NotHere),
-    flag("FF_USE_LEGACY_BASH_EVAL", false, Never),
-    flag("FF_USE_POWERSHELL_PATH_RESOLVER", false, Never),
-    flag("FF_DISABLE_POWERSHELL_STDIN", false, Honoured),
-    flag("FF_USE_DYNAMIC_TRACE_FORCE_SEND_INTERVAL", false, Manager),
-    flag("FF_SCRIPT_SECTIONS", false, Honoured),
-    flag("FF_ENABLE_JOB_CLEANUP", false, Honoured),
-    flag("FF_KUBERNETES_HONOR_ENTRYPOINT", false, NotHere),
-    flag("FF_POSIXLY_CORRECT_ESCAPES", false, Always),
-    flag("FF_RESOLVE_FULL_TLS_CHAIN", false, Manager),
-    flag("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION", false, NotHere),
-    flag("FF_PRINT_POD_EVENTS", false, NotHere),
-    flag("FF_WAIT_FOR_POD_TO_BE_REACHABLE", false, NotHere),
-    flag("FF_USE_DUMB_INIT_WITH_KUBERNETES_EXECUTOR", false, NotHere),
-    flag("FF_USE_INIT_WITH_DOCKER_EXECUTOR", false, NotHere),
-    flag("FF_USE_NATIVE_CONTAINER_STOP", false, NotHere),
-    flag("FF_LOG_IMAGES_CONFIGURED_FOR_JOB", false, NotHere),
-    flag("FF_CLEAN_UP_FAILED_CACHE_EXTRACT", false, Honoured),
-    flag("FF_USE_GIT_NATIVE_CLONE", false, Never),
-    flag("FF_USE_GIT_PROACTIVE_AUTH", false, Honoured),
-    flag("FF_GIT_URLS_WITHOUT_TOKENS", false, Honoured),
-    flag("FF_DISABLE_AUTOMATIC_TOKEN_ROTATION", false, Manager),
-    flag("FF_USE_LEGACY_GCS_CACHE_ADAPTER", false, NotHere),
-    flag("FF_USE_LEGACY_S3_CACHE_ADAPTER", false, NotHere),
-    flag("FF_EXPORT_HIGH_CARDINALITY_METRICS", false, Manager),
-    flag("FF_USE_FLEETING_ACQUIRE_HEARTBEATS", false, Manager),
-    flag("FF_HASH_CACHE_KEYS", false, Honoured),
-    flag("FF_USE_JOB_ROUTER", false, Manager),
-    flag("FF_SCRIPT_TO_STEP_MIGRATION", false, Always),
-    flag("FF_CONCRETE", false, Always),
-    flag("FF_USE_PARALLEL_CACHE_TRANSFER", false, NotHere),
-    flag("FF_USE_PARALLEL_ARTIFACT_TRANSFER", false, Never),
-    flag("FF_SUSPENDABLE_ENVIRONMENTS", false, Honoured),
-    flag("FF_TEST_FEATURE", false, Never),
+    flag("FF_USE_DIRECT_DOWNLOAD", true, Honored),
+    flag("FF_USE_FASTZIP", true, AlwaysOff),
+    flag("FF_USE_POD_ACTIVE_DEADLINE_SECONDS", true, NotApplicable),
+    flag("FF_SECRET_RESOLVING_FAILS_IF_MISSING", true, AlwaysOn),
+    flag("FF_USE_GIT_BUNDLE_URIS", true, Honored),
+    flag("FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO", true, NotApplicable),
+    flag("FF_TIMESTAMPS", true, Honored),
+    flag("FF_MASK_ALL_DEFAULT_TOKENS", true, Honored),
+    flag("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY", true, Honored),
+    flag("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY", true, ManagerOnly),
+    flag("FF_USE_GITALY_CORRELATION_ID", true, AlwaysOff),
+    flag("FF_ENABLE_JOB_INPUTS_INTERPOLATION", true, Honored),
+    flag("FF_NETWORK_PER_BUILD", false, NotApplicable),
+    flag("FF_USE_LEGACY_KUBERNETES_EXECUTION_STRATEGY", false, NotApplicable),
+    flag("FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR", false, NotApplicable),
+    flag("FF_DISABLE_UMASK_FOR_KUBERNETES_EXECUTOR", false, NotApplicable),
+    flag("FF_ENABLE_BASH_EXIT_CODE_CHECK", false, Honored),
+    flag("FF_USE_WINDOWS_LEGACY_PROCESS_STRATEGY", false, NotApplicable),
+    flag("FF_USE_WINDOWS_JOB_OBJECT", false, NotApplicable),
+    flag("FF_USE_LEGACY_BASH_EVAL", false, AlwaysOff),
+    flag("FF_USE_POWERSHELL_PATH_RESOLVER", false, AlwaysOff),
+    flag("FF_DISABLE_POWERSHELL_STDIN", false, Honored),
+    flag("FF_USE_DYNAMIC_TRACE_FORCE_SEND_INTERVAL", false, ManagerOnly),
+    flag("FF_SCRIPT_SECTIONS", false, Honored),
+    flag("FF_ENABLE_JOB_CLEANUP", false, Honored),
+    flag("FF_KUBERNETES_HONOR_ENTRYPOINT", false, NotApplicable),
+    flag("FF_POSIXLY_CORRECT_ESCAPES", false, AlwaysOn),
+    flag("FF_RESOLVE_FULL_TLS_CHAIN", false, ManagerOnly),
+    flag("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION", false, NotApplicable),
+    flag("FF_PRINT_POD_EVENTS", false, NotApplicable),
+    flag("FF_WAIT_FOR_POD_TO_BE_REACHABLE", false, NotApplicable),
+    flag("FF_USE_DUMB_INIT_WITH_KUBERNETES_EXECUTOR", false, NotApplicable),
+    flag("FF_USE_INIT_WITH_DOCKER_EXECUTOR", false, NotApplicable),
+    flag("FF_USE_NATIVE_CONTAINER_STOP", false, NotApplicable),
+    flag("FF_LOG_IMAGES_CONFIGURED_FOR_JOB", false, NotApplicable),
+    flag("FF_CLEAN_UP_FAILED_CACHE_EXTRACT", false, Honored),
+    flag("FF_USE_GIT_NATIVE_CLONE", false, AlwaysOff),
+    flag("FF_USE_GIT_PROACTIVE_AUTH", false, Honored),
+    flag("FF_GIT_URLS_WITHOUT_TOKENS", false, Honored),
+    flag("FF_DISABLE_AUTOMATIC_TOKEN_ROTATION", false, ManagerOnly),
+    flag("FF_USE_LEGACY_GCS_CACHE_ADAPTER", false, NotApplicable),
+    flag("FF_USE_LEGACY_S3_CACHE_ADAPTER", false, NotApplicable),
+    flag("FF_EXPORT_HIGH_CARDINALITY_METRICS", false, ManagerOnly),
+    flag("FF_USE_FLEETING_ACQUIRE_HEARTBEATS", false, ManagerOnly),
+    flag("FF_HASH_CACHE_KEYS", false, Honored),
+    flag("FF_USE_JOB_ROUTER", false, ManagerOnly),
+    flag("FF_SCRIPT_TO_STEP_MIGRATION", false, AlwaysOn),
+    flag("FF_CONCRETE", false, AlwaysOn),
+    flag("FF_USE_PARALLEL_CACHE_TRANSFER", false, NotApplicable),
+    flag("FF_USE_PARALLEL_ARTIFACT_TRANSFER", false, AlwaysOff),
+    flag("FF_SUSPENDABLE_ENVIRONMENTS", false, Honored),
+    flag("FF_TEST_FEATURE", false, AlwaysOff),
 ];
 
 /// Values of all flags for one job, and the messages about them.
@@ -126,7 +126,7 @@ impl Flags {
             self.notes.extend(problem.map(|problem| format!("{} as {fixed}", problem.message)));
             return *fixed;
         }
-        if flag.effect == Effect::Manager {
+        if flag.effect == Effect::ManagerOnly {
             return flag.default;
         }
         let Some(text) = by_job.or_else(|| given(&runner.environment).filter(|value| !value.is_empty())) else {
@@ -140,7 +140,7 @@ impl Flags {
 
     /// Returns the value of a flag.
     pub(super) fn is_on(&self, name: &str) -> bool {
-        debug_assert!(is_flag(name), "{name} is no flag");
+        debug_assert!(is_flag(name), "{name} is not a feature flag");
         self.values.get(name).copied().unwrap_or_default()
     }
 
@@ -162,16 +162,16 @@ mod tests {
     /// Returns the wording of the reference page for an effect.
     fn word(effect: Effect) -> &'static str {
         match effect {
-            Honoured => "honoured",
-            Always => "always on",
-            Never => "no effect",
-            NotHere => "not on the host",
-            Manager => "manager only",
+            Honored => "honored",
+            AlwaysOn => "always on",
+            AlwaysOff => "no effect",
+            NotApplicable => "not on the host",
+            ManagerOnly => "manager only",
         }
     }
 
     #[test]
-    fn the_reference_page_lists_every_flag_as_it_is() {
+    fn reference_page_lists_every_flag() {
         let page = include_str!("../../../../docs/reference/jobs.md");
         for flag in FLAGS {
             let default = if flag.default { "on" } else { "off" };

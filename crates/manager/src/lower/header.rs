@@ -4,20 +4,20 @@ use muster_agent_api::builtin::Prepare;
 use muster_job::short_token;
 use muster_runner_api::payload::JobPayload;
 
-use super::Placement;
+use super::JobContext;
 use super::flags::Flags;
 use super::suspension;
 use super::variables::Variables;
 
 /// Returns the lines before the first section.
-pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
+pub(super) fn lines(context: &JobContext, flags: &Flags) -> Vec<String> {
     // The last line of an earlier attempt may be incomplete.
-    let gap = (!placement.moved.is_empty()).then(String::new);
-    let mut lines: Vec<String> = gap.into_iter().chain(placement.moved.iter().cloned()).collect();
+    let gap = (!context.reschedule_notes.is_empty()).then(String::new);
+    let mut lines: Vec<String> = gap.into_iter().chain(context.reschedule_notes.iter().cloned()).collect();
     lines.push(format!("Running with muster {}", env!("CARGO_PKG_VERSION")));
-    let token = short_token(placement.runner.token.expose());
+    let token = short_token(context.runner.token.expose());
     if !token.is_empty() {
-        lines.push(format!("  on {} {token}, system ID: {}", placement.runner.name, placement.runner.system_id));
+        lines.push(format!("  on {} {token}, system ID: {}", context.runner.name, context.runner.system_id));
     }
     let changed: Vec<String> =
         flags.all().filter(|(flag, on)| flag.default != *on).map(|(flag, on)| format!("{}:{on}", flag.name)).collect();
@@ -28,20 +28,20 @@ pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
 }
 
 /// Returns the step that prints the executor section.
-pub(super) fn executor(payload: &JobPayload, placement: &Placement, variables: &Variables, flags: &Flags) -> Prepare {
-    let mut lines = match placement.way.as_slice() {
-        [] => vec![format!("Using Shell ({}) executor...", placement.runner.shell)],
+pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &Variables, flags: &Flags) -> Prepare {
+    let mut lines = match context.connection_lines.as_slice() {
+        [] => vec![format!("Using Shell ({}) executor...", context.runner.shell)],
         way => way.to_vec(),
     };
-    lines.extend(suspension::resumed(payload, &placement.runner));
+    lines.extend(suspension::resumed_line(payload, &context.runner));
     lines.extend(notice(payload, variables));
     lines.extend(flags.notes.iter().map(|note| format!("NOTE: {note}")));
     Prepare { lines, ..Prepare::default() }
 }
 
 /// Returns the step that prints the environment section.
-pub(super) fn environment(placement: &Placement) -> Prepare {
-    Prepare { echoed: vec![format!("Running on {}...", placement.host_name)], ..Prepare::default() }
+pub(super) fn environment(context: &JobContext) -> Prepare {
+    Prepare { echoed: vec![format!("Running on {}...", context.host_name)], ..Prepare::default() }
 }
 
 /// Returns the lines about a job that a policy of the server added to the pipeline.
@@ -68,11 +68,11 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
 fn notice(payload: &JobPayload, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
     let services = payload.services.len();
-    let what = match (image, services) {
+    let unused = match (image, services) {
         (None, 0) => return None,
         (Some(image), 0) => format!("image `{image}` is"),
         (Some(image), _) => format!("image `{image}` and {services} service(s) are"),
         (None, _) => format!("{services} service(s) are"),
     };
-    Some(format!("NOTE: the job's {what} not used: this executor runs jobs on the host itself."))
+    Some(format!("NOTE: the job's {unused} not used: this executor runs jobs on the host itself."))
 }

@@ -7,7 +7,7 @@ use muster_runner_api::payload::{Image, JobInput, JobPayload};
 use muster_telemetry::metrics::InputFailure;
 use serde_json::Value;
 
-use super::{EXPANDED_MAX, LowerError};
+use super::{LowerError, MAX_EXPANDED_BYTES};
 
 /// Prefix of an input's name in an expression.
 const NAMESPACE: &str = "job.inputs.";
@@ -15,14 +15,14 @@ const NAMESPACE: &str = "job.inputs.";
 /// Returns the payload with interpolated inputs, and the number of texts that this changed.
 ///
 /// Other expressions are left to the script.
-pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobPayload>, u64), LowerError> {
+pub(super) fn interpolate_inputs(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobPayload>, u64), LowerError> {
     if payload.inputs.is_empty() || !wanted {
         return Ok((Cow::Borrowed(payload), 0));
     }
     let inputs = read(&payload.inputs)?;
     let mut payload = payload.clone();
     let mut changed = 0;
-    let mut left = EXPANDED_MAX;
+    let mut left = MAX_EXPANDED_BYTES;
     for text in texts(&mut payload) {
         if text.contains("${{") {
             let with_inputs = interpolate(text, &inputs, left)?;
@@ -37,7 +37,8 @@ pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobP
 /// Returns the inputs as text, by name.
 fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     let one = |input: &'_ JobInput| {
-        let fail = |kind, what: &str| LowerError::of_inputs(kind, format!("the job's input `{}` {what}", input.key));
+        let fail =
+            |kind, message: &str| LowerError::of_inputs(kind, format!("the job's input `{}` {message}", input.key));
         let (kind, content) = (input.value.kind.as_str(), &input.value.content);
         let fits = match content {
             Value::String(_) => kind == "string",
@@ -48,11 +49,11 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
             Value::Null => return Err(fail(InputFailure::Parse, "has no value")),
         };
         if !fits {
-            return Err(fail(InputFailure::Parse, &format!("has a value that is no {kind}")));
+            return Err(fail(InputFailure::Parse, &format!("has a value that is not a {kind}")));
         }
         if input.value.sensitive {
-            let what = "is sensitive, and cannot be put into the job's text";
-            return Err(fail(InputFailure::SensitiveUnsupported, what));
+            let message = "is sensitive and cannot be interpolated";
+            return Err(fail(InputFailure::SensitiveUnsupported, message));
         }
         Ok(content.as_str().map_or_else(|| content.to_string(), str::to_owned))
     };
@@ -78,8 +79,8 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
         };
         let name = name.trim_end();
         let value = inputs.get(name.trim()).ok_or_else(|| {
-            let what = format!("the job has no input `{name}`, which `${{{{ {NAMESPACE}{name} }}}}` names");
-            LowerError::of_inputs(InputFailure::Evaluation, what)
+            let message = format!("`${{{{ {NAMESPACE}{name} }}}}` names an input that the job does not have");
+            LowerError::of_inputs(InputFailure::Evaluation, message)
         })?;
         out.push_str(value);
         if out.len() > limit {

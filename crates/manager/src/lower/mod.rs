@@ -12,13 +12,13 @@ mod flags;
 mod header;
 mod inputs;
 mod paths;
-mod refusals;
 mod settings;
 mod share;
 mod steps;
 pub(crate) mod suspension;
 #[cfg(test)]
 mod tests;
+mod unsupported;
 mod variables;
 mod vm_image;
 
@@ -37,11 +37,11 @@ use muster_telemetry::metrics::InputFailure;
 use muster_config::settings::{RunnerSettings, UnpackSettings};
 
 pub(crate) use settings::job_timeout;
-pub(crate) use share::asking;
+pub(crate) use share::environment_request;
 
 /// What the manager knows about a job that its payload does not contain.
 #[derive(Debug, Clone)]
-pub struct Placement {
+pub struct JobContext {
     /// Directories of the environment.
     pub directories: Directories,
     /// Slot of the job.
@@ -51,18 +51,18 @@ pub struct Placement {
     /// Name of the host, for the header of the trace.
     pub host_name: String,
     /// Lines for the trace about instances that were lost before any command of the job started.
-    pub moved: Vec<String>,
+    pub reschedule_notes: Vec<String>,
     /// Lines for the trace about the connection to the environment. Empty for this host.
-    pub way: Vec<String>,
+    pub connection_lines: Vec<String>,
     /// Whether the environment can be suspended for a later job, or the reason why it cannot.
-    pub suspends: Result<(), String>,
+    pub suspend_support: Result<(), String>,
     /// Content of the runner's `tls-*-file` keys.
     pub certificates: Certificates,
     /// The job's share of an environment that it shares with other jobs. `None` if it does not share one.
     pub share: Option<SlotShare>,
 }
 
-impl Placement {
+impl JobContext {
     /// Returns whether the environment never has another job.
     fn is_alone(&self) -> bool {
         self.share.as_ref().is_some_and(|share| share.is_alone)
@@ -88,7 +88,7 @@ pub struct LoweredJob {
     /// Expanded variables of the job. Each name occurs once.
     pub variables: Vec<Variable>,
     /// Number of texts of the payload that contained inputs.
-    pub inputs_put_in: u64,
+    pub interpolated_inputs: u64,
 }
 
 impl LoweredJob {
@@ -116,7 +116,7 @@ impl LoweredJob {
 /// Maximum size of all texts of a job after expansion. A short reference may stand for a long value.
 ///
 /// An agent accepts plans of up to twice this size.
-const EXPANDED_MAX: usize = 32 * 1024 * 1024;
+const MAX_EXPANDED_BYTES: usize = 32 * 1024 * 1024;
 
 /// The payload cannot be lowered. The message is the last line of the job's trace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -138,10 +138,10 @@ impl LowerError {
         Self { message: message.into(), reason, exit_code: None, inputs: None }
     }
 
-    /// Returns the error about references whose expansion exceeds [`EXPANDED_MAX`].
+    /// Returns the error about references whose expansion exceeds [`MAX_EXPANDED_BYTES`].
     fn too_long(references: &str) -> Self {
-        let mib = EXPANDED_MAX / (1024 * 1024);
-        Self::configuration(format!("the texts of the job, with their {references} put in, are longer than {mib} MiB"))
+        let mib = MAX_EXPANDED_BYTES / (1024 * 1024);
+        Self::configuration(format!("the texts of the job, with expanded {references}, are longer than {mib} MiB"))
     }
 
     fn of_inputs(kind: InputFailure, message: impl Into<String>) -> Self {
@@ -159,48 +159,49 @@ impl LowerError {
 ///
 /// # Errors
 /// [`LowerError`] if the payload contradicts itself, or requests something that the runner does not allow.
-pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, LowerError> {
-    refusals::check(payload)?;
-    let flags = flags::Flags::resolve(payload, &placement.runner);
-    let (payload, inputs_put_in) = inputs::put_in(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
+pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, LowerError> {
+    unsupported::check(payload)?;
+    let flags = flags::Flags::resolve(payload, &context.runner);
+    let (payload, interpolated_inputs) =
+        inputs::interpolate_inputs(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
     let payload = &*payload;
-    let paths = paths::Paths::of(payload, placement)?;
-    let variables = variables::Variables::join(payload, placement, &paths, &flags);
+    let paths = paths::Paths::of(payload, context)?;
+    let variables = variables::Variables::join(payload, context, &paths, &flags);
     variables.check()?;
-    let (settings, problems) = settings::Settings::read(payload, placement, &variables, &flags);
+    let (settings, problems) = settings::JobSettings::read(payload, context, &variables, &flags);
     let settings = settings?;
     let mut warnings = flags.warnings.clone();
     warnings.extend(problems);
-    warnings.extend(share::problems(payload, placement));
-    warnings.extend(suspension::problems(payload, placement));
-    if placement.runner.on_instances.use_common_build_dir && !placement.is_alone() {
+    warnings.extend(share::problems(payload, context));
+    warnings.extend(suspension::problems(payload, context));
+    if context.runner.on_instances.use_common_build_dir && !context.is_alone() {
         warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
     }
     let read =
-        steps::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
+        steps::Read { payload, context, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
     let steps = steps::all(&read, &mut warnings)?;
     // Scripts and caches contain references, too.
     variables.check()?;
     let plan = JobPlan {
-        header: header::lines(placement, &flags),
+        header: header::lines(context, &flags),
         notices: header::policy(payload),
         warnings,
         project_dir: paths.project_dir,
         builds_dir: paths.builds_dir,
-        timeout_ms: steps::milliseconds(settings::job_timeout(payload)),
+        timeout_ms: muster_job::milliseconds(settings::job_timeout(payload)),
         trace_sections: payload.features.trace_sections,
         timestamps: flags.is_on("FF_TIMESTAMPS"),
-        output_limit: placement.runner.output_limit,
+        output_limit: context.runner.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
         legacy_token_masking: !flags.is_on("FF_MASK_ALL_DEFAULT_TOKENS"),
         retry_wait_ms: settings.retry_wait_ms,
         steps,
-        coordinator: coordinator(payload, placement, &variables, &flags),
-        unpack: unpack_limits(placement.runner.unpack),
-        share: share::plan(payload, placement),
+        coordinator: coordinator(payload, context, &variables, &flags),
+        unpack: unpack_limits(context.runner.unpack),
+        share: share::resource_share(payload, context),
         ..JobPlan::default()
     };
-    Ok(LoweredJob { plan, variables: variables.into_list(), inputs_put_in })
+    Ok(LoweredJob { plan, variables: variables.into_list(), interpolated_inputs })
 }
 
 /// Returns the values that a trace of the job must not show.
@@ -210,7 +211,7 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let values: HashMap<&str, &str> =
         payload.variables.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
     let value = |name: &str| values.get(name).copied().unwrap_or_default().to_owned();
-    let mut left = EXPANDED_MAX;
+    let mut left = MAX_EXPANDED_BYTES;
     let masked = || payload.variables.iter().filter(|variable| variable.masked);
     let mut expand = |variable: &Variable| {
         // A job whose expanded value is too long cannot be lowered, so no trace shows that value.
@@ -233,18 +234,18 @@ fn unpack_limits(settings: UnpackSettings) -> UnpackLimits {
 
 fn coordinator(
     payload: &JobPayload,
-    placement: &Placement,
+    context: &JobContext,
     variables: &variables::Variables,
     flags: &flags::Flags,
 ) -> ArtifactEndpoint {
-    let artifact = &placement.runner.artifact;
+    let artifact = &context.runner.artifact;
     ArtifactEndpoint {
-        url: placement.runner.coordinator_url().to_owned(),
+        url: context.runner.coordinator_url().to_owned(),
         job_id: payload.id.0,
         token: payload.token.clone(),
         tls: variables.tls(),
-        upload_timeout_ms: steps::milliseconds(artifact.upload),
-        response_timeout_ms: steps::milliseconds(artifact.response_header),
+        upload_timeout_ms: muster_job::milliseconds(artifact.upload),
+        response_timeout_ms: muster_job::milliseconds(artifact.response_header),
         direct_download: flags.is_on("FF_USE_DIRECT_DOWNLOAD"),
     }
 }

@@ -4,7 +4,7 @@ use muster_job::{Variable, expand_within, short_token};
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
-use super::{LowerError, Placement};
+use super::{JobContext, LowerError};
 
 /// The job's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,18 +19,18 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    pub(super) fn of(payload: &JobPayload, placement: &Placement) -> Result<Self, LowerError> {
-        let directories = &placement.directories;
-        let runner = &placement.runner;
+    pub(super) fn of(payload: &JobPayload, context: &JobContext) -> Result<Self, LowerError> {
+        let directories = &context.directories;
+        let runner = &context.runner;
         let builds_dir = directories.builds.display().to_string();
         let cache_dir = directories.cache.display();
         let slug = slug(payload);
-        let is_common = runner.on_instances.use_common_build_dir && placement.is_alone();
-        let mut project_dir = match clone_path(payload, placement, &builds_dir)? {
+        let is_common = runner.on_instances.use_common_build_dir && context.is_alone();
+        let mut project_dir = match clone_path(payload, context, &builds_dir)? {
             Some(path) => path,
             None if directories.shared && !is_common => {
                 // An environment with its own slots uses their numbers, so that it has as many directories as slots.
-                let own = placement.share.as_ref().map_or(placement.slot.project_slot, |share| share.slot);
+                let own = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
                 let (token, slot) = (short_token(runner.token.expose()), own);
                 format!("{builds_dir}/{token}/{slot}/{slug}")
             }
@@ -49,26 +49,26 @@ impl Paths {
 }
 
 /// Maximum length of a path that the operating system accepts.
-const PATH_MAX_BYTES: usize = 4096;
+const MAX_PATH_BYTES: usize = 4096;
 
 /// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory. `None` if it is not set.
-fn clone_path(payload: &JobPayload, placement: &Placement, builds_dir: &str) -> Result<Option<String>, LowerError> {
-    let value = |name: &str| last_value(payload, name).or_else(|| last_of(&placement.runner.environment, name));
+fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> Result<Option<String>, LowerError> {
+    let value = |name: &str| last_value(payload, name).or_else(|| last_of(&context.runner.environment, name));
     let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
-    if !placement.runner.custom_build_dir.unwrap_or(false) {
+    if !context.runner.custom_build_dir.unwrap_or(false) {
         return Err(LowerError::configuration(
             "setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature",
         ));
     }
-    let too_long = || LowerError::configuration(format!("GIT_CLONE_PATH is longer than {PATH_MAX_BYTES} bytes"));
-    if path.len() > PATH_MAX_BYTES {
+    let too_long = || LowerError::configuration(format!("GIT_CLONE_PATH is longer than {MAX_PATH_BYTES} bytes"));
+    if path.len() > MAX_PATH_BYTES {
         return Err(too_long());
     }
-    let path = expand_within(path, PATH_MAX_BYTES, |name| match name {
+    let path = expand_within(path, MAX_PATH_BYTES, |name| match name {
         "CI_BUILDS_DIR" => builds_dir.to_owned(),
-        "CI_CONCURRENT_ID" => placement.slot.id.to_string(),
-        "CI_CONCURRENT_PROJECT_ID" => placement.slot.project_slot.to_string(),
-        "CI_RUNNER_SHORT_TOKEN" => short_token(placement.runner.token.expose()),
+        "CI_CONCURRENT_ID" => context.slot.id.to_string(),
+        "CI_CONCURRENT_PROJECT_ID" => context.slot.project_slot.to_string(),
+        "CI_RUNNER_SHORT_TOKEN" => short_token(context.runner.token.expose()),
         name => value(name).unwrap_or_default().to_owned(),
     });
     let path = path.ok_or_else(too_long)?;
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slug_comes_from_the_remote_or_the_project_id() {
+    fn slug_comes_from_remote_or_project_id() {
         let slug_of = |url: &str| {
             let mut payload: JobPayload = serde_json::from_str(r#"{"id":1,"token":"t"}"#).unwrap();
             payload.git_info.repo_url = url.to_owned();

@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use muster_config::runtime::stage_timeout;
-use muster_config::settings::WAIT_MAX;
+use muster_config::settings::MAX_WAIT;
 use muster_job::GoDuration;
 use muster_runner_api::payload::JobPayload;
 
 use super::flags::Flags;
 use super::variables::Variables;
-use super::{LowerError, Placement};
+use super::{JobContext, LowerError};
 
-const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
-const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
-const ATTEMPTS_MAX: u32 = 10;
+const DEFAULT_JOB_TIMEOUT: Duration = Duration::from_secs(7200);
+const DEFAULT_AFTER_SCRIPT_TIMEOUT: Duration = Duration::from_secs(300);
+const MAX_ATTEMPTS: u32 = 10;
 
 /// Settings of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Settings {
+pub(super) struct JobSettings {
     pub(super) strategy: String,
     pub(super) checkout: bool,
     pub(super) submodules: String,
@@ -47,7 +47,7 @@ pub(super) struct Settings {
     pub(super) retry_wait_ms: (u64, u64),
 }
 
-impl Settings {
+impl JobSettings {
     /// Returns whether the project directory has a repository.
     pub(super) fn has_repository(&self) -> bool {
         matches!(self.strategy.as_str(), "clone" | "fetch")
@@ -56,12 +56,12 @@ impl Settings {
     /// Reads the settings. An invalid value is a warning, and its default applies.
     pub(super) fn read(
         payload: &JobPayload,
-        placement: &Placement,
+        context: &JobContext,
         variables: &Variables,
         flags: &Flags,
     ) -> (Result<Self, LowerError>, Vec<String>) {
         let mut reader = Reader { variables, warnings: Vec::new() };
-        let settings = reader.settings(payload, placement, flags);
+        let settings = reader.settings(payload, context, flags);
         (settings, reader.warnings)
     }
 }
@@ -72,7 +72,12 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn settings(&mut self, payload: &JobPayload, placement: &Placement, flags: &Flags) -> Result<Settings, LowerError> {
+    fn settings(
+        &mut self,
+        payload: &JobPayload,
+        context: &JobContext,
+        flags: &Flags,
+    ) -> Result<JobSettings, LowerError> {
         let default = if payload.allow_git_fetch { "fetch" } else { "clone" };
         let strategy = self.choice("GIT_STRATEGY", &["clone", "fetch", "none", "empty"], default);
         let has_repository = matches!(strategy.as_str(), "clone" | "fetch");
@@ -86,26 +91,30 @@ impl Reader<'_> {
         // Preparing a host cannot fail between two stages, but an invalid value gets a warning.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
         // The manager enforces this timeout. The call only warns if it has no effect.
-        self.stage_limit("prepare_timeout", placement.runner.prepare_timeout, timeout);
-        Ok(Settings {
+        self.effective_timeout("prepare_timeout", context.runner.prepare_timeout, timeout);
+        Ok(JobSettings {
             checkout: self.boolean("GIT_CHECKOUT", true) && has_repository,
             submodules,
             clean_flags: self.words("GIT_CLEAN_FLAGS", "-ffdx"),
             fetch_flags: self.words("GIT_FETCH_EXTRA_FLAGS", "--prune --quiet").unwrap_or_default(),
-            clean_config: placement.runner.clean_git_config.unwrap_or(false) && strategy != "none",
+            clean_config: context.runner.clean_git_config.unwrap_or(false) && strategy != "none",
             submodule_paths: self.submodule_paths()?,
             submodule_depth: self.number("GIT_SUBMODULE_DEPTH", payload.git_info.depth),
             submodule_flags: self.words("GIT_SUBMODULE_UPDATE_FLAGS", "").unwrap_or_default(),
             submodule_https: self.boolean("GIT_SUBMODULE_FORCE_HTTPS", false),
             skip_lfs: self.boolean("GIT_LFS_SKIP_SMUDGE", false),
-            debug_trace: self.debug(placement.runner.debug_trace_disabled),
-            get_sources_timeout: self.stage_limit("get_sources_timeout", placement.runner.get_sources_timeout, timeout),
+            debug_trace: self.debug(context.runner.debug_trace_disabled),
+            get_sources_timeout: self.effective_timeout(
+                "get_sources_timeout",
+                context.runner.get_sources_timeout,
+                timeout,
+            ),
             retry_wait_ms: if slow { (5_000, 300_000) } else { (1_000, 5_000) },
             get_sources_attempts: self.attempts("GET_SOURCES_ATTEMPTS"),
             restore_cache_attempts: self.attempts("RESTORE_CACHE_ATTEMPTS"),
             artifact_download_attempts: self.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS"),
             script_timeout: self.timeout("RUNNER_SCRIPT_TIMEOUT", Duration::ZERO, timeout),
-            after_script_timeout: self.timeout("RUNNER_AFTER_SCRIPT_TIMEOUT", AFTER_SCRIPT_TIMEOUT_DEFAULT, timeout),
+            after_script_timeout: self.timeout("RUNNER_AFTER_SCRIPT_TIMEOUT", DEFAULT_AFTER_SCRIPT_TIMEOUT, timeout),
             after_script_ignore_errors: self.boolean("AFTER_SCRIPT_IGNORE_ERRORS", true),
             artifacts_metadata: self.artifacts_metadata(),
             strategy,
@@ -154,7 +163,7 @@ impl Reader<'_> {
         let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
         if paths.iter().any(|path| path == ":(exclude)") {
             return Err(LowerError::configuration(
-                "GIT_SUBMODULE_PATHS: `:(exclude)` stands alone: write the path directly behind it, as in `:(exclude)lib`",
+                "GIT_SUBMODULE_PATHS: `:(exclude)` has no path; add it without a space, for example `:(exclude)lib`",
             ));
         }
         Ok(paths)
@@ -180,18 +189,18 @@ impl Reader<'_> {
 
     fn attempts(&mut self, name: &str) -> u32 {
         let Some(text) = self.text(name) else { return 1 };
-        match text.parse::<i64>().ok().map(|number| number.clamp(1, i64::from(ATTEMPTS_MAX))) {
+        match text.parse::<i64>().ok().map(|number| number.clamp(1, i64::from(MAX_ATTEMPTS))) {
             Some(number) if number.to_string() == text => u32::try_from(number).unwrap_or(1),
             number => {
                 let used = number.and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
-                self.warnings.push(format!("{name}: expected 1 to {ATTEMPTS_MAX}, got \"{text}\", using {used}"));
+                self.warnings.push(format!("{name}: expected 1 to {MAX_ATTEMPTS}, got \"{text}\", using {used}"));
                 used
             }
         }
     }
 
     /// Returns a timeout of the runner if it is shorter than the job's own (C042), and zero otherwise.
-    fn stage_limit(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
+    fn effective_timeout(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
         let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
         self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));
         limit.filter(|_| problem.is_none()).unwrap_or_default()
@@ -215,8 +224,8 @@ impl Reader<'_> {
 /// Returns the timeout of the whole job.
 pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
-        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WAIT_MAX),
-        _ => JOB_TIMEOUT_DEFAULT,
+        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WAIT),
+        _ => DEFAULT_JOB_TIMEOUT,
     }
 }
 

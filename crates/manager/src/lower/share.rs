@@ -7,8 +7,8 @@ use muster_job::expand;
 use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
 
-use super::Placement;
-use super::suspension;
+use super::JobContext;
+use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
 /// Variables by which a job requests resources, including those of gitlab-runner's Kubernetes executor. The first one that is set counts.
@@ -48,9 +48,12 @@ pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
 /// Returns what a job requests from its executor.
 ///
 /// # Errors
-/// The reason why the job cannot get what it requests, for its trace.
-pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Result<EnvironmentRequest, String> {
-    let resume = suspension::resumes(payload, runner)?;
+/// [`ResumeRefused`] if the job cannot resume the environment that it requests.
+pub(crate) fn environment_request(
+    payload: &JobPayload,
+    runner: &RunnerSettings,
+) -> Result<EnvironmentRequest, ResumeRefused> {
+    let resume = suspension::resume_request(payload, runner)?;
     Ok(EnvironmentRequest { resume, ..needs(payload, runner) })
 }
 
@@ -68,22 +71,25 @@ fn needs(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
 }
 
 /// Returns the warnings about resource requests that are invalid. They matter only if jobs share machines.
-pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<String> {
-    if placement.share.is_none() {
+pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String> {
+    if context.share.is_none() {
         return Vec::new();
     }
     let cpu = value(payload, &CPU).filter(|(_, text)| EnvironmentRequest::parse_cpu(text).is_none());
     let memory = value(payload, &MEMORY).filter(|(_, text)| EnvironmentRequest::parse_memory(text).is_none());
-    let told = |(name, text): (&str, &str), like: &str| {
-        format!("{name} `{text}` cannot be read, and is as if it were not set; write for example {like}")
+    let invalid = |(name, text): (&str, &str), like: &str| {
+        format!("{name} `{text}` is not a valid quantity and is ignored; use for example {like}")
     };
-    cpu.map(|cpu| told(cpu, "500m or 2")).into_iter().chain(memory.map(|memory| told(memory, "512Mi or 2g"))).collect()
+    cpu.map(|cpu| invalid(cpu, "500m or 2"))
+        .into_iter()
+        .chain(memory.map(|memory| invalid(memory, "512Mi or 2g")))
+        .collect()
 }
 
 /// Returns the name of the slot's cgroup. `None` if it has none.
-pub(super) fn cgroup(placement: &Placement) -> Option<String> {
-    let share = placement.share.as_ref()?;
-    let runner = &placement.runner;
+pub(super) fn cgroup(context: &JobContext) -> Option<String> {
+    let share = context.share.as_ref()?;
+    let runner = &context.runner;
     if !runner.use_slot_cgroups && !share.measured {
         return None;
     }
@@ -92,21 +98,21 @@ pub(super) fn cgroup(placement: &Placement) -> Option<String> {
 }
 
 /// Returns the share that the agent sets up.
-pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<ResourceShare> {
-    let share = placement.share.as_ref()?;
-    let asking = needs(payload, &placement.runner);
-    let context = share.sticky.as_ref().filter(|_| asking.sticky).map(|sticky| StickyContext {
+pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Option<ResourceShare> {
+    let share = context.share.as_ref()?;
+    let request = needs(payload, &context.runner);
+    let sticky_context = share.sticky.as_ref().filter(|_| request.sticky).map(|sticky| StickyContext {
         root: sticky.root.display().to_string(),
-        name: context_name(&placement.runner, payload.job_info.project_id, asking.protected),
+        name: context_name(&context.runner, payload.job_info.project_id, request.protected),
         max_size_bytes: sticky.max_size_bytes,
         max_age_s: sticky.max_age.as_secs(),
     });
     Some(ResourceShare {
-        cgroup: cgroup(placement).unwrap_or_default(),
+        cgroup: cgroup(context).unwrap_or_default(),
         slots: share.slots,
         memory_bytes: share.memory_bytes,
         measure: true,
-        context,
+        context: sticky_context,
     })
 }
 

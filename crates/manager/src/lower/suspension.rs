@@ -8,7 +8,7 @@ use muster_executor::ResumeRequest;
 use muster_runner_api::payload::JobPayload;
 use url::form_urlencoded;
 
-use super::Placement;
+use super::JobContext;
 use super::flags::Flags;
 use super::share::{context_name, protected};
 
@@ -22,34 +22,61 @@ fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
 }
 
 /// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one.
-pub(crate) fn leaves(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
+pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
     let wanted = if success { options.suspend_on_success } else { options.suspend_on_failure };
     if !wanted || !is_on(payload, runner) {
         return None;
     }
-    possible(payload, runner).ok()
+    owner(payload, runner).ok()
+}
+
+/// Reason why jobs cannot suspend or resume environments.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SuspendUnsupported {
+    /// The executor has no instances.
+    #[error("the executor `{0}` does not support it, only `{EXECUTOR}` does")]
+    Executor(String),
+    /// Keys of environments contain the runner's ID.
+    #[error("the runner has no numeric `id` in its configuration")]
+    RunnerId,
+    /// The owner of an environment depends on the protection level.
+    #[error("the server does not say whether the job's ref is protected")]
+    Protection,
+}
+
+/// Reason why a job cannot resume the environment that it requests.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ResumeRefused {
+    /// The runner cannot resume any environment for the job.
+    #[error("the job environment is not resumed: {0}")]
+    Unsupported(SuspendUnsupported),
+    /// The key was made by another runner or manager.
+    #[error("the job environment is not resumed: its key is from another runner or another system of this runner")]
+    OtherRunner,
+    /// The key does not name an environment.
+    #[error("the job environment is not resumed: its key has no `{NAME}`")]
+    NoName,
 }
 
 /// Returns the owner of the environments of jobs like this one.
 ///
 /// # Errors
-/// The reason why such jobs cannot have any.
-fn possible(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, String> {
+/// [`SuspendUnsupported`] if such jobs cannot have any.
+fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, SuspendUnsupported> {
     if runner.executor != EXECUTOR {
-        return Err(format!("the executor `{}` has none: only `{EXECUTOR}` has", runner.executor));
+        return Err(SuspendUnsupported::Executor(runner.executor.clone()));
     }
     if runner.id <= 0 {
-        return Err("the runner has no numeric `id` in its configuration".to_owned());
+        return Err(SuspendUnsupported::RunnerId);
     }
-    let protected = protected(payload)
-        .ok_or("the server does not say whether the job's ref is protected, so nobody knows whose it is")?;
+    let protected = protected(payload).ok_or(SuspendUnsupported::Protection)?;
     Ok(context_name(runner, payload.job_info.project_id, protected))
 }
 
 /// Returns the key of the environment that the job with this task key suspended.
-pub(crate) fn key(runner: &RunnerSettings, claim: &str) -> String {
-    let fields = form_urlencoded::Serializer::new(String::new()).append_pair(NAME, claim).finish();
+pub(crate) fn key(runner: &RunnerSettings, task_key: &str) -> String {
+    let fields = form_urlencoded::Serializer::new(String::new()).append_pair(NAME, task_key).finish();
     format!("{}{fields}", prefix(runner))
 }
 
@@ -62,19 +89,19 @@ fn prefix(runner: &RunnerSettings) -> String {
 /// Returns the environment that the job resumes. `None` if it does not request one, or the flag is off.
 ///
 /// # Errors
-/// The reason why the job cannot resume the environment, for its trace.
-pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<Option<ResumeRequest>, String> {
+/// [`ResumeRefused`] if the job cannot resume it.
+pub(crate) fn resume_request(
+    payload: &JobPayload,
+    runner: &RunnerSettings,
+) -> Result<Option<ResumeRequest>, ResumeRefused> {
     if !is_resumed(payload, runner) {
         return Ok(None);
     }
     let key = &payload.suspend_options.runtime_environment_key;
-    let refused = |why: &str| format!("the job environment is not resumed: {why}");
-    let owner = possible(payload, runner).map_err(|why| refused(&why))?;
-    let fields = key.strip_prefix(&prefix(runner)).ok_or_else(|| {
-        refused("its key is one of another runner, or of another system of this runner, where it may still be")
-    })?;
+    let owner = owner(payload, runner).map_err(ResumeRefused::Unsupported)?;
+    let fields = key.strip_prefix(&prefix(runner)).ok_or(ResumeRefused::OtherRunner)?;
     let name = form_urlencoded::parse(fields.as_bytes()).find(|(field, _)| field == NAME).map(|(_, name)| name);
-    let name = name.ok_or_else(|| refused(&format!("its key has no `{NAME}`")))?;
+    let name = name.ok_or(ResumeRefused::NoName)?;
     Ok(Some(ResumeRequest { name: name.into_owned(), owner }))
 }
 
@@ -84,30 +111,31 @@ pub(crate) fn is_resumed(payload: &JobPayload, runner: &RunnerSettings) -> bool 
 }
 
 /// Returns the line of the trace about a resumed environment.
-pub(super) fn resumed(payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
+pub(super) fn resumed_line(payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let key = &payload.suspend_options.runtime_environment_key;
     is_resumed(payload, runner).then(|| format!("Job environment resumed: {key}"))
 }
 
 /// Returns whether the job may suspend its environment.
-pub(super) fn may_leave(payload: &JobPayload, placement: &Placement) -> bool {
-    let leaves = |success| leaves(payload, &placement.runner, success).is_some();
-    placement.suspends.is_ok() && (leaves(true) || leaves(false))
+pub(super) fn can_suspend(payload: &JobPayload, context: &JobContext) -> bool {
+    let suspends = |success| suspend_owner(payload, &context.runner, success).is_some();
+    context.suspend_support.is_ok() && (suspends(true) || suspends(false))
 }
 
 /// Returns the warnings about requests that have no effect.
-pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<String> {
-    let (options, runner) = (&payload.suspend_options, &placement.runner);
+pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String> {
+    let (options, runner) = (&payload.suspend_options, &context.runner);
     if !is_on(payload, runner) {
         let ignored =
-            || format!("runtime_environment_key is ignored, since {FLAG} is off: the job has a new environment");
+            || format!("runtime_environment_key is ignored because {FLAG} is off; the job gets a new environment");
         return (!options.runtime_environment_key.is_empty()).then(ignored).into_iter().collect();
     }
     if !options.suspend_on_success && !options.suspend_on_failure {
         return Vec::new();
     }
-    let why = possible(payload, runner).err().or_else(|| placement.suspends.clone().err());
-    why.map(|why| format!("the job environment will not be suspended: {why}")).into_iter().collect()
+    let unsupported = owner(payload, runner).err().map(|error| error.to_string());
+    let reason = unsupported.or_else(|| context.suspend_support.clone().err());
+    reason.map(|reason| format!("the job environment will not be suspended: {reason}")).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -131,58 +159,58 @@ mod tests {
         .unwrap()
     }
 
-    fn asked(runner: &RunnerSettings, key: &str) -> Result<Option<ResumeRequest>, String> {
-        resumes(&payload(json!({ "runtime_environment_key": key })), runner)
+    fn request(runner: &RunnerSettings, key: &str) -> Result<Option<ResumeRequest>, ResumeRefused> {
+        resume_request(&payload(json!({ "runtime_environment_key": key })), runner)
     }
 
     #[test]
-    fn a_key_leads_back_to_what_it_was_made_of() {
+    fn key_names_environment_and_owner() {
         let key = key(&runner(), "job-1-ab cd");
         assert_eq!(key, "7/s_0123%2056/acquisition-key=job-1-ab+cd");
-        let ResumeRequest { name, owner } = asked(&runner(), &key).unwrap().unwrap();
+        let ResumeRequest { name, owner } = request(&runner(), &key).unwrap().unwrap();
         assert_eq!(name, "job-1-ab cd");
-        assert_eq!(Some(owner), leaves(&payload(json!({ "suspend_on_success": true })), &runner(), true));
+        assert_eq!(Some(owner), suspend_owner(&payload(json!({ "suspend_on_success": true })), &runner(), true));
     }
 
     #[test]
-    fn a_key_of_another_runner_or_system_or_without_a_name_is_refused() {
-        for (key, why) in [
-            ("8/s_0123%2056/acquisition-key=a", "of another runner"),
-            ("7/s_other/acquisition-key=a", "of another system"),
-            ("7/s_0123%2056/", "no `acquisition-key`"),
-            ("nonsense", "of another runner"),
+    fn key_of_other_runner_or_without_name_is_refused() {
+        for (key, expected) in [
+            ("8/s_0123%2056/acquisition-key=a", ResumeRefused::OtherRunner),
+            ("7/s_other/acquisition-key=a", ResumeRefused::OtherRunner),
+            ("7/s_0123%2056/", ResumeRefused::NoName),
+            ("nonsense", ResumeRefused::OtherRunner),
         ] {
-            let error = asked(&runner(), key).unwrap_err();
-            assert!(error.contains(why), "{key}: {error}");
+            assert_eq!(request(&runner(), key), Err(expected), "{key}");
         }
         let none = RunnerSettings { id: 0, ..runner() };
-        assert!(asked(&none, "0/s/acquisition-key=a").unwrap_err().contains("no numeric `id`"));
+        let refused = |reason| Err(ResumeRefused::Unsupported(reason));
+        assert_eq!(request(&none, "0/s/acquisition-key=a"), refused(SuspendUnsupported::RunnerId));
         let shell = RunnerSettings { executor: "shell".to_owned(), ..runner() };
-        assert!(asked(&shell, "7/s/acquisition-key=a").unwrap_err().contains("only `instance` has"));
+        assert_eq!(request(&shell, "7/s/acquisition-key=a"), refused(SuspendUnsupported::Executor("shell".to_owned())));
     }
 
     #[test]
-    fn an_environment_is_left_as_asked_and_only_with_the_flag() {
-        let of = |options: serde_json::Value, success| leaves(&payload(options), &runner(), success);
-        assert!(of(json!({ "suspend_on_success": true }), true).is_some());
-        assert!(of(json!({ "suspend_on_success": true }), false).is_none());
-        assert!(of(json!({ "suspend_on_failure": true }), false).is_some());
-        assert!(of(json!(null), true).is_none());
+    fn environment_is_suspended_as_requested_if_flag_is_on() {
+        let owner_of = |options: serde_json::Value, success| suspend_owner(&payload(options), &runner(), success);
+        assert!(owner_of(json!({ "suspend_on_success": true }), true).is_some());
+        assert!(owner_of(json!({ "suspend_on_success": true }), false).is_none());
+        assert!(owner_of(json!({ "suspend_on_failure": true }), false).is_some());
+        assert!(owner_of(json!(null), true).is_none());
         let mut off = payload(json!({ "suspend_on_success": true, "runtime_environment_key": "7/s/a" }));
         off.variables.clear();
-        assert_eq!((leaves(&off, &runner(), true), resumes(&off, &runner())), (None, Ok(None)));
+        assert_eq!((suspend_owner(&off, &runner(), true), resume_request(&off, &runner())), (None, Ok(None)));
     }
 
     #[test]
-    fn whose_it_is_depends_on_project_and_protection_and_an_unknown_level_has_none() {
+    fn owner_depends_on_project_and_protection_level() {
         let options = || payload(json!({ "suspend_on_success": true }));
-        let own = leaves(&options(), &runner(), true);
+        let own = suspend_owner(&options(), &runner(), true);
         let (mut other, mut unprotected, mut unknown) = (options(), options(), options());
         other.job_info.project_id = 6;
         unprotected.git_info.protected = Some(false);
         unknown.git_info.protected = None;
-        assert_ne!(own, leaves(&other, &runner(), true));
-        assert_ne!(own, leaves(&unprotected, &runner(), true));
-        assert_eq!(leaves(&unknown, &runner(), true), None);
+        assert_ne!(own, suspend_owner(&other, &runner(), true));
+        assert_ne!(own, suspend_owner(&unprotected, &runner(), true));
+        assert_eq!(suspend_owner(&unknown, &runner(), true), None);
     }
 }

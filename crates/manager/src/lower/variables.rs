@@ -11,7 +11,7 @@ use muster_runner_api::payload::JobPayload;
 use super::flags::{Flags, is_flag};
 use super::paths::Paths;
 use super::settings::job_timeout;
-use super::{Certificates, EXPANDED_MAX, LowerError, Placement};
+use super::{Certificates, JobContext, LowerError, MAX_EXPANDED_BYTES};
 
 /// Names of the file variables that contain certificates.
 const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
@@ -31,8 +31,8 @@ pub(super) struct Variables {
 
 impl Variables {
     /// Joins the layers in gitlab-runner's order and expands them once.
-    pub(super) fn join(payload: &JobPayload, placement: &Placement, paths: &Paths, flags: &Flags) -> Self {
-        let (list, places, left) = (Vec::new(), HashMap::new(), Cell::new(Some(EXPANDED_MAX)));
+    pub(super) fn join(payload: &JobPayload, context: &JobContext, paths: &Paths, flags: &Flags) -> Self {
+        let (list, places, left) = (Vec::new(), HashMap::new(), Cell::new(Some(MAX_EXPANDED_BYTES)));
         let mut joined = Self { list, places, temp_dir: paths.temp_dir.clone(), left };
         for (flag, on) in flags.all() {
             joined.set(flag.name, on.to_string());
@@ -40,27 +40,27 @@ impl Variables {
         if let Some(image) = payload.image.as_ref().filter(|image| !image.name.is_empty()) {
             joined.set("CI_JOB_IMAGE", &image.name);
         }
-        joined.set("CI_RUNNER_SHORT_TOKEN", short_token(placement.runner.token.expose()));
-        for variable in placement.runner.environment.iter().filter(|variable| !is_flag(&variable.key)) {
+        joined.set("CI_RUNNER_SHORT_TOKEN", short_token(context.runner.token.expose()));
+        for variable in context.runner.environment.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
         joined.set("CI_BUILDS_DIR", &paths.builds_dir);
         joined.set("CI_PROJECT_DIR", &paths.project_dir);
-        joined.set("CI_CONCURRENT_ID", placement.slot.id.to_string());
-        joined.set("CI_CONCURRENT_PROJECT_ID", placement.slot.project_slot.to_string());
+        joined.set("CI_CONCURRENT_ID", context.slot.id.to_string());
+        joined.set("CI_CONCURRENT_PROJECT_ID", context.slot.project_slot.to_string());
         joined.set("CI_SERVER", "yes");
         joined.set("CI_JOB_STATUS", "running");
         joined.set("CI_JOB_TIMEOUT", job_timeout(payload).as_secs().to_string());
-        joined.certificates(&placement.certificates);
+        joined.certificates(&context.certificates);
         for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
-        let kind = if placement.directories.shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
+        let kind = if context.directories.shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
         joined.set(kind, "true");
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));
         joined.set("CI_RUNNER_REVISION", "");
         joined.set("CI_RUNNER_EXECUTABLE_ARCH", format!("{}/{}", std::env::consts::OS, go_architecture()));
-        if let Some(cgroup) = super::share::cgroup(placement) {
+        if let Some(cgroup) = super::share::cgroup(context) {
             joined.set("GITLAB_RUNNER_SLOT_CGROUP", cgroup);
         }
         joined.set("RUNNER_TEMP_PROJECT_DIR", &paths.temp_dir);

@@ -9,7 +9,7 @@ use muster_config::settings::RunnerSettings;
 use muster_job::expand_within;
 
 /// Maximum length of an image's name, and of each value that it refers to.
-const NAME_MAX_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 4096;
 
 /// Returns the image of the virtual machine in which the job runs: the job's own, or the runner's.
 ///
@@ -19,7 +19,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     let on = &runner.on_instances;
     let own = payload.image.as_ref().map(|image| image.name.as_str()).filter(|name| !name.trim().is_empty());
     let name = put_in(own.unwrap_or(&on.image), payload, runner)
-        .ok_or_else(|| format!("the name of the VM image is longer than {NAME_MAX_BYTES} bytes"))?;
+        .ok_or_else(|| format!("the name of the VM image is longer than {MAX_NAME_BYTES} bytes"))?;
     let name = name.trim().to_owned();
     if name.is_empty() {
         return Err("no nesting VM image specified to run the job in: set `image` in the job, or in \
@@ -48,9 +48,9 @@ fn put_in(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<S
     let written =
         |name: &str| of(&payload.variables, name).or_else(|| of(&runner.environment, name)).unwrap_or_default();
     let within = |text: &str, lookup: &dyn Fn(&str) -> String| {
-        (text.len() <= NAME_MAX_BYTES).then(|| expand_within(text, NAME_MAX_BYTES, lookup)).flatten()
+        (text.len() <= MAX_NAME_BYTES).then(|| expand_within(text, MAX_NAME_BYTES, lookup)).flatten()
     };
     // A value that is too long makes the result too long.
-    let too_long = || " ".repeat(NAME_MAX_BYTES + 1);
+    let too_long = || " ".repeat(MAX_NAME_BYTES + 1);
     within(text, &|name| within(&written(name), &written).unwrap_or_else(too_long))
 }

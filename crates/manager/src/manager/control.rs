@@ -5,17 +5,17 @@ use std::time::Duration;
 use muster_config::settings::Settings;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::admission::RunnerFigures;
+use crate::admission::RunnerStats;
 
 /// Maximum number of commands in the queue. The manager takes them at once, so more are never needed.
-const ORDERS_MAX: usize = 16;
+const MAX_COMMANDS: usize = 16;
 
 /// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+const STATS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A command for a running manager.
 #[derive(Debug)]
-pub enum Order {
+pub enum ControlCommand {
     /// Use these settings from now on. Jobs keep the settings with which they were received.
     Reload(Box<Settings>),
     /// Request no more jobs, let running jobs end, and exit.
@@ -25,12 +25,12 @@ pub enum Order {
     /// Request no more jobs and exit without waiting: running jobs continue at their agents, and the next start restores them.
     Leave,
     /// Send the current statistics.
-    Tell(oneshot::Sender<Figures>),
+    DumpState(oneshot::Sender<ManagerStats>),
 }
 
 /// Statistics of a running manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Figures {
+pub struct ManagerStats {
     /// Value of `concurrent`.
     pub concurrent: usize,
     /// Jobs in progress, including those of runners that were removed from the configuration.
@@ -38,38 +38,38 @@ pub struct Figures {
     /// Jobs among them that wait because `concurrent` or `limit` is reached.
     pub waiting: usize,
     /// Statistics of the runners, in the order of the configuration.
-    pub runners: Vec<RunnerFigures>,
+    pub runners: Vec<RunnerStats>,
 }
 
 /// Sends commands to a manager. Clones control the same manager. If all are dropped, the manager continues to run.
 #[derive(Debug, Clone)]
-pub struct Control(mpsc::Sender<Order>);
+pub struct Control(mpsc::Sender<ControlCommand>);
 
 impl Control {
     /// Returns a control, and the receiver that [`super::Manager::run`] needs.
     #[must_use]
-    pub fn new() -> (Self, mpsc::Receiver<Order>) {
-        let (sender, receiver) = mpsc::channel(ORDERS_MAX);
+    pub fn new() -> (Self, mpsc::Receiver<ControlCommand>) {
+        let (sender, receiver) = mpsc::channel(MAX_COMMANDS);
         (Self(sender), receiver)
     }
 
     /// Returns the current statistics. `None` if the manager has ended, or does not answer because it is deleting its instances.
-    pub async fn figures(&self) -> Option<Figures> {
+    pub async fn stats(&self) -> Option<ManagerStats> {
         // Half of the queue is reserved for commands: requests for statistics that are not answered must not block them.
-        if self.0.capacity() <= ORDERS_MAX / 2 {
+        if self.0.capacity() <= MAX_COMMANDS / 2 {
             return None;
         }
         let (sender, receiver) = oneshot::channel();
         let answer = async {
-            self.give(Order::Tell(sender)).await;
+            self.send(ControlCommand::DumpState(sender)).await;
             receiver.await.ok()
         };
-        tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok().flatten()
+        tokio::time::timeout(STATS_TIMEOUT, answer).await.ok().flatten()
     }
 
     /// Sends a command. Does nothing if the manager has ended.
-    pub async fn give(&self, order: Order) {
-        let _ = self.0.send(order).await;
+    pub async fn send(&self, command: ControlCommand) {
+        let _ = self.0.send(command).await;
     }
 }
 
@@ -78,12 +78,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_manager_that_hears_nothing_holds_nobody_up() {
+    async fn unresponsive_manager_blocks_no_caller() {
         let (control, _unheard) = Control::new();
-        for _ in 0..3 * ORDERS_MAX {
-            assert_eq!(control.figures().await, None);
+        for _ in 0..3 * MAX_COMMANDS {
+            assert_eq!(control.stats().await, None);
         }
-        let ordered = tokio::time::timeout(ANSWERS_WITHIN, control.give(Order::Abort)).await;
-        assert!(ordered.is_ok(), "an order finds room behind questions");
+        let sent = tokio::time::timeout(STATS_TIMEOUT, control.send(ControlCommand::Abort)).await;
+        assert!(sent.is_ok(), "a command fits behind requests for statistics");
     }
 }

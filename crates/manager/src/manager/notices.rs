@@ -6,17 +6,17 @@ use muster_runner_api::client::ClientError;
 use crate::admission::Notice;
 
 /// Logs a notice about the runner's job requests.
-pub(super) fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
+pub(super) fn log_poll_result(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
     let (name, url) = (runner.name.as_str(), runner.url.as_str());
     let remedy = match error {
-        Some(ClientError::Forbidden { code: 404 | 410, .. }) => "there is no runner API at its url; correct the url",
-        _ => "its token is not, or no longer, valid, or it was removed; register it again, or delete its entry",
+        Some(ClientError::Forbidden { code: 404 | 410, .. }) => "its url has no runner API; fix the url",
+        _ => "its token is not valid or was revoked; register the runner again, or delete its entry",
     };
     let error = error.map(ToString::to_string).unwrap_or_default();
     match notice {
         Notice::Failed { failures, wait } => {
             let wait_ms = wait.as_millis();
-            tracing::warn!(runner = name, url, error, failures, wait_ms, "job request failed, will be repeated");
+            tracing::warn!(runner = name, url, error, failures, wait_ms, "job request failed, retrying");
         }
         Notice::Refused { refusals, wait, unhealthy: false } => {
             tracing::warn!(runner = name, url, error, refusals, wait_ms = wait.as_millis(), "job request refused");
@@ -27,10 +27,10 @@ pub(super) fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&Clien
             error,
             refusals,
             next_probe_s = wait.as_secs(),
-            "the runner is unhealthy: {remedy}. It is probed on"
+            "runner is unhealthy, probing it: {remedy}"
         ),
         Notice::Recovered { failures } => {
-            tracing::info!(runner = name, url, failures, "job requests work again");
+            tracing::info!(runner = name, url, failures, "job requests succeed again");
         }
     }
 }

@@ -17,16 +17,16 @@ impl Executor for NoPlace {
     }
 
     async fn acquire(&self, _: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
-        Err(ExecutorError::NotAcquired("there is none".to_owned()))
+        Err(ExecutorError::NotAcquired("no environment".to_owned()))
     }
 
     async fn restore(&self, _: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        Err(ExecutorError::NotAcquired("there is none".to_owned()))
+        Err(ExecutorError::NotAcquired("no environment".to_owned()))
     }
 }
 
 #[tokio::test]
-async fn what_requests_and_jobs_took_of_shutdown_timeout_is_not_given_to_the_instances_again() {
+async fn instances_get_only_the_rest_of_shutdown_timeout() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).await.unwrap();
     let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
@@ -35,12 +35,12 @@ async fn what_requests_and_jobs_took_of_shutdown_timeout_is_not_given_to_the_ins
         Manager::new(settings, store, Registry::new().register_shared("shell", Arc::new(NoPlace)), telemetry);
     let left = |manager: &Manager| manager.time_for_instances().as_secs();
     tokio::time::pause();
-    manager.obey(Order::Drain);
+    manager.handle_command(ControlCommand::Drain);
     tokio::time::advance(Duration::from_secs(100)).await;
     assert_eq!(left(&manager), 30, "a drain has no limit");
-    manager.obey(Order::Abort);
+    manager.handle_command(ControlCommand::Abort);
     tokio::time::advance(Duration::from_secs(12)).await;
-    manager.obey(Order::Abort);
+    manager.handle_command(ControlCommand::Abort);
     assert_eq!(left(&manager), 18);
     tokio::time::advance(Duration::from_secs(100)).await;
     assert_eq!(left(&manager), 0);

@@ -4,7 +4,7 @@ use memchr::memmem;
 
 /// The manager's own stages, in order. `health` runs beside the agent's stages: while an agent has the job, the manager follows its log,
 /// reports its state to the coordinator, and counts what it uses.
-pub(super) mod own {
+pub(super) mod manager_stage {
     pub(in crate::observe) const RETRIEVAL: &str = "retrieval";
     pub(in crate::observe) const PRE_CHECKS: &str = "pre_checks";
     pub(in crate::observe) const ENVIRONMENT: &str = "prepare_executor";
@@ -32,11 +32,11 @@ const STAGES: &[&str] = &[
     "upload_artifacts_on_failure",
     "cleanup_file_variables",
 ];
-const MARK: &[u8] = b"section_start:";
+const SECTION_START: &[u8] = b"section_start:";
 /// Maximum length of a marker: the keyword, seconds, a name.
-const MARK_MAX: usize = 96;
+const MAX_MARKER_BYTES: usize = 96;
 /// Maximum number of markers that are checked in one piece of the log, from its end.
-const LOOKS_MAX: usize = 16;
+const MAX_MARKERS: usize = 16;
 
 /// Returns the stage with this name. Other steps of the job's author are `step_script`: the name is a label, so its values are bounded.
 pub(super) fn known(name: &str) -> Option<&'static str> {
@@ -46,22 +46,22 @@ pub(super) fn known(name: &str) -> Option<&'static str> {
 
 /// Finds section markers in a log that arrives in pieces.
 #[derive(Debug, Default)]
-pub(super) struct Marks {
+pub(super) struct SectionMarkers {
     /// End of the last piece, in which a marker may have begun.
     rest: Vec<u8>,
 }
 
-impl Marks {
+impl SectionMarkers {
     /// Returns the last stage that begins in this piece.
     pub(super) fn feed(&mut self, piece: &[u8]) -> Option<&'static str> {
-        let begin = piece.get(..MARK_MAX).unwrap_or(piece);
+        let begin = piece.get(..MAX_MARKER_BYTES).unwrap_or(piece);
         self.rest.extend_from_slice(begin);
         let found = last_stage(piece).or_else(|| last_stage(&self.rest));
-        if piece.len() >= MARK_MAX {
+        if piece.len() >= MAX_MARKER_BYTES {
             self.rest.clear();
-            self.rest.extend_from_slice(piece.get(piece.len() - MARK_MAX..).unwrap_or_default());
+            self.rest.extend_from_slice(piece.get(piece.len() - MAX_MARKER_BYTES..).unwrap_or_default());
         } else {
-            let surplus = self.rest.len().saturating_sub(MARK_MAX);
+            let surplus = self.rest.len().saturating_sub(MAX_MARKER_BYTES);
             self.rest.drain(..surplus);
         }
         found
@@ -69,9 +69,9 @@ impl Marks {
 }
 
 fn last_stage(bytes: &[u8]) -> Option<&'static str> {
-    memmem::rfind_iter(bytes, MARK).take(LOOKS_MAX).find_map(|at| {
-        let mark = bytes.get(at + MARK.len()..)?;
-        let mark = mark.get(..MARK_MAX - MARK.len()).unwrap_or(mark);
+    memmem::rfind_iter(bytes, SECTION_START).take(MAX_MARKERS).find_map(|at| {
+        let mark = bytes.get(at + SECTION_START.len()..)?;
+        let mark = mark.get(..MAX_MARKER_BYTES - SECTION_START.len()).unwrap_or(mark);
         let text = mark.split(|byte| matches!(byte, b'\r' | b'\n' | b'[')).next()?;
         // A marker that is cut off is checked again together with the next piece.
         if text.len() == mark.len() {

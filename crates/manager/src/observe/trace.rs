@@ -29,22 +29,22 @@ fn requested(observer: &Observer, payload: &JobPayload) -> Option<Requested> {
     let tracing = payload.features.tracing.as_ref()?;
     let ids = TraceId::parse(&tracing.trace_id).zip(SpanId::parse(&tracing.span_parent_id));
     let Some((trace, parent)) = ids else {
-        observer.tell_unsupported("its trace id or span id is not one");
+        observer.warn_unsupported("invalid trace ID or span ID");
         return None;
     };
     let mut destinations = Vec::new();
     for endpoint in &tracing.otel_endpoints {
         match Destination::of_job(&endpoint.url) {
             Some(destination) if endpoint.auth.is_none() => destinations.push(destination),
-            Some(_) => observer.tell_unsupported("authentication at an endpoint"),
-            None => observer.tell_unsupported("an endpoint that is not http or https"),
+            Some(_) => observer.warn_unsupported("authentication at an endpoint"),
+            None => observer.warn_unsupported("an endpoint that is not http or https"),
         }
     }
     Some(Requested { trace, parent, destinations })
 }
 
 /// Returns the job's span attributes. They contain no value of a variable that may be a secret.
-pub(super) fn attributes(runner: &RunnerSettings, payload: &JobPayload) -> Vec<(&'static str, Attribute)> {
+pub(super) fn span_attributes(runner: &RunnerSettings, payload: &JobPayload) -> Vec<(&'static str, Attribute)> {
     let source = payload.variables.iter().rfind(|variable| variable.key == "CI_PIPELINE_SOURCE" && !variable.masked);
     let source = source.map(|variable| variable.value.clone()).unwrap_or_default();
     vec![

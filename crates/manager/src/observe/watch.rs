@@ -5,23 +5,23 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::{JobResult, ResourceUsage};
 use muster_config::settings::RunnerSettings;
-use muster_job::{FailureReason, Variable};
+use muster_job::{FailureReason, Variable, milliseconds};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::{ExecutorStage, JobFacts, JobRecord, Mode, ProcessingFailure, State};
 use muster_telemetry::spans::{Attribute, Ending, JobSpan, StepSpan, TraceContext};
 use parking_lot::Mutex;
 
-use super::stages::{Marks, known, own};
+use super::stages::{SectionMarkers, known, manager_stage};
 use super::trace::{self, JobTrace};
 use super::{Observer, labels};
 use crate::lower::{LowerError, LoweredJob};
 use crate::store::StoredJob;
 
-const STAGES_WANTED: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
+const EXPORT_STAGES_FLAG: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
 const TRACEPARENT: &str = "TRACEPARENT";
 /// State of a job whose result the coordinator did not want.
-const GONE: &str = "gone";
+const JOB_GONE: &str = "gone";
 
 /// Observation of one job.
 pub(crate) struct JobWatch {
@@ -30,7 +30,7 @@ pub(crate) struct JobWatch {
     record: JobRecord,
     recovered: bool,
     /// Whether stage durations are exported for each runner.
-    stages_wanted: bool,
+    exports_stages: bool,
     trace: JobTrace,
     attributes: Vec<(&'static str, Attribute)>,
     progress: Mutex<Progress>,
@@ -38,7 +38,7 @@ pub(crate) struct JobWatch {
 
 struct Progress {
     started_ms: u64,
-    marks: Marks,
+    markers: SectionMarkers,
     /// Current stage of the manager itself: its name and when it began.
     stage: (&'static str, u64, Instant),
     /// Completed stages of the manager itself.
@@ -69,41 +69,41 @@ impl JobWatch {
         let mode = if payload.run.is_some() { Mode::Steps } else { Mode::Traditional };
         let now = now_ms();
         // A restored job began in another start of the manager.
-        let started_ms = u64::try_from(job.taken_ms).map_or(now, |taken| taken.min(now));
+        let started_ms = u64::try_from(job.received_ms).map_or(now, |taken| taken.min(now));
         let age = Duration::from_millis(now - started_ms);
-        let record = telemetry.metrics.job(&entry, facts(payload, mode, age));
+        let record = telemetry.metrics.job(&entry, job_facts(payload, mode, age));
         if recovered {
             entry.recovered();
         } else {
             telemetry.metrics.job_started(mode, &runner.executor);
         }
-        tell_added(runner, payload);
+        log_added(runner, payload);
         let mut progress = Progress {
             started_ms,
-            marks: Marks::default(),
-            stage: (own::PRE_CHECKS, now, Instant::now()),
+            markers: SectionMarkers::default(),
+            stage: (manager_stage::PRE_CHECKS, now, Instant::now()),
             own: Vec::new(),
             uploaded: (0, 0),
             ended: None,
             used: None,
             cleaned: false,
         };
-        let stages_wanted = stages_wanted(runner);
+        let exports_stages = exports_stages(runner);
         if !recovered {
             // The job was received and stored before this watch existed.
-            if stages_wanted {
-                record.stage_took(own::RETRIEVAL, age.as_secs_f64());
+            if exports_stages {
+                record.stage_took(manager_stage::RETRIEVAL, age.as_secs_f64());
             }
-            telemetry.metrics.stage_took(own::RETRIEVAL, age.as_secs_f64());
-            progress.own.push(own_span(own::RETRIEVAL, started_ms, now));
+            telemetry.metrics.stage_took(manager_stage::RETRIEVAL, age.as_secs_f64());
+            progress.own.push(manager_span(manager_stage::RETRIEVAL, started_ms, now));
         }
         Arc::new(Self {
             runner: Arc::clone(runner),
             record,
             recovered,
-            stages_wanted,
+            exports_stages,
             trace: JobTrace::of(observer, runner, payload),
-            attributes: trace::attributes(runner, payload),
+            attributes: trace::span_attributes(runner, payload),
             progress: Mutex::new(progress),
             telemetry,
         })
@@ -118,7 +118,7 @@ impl JobWatch {
     /// Records that the payload was lowered, or that it cannot be.
     pub(crate) fn lowered(&self, lowered: &Result<LoweredJob, LowerError>) {
         match lowered {
-            Ok(job) => self.telemetry.metrics.inputs_put_in(job.inputs_put_in),
+            Ok(job) => self.telemetry.metrics.inputs_put_in(job.interpolated_inputs),
             Err(LowerError { inputs: Some(kind), .. }) => self.telemetry.metrics.inputs_failed(*kind),
             Err(_) => {}
         }
@@ -127,8 +127,8 @@ impl JobWatch {
     /// Records that the coordinator has accepted that this manager runs the job.
     pub(crate) fn checked(&self) {
         let mut progress = self.progress.lock();
-        if progress.stage.0 == own::PRE_CHECKS {
-            self.enter(&mut progress, own::ENVIRONMENT);
+        if progress.stage.0 == manager_stage::PRE_CHECKS {
+            self.enter(&mut progress, manager_stage::ENVIRONMENT);
         }
     }
 
@@ -142,8 +142,8 @@ impl JobWatch {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
         self.record.set_stage("prepare_script");
         let mut progress = self.progress.lock();
-        if progress.stage.0 == own::ENVIRONMENT {
-            self.enter(&mut progress, own::HEALTH);
+        if progress.stage.0 == manager_stage::ENVIRONMENT {
+            self.enter(&mut progress, manager_stage::HEALTH);
             if !self.recovered {
                 self.record.entry().handed_over(self.record.age());
             }
@@ -151,14 +151,14 @@ impl JobWatch {
     }
 
     /// Records that an agent got the job in an earlier start of the manager, at an unknown time.
-    pub(crate) fn found_running(&self) {
+    pub(crate) fn restored_running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
-        self.progress.lock().stage.0 = own::HEALTH;
+        self.progress.lock().stage.0 = manager_stage::HEALTH;
     }
 
     /// Records a piece of the job's log.
     pub(crate) fn log(&self, piece: &[u8]) {
-        if let Some(stage) = self.progress.lock().marks.feed(piece) {
+        if let Some(stage) = self.progress.lock().markers.feed(piece) {
             self.record.set_stage(stage);
         }
     }
@@ -173,7 +173,7 @@ impl JobWatch {
     }
 
     /// Records the length of the log that the coordinator reported. Nothing is pending then.
-    pub(crate) fn found_uploaded(&self, acknowledged: u64) {
+    pub(crate) fn restored_trace_length(&self, acknowledged: u64) {
         let (_, waited) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
         self.record.entry().trace_waits(waited, 0);
     }
@@ -214,7 +214,7 @@ impl JobWatch {
         if progress.ended.is_some() {
             return;
         }
-        self.enter(progress, own::REPORT);
+        self.enter(progress, manager_stage::REPORT);
         let state = match reason {
             None => State::Success,
             Some("job_canceled") => State::Canceled,
@@ -237,7 +237,7 @@ impl JobWatch {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(State::Canceled, |ended| ended.state);
         self.record.set_state(state, ExecutorStage::Cleanup);
-        self.enter(&mut progress, own::CLEANUP);
+        self.enter(&mut progress, manager_stage::CLEANUP);
     }
 
     /// Records that nothing of the job is left.
@@ -252,19 +252,19 @@ impl JobWatch {
         let now = now_ms();
         let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));
         self.stage_took(name, started.elapsed());
-        progress.own.push(own_span(name, started_ms, now));
+        progress.own.push(manager_span(name, started_ms, now));
     }
 
     fn stage_took(&self, stage: &str, took: Duration) {
         self.telemetry.metrics.stage_took(stage, took.as_secs_f64());
-        if self.stages_wanted {
+        if self.exports_stages {
             self.record.stage_took(stage, took.as_secs_f64());
         }
     }
 }
 
 /// Returns the span of one of the manager's own stages.
-fn own_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
+fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     StepSpan {
         name: name.to_owned(),
         ending: Ending::Success,
@@ -279,7 +279,7 @@ fn own_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
 fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
-    attributes.push(("ci.job.status", Attribute::Text(state.map_or(GONE, State::label).to_owned())));
+    attributes.push(("ci.job.status", Attribute::Text(state.map_or(JOB_GONE, State::label).to_owned())));
     let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
     if let Some(used) = &progress.used {
         attributes.extend(used.cpu_ms.map(|cpu| ("ci.job.cpu_ms", number(cpu))));
@@ -321,7 +321,7 @@ impl Drop for JobWatch {
             runner = labels.runner,
             runner_name = labels.runner_name,
             duration_s = self.record.age().as_secs_f64(),
-            "job-status" = ended.map_or(GONE, |ended| ended.state.label()),
+            "job-status" = ended.map_or(JOB_GONE, |ended| ended.state.label()),
             failure_reason = failure.map(|(reason, _)| reason.as_str()),
             exit_code = failure.and_then(|(_, code)| *code),
             cpu_s = used.and_then(|used| used.cpu_ms).map(|ms| Duration::from_millis(ms).as_secs_f64()),
@@ -335,7 +335,7 @@ impl Drop for JobWatch {
     }
 }
 
-fn facts(payload: &JobPayload, mode: Mode, age: Duration) -> JobFacts {
+fn job_facts(payload: &JobPayload, mode: Mode, age: Duration) -> JobFacts {
     let info = &payload.job_info;
     JobFacts {
         url: job_url(payload),
@@ -348,7 +348,7 @@ fn facts(payload: &JobPayload, mode: Mode, age: Duration) -> JobFacts {
 }
 
 /// Logs a job that was added, with the fields by which operators search for it. They are gitlab-runner's.
-fn tell_added(runner: &RunnerSettings, payload: &JobPayload) {
+fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
     let (info, labels) = (&payload.job_info, labels(runner));
     let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
     tracing::info!(
@@ -384,11 +384,10 @@ fn without_credentials(text: &str) -> String {
 }
 
 /// Returns whether stage durations of the runner's jobs are exported. The operator decides, because they cost memory.
-fn stages_wanted(runner: &RunnerSettings) -> bool {
-    runner.feature_flags.get(STAGES_WANTED).copied().unwrap_or(false)
+fn exports_stages(runner: &RunnerSettings) -> bool {
+    runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
 }
 
 fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }

@@ -8,7 +8,7 @@ use muster_config::{self, Config, Runner};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// Description of each difference, one phrase each.
-    pub(super) told: Vec<String>,
+    pub(super) descriptions: Vec<String>,
     /// Changed keys that take effect only after a restart.
     pub(super) restart: Vec<String>,
 }
@@ -22,26 +22,26 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
         match left.iter().position(|known| is_same(known, runner)) {
             Some(known) => {
                 let known = left.remove(known);
-                changes.table("runners", &format!("runner {}: ", called(runner)), &known.table, &runner.table);
+                changes.table("runners", &format!("runner {}: ", display_name(runner)), &known.table, &runner.table);
                 if known.token != runner.token && known.table == runner.table {
-                    changes.told.push(format!("runner {}: token", called(runner)));
+                    changes.descriptions.push(format!("runner {}: token", display_name(runner)));
                 }
             }
-            None => changes.told.push(format!("runner {} is new", called(runner))),
+            None => changes.descriptions.push(format!("runner {} is new", display_name(runner))),
         }
     }
-    changes.told.extend(left.into_iter().map(|runner| format!("runner {} is gone", called(runner))));
+    changes.descriptions.extend(left.into_iter().map(|runner| format!("runner {} was removed", display_name(runner))));
     changes
 }
 
 /// Returns whether both are the same runner, by the rule of [`muster_config::settings::RunnerKey`] and
-/// [`muster_config::settings::Settings::following`].
+/// [`muster_config::settings::Settings::carry_over`].
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id
 }
 
-fn called(runner: &Runner) -> String {
+fn display_name(runner: &Runner) -> String {
     match runner.name.as_str() {
         "" => format!("{}", runner.index + 1),
         name => format!("`{}`", name.escape_debug()),
@@ -78,29 +78,29 @@ impl Changes {
             if let (Some(old), Some(new)) = (inner(old), inner(new)) {
                 return self.table(&table.path, &format!("{before}{name}."), &old, &new);
             }
-            return self.tell(format!("{before}{name}"), String::new(), table.reload);
+            return self.add(format!("{before}{name}"), String::new(), table.reload);
         }
         let Some(Entry::Key(key)) = entry else {
-            return self.tell(format!("{before}{name}"), String::new(), Reload::Jobs);
+            return self.add(format!("{before}{name}"), String::new(), Reload::Jobs);
         };
         let values = match (value(key, old), value(key, new)) {
             (Some(old), Some(new)) => format!(": {old} -> {new}"),
             _ => String::new(),
         };
-        self.tell(format!("{before}{name}"), values, key.reload);
+        self.add(format!("{before}{name}"), values, key.reload);
     }
 
-    fn tell(&mut self, name: String, values: String, reload: Reload) {
+    fn add(&mut self, name: String, values: String, reload: Reload) {
         if reload == Reload::Restart {
             self.restart.push(name.clone());
         }
-        self.told.push(format!("{name}{values}"));
+        self.descriptions.push(format!("{name}{values}"));
     }
 }
 
 /// Returns a value for operators. `None` if it is long, structured or secret.
 fn value(key: &Key, value: Option<&Value>) -> Option<String> {
-    const SHOWN_MAX: usize = 60;
+    const MAX_SHOWN_CHARS: usize = 60;
     if key.secret {
         return None;
     }
@@ -112,5 +112,5 @@ fn value(key: &Key, value: Option<&Value>) -> Option<String> {
         Some(Value::Str(text)) => format!("`{}`", text.escape_debug()),
         Some(_) => return None,
     };
-    (text.len() <= SHOWN_MAX).then_some(text)
+    (text.len() <= MAX_SHOWN_CHARS).then_some(text)
 }

@@ -1,6 +1,6 @@
 //! Live reload of `config.toml`: detects that the file's content changed, reads it, and describes the differences.
 //!
-//! The file is checked every [`LOOK_PERIOD`], as in gitlab-runner. What counts is its content. So a file that was replaced with an old
+//! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. What counts is its content. So a file that was replaced with an old
 //! modification time is noticed (`mv`, a ConfigMap's symbolic link, a restored backup; C034), and a file that was only touched is not.
 //! An invalid file changes nothing and is reported once. A missing file changes nothing either, also on SIGHUP: gitlab-runner drops
 //! all runners then.
@@ -16,14 +16,14 @@ use std::time::Duration;
 use changes::Changes;
 use muster_config::runtime::change_without_time;
 use muster_config::settings::Settings;
-use muster_config::{self, Config, Facts, Loaded, Problem, Surroundings};
+use muster_config::{self, Config, HostFacts, Loaded, Problem, SettingsContext};
 use stamp::{Digest, Stamp};
 
 /// Time between two checks of the file. No system event covers network file systems and replaced links.
-pub const LOOK_PERIOD: Duration = Duration::from_secs(3);
+pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Time after which a file that is being written is checked again, until it is stable.
-const SETTLE: Duration = Duration::from_millis(100);
-const SETTLE_LOOKS_MAX: u32 = 20;
+const STABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_STABLE_POLLS: u32 = 20;
 
 /// Result of a check.
 #[derive(Debug)]
@@ -38,18 +38,18 @@ pub enum Reload {
         changes: Vec<String>,
     },
     /// The file is invalid. The previous configuration stays in force.
-    Refused {
+    Invalid {
         /// Problems of the file.
         problems: Vec<Problem>,
     },
     /// The file does not exist. The previous configuration stays in force.
-    Gone,
+    Missing,
 }
 
 impl Reload {
     /// Adds a problem, if there is one.
     fn with(mut self, problem: Option<Problem>) -> Self {
-        if let Self::Applied { problems, .. } | Self::Refused { problems } = &mut self {
+        if let Self::Applied { problems, .. } | Self::Invalid { problems } = &mut self {
             problems.extend(problem);
         }
         self
@@ -60,7 +60,7 @@ impl Reload {
 #[derive(Debug)]
 pub struct ConfigWatch {
     path: PathBuf,
-    around: Surroundings,
+    context: SettingsContext,
     /// Configuration in force. `None` if the file was never valid.
     current: Option<Config>,
     stamp: Option<Stamp>,
@@ -70,8 +70,8 @@ pub struct ConfigWatch {
 impl ConfigWatch {
     /// Reads the file for the first time. A missing file is an empty configuration with a problem that says so.
     #[must_use]
-    pub fn start(path: PathBuf, around: Surroundings) -> (Self, Loaded) {
-        let mut watch = Self { path, around, current: None, stamp: None, digest: None };
+    pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
+        let mut watch = Self { path, context, current: None, stamp: None, digest: None };
         watch.stamp = Stamp::of(&watch.path);
         watch.digest = stamp::digest(&watch.path);
         let loaded = muster_config::load(&watch.path, &watch.facts());
@@ -82,20 +82,20 @@ impl ConfigWatch {
     /// Returns the settings in force, or the default settings if the file was never valid.
     #[must_use]
     pub fn settings(&self) -> Settings {
-        self.current.as_ref().map(|config| muster_config::settings(config, &self.around)).unwrap_or_default()
+        self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()
     }
 
     /// Waits until the content of the file changes. Cancel-safe: a change that was not returned is returned by the next call.
     pub async fn changed(&mut self) -> Reload {
         loop {
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let stamp = Stamp::of(&self.path);
             if stamp == self.stamp {
                 continue;
             }
-            let Some(stamp) = self.settled(stamp).await else {
+            let Some(stamp) = self.wait_until_stable(stamp).await else {
                 self.stamp = None;
-                return Reload::Gone;
+                return Reload::Missing;
             };
             let digest = stamp::digest(&self.path);
             let same = digest == self.digest;
@@ -111,16 +111,16 @@ impl ConfigWatch {
     pub fn reload(&mut self) -> Reload {
         self.stamp = Stamp::of(&self.path);
         if self.stamp.is_none() {
-            return Reload::Gone;
+            return Reload::Missing;
         }
         let digest = stamp::digest(&self.path);
         self.read(digest)
     }
 
     /// Waits until the file is stable, and returns its stamp. `None` if it does not exist.
-    async fn settled(&self, mut stamp: Option<Stamp>) -> Option<Stamp> {
-        for _ in 0..SETTLE_LOOKS_MAX {
-            tokio::time::sleep(SETTLE).await;
+    async fn wait_until_stable(&self, mut stamp: Option<Stamp>) -> Option<Stamp> {
+        for _ in 0..MAX_STABLE_POLLS {
+            tokio::time::sleep(STABLE_POLL_INTERVAL).await;
             let again = Stamp::of(&self.path);
             if again == stamp {
                 break;
@@ -130,23 +130,23 @@ impl ConfigWatch {
         stamp
     }
 
-    fn facts(&self) -> Facts {
-        let job_user = self.around.user.clone().filter(|user| !user.is_empty());
-        Facts { job_user, find_plugin: self.around.find_plugin, ..Facts::of(&self.path) }
+    fn facts(&self) -> HostFacts {
+        let job_user = self.context.user.clone().filter(|user| !user.is_empty());
+        HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
     /// Reads the file. `digest` was taken before, so a change in between counts as another change.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;
-        let Some(config) = config else { return Reload::Refused { problems } };
-        let Changes { told, restart } = match &self.current {
+        let Some(config) = config else { return Reload::Invalid { problems } };
+        let Changes { descriptions, restart } = match &self.current {
             Some(old) => changes::between(old, &config),
             None => Changes::default(),
         };
         problems.extend(restart.into_iter().map(|key| Problem::new("C035", format!("{key} changed; restart needed"))));
-        let settings = Box::new(muster_config::settings(&config, &self.around));
+        let settings = Box::new(muster_config::settings(&config, &self.context));
         self.current = Some(config);
-        Reload::Applied { settings, problems, changes: told }
+        Reload::Applied { settings, problems, changes: descriptions }
     }
 }

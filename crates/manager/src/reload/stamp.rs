@@ -42,7 +42,7 @@ impl Stamp {
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
     // A file that is too large is rejected by its reader because of its size, not its content.
-    if !metadata.is_file() || metadata.len() > muster_config::FILE_SIZE_MAX as u64 {
+    if !metadata.is_file() || metadata.len() > muster_config::MAX_FILE_BYTES as u64 {
         return None;
     }
     std::fs::read(path).ok().map(|content| sha2::Sha256::digest(content).into())

@@ -12,12 +12,12 @@ fn config(concurrent: usize) -> String {
 }
 
 fn watch(path: &Path) -> ConfigWatch {
-    let (watch, loaded) = ConfigWatch::start(path.to_owned(), Surroundings::default());
+    let (watch, loaded) = ConfigWatch::start(path.to_owned(), SettingsContext::default());
     assert!(loaded.config.is_some(), "{:?}", loaded.problems);
     watch
 }
 
-/// What the next change brings, at a time that is paused.
+/// Returns the result of the next change, on a paused clock.
 async fn next(watch: &mut ConfigWatch) -> Reload {
     tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.expect("nothing changed")
 }
@@ -35,7 +35,7 @@ async fn check_quiet(watch: &mut ConfigWatch) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_content_is_noticed_and_told_and_a_touched_file_is_not() {
+async fn changed_content_is_reported_but_touched_file_is_not() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");
     std::fs::write(&path, config(1)).unwrap();
@@ -49,7 +49,7 @@ async fn a_new_content_is_noticed_and_told_and_a_touched_file_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_with_an_old_time_is_noticed_when_it_is_moved_in_or_its_link_is_swapped() {
+async fn replaced_file_with_old_time_is_detected() {
     let home = tempfile::tempdir().unwrap();
     let at = |name: &str| home.path().join(name);
     for (name, concurrent) in [("one", 1), ("two", 2), ("three", 3)] {
@@ -57,7 +57,7 @@ async fn a_file_with_an_old_time_is_noticed_when_it_is_moved_in_or_its_link_is_s
         let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         std::fs::File::options().write(true).open(at(name)).unwrap().set_modified(old).unwrap();
     }
-    // As a ConfigMap: a link to a link.
+    // Like a ConfigMap: a link to a link.
     symlink("one", at("..data")).unwrap();
     symlink("..data", at("config.toml")).unwrap();
     let mut watch = watch(&at("config.toml"));
@@ -69,13 +69,13 @@ async fn a_file_with_an_old_time_is_noticed_when_it_is_moved_in_or_its_link_is_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_that_cannot_be_used_is_told_once_and_a_mended_one_is_used() {
+async fn invalid_file_is_reported_once_and_fixed_one_is_used() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");
     std::fs::write(&path, config(2)).unwrap();
     let mut watch = watch(&path);
     std::fs::write(&path, "concurrent = [").unwrap();
-    let Reload::Refused { problems } = next(&mut watch).await else { panic!("it is no TOML") };
+    let Reload::Invalid { problems } = next(&mut watch).await else { panic!("it is no TOML") };
     assert_eq!(problems[0].severity, muster_config::Severity::Fatal);
     check_quiet(&mut watch).await;
     assert_eq!(watch.settings().concurrent, 2, "what was in force stays");
@@ -84,15 +84,15 @@ async fn a_file_that_cannot_be_used_is_told_once_and_a_mended_one_is_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_that_is_gone_is_told_once_and_nothing_is_forgotten() {
+async fn missing_file_is_reported_once_and_settings_are_kept() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");
     std::fs::write(&path, config(2)).unwrap();
     let mut watch = watch(&path);
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(next(&mut watch).await, Reload::Gone));
+    assert!(matches!(next(&mut watch).await, Reload::Missing));
     check_quiet(&mut watch).await;
-    assert!(matches!(watch.reload(), Reload::Gone), "SIGHUP forgets nothing either");
+    assert!(matches!(watch.reload(), Reload::Missing), "SIGHUP forgets nothing either");
     assert_eq!(watch.settings().runners.len(), 1);
     std::fs::write(&path, config(2)).unwrap();
     check_quiet(&mut watch).await;
@@ -100,7 +100,7 @@ async fn a_file_that_is_gone_is_told_once_and_nothing_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn runners_that_come_go_and_change_are_told_without_their_secrets_and_a_restart_is_asked_for() {
+async fn changes_are_described_without_secrets() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");
     let second = RUNNER.replace("\"a\"", "\"b\"").replace("id = 1", "id = 2");
@@ -110,14 +110,14 @@ async fn runners_that_come_go_and_change_are_told_without_their_secrets_and_a_re
     let changed = RUNNER.replace("glrt-first", "glrt-secret").replace("executor", "limit = 3\nexecutor");
     std::fs::write(&path, format!("listen_address = \":9252\"\n{third}{changed}")).unwrap();
     let Reload::Applied { problems, changes, .. } = next(&mut watch).await else { panic!("it can be used") };
-    let told = [
+    let descriptions = [
         "listen_address: default -> `:9252`",
         "runner `c` is new",
         "runner `a`: token",
         "runner `a`: limit: default -> 3",
-        "runner `b` is gone",
+        "runner `b` was removed",
     ];
-    assert_eq!(changes, told);
+    assert_eq!(changes, descriptions);
     let restart = problems.iter().find(|problem| problem.code == "C035").unwrap();
     assert_eq!(restart.message, "listen_address changed; restart needed");
     assert!(!format!("{problems:?}{changes:?}").contains("glrt-secret"));

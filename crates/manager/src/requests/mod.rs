@@ -4,8 +4,8 @@
 //! [`crate::admission`] decides when a request is sent and when it may be canceled, and this module carries it out. A canceled request
 //! ends on its own: a job that it brought by then is stored and counts.
 
-mod held;
 mod info;
+mod unstored;
 
 pub use info::info;
 
@@ -27,32 +27,32 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
-use crate::store::{NotTaken, Store, StoreError, StoredJob};
+use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 
 /// Result of one request.
-pub(crate) enum Answer {
+pub(crate) enum PollResult {
     /// A job, which is stored by now.
     Job(Box<StoredJob>),
     /// No job. `changed` is as in [`Outcome::Empty`].
     Empty { changed: bool },
     /// A job that has its actor already.
-    Repeated,
+    Duplicate,
     /// The request was canceled.
-    Cut,
+    Canceled,
     /// No usable answer.
     Failed(ClientError),
     /// The manager's own state cannot be written. A job that the request brought was reported as failed.
     Store(StoreError),
 }
 
-impl Answer {
+impl PollResult {
     /// Returns the result in the terms of admission.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Job(_) => Outcome::Job,
             Self::Empty { changed } => Outcome::Empty { changed: *changed },
-            Self::Repeated => Outcome::Repeated,
-            Self::Cut | Self::Store(_) => Outcome::Cut,
+            Self::Duplicate => Outcome::Duplicate,
+            Self::Canceled | Self::Store(_) => Outcome::Canceled,
             Self::Failed(ClientError::Forbidden { .. } | ClientError::Setup(_)) => Outcome::Refused,
             Self::Failed(ClientError::Transient { code, retry_after, .. }) => Outcome::Failed {
                 overloaded: code.is_some(),
@@ -65,28 +65,28 @@ impl Answer {
 }
 
 /// A completed request.
-pub(crate) struct Answered {
+pub(crate) struct CompletedPoll {
     pub(crate) poll: PollId,
     /// Settings that it was sent with.
     pub(crate) runner: Arc<RunnerSettings>,
     /// Client that it was sent with.
     pub(crate) client: Option<Client>,
-    pub(crate) answer: Answer,
+    pub(crate) answer: PollResult,
     /// Whether the coordinator answers the same idempotency key with the same job.
-    pub(crate) repeats: bool,
+    pub(crate) is_repeatable: bool,
 }
 
 /// A request in flight.
-struct Flight {
+struct InFlightPoll {
     poll: PollId,
     runner: Arc<RunnerSettings>,
     client: Option<Client>,
     lane: u32,
-    cut: CancellationToken,
+    cancel: CancellationToken,
     /// Time after which an unanswered request is held by the front end, or given up by the coordinator.
     held_after: Duration,
     progress: Progress,
-    repeats: Arc<AtomicBool>,
+    is_repeatable: Arc<AtomicBool>,
     /// Counts the request as open.
     _open: OpenRequest,
 }
@@ -100,17 +100,17 @@ struct Lanes {
     busy: BTreeSet<u32>,
     /// Lanes whose last answer was lost. It may have been a job, which only the same key brings again. These lanes are used first:
     /// by their number alone they might wait as long as the coordinator holds the requests of lower ones.
-    doubtful: BTreeSet<u32>,
+    unconfirmed: BTreeSet<u32>,
     /// Version of the coordinator's queue. It is not stored.
     last_update: Arc<Mutex<String>>,
     /// Whether the coordinator announced that it answers the same idempotency key with the same job.
-    repeats: Arc<AtomicBool>,
+    is_repeatable: Arc<AtomicBool>,
 }
 
 impl Lanes {
     /// Returns the lane of the next request.
     fn next(&self) -> u32 {
-        let mut candidates = self.doubtful.iter().copied().chain(0..u32::MAX);
+        let mut candidates = self.unconfirmed.iter().copied().chain(0..u32::MAX);
         candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
     }
 }
@@ -123,26 +123,26 @@ pub(crate) struct Requests {
     /// How long connections are reused.
     age: ConnectionAge,
     /// Time that a request is held before it may be canceled, from the settings.
-    cut_after: Duration,
-    answer_limit: Duration,
-    tasks: JoinSet<Answer>,
-    flights: HashMap<Id, Flight>,
+    min_hold: Duration,
+    answer_timeout: Duration,
+    tasks: JoinSet<PollResult>,
+    in_flight: HashMap<Id, InFlightPoll>,
     /// Shared with each request whose job cannot be stored at the moment.
     waiting: Arc<()>,
 }
 
 impl Requests {
     pub(crate) fn new(store: Arc<Store>, observer: Arc<Observer>) -> Self {
-        let (tasks, flights) = (JoinSet::new(), HashMap::new());
+        let (tasks, in_flight) = (JoinSet::new(), HashMap::new());
         Self {
             store,
             observer,
             runners: HashMap::new(),
             age: ConnectionAge::default(),
-            cut_after: Duration::default(),
-            answer_limit: Duration::default(),
+            min_hold: Duration::default(),
+            answer_timeout: Duration::default(),
             tasks,
-            flights,
+            in_flight,
             waiting: Arc::default(),
         }
     }
@@ -150,9 +150,9 @@ impl Requests {
     /// Applies settings. Requests in flight continue with their own settings, and so does a job that one of them brings.
     pub(crate) fn configure(
         &mut self,
-        Settings { runners, connection_max_age: age, cut_after, answer_limit, .. }: &Settings,
+        Settings { runners, connection_max_age: age, min_hold, answer_timeout, .. }: &Settings,
     ) {
-        (self.cut_after, self.answer_limit) = (*cut_after, *answer_limit);
+        (self.min_hold, self.answer_timeout) = (*min_hold, *answer_timeout);
         let age = *age;
         if std::mem::replace(&mut self.age, age) != age {
             self.runners.values_mut().for_each(|lanes| lanes.client = None);
@@ -163,15 +163,15 @@ impl Requests {
                 runner: Arc::clone(runner),
                 client: None,
                 busy: BTreeSet::new(),
-                doubtful: BTreeSet::new(),
+                unconfirmed: BTreeSet::new(),
                 last_update: Arc::default(),
-                repeats: Arc::default(),
+                is_repeatable: Arc::default(),
             });
             if *lanes.runner != **runner {
                 let same_queue = lanes.runner.url == runner.url && lanes.runner.token == runner.token;
                 if !same_queue {
                     lanes.last_update = Arc::default();
-                    lanes.repeats = Arc::default();
+                    lanes.is_repeatable = Arc::default();
                 }
                 lanes.client = None;
                 lanes.runner = Arc::clone(runner);
@@ -187,14 +187,14 @@ impl Requests {
         let client = match &lanes.client {
             Some(client) => Ok(client.clone()),
             None => {
-                crate::client::of(&lanes.runner, self.age).map(|client| self.observer.counted(client, &lanes.runner))
+                crate::client::new(&lanes.runner, self.age).map(|client| self.observer.counted(client, &lanes.runner))
             }
         };
         lanes.client = client.as_ref().ok().cloned();
-        let cut = CancellationToken::new();
+        let cancel = CancellationToken::new();
         let known = lanes.last_update.lock().clone();
-        let repeatable = lanes.repeats.load(Ordering::Relaxed);
-        let held_after = if repeatable || !known.is_empty() { self.cut_after } else { self.answer_limit };
+        let is_repeatable = lanes.is_repeatable.load(Ordering::Relaxed);
+        let held_after = if is_repeatable || !known.is_empty() { self.min_hold } else { self.answer_timeout };
         let progress = Progress::default();
         let request = Request {
             runner: Arc::clone(&lanes.runner),
@@ -202,66 +202,76 @@ impl Requests {
             observer: Arc::clone(&self.observer),
             known,
             last_update: Arc::clone(&lanes.last_update),
-            repeats: Arc::clone(&lanes.repeats),
+            is_repeatable: Arc::clone(&lanes.is_repeatable),
             lane,
-            cut: cut.clone(),
-            wait: if repeatable { Duration::ZERO } else { held_after },
+            cancel: cancel.clone(),
+            wait: if is_repeatable { Duration::ZERO } else { held_after },
             progress: progress.clone(),
             waiting: Arc::downgrade(&self.waiting),
         };
         let task = self.tasks.spawn(async move {
             match client {
                 Ok(client) => request.send(&client).await,
-                Err(error) => Answer::Failed(error),
+                Err(error) => PollResult::Failed(error),
             }
         });
-        let (runner, client, repeats) = (Arc::clone(&lanes.runner), lanes.client.clone(), Arc::clone(&lanes.repeats));
-        let open = self.observer.asking(&runner);
-        let flight = Flight { poll, runner, client, lane, cut, held_after, progress, repeats, _open: open };
-        self.flights.insert(task.id(), flight);
+        let (runner, client, is_repeatable) =
+            (Arc::clone(&lanes.runner), lanes.client.clone(), Arc::clone(&lanes.is_repeatable));
+        let open = self.observer.open_request(&runner);
+        let poll_task =
+            InFlightPoll { poll, runner, client, lane, cancel, held_after, progress, is_repeatable, _open: open };
+        self.in_flight.insert(task.id(), poll_task);
     }
 
     /// Returns the time at which each request that was sent is held by its front end, or given up by the coordinator.
     pub(crate) fn held_at(&self) -> impl Iterator<Item = (PollId, Instant)> {
-        self.flights.values().filter_map(|flight| Some((flight.poll, flight.progress.sent_at()? + flight.held_after)))
+        self.in_flight
+            .values()
+            .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.held_after)))
     }
 
     /// Stops waiting for one request.
-    pub(crate) fn cut(&self, poll: PollId) {
-        self.flights.values().filter(|flight| flight.poll == poll).for_each(|flight| flight.cut.cancel());
+    pub(crate) fn cancel(&self, poll: PollId) {
+        self.in_flight
+            .values()
+            .filter(|poll_task| poll_task.poll == poll)
+            .for_each(|poll_task| poll_task.cancel.cancel());
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.flights.is_empty()
+        self.in_flight.is_empty()
     }
 
     /// Returns whether a received job cannot be stored. Another job could not be stored either.
-    pub(crate) fn cannot_store(&self) -> bool {
+    pub(crate) fn is_store_blocked(&self) -> bool {
         Arc::strong_count(&self.waiting) > 1
     }
 
-    /// Waits until a request is complete. Never returns if there is none. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Answered {
+    /// Waits until a request is complete. Never returns without a request in flight. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> CompletedPoll {
         loop {
             let Some(ended) = self.tasks.join_next_with_id().await else { std::future::pending().await };
             let (id, answer) = match ended {
                 Ok((id, answer)) => (id, answer),
                 Err(error) => {
-                    tracing::error!(%error, "a request for a job died");
+                    tracing::error!(%error, "job request task failed");
                     let failed = ClientError::unreachable("job request", "its task died");
-                    (error.id(), Answer::Failed(failed))
+                    (error.id(), PollResult::Failed(failed))
                 }
             };
-            let Some(Flight { poll, runner, client, lane, repeats, .. }) = self.flights.remove(&id) else { continue };
+            let Some(InFlightPoll { poll, runner, client, lane, is_repeatable, .. }) = self.in_flight.remove(&id)
+            else {
+                continue;
+            };
             if let Some(lanes) = self.runners.get_mut(&runner.key) {
                 lanes.busy.remove(&lane);
                 match &answer {
-                    Answer::Failed(_) | Answer::Cut => lanes.doubtful.insert(lane),
-                    _ => lanes.doubtful.remove(&lane),
+                    PollResult::Failed(_) | PollResult::Canceled => lanes.unconfirmed.insert(lane),
+                    _ => lanes.unconfirmed.remove(&lane),
                 };
             }
-            let repeats = repeats.load(Ordering::Relaxed);
-            return Answered { poll, runner, client, answer, repeats };
+            let is_repeatable = is_repeatable.load(Ordering::Relaxed);
+            return CompletedPoll { poll, runner, client, answer, is_repeatable };
         }
     }
 }
@@ -274,22 +284,22 @@ struct Request {
     /// Version of the queue that the request sends.
     known: String,
     last_update: Arc<Mutex<String>>,
-    repeats: Arc<AtomicBool>,
+    is_repeatable: Arc<AtomicBool>,
     lane: u32,
-    cut: CancellationToken,
+    cancel: CancellationToken,
     /// Time to wait for the answer of a request that was sent and is canceled.
     wait: Duration,
     progress: Progress,
-    /// Counted by [`Requests::cannot_store`].
+    /// Counted by [`Requests::is_store_blocked`].
     waiting: Weak<()>,
 }
 
 impl Request {
     /// Sends the request and stores the job that it brings before anyone sees it (R1). A cancel ends the wait, never the storing.
-    async fn send(self, client: &Client) -> Answer {
+    async fn send(self, client: &Client) -> PollResult {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
-            Err(error) => return Answer::Store(error),
+            Err(error) => return PollResult::Store(error),
         };
         let request = JobRequest {
             info: info(&self.runner),
@@ -302,13 +312,13 @@ impl Request {
         let offer = tokio::select! {
             biased;
             offer = &mut offer => offer,
-            () = self.can_be_dropped() => return Answer::Cut,
+            () = self.wait_droppable() => return PollResult::Canceled,
         };
         let offer = match offer {
             Ok(offer) => offer,
-            Err(error) => return Answer::Failed(error),
+            Err(error) => return PollResult::Failed(error),
         };
-        self.repeats.store(offer.repeats, Ordering::Relaxed);
+        self.is_repeatable.store(offer.repeats, Ordering::Relaxed);
         // A front end that saw the queue change answers without a version, so that the manager sends another request.
         let known = &self.known;
         let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| version != known);
@@ -317,15 +327,15 @@ impl Request {
         }
         match offer.job {
             Some(payload) => self.store(client, *payload).await,
-            None => Answer::Empty { changed },
+            None => PollResult::Empty { changed },
         }
     }
 
     /// Waits until the request is canceled and no job is lost with it: it was not sent, or it was at the coordinator for long enough.
     ///
     /// An answer that has begun is read to its end, since it may bring a job.
-    async fn can_be_dropped(&self) {
-        self.cut.cancelled().await;
+    async fn wait_droppable(&self) {
+        self.cancel.cancelled().await;
         if self.progress.cancel_unsent() {
             return;
         }
@@ -340,22 +350,22 @@ impl Request {
         std::future::pending().await
     }
 
-    async fn store(&self, client: &Client, payload: JobPayload) -> Answer {
-        let taken = match self.take(payload) {
+    async fn store(&self, client: &Client, payload: JobPayload) -> PollResult {
+        let taken = match self.insert_job(payload) {
             Ok(taken) => Ok(taken),
-            Err(failed) => self.take_again(client, failed).await,
+            Err(failed) => self.retry_store(client, failed).await,
         };
         match taken {
-            Ok(Some(job)) => Answer::Job(Box::new(job)),
-            Ok(None) => Answer::Repeated,
-            Err(error) => Answer::Store(error),
+            Ok(Some(job)) => PollResult::Job(Box::new(job)),
+            Ok(None) => PollResult::Duplicate,
+            Err(error) => PollResult::Store(error),
         }
     }
 
-    fn take(&self, payload: JobPayload) -> Result<Option<StoredJob>, Box<NotTaken>> {
+    fn insert_job(&self, payload: JobPayload) -> Result<Option<StoredJob>, Box<StoreJobError>> {
         let began = Instant::now();
-        let taken = self.store.take(&self.runner, self.lane, payload);
-        self.observer.telemetry().metrics.stored("take", began.elapsed());
+        let taken = self.store.insert_job(&self.runner, self.lane, payload);
+        self.observer.telemetry().metrics.stored("insert", began.elapsed());
         taken
     }
 }

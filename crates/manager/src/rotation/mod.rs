@@ -34,13 +34,14 @@ use crate::observe::Observer;
 use plan::Step;
 
 /// Backoff between attempts. A token has at least a quarter of its life left at the first one.
-const AGAIN: Policy = Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
+const RETRY_BACKOFF: Policy =
+    Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
 /// Minimum time between two resets, for a coordinator whose tokens expire at once.
-const PAUSE: Duration = Duration::from_secs(10);
+const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of renewed tokens whose series are kept.
-const SERIES_MAX: usize = 50;
+const MAX_SERIES: usize = 50;
 /// Time that the end of the process waits for a reset in progress, whose token must not be lost.
-const LAST_WAIT: Duration = Duration::from_secs(90);
+const RESET_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// New tokens that are not in the file yet, by the file's own token.
 #[derive(Debug, Clone, Default)]
@@ -71,7 +72,7 @@ impl Renewed {
 
 /// Attempts to renew or save one token.
 #[derive(Debug)]
-struct Tries {
+struct RetryState {
     backoff: Backoff,
     not_before: SystemTime,
     /// Whether nothing is left to do for the token: it was renewed and saved, or must not be renewed.
@@ -99,20 +100,20 @@ impl Rotation {
         let (renewed, stop) = (Renewed::default(), CancellationToken::new());
         let resetting = Arc::<AtomicBool>::default();
         let observer = Observer::new(Arc::clone(telemetry));
-        let keeper = Keeper {
+        let task = RotationTask {
             path,
             clock,
             observer,
             renewed: renewed.clone(),
-            rest_until: SystemTime::UNIX_EPOCH,
-            tries: HashMap::new(),
+            not_before: SystemTime::UNIX_EPOCH,
+            attempts: HashMap::new(),
             unsaved: HashMap::new(),
             series: VecDeque::new(),
             changes,
             stop: stop.clone(),
             resetting: Arc::clone(&resetting),
         };
-        let task = tokio::spawn(keeper.keep(current));
+        let task = tokio::spawn(task.run(current));
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
@@ -120,7 +121,7 @@ impl Rotation {
     ///
     /// From now on the tokens in these settings are kept valid.
     #[must_use]
-    pub fn follow(&self, settings: Settings) -> Settings {
+    pub fn apply_renewed(&self, settings: Settings) -> Settings {
         let settings = self.renewed.apply(settings);
         self.settings.send_replace(settings.clone());
         settings
@@ -139,25 +140,25 @@ impl Rotation {
     pub async fn stop(self) {
         self.stop.cancel();
         if self.resetting.load(Ordering::Relaxed) {
-            let limit_s = LAST_WAIT.as_secs();
-            tracing::warn!(limit_s, "the reset of a runner's token is under way: the end waits for it");
+            let limit_s = RESET_TIMEOUT.as_secs();
+            tracing::warn!(limit_s, "waiting for the reset of a runner token to complete");
         }
-        if tokio::time::timeout(LAST_WAIT, self.task).await.is_err() {
-            tracing::error!("the reset of a runner's token was not answered in time; it may have to be reset by hand");
+        if tokio::time::timeout(RESET_TIMEOUT, self.task).await.is_err() {
+            tracing::error!("timeout waiting for the reset of a runner token; the token may have to be reset manually");
         }
     }
 }
 
 /// The background task.
-struct Keeper {
+struct RotationTask {
     path: PathBuf,
     clock: Arc<dyn WallClock>,
     observer: Arc<Observer>,
     renewed: Renewed,
     /// Time before which no reset is requested.
-    rest_until: SystemTime,
+    not_before: SystemTime,
     /// Attempts by token.
-    tries: HashMap<String, Tries>,
+    attempts: HashMap<String, RetryState>,
     /// Runners whose new token is not in the file yet, by the file's own token.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,
     /// Series of renewed tokens, which are kept for a while so that their last values are scraped.
@@ -169,8 +170,8 @@ struct Keeper {
     resetting: Arc<AtomicBool>,
 }
 
-impl Keeper {
-    async fn keep(mut self, mut settings: watch::Receiver<Settings>) {
+impl RotationTask {
+    async fn run(mut self, mut settings: watch::Receiver<Settings>) {
         loop {
             let current = settings.borrow_and_update().clone();
             self.forget(&current);
@@ -185,7 +186,7 @@ impl Keeper {
                         Some((at, _)) => clock.sleep_until(*at).await,
                         None => std::future::pending().await,
                     }
-                } => if let Some((_, step)) = next { self.take(step).await },
+                } => if let Some((_, step)) = next { self.run_step(step).await },
             }
         }
     }
@@ -196,21 +197,21 @@ impl Keeper {
         let resets = settings
             .runners
             .iter()
-            .filter_map(|runner| Some((plan::due(runner)?.max(self.rest_until), Step::Renew(Arc::clone(runner)))));
-        let wanted = saves.chain(resets).filter_map(|(due, step)| match self.tries.get(step.token()) {
-            Some(tries) if tries.done && matches!(step, Step::Renew(_)) => None,
-            Some(tries) => Some((due.max(tries.not_before), step)),
+            .filter_map(|runner| Some((plan::due(runner)?.max(self.not_before), Step::Renew(Arc::clone(runner)))));
+        let wanted = saves.chain(resets).filter_map(|(due, step)| match self.attempts.get(step.token()) {
+            Some(attempts) if attempts.done && matches!(step, Step::Renew(_)) => None,
+            Some(attempts) => Some((due.max(attempts.not_before), step)),
             None => Some((due, step)),
         });
         wanted.min_by_key(|(at, _)| *at)
     }
 
-    async fn take(&mut self, step: Step) {
+    async fn run_step(&mut self, step: Step) {
         match step {
             Step::Save(token) => self.save_again(&token).await,
-            Step::Renew(runner) if plan::is_fixed(&runner) => {
-                self.tries_of(runner.token.expose()).done = true;
-                plan::tell_fixed(&runner);
+            Step::Renew(runner) if plan::is_rotation_disabled(&runner) => {
+                self.retry_state(runner.token.expose()).done = true;
+                plan::warn_rotation_disabled(&runner);
             }
             Step::Renew(runner) => {
                 self.renew(runner).await;
@@ -219,20 +220,20 @@ impl Keeper {
         }
     }
 
-    fn tries_of(&mut self, token: &str) -> &mut Tries {
-        self.tries.entry(token.to_owned()).or_insert_with(|| Tries {
-            backoff: Backoff::new(AGAIN),
+    fn retry_state(&mut self, token: &str) -> &mut RetryState {
+        self.attempts.entry(token.to_owned()).or_insert_with(|| RetryState {
+            backoff: Backoff::new(RETRY_BACKOFF),
             not_before: SystemTime::UNIX_EPOCH,
             done: false,
         })
     }
 
     /// Schedules the next attempt for the token. Returns the time until then.
-    fn again(&mut self, token: &str) -> Duration {
+    fn schedule_retry(&mut self, token: &str) -> Duration {
         let now = self.clock.now();
-        let tries = self.tries_of(token);
-        let wait = tries.backoff.next_wait(None).unwrap_or(AGAIN.cap);
-        tries.not_before = now + wait;
+        let attempts = self.retry_state(token);
+        let wait = attempts.backoff.next_wait(None).unwrap_or(RETRY_BACKOFF.cap);
+        attempts.not_before = now + wait;
         wait
     }
 
@@ -240,7 +241,7 @@ impl Keeper {
     fn forget(&mut self, settings: &Settings) {
         let unsaved = &self.unsaved;
         let current = |token: &str| settings.runners.iter().any(|runner| runner.token.expose() == token);
-        self.tries.retain(|token, _| unsaved.contains_key(token) || current(token));
+        self.attempts.retain(|token, _| unsaved.contains_key(token) || current(token));
     }
 
     /// Keeps the series of a token that is being renewed, even if it is removed from the file.
@@ -248,13 +249,13 @@ impl Keeper {
         let entry = self.observer.entry(runner);
         self.series.retain(|known| !Arc::ptr_eq(known, &entry));
         self.series.push_back(entry);
-        if self.series.len() > SERIES_MAX {
+        if self.series.len() > MAX_SERIES {
             self.series.pop_front();
         }
     }
 
     /// Notifies that the file must be read again.
-    fn tell_changed(&self) {
+    fn notify_changed(&self) {
         // If the channel is full, a notification is pending already.
         let _ = self.changes.try_send(());
     }

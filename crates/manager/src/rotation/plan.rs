@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use muster_config::settings::RunnerSettings;
 use muster_job::short_token;
 
-const SWITCHED_OFF: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
+const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 
 /// A step of the rotation.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) fn due(runner: &RunnerSettings) -> Option<SystemTime> {
 
 /// Returns when the token is renewed even if the file cannot be saved: it expires soon, and a runner with a token in memory is better
 /// than a runner without one.
-pub(super) fn last_chance(runner: &RunnerSettings) -> Option<SystemTime> {
+pub(super) fn renewal_deadline(runner: &RunnerSettings) -> Option<SystemTime> {
     part_of_life(runner, 95)
 }
 
@@ -50,16 +50,16 @@ fn part_of_life(runner: &RunnerSettings, percent: u32) -> Option<SystemTime> {
 }
 
 /// Returns whether the operator has disabled the renewal.
-pub(super) fn is_fixed(runner: &RunnerSettings) -> bool {
-    runner.feature_flags.get(SWITCHED_OFF) == Some(&true)
+pub(super) fn is_rotation_disabled(runner: &RunnerSettings) -> bool {
+    runner.feature_flags.get(DISABLED_FLAG) == Some(&true)
 }
 
-pub(super) fn tell_fixed(runner: &RunnerSettings) {
+pub(super) fn warn_rotation_disabled(runner: &RunnerSettings) {
     tracing::warn!(
         code = "C028",
         runner = short_token(runner.token.expose()),
         runner_name = runner.name,
-        "the runner's token ends soon and is not renewed, because {SWITCHED_OFF} is set: renew it with reset-token"
+        "runner token expires soon and is not renewed because {DISABLED_FLAG} is set; renew it with reset-token"
     );
 }
 
@@ -85,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_due_after_three_quarters_of_its_life() {
+    fn token_is_due_after_three_quarters_of_its_life() {
         assert_eq!(hours(due(&runner(Some(100), Some(500)))), Some(400));
-        assert_eq!(hours(last_chance(&runner(Some(100), Some(500)))), Some(480));
+        assert_eq!(hours(renewal_deadline(&runner(Some(100), Some(500)))), Some(480));
     }
 
     #[test]
-    fn a_token_without_an_end_is_never_due_and_one_of_unknown_age_at_once() {
+    fn token_without_expiry_is_never_due() {
         assert_eq!(due(&runner(Some(100), None)), None);
         assert_eq!(hours(due(&runner(None, Some(500)))), Some(0));
         assert_eq!(hours(due(&runner(Some(500), Some(100)))), Some(0), "it ended before it began");

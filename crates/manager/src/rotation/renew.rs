@@ -4,34 +4,38 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use muster_config::Facts;
+use muster_config::HostFacts;
 use muster_config::edit::{ConfigFile, EditError, NewToken};
 use muster_config::settings::ConnectionAge;
 use muster_job::Secret;
 use muster_job::short_token;
 use time::OffsetDateTime;
 
-use super::plan::last_chance;
-use super::{Keeper, PAUSE, RunnerSettings};
+use super::plan::renewal_deadline;
+use super::{MIN_RESET_INTERVAL, RotationTask, RunnerSettings};
 
-impl Keeper {
+impl RotationTask {
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
         // A stop may end the wait for the file: nothing has been requested yet.
         let stop = self.stop.clone();
-        let provable = tokio::select! {
-            provable = self.provable_file() => provable,
+        let locked = tokio::select! {
+            locked = self.lock_writable_file() => locked,
             () = stop.cancelled() => return,
         };
-        let file = match provable {
+        let file = match locked {
             Ok(file) => Some(file),
-            Err(error) if last_chance(&runner).is_some_and(|end| self.clock.now() >= end) => {
-                tell(&runner, &error, "its token ends soon: it is renewed all the same, and lost with this process");
+            Err(error) if renewal_deadline(&runner).is_some_and(|end| self.clock.now() >= end) => {
+                log_error(
+                    &runner,
+                    &error,
+                    "the token expires soon and is renewed anyway; the new token is lost when this process exits",
+                );
                 None
             }
             Err(error) => {
-                self.again(runner.token.expose());
+                self.schedule_retry(runner.token.expose());
                 self.observer.telemetry().metrics.configuration_saved(false);
-                return tell(&runner, &error, "its token is not renewed before its new one can be kept; tried again");
+                return log_error(&runner, &error, "the token is not renewed until the file can be saved; retrying");
             }
         };
         if stop.is_cancelled() {
@@ -40,22 +44,22 @@ impl Keeper {
         self.resetting.store(true, Ordering::Relaxed);
         self.keep_series(&runner);
         // A renewal happens once in weeks, so each attempt opens a new connection.
-        let client = crate::client::of(&runner, ConnectionAge::NoReuse);
-        let asked = match client.map(|client| self.observer.counted(client, &runner)) {
+        let client = crate::client::new(&runner, ConnectionAge::NoReuse);
+        let answer = match client.map(|client| self.observer.counted(client, &runner)) {
             Ok(client) => client.reset_token(runner.token.expose()).await,
             Err(error) => Err(error),
         };
-        self.rest_until = self.clock.now() + PAUSE;
-        let credentials = match asked {
+        self.not_before = self.clock.now() + MIN_RESET_INTERVAL;
+        let credentials = match answer {
             Ok(credentials) => credentials,
             Err(error) => {
-                let wait_s = self.again(runner.token.expose()).as_secs();
+                let wait_s = self.schedule_retry(runner.token.expose()).as_secs();
                 let (short, name) = (short_token(runner.token.expose()), runner.name.as_str());
                 let dead = error.is_unknown_token();
                 let remedy = if dead { "; it is no longer valid: register the runner again" } else { "" };
                 return tracing::error!(
                     runner = short, runner_name = name, %error, wait_s,
-                    "Failed to reset runner authentication token, tried again{remedy}"
+                    "Failed to reset runner authentication token, retrying{remedy}"
                 );
             }
         };
@@ -75,49 +79,49 @@ impl Keeper {
             Some(file) => self.save(file, &runner, &origin, &new).await,
             None => Err(None),
         };
-        self.tries_of(runner.token.expose()).done = true;
+        self.retry_state(runner.token.expose()).done = true;
         match saved {
             Ok(()) => drop(self.renewed.0.lock().remove(origin.expose())),
             Err(error) => {
-                self.again(origin.expose());
+                self.schedule_retry(origin.expose());
                 if let Some(error) = error {
-                    tell(&runner, &error, "its new token is in memory only; saving it is tried again");
+                    log_error(&runner, &error, "the new token is in memory only; saving it is retried");
                 }
                 self.renewed.0.lock().insert(origin.expose().to_owned(), new.clone());
                 self.unsaved.insert(origin.expose().to_owned(), (runner, new));
             }
         }
-        self.tell_changed();
+        self.notify_changed();
     }
 
     /// Retries to save the token that replaces `origin`.
     pub(super) async fn save_again(&mut self, origin: &str) {
         let Some((runner, new)) = self.unsaved.get(origin).cloned() else { return };
-        let saved = match self.provable_file().await {
+        let saved = match self.lock_writable_file().await {
             Ok(file) => self.save(file, &runner, &Secret::new(origin), &new).await,
             Err(error) => Err(Some(error)),
         };
         match saved {
             Err(Some(error)) => {
-                self.again(origin);
+                self.schedule_retry(origin);
                 self.observer.telemetry().metrics.configuration_saved(false);
-                tell(&runner, &error, "its new token is in memory only; saving it is tried again");
+                log_error(&runner, &error, "the new token is in memory only; saving it is retried");
             }
             // The token is saved, or the file has no entry for it anymore.
             Ok(()) | Err(None) => {
                 self.unsaved.remove(origin);
                 self.renewed.0.lock().remove(origin);
-                self.tell_changed();
+                self.notify_changed();
             }
         }
     }
 
     /// Returns the locked file after a trial save of its content has succeeded.
-    async fn provable_file(&self) -> Result<ConfigFile, EditError> {
+    async fn lock_writable_file(&self) -> Result<ConfigFile, EditError> {
         let path = self.path.clone();
         blocking(&self.path, move || {
             let file = ConfigFile::open(&path)?;
-            file.prove()?;
+            file.check_writable()?;
             Ok(file)
         })
         .await
@@ -137,15 +141,15 @@ impl Keeper {
         let (path, url) = (self.path.clone(), runner.url.clone());
         let (origin, new, name) = (origin.clone(), new.clone(), runner.name.clone());
         let saved = blocking(&self.path, move || {
-            let known = file.read(&Facts::of(&path)).config.map(|config| config.runners).unwrap_or_default();
+            let known = file.read(&HostFacts::of(&path)).config.map(|config| config.runners).unwrap_or_default();
             let same = known.iter().filter(|known| {
                 known.token == origin && muster_config::base_url(&known.url).is_some_and(|known| known == url)
             });
             let mut found = false;
             for known in same {
                 found = true;
-                if let Some(told) = file.set_token(known.index, &new)? {
-                    tracing::warn!(code = told.code, help = told.help, runner_name = name, "{}", told.message);
+                if let Some(problem) = file.set_token(known.index, &new)? {
+                    tracing::warn!(code = problem.code, help = problem.help, runner_name = name, "{}", problem.message);
                 }
             }
             if found {
@@ -162,7 +166,7 @@ impl Keeper {
             Ok(false) => {
                 tracing::error!(
                     runner_name = runner.name,
-                    "the runner has left the file while its token was reset: the new token is lost, reset it at the server"
+                    "runner was removed from the file while its token was reset, new token lost; reset the token at the server"
                 );
                 Err(None)
             }
@@ -181,14 +185,14 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-fn tell(runner: &RunnerSettings, error: &EditError, what: &str) {
+fn log_error(runner: &RunnerSettings, error: &EditError, consequence: &str) {
     let ends = runner.token_expires_at.map(|end| OffsetDateTime::from(end).date().to_string());
     tracing::error!(
         code = "C028",
         runner = short_token(runner.token.expose()),
         runner_name = runner.name,
         error = error as &dyn std::error::Error,
-        "token expires on {}; the configuration file cannot be updated: {what}",
+        "token expires on {}, failed to update the configuration file: {consequence}",
         ends.unwrap_or_default()
     );
 }

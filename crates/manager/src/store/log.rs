@@ -21,27 +21,27 @@ const MAX_BYTES: u64 = 4 << 30;
 
 /// Position of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct LineSpan {
     offset: u64,
     /// Length of the line with its checksum and its line feed.
     bytes: u64,
 }
 
-impl Place {
+impl LineSpan {
     pub(super) fn bytes(self) -> u64 {
         self.bytes
     }
 
     /// Returns the position of the line after [`Log::copied`] has replaced the file.
-    pub(super) fn moved(self, moves: &Moves) -> Self {
-        let in_tail = || moves.tail_to + self.offset.saturating_sub(moves.tail_from);
-        Self { offset: moves.lines.get(&self.offset).copied().unwrap_or_else(in_tail), ..self }
+    pub(super) fn moved(self, offsets: &OffsetMap) -> Self {
+        let in_tail = || offsets.tail_to + self.offset.saturating_sub(offsets.tail_from);
+        Self { offset: offsets.lines.get(&self.offset).copied().unwrap_or_else(in_tail), ..self }
     }
 }
 
 /// Positions of the lines of a file in its compacted copy.
 #[derive(Debug)]
-pub(super) struct Moves {
+pub(super) struct OffsetMap {
     /// Old and new offset of each copied line.
     lines: HashMap<u64, u64>,
     /// Offset in the old file from which on everything was copied.
@@ -61,7 +61,7 @@ pub(super) struct Log {
 
 impl Log {
     /// Opens the file and passes each valid line to `read`. Creates a missing file with `first` as its first line.
-    pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(Place, &str)) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(LineSpan, &str)) -> io::Result<Self> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => make(path, first)?,
             file => file?,
@@ -71,14 +71,14 @@ impl Log {
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line)? > 0 {
             if line.last() != Some(&b'\n') {
-                tracing::warn!(path = %path.display(), offset = end, "the last line was not written whole: it does not count");
+                tracing::warn!(path = %path.display(), offset = end, "ignoring an incomplete last line");
                 break;
             }
-            let place = Place { offset: end, bytes: line.len() as u64 };
+            let place = LineSpan { offset: end, bytes: line.len() as u64 };
             match text(&line) {
                 Some(text) => read(place, text),
                 None => {
-                    tracing::error!(path = %path.display(), offset = end, "a line is damaged, and what it said is not known: a job may be reported as lost, and one that it ended may be looked for; keep a copy of the file to find out how that came")
+                    tracing::error!(path = %path.display(), offset = end, "ignoring a damaged line: a job may be reported as lost, or an ended job may be searched for; keep a copy of the file for analysis")
                 }
             }
             end += place.bytes;
@@ -115,17 +115,17 @@ impl Log {
         if self.file.metadata()?.nlink() > 0 {
             return Ok(());
         }
-        let message = "the file was removed while the manager works; start it again, which makes the state anew";
+        let message = "the file was removed while the manager was running; restart the manager to create it again";
         Err(io::Error::new(io::ErrorKind::NotFound, message))
     }
 
     /// Appends a line completely or not at all.
-    pub(super) fn append(&mut self, text: &str) -> io::Result<Place> {
+    pub(super) fn append(&mut self, text: &str) -> io::Result<LineSpan> {
         self.check()?;
         let line = line(text);
         let limit = self.limit.load(Ordering::Relaxed);
         if self.end + line.len() as u64 > limit {
-            let message = format!("the file may hold {limit} bytes, and does");
+            let message = format!("the file has reached its limit of {limit} bytes");
             return Err(io::Error::new(io::ErrorKind::StorageFull, message));
         }
         if let Err(error) = self.file.write_all_at(&line, self.end) {
@@ -133,13 +133,13 @@ impl Log {
             let _ = self.file.set_len(self.end);
             return Err(error);
         }
-        let place = Place { offset: self.end, bytes: line.len() as u64 };
+        let place = LineSpan { offset: self.end, bytes: line.len() as u64 };
         self.end += place.bytes;
         Ok(place)
     }
 
     /// Reads a line again.
-    pub(super) fn read(&self, place: Place) -> io::Result<String> {
+    pub(super) fn read(&self, place: LineSpan) -> io::Result<String> {
         let mut line = vec![0; usize::try_from(place.bytes).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut line, place.offset)?;
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the line at {} is damaged", place.offset));
@@ -152,45 +152,45 @@ impl Log {
     }
 
     /// Returns what another thread needs to copy the lines at `places`, in this order.
-    pub(super) fn copier(&self, places: Vec<Place>) -> io::Result<Copier> {
-        Ok(Copier { file: self.file.try_clone()?, part: part(&self.path), places, end: self.end })
+    pub(super) fn compactor(&self, places: Vec<LineSpan>) -> io::Result<Compactor> {
+        Ok(Compactor { file: self.file.try_clone()?, part: part(&self.path), places, end: self.end })
     }
 
     /// Replaces the file with its copy, and appends the lines that were written in the meantime.
-    pub(super) fn copied(&mut self, copy: Copied) -> io::Result<Moves> {
-        let Copied { file, lines, end, upto } = copy;
+    pub(super) fn copied(&mut self, copy: CompactedLog) -> io::Result<OffsetMap> {
+        let CompactedLog { file, lines, end, upto } = copy;
         let mut tail = vec![0; usize::try_from(self.end - upto).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut tail, upto)?;
         file.write_all_at(&tail, end)?;
         std::fs::rename(part(&self.path), &self.path)?;
-        let moves = Moves { lines, tail_from: upto, tail_to: end };
+        let offsets = OffsetMap { lines, tail_from: upto, tail_to: end };
         self.end = end + tail.len() as u64;
         self.file = file;
-        Ok(moves)
+        Ok(offsets)
     }
 }
 
 /// Copies some lines of a file.
 #[derive(Debug)]
-pub(super) struct Copier {
+pub(super) struct Compactor {
     file: File,
     part: PathBuf,
-    places: Vec<Place>,
+    places: Vec<LineSpan>,
     end: u64,
 }
 
 /// A compacted copy that has not replaced the file yet.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(super) struct CompactedLog {
     file: File,
     lines: HashMap<u64, u64>,
     end: u64,
     upto: u64,
 }
 
-impl Copier {
+impl Compactor {
     /// Writes and syncs the copy: `first`, then the lines.
-    pub(super) fn copy(self, first: &str) -> io::Result<Copied> {
+    pub(super) fn copy(self, first: &str) -> io::Result<CompactedLog> {
         let mut copy = private(&self.part)?;
         let mut out = io::BufWriter::new(&mut copy);
         let head = line(first);
@@ -207,7 +207,7 @@ impl Copier {
         out.flush()?;
         drop(out);
         copy.sync_data()?;
-        Ok(Copied { file: copy, lines, end, upto: self.end })
+        Ok(CompactedLog { file: copy, lines, end, upto: self.end })
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_written_does_not_count_and_the_next_line_is_whole() {
+    fn failed_write_is_ignored_and_next_line_is_complete() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("log");
         let mut log = Log::open(&path, "first", |_, _| {}).unwrap();

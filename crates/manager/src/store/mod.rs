@@ -22,35 +22,35 @@ use sha2::{Digest, Sha256};
 
 use crate::state::JobState;
 
-mod books;
-mod keeper;
+mod index;
+mod job_run_id;
 mod log;
 mod record;
-mod run_name;
+mod sync;
 #[cfg(test)]
 mod tests;
 
-use books::Books;
-use keeper::Keeper;
+use index::StateIndex;
+pub use job_run_id::JobRunId;
 use record::{Lane, Record};
-pub use run_name::RunName;
+use sync::SyncTask;
 
 /// Name of the lock file, which the manager that uses the directory holds.
 const LOCK: &str = "manager.lock";
 
 /// Time to wait for a copy of the lock: a child process that a killed manager was just starting has one.
-const COPY_LIMIT: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two attempts to get the lock. The end of that child process cannot be observed.
-const COPY_LOOK: Duration = Duration::from_millis(20);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Errors of the manager's state.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Another manager uses the directory.
-    #[error("another manager uses the state directory {}; give each manager its own", .0.display())]
+    #[error("another manager uses the state directory {}; use a separate directory for each manager", .0.display())]
     InUse(PathBuf),
     /// The directory is not usable.
-    #[error("cannot use the state directory {}: {source}", path.display())]
+    #[error("failed to use the state directory {}: {source}", path.display())]
     Directory {
         /// Path of the directory.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file cannot be read or written.
-    #[error("cannot read or write the manager's state {}: {source}", path.display())]
+    #[error("failed to read or write {}: {source}", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,
@@ -66,10 +66,10 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file cannot be synced to disk.
-    #[error("cannot sync the manager's state: {0}")]
+    #[error("failed to sync state.log: {0}")]
     Sync(#[source] io::Error),
     /// A newer version of Muster has written the file.
-    #[error("the manager's state {} is of version {version}, which this Muster does not know; start the newer one again", path.display())]
+    #[error("{} has version {version}, which this version of Muster does not support; use the newer version of Muster", path.display())]
     Newer {
         /// Path of the file.
         path: PathBuf,
@@ -77,13 +77,13 @@ pub enum StoreError {
         version: u32,
     },
     /// A record cannot be encoded as JSON.
-    #[error("a record of the manager's state cannot be written")]
+    #[error("failed to encode a record of state.log")]
     Encode(#[source] serde_json::Error),
     /// A job's row is damaged.
-    #[error("job {job} in the manager's state is not readable")]
+    #[error("failed to read job {job} in state.log")]
     Row {
         /// ID of the job.
-        job: RunName,
+        job: JobRunId,
         /// Cause of the error.
         source: io::Error,
     },
@@ -93,7 +93,7 @@ pub enum StoreError {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
     /// ID of the job over all coordinators.
-    pub run: RunName,
+    pub run: JobRunId,
     /// Runner that received the job. `None` if its settings can no longer be read.
     pub runner: Option<Arc<RunnerSettings>>,
     /// Payload from the coordinator.
@@ -101,21 +101,21 @@ pub struct StoredJob {
     /// State of the job.
     pub state: JobState,
     /// Time at which the job was received, in milliseconds of Unix time.
-    pub taken_ms: i64,
+    pub received_ms: i64,
 }
 
 impl StoredJob {
     /// Returns the start of the IDs of the job's runs at agents.
     #[must_use]
-    pub fn at_agents(&self) -> String {
-        self.run.at_agents(&self.payload.token)
+    pub fn agent_run_prefix(&self) -> String {
+        self.run.agent_run_prefix(&self.payload.token)
     }
 }
 
 /// A job that could not be stored.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct NotTaken {
+pub struct StoreJobError {
     /// Cause of the failure.
     pub error: StoreError,
     /// Payload of the job.
@@ -127,8 +127,8 @@ pub struct NotTaken {
 /// The manager's durable state.
 #[derive(Debug)]
 pub struct Store {
-    books: Arc<Mutex<Books>>,
-    keeper: Keeper,
+    index: Arc<Mutex<StateIndex>>,
+    sync: SyncTask,
     /// Runners whose settings are stored, with the digests of their settings.
     runners: Mutex<HashMap<RunnerKey, (Arc<RunnerSettings>, String)>>,
     _lock: File,
@@ -139,7 +139,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn is_there(directory: &Path) -> io::Result<bool> {
+    pub fn exists(directory: &Path) -> io::Result<bool> {
         directory.join(LOCK).try_exists()
     }
 
@@ -154,15 +154,17 @@ impl Store {
         let started = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             match error {
-                rustix::io::Errno::WOULDBLOCK if started.elapsed() < COPY_LIMIT => tokio::time::sleep(COPY_LOOK).await,
+                rustix::io::Errno::WOULDBLOCK if started.elapsed() < LOCK_TIMEOUT => {
+                    tokio::time::sleep(LOCK_POLL_INTERVAL).await
+                }
                 rustix::io::Errno::WOULDBLOCK => return Err(StoreError::InUse(directory.to_owned())),
                 error => return Err(failed(error.into())),
             }
         }
-        let books = Books::open(&directory.join("state.log"))?;
+        let index = StateIndex::open(&directory.join("state.log"))?;
         Ok(Self {
-            books: Arc::new(Mutex::new(books)),
-            keeper: Keeper::default(),
+            index: Arc::new(Mutex::new(index)),
+            sync: SyncTask::default(),
             runners: Mutex::default(),
             _lock: lock,
         })
@@ -171,21 +173,21 @@ impl Store {
     /// Returns the limit on the file's size in bytes, which may be changed at any time. Beyond it nothing is stored, as on a full disk.
     #[must_use]
     pub fn limit(&self) -> Arc<AtomicU64> {
-        self.books.lock().limit()
+        self.index.lock().limit()
     }
 
     /// Returns the jobs of an earlier start, oldest first. A job that cannot be read is logged and keeps its row.
     #[must_use]
     pub fn jobs(&self) -> Vec<StoredJob> {
-        self.books.lock().jobs()
+        self.index.lock().jobs()
     }
 
     /// Returns one job with the `runner` that received it. `None` if it is not stored.
     ///
     /// # Errors
     /// [`StoreError`] if the row cannot be read.
-    pub fn job(&self, run: &RunName, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
-        self.books.lock().job(run, runner)
+    pub fn job(&self, run: &JobRunId, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
+        self.index.lock().job(run, runner)
     }
 
     /// Returns the idempotency key with which a lane of `runner` requests jobs. It stays the same until a job arrives.
@@ -194,16 +196,16 @@ impl Store {
     /// [`StoreError`] if a new key cannot be stored.
     pub fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Result<String, StoreError> {
         let known = {
-            let books = self.books.lock();
+            let index = self.index.lock();
             // A job that could not be stored must not be requested.
-            books.check()?;
-            books.lane_key(runner, lane).map(str::to_owned)
+            index.check()?;
+            index.lane_key(runner, lane).map(str::to_owned)
         };
         match known {
             Some(key) => Ok(key),
             None => {
                 let lane = Lane { runner: runner.clone(), lane, key: new_key() };
-                self.add(|books| books.add(&Record::Lane(&lane)))?;
+                self.add(|index| index.add(&Record::Lane(&lane)))?;
                 Ok(lane.key)
             }
         }
@@ -214,48 +216,48 @@ impl Store {
     /// Returns `None` if the job was stored before: it has its actor, and this answer is a duplicate.
     ///
     /// # Errors
-    /// [`NotTaken`] with the payload.
-    pub fn take(
+    /// [`StoreJobError`] with the payload.
+    pub fn insert_job(
         &self,
         runner: &Arc<RunnerSettings>,
         lane: u32,
         payload: JobPayload,
-    ) -> Result<Option<StoredJob>, Box<NotTaken>> {
-        let run = RunName::new(payload.id, &runner.url);
-        let taken_ms = now_ms();
-        match self.write_taken(runner, lane, &run, &payload, taken_ms) {
+    ) -> Result<Option<StoredJob>, Box<StoreJobError>> {
+        let run = JobRunId::new(payload.id, &runner.url);
+        let received_ms = now_ms();
+        match self.write_received(runner, lane, &run, &payload, received_ms) {
             Ok(true) => {
                 let runner = Some(Arc::clone(runner));
-                Ok(Some(StoredJob { run, runner, payload, state: JobState::taken(), taken_ms }))
+                Ok(Some(StoredJob { run, runner, payload, state: JobState::received(), received_ms }))
             }
             Ok(false) => Ok(None),
             Err(error) => {
-                let known = self.books.lock().knows(&run);
-                Err(Box::new(NotTaken { error, payload, known }))
+                let known = self.index.lock().knows(&run);
+                Err(Box::new(StoreJobError { error, payload, known }))
             }
         }
     }
 
     /// Writes the job and its lane's new key. Returns whether the job is new.
-    fn write_taken(
+    fn write_received(
         &self,
         runner: &Arc<RunnerSettings>,
         lane: u32,
-        run: &RunName,
+        run: &JobRunId,
         payload: &JobPayload,
-        taken_ms: i64,
+        received_ms: i64,
     ) -> Result<bool, StoreError> {
         let digest = self.digest(runner)?;
         let lane = Lane { runner: runner.key.clone(), lane, key: new_key() };
-        self.add(|books| {
-            if books.knows(run) {
-                return books.add(&Record::Lane(&lane)).map(|()| false);
+        self.add(|index| {
+            if index.knows(run) {
+                return index.add(&Record::Lane(&lane)).map(|()| false);
             }
-            if !books.has_runner(&digest) {
-                books.add(&Record::Runner { digest: &digest, settings: runner })?;
+            if !index.has_runner(&digest) {
+                index.add(&Record::Runner { digest: &digest, settings: runner })?;
             }
             let (runner, lane) = (Some(digest.as_str()), Some(&lane));
-            books.add(&Record::Job { run, runner, taken_ms, lane, payload }).map(|()| true)
+            index.add(&Record::Job { run, runner, received_ms, lane, payload }).map(|()| true)
         })
     }
 
@@ -263,16 +265,16 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] if it cannot be written.
-    pub fn set_state(&self, run: &RunName, state: &JobState) -> Result<(), StoreError> {
-        self.add(|books| books.add(&Record::State { run, state }))
+    pub fn set_state(&self, run: &JobRunId, state: &JobState) -> Result<(), StoreError> {
+        self.add(|index| index.add(&Record::State { run, state }))
     }
 
     /// Deletes a job: nothing is left to do for it (R6).
     ///
     /// # Errors
     /// [`StoreError`] if the deletion cannot be written.
-    pub fn delete(&self, run: &RunName) -> Result<(), StoreError> {
-        self.add(|books| books.add(&Record::Done { run }))
+    pub fn delete(&self, run: &JobRunId) -> Result<(), StoreError> {
+        self.add(|index| index.add(&Record::Removed { run }))
     }
 
     /// Returns the digest of a runner's settings, which is computed once for each runner.
@@ -290,9 +292,9 @@ impl Store {
     }
 
     /// Writes to the file and makes sure that it is synced.
-    fn add<T>(&self, write: impl FnOnce(&mut Books) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let written = write(&mut self.books.lock());
-        self.keeper.wake(&self.books);
+    fn add<T>(&self, write: impl FnOnce(&mut StateIndex) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let written = write(&mut self.index.lock());
+        self.sync.wake(&self.index);
         written
     }
 }

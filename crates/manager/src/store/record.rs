@@ -4,7 +4,7 @@ use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_runner_api::payload::JobPayload;
 use serde::{Deserialize, Serialize};
 
-use super::RunName;
+use super::JobRunId;
 use crate::state::JobState;
 
 /// Version of the format.
@@ -21,11 +21,17 @@ pub(super) enum Record<'a> {
     /// Idempotency key of a lane's next request.
     Lane(&'a Lane),
     /// A received job, and the new key of its lane: both or neither.
-    Job { run: &'a RunName, runner: Option<&'a str>, taken_ms: i64, lane: Option<&'a Lane>, payload: &'a JobPayload },
+    Job {
+        run: &'a JobRunId,
+        runner: Option<&'a str>,
+        received_ms: i64,
+        lane: Option<&'a Lane>,
+        payload: &'a JobPayload,
+    },
     /// State of a job.
-    State { run: &'a RunName, state: &'a JobState },
+    State { run: &'a JobRunId, state: &'a JobState },
     /// A job for which nothing is left to do.
-    Done { run: &'a RunName },
+    Removed { run: &'a JobRunId },
 }
 
 /// A lane of a runner and its key.
@@ -39,13 +45,13 @@ pub(super) struct Lane {
 /// A line without the parts that are read on demand.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Outline {
+pub(super) enum RecordHeader {
     Version(u32),
     Runner { digest: String },
     Lane(Lane),
-    Job { run: RunName, runner: Option<String>, taken_ms: i64, lane: Option<Lane> },
-    State { run: RunName },
-    Done { run: RunName },
+    Job { run: JobRunId, runner: Option<String>, received_ms: i64, lane: Option<Lane> },
+    State { run: JobRunId },
+    Removed { run: JobRunId },
 }
 
 /// The parts of a line that are read on demand.

@@ -1,4 +1,4 @@
-//! Jobs are accepted before anything is started (runner-api 2.6, invariant J2).
+//! Jobs are accepted before anything is started (invariant J2).
 
 use muster_agent_api::result::Outcome;
 use muster_job::JobStatus;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN};
 
-/// A coordinator that offers in two phases, with one job.
+/// Starts a coordinator with two-phase commit and one job.
 async fn offering() -> Bench {
     let bench = Bench::start().await;
     bench.coordinator.offer_in_two_phases();
@@ -15,7 +15,7 @@ async fn offering() -> Bench {
     bench
 }
 
-/// The job, whose script was started once, ends.
+/// Ends the job and asserts that its script was started once.
 async fn ends_after_one_start(bench: &Bench) {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.write(RUN, "log\n");
@@ -36,7 +36,7 @@ async fn a_job_is_accepted_before_it_is_started() {
 }
 
 #[tokio::test]
-async fn an_acceptance_whose_answer_is_lost_is_said_again() {
+async fn acceptance_is_repeated_if_answer_is_lost() {
     let bench = offering().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailAfter, Fault::FailBefore, Fault::FailAfter]);
     let _manager = bench.manager().await;
@@ -45,7 +45,7 @@ async fn an_acceptance_whose_answer_is_lost_is_said_again() {
 }
 
 #[tokio::test]
-async fn a_job_that_was_taken_back_before_it_was_accepted_is_never_started() {
+async fn job_requeued_before_acceptance_is_never_started() {
     let bench = offering().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let manager = bench.manager().await;
@@ -65,7 +65,7 @@ async fn a_job_that_was_taken_back_before_it_was_accepted_is_never_started() {
 }
 
 #[tokio::test]
-async fn a_manager_that_is_killed_before_it_could_accept_accepts_after_its_restart() {
+async fn killed_manager_accepts_after_restart() {
     let bench = offering().await;
     bench.coordinator.fail(Call::UpdateJob, vec![Fault::FailBefore; 3]);
     let manager = bench.manager().await;
@@ -77,7 +77,7 @@ async fn a_manager_that_is_killed_before_it_could_accept_accepts_after_its_resta
 }
 
 #[tokio::test]
-async fn a_job_that_is_canceled_before_it_is_accepted_is_reported_and_not_started() {
+async fn job_canceled_before_acceptance_is_reported() {
     let bench = offering().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let _manager = bench.manager().await;

@@ -1,4 +1,4 @@
-//! An agent in memory: jobs do what the test says.
+//! An agent in memory, whose jobs do what the test says.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-/// What the agent knows of one job.
+/// One job at the agent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FakeJob {
     pub(crate) log: Vec<u8>,
@@ -24,23 +24,23 @@ pub(crate) struct FakeJob {
     pub(crate) canceled: bool,
 }
 
-/// What the agent keeps: its spool, which outlives its process.
+/// Content of the spool, which outlives the agent's process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spool {
     pub(crate) jobs: BTreeMap<String, FakeJob>,
-    /// Every `Run` that started a job.
+    /// Requests of all `Run` calls that started a job.
     pub(crate) started: Vec<String>,
-    /// Every `Close`.
+    /// IDs of all `Close` calls.
     pub(crate) closed: Vec<String>,
-    /// The next calls of `Run` are refused with this.
+    /// Error of the next `Run` calls.
     pub(crate) refuse: Option<String>,
-    /// The next `Run` starts its job, and its answer is lost.
+    /// Whether the next `Run` starts its job but loses its answer.
     pub(crate) lose_answer: bool,
-    /// So does each.
+    /// Whether every `Run` does.
     pub(crate) lose_answers: bool,
 }
 
-/// The agent: a spool, and a process that can be killed and started again.
+/// An agent with a spool and a process that can be killed and started again.
 pub(crate) struct FakeAgent {
     spool: Arc<watch::Sender<Spool>>,
     socket: PathBuf,
@@ -54,7 +54,7 @@ impl FakeAgent {
         agent
     }
 
-    /// Ends the process with its connections; the spool stays.
+    /// Ends the process with its connections. The spool is kept.
     pub(crate) fn kill(&self) {
         if let Some(runtime) = self.process.lock().unwrap().take() {
             runtime.shutdown_background();
@@ -80,12 +80,12 @@ impl FakeAgent {
         self.spool.send_modify(with);
     }
 
-    /// A job writes.
+    /// Writes output of a job.
     pub(crate) fn write(&self, id: &str, text: &str) {
         self.change(|spool| spool.jobs.get_mut(id).unwrap().log.extend_from_slice(text.as_bytes()));
     }
 
-    /// A job ends.
+    /// Ends a job.
     pub(crate) fn finish(&self, id: &str, outcome: Outcome) {
         self.change(|spool| {
             let job = spool.jobs.get_mut(id).unwrap();
@@ -93,7 +93,7 @@ impl FakeAgent {
         });
     }
 
-    /// Waits until the spool is as `wanted`, with a deadline.
+    /// Waits until the spool is as `wanted`, with a timeout.
     pub(crate) async fn wait_for(&self, wanted: impl FnMut(&Spool) -> bool) -> Spool {
         let mut changes = self.spool.subscribe();
         let found = tokio::time::timeout(Duration::from_secs(20), changes.wait_for(wanted)).await;
@@ -126,7 +126,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
     JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree, used: None }
 }
 
-/// A run's id without the part that names the coordinator, which is another one in each test.
+/// Returns a run ID without the hash of the coordinator's URL, which differs between tests.
 fn short(id: &str) -> String {
     let first = id.split('-').next().unwrap_or_default();
     format!("{first}-{}", id.rsplit('-').next().unwrap_or_default())
@@ -183,7 +183,7 @@ impl proto::step_runner_server::StepRunner for Service {
         let offset = usize::try_from(request.offset).unwrap();
         let state = (self.0.subscribe(), offset, id);
         let stream = futures::stream::unfold(state, |(mut changes, offset, id)| async move {
-            // Waits for bytes or for the end, whichever comes first.
+            // Wait for output or for the end.
             let found = changes
                 .wait_for(|spool| spool.jobs.get(&id).is_none_or(|job| job.log.len() > offset || job.result.is_some()));
             let data = found.await.ok()?.jobs.get(&id)?.log.get(offset..)?.to_vec();

@@ -1,11 +1,11 @@
-//! Answers of a coordinator, or of what stands before it, that must not end a job.
+//! Answers of a coordinator, or of a proxy before it, that must not end a job.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use muster_agent_api::result::Outcome;
 use muster_job::JobStatus;
-use muster_manager::Order;
+use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
@@ -16,7 +16,7 @@ async fn started(bench: &Bench, jobs: usize) {
 }
 
 #[tokio::test]
-async fn a_404_on_a_trace_ends_no_job() {
+async fn trace_404_does_not_end_job() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let _manager = bench.manager().await;
@@ -29,7 +29,7 @@ async fn a_404_on_a_trace_ends_no_job() {
 }
 
 #[tokio::test]
-async fn a_job_runs_also_where_its_acceptance_is_taken_for_wrong() {
+async fn job_runs_if_acceptance_is_rejected() {
     let bench = Bench::start().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected]);
     bench.push(&json!({}));
@@ -40,7 +40,7 @@ async fn a_job_runs_also_where_its_acceptance_is_taken_for_wrong() {
 }
 
 #[tokio::test]
-async fn refusals_of_a_trace_end_no_job_and_do_not_stand_in_the_way_of_its_report() {
+async fn rejected_trace_does_not_delay_report() {
     for refusal in [Fault::Rejected, Fault::Missing] {
         let bench = Bench::start().await;
         bench.push(&json!({}));
@@ -48,7 +48,7 @@ async fn refusals_of_a_trace_end_no_job_and_do_not_stand_in_the_way_of_its_repor
         started(&bench, 1).await;
         bench.coordinator.fail(Call::AppendTrace, [refusal; 100]);
         bench.agent.write(RUN, "log\n");
-        // More than would be allowed to a report.
+        // More rejections than a final update may have.
         bench.coordinator.faults_left(Call::AppendTrace, 97).await;
         assert!(!bench.agent.spool().jobs[RUN].canceled);
         bench.agent.finish(RUN, Outcome::Success);
@@ -59,7 +59,7 @@ async fn refusals_of_a_trace_end_no_job_and_do_not_stand_in_the_way_of_its_repor
 }
 
 #[tokio::test]
-async fn a_timeout_beyond_all_clocks_is_a_long_one() {
+async fn huge_timeout_is_a_long_one() {
     let bench = Bench::start().await;
     bench.push(&json!({ "runner_info": { "timeout": i64::MAX } }));
     let _manager = bench.manager().await;
@@ -69,7 +69,7 @@ async fn a_timeout_beyond_all_clocks_is_a_long_one() {
 }
 
 #[tokio::test]
-async fn a_stop_is_heard_while_an_upload_hangs() {
+async fn stop_is_noticed_while_upload_hangs() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
@@ -77,12 +77,12 @@ async fn a_stop_is_heard_while_an_upload_hangs() {
     bench.coordinator.fail(Call::AppendTrace, [Fault::Hung]);
     bench.agent.write(RUN, "log\n");
     bench.coordinator.faults_left(Call::AppendTrace, 0).await;
-    manager.control.give(Order::Abort).await;
+    manager.control.send(ControlCommand::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
 }
 
 #[tokio::test]
-async fn a_coordinator_that_wants_the_same_again_and_again_is_asked_ever_less_often() {
+async fn uploads_without_progress_slow_down() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let _manager = bench.manager().await;
@@ -97,7 +97,7 @@ async fn a_coordinator_that_wants_the_same_again_and_again_is_asked_ever_less_of
 }
 
 #[tokio::test]
-async fn a_slot_stays_that_of_its_job_while_the_jobs_state_cannot_be_stored() {
+async fn slot_is_kept_until_release_is_stored() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
@@ -107,10 +107,10 @@ async fn a_slot_stays_that_of_its_job_while_the_jobs_state_cannot_be_stored() {
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.agent.finish(RUN, Outcome::Success);
     bench.coordinator.wait_for_end(JOB).await;
-    // The end is reported, and cannot be noted.
+    // The job is reported, but that cannot be stored.
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.state_limit.store(limit, Ordering::Relaxed);
-    // This one would get the slot, and the first job's next try would not find it any more.
+    // This job would get the slot, and the first job's next attempt would not find it.
     let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
     bench.coordinator.enqueue(serde_json::from_value(next).unwrap());
     started(&bench, 2).await;

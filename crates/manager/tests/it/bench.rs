@@ -1,4 +1,4 @@
-//! One test's world: coordinator, agent, state directory, and managers that come and go.
+//! The fixture of one test: a coordinator, an agent, a state directory, and managers that start and stop.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use muster_executor::{
 };
 use muster_job::{JobId, Secret};
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Figures, Manager, ManagerError, Order, Quota};
+use muster_manager::{Control, ControlCommand, Manager, ManagerError, ManagerStats, RunLimits};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use muster_telemetry::spans::SpanSettings;
 use muster_telemetry::{Build, ProcessState, Telemetry};
@@ -28,10 +28,10 @@ use crate::agent::FakeAgent;
 
 pub(crate) const JOB: JobId = JobId(7);
 
-/// Job [`JOB`] at the agent.
+/// ID of job [`JOB`] at the agent.
 pub(crate) const RUN: &str = "7-1";
 
-/// More than any test's settings allow to be used.
+/// More slots than any test uses.
 const SLOTS: usize = 100;
 
 pub(crate) struct Bench {
@@ -40,48 +40,48 @@ pub(crate) struct Bench {
     served: Served,
     home: tempfile::TempDir,
     given: watch::Sender<Vec<u32>>,
-    /// What the provider of its managers can have.
+    /// Capacity of the managers' executor.
     pub(crate) capacity: watch::Sender<Capacity>,
 }
 
-/// A manager at work. Dropped or killed, it stops between two instructions, as a process does.
+/// A running manager. Dropping or killing it stops it between two instructions, like a process.
 pub(crate) struct Running {
     pub(crate) control: Control,
-    /// The most bytes that its state may have.
+    /// Limit on the size of its state in bytes.
     pub(crate) state_limit: Arc<AtomicU64>,
     telemetry: Arc<Telemetry>,
     task: JoinHandle<Result<(), ManagerError>>,
 }
 
 impl Running {
-    /// Lets it end its jobs, and end.
+    /// Lets the manager end its jobs and exit.
     pub(crate) async fn drain(&self) {
-        self.control.give(Order::Drain).await;
+        self.control.send(ControlCommand::Drain).await;
     }
 
-    /// Waits until the manager, which runs on this thread, has done what follows from all that happened before.
+    /// Waits until the manager, which runs on this thread, has handled everything that happened before.
     ///
-    /// Between two of its answers the manager goes through its loop once: then it has seen every order, every capacity and the
-    /// time, and has decided. What it has decided to end, ends before this task goes on: tasks take turns.
+    /// Between two of its answers the manager runs its loop once. Then it has seen every command, every capacity and the time, and has
+    /// decided. What it has canceled ends before this task continues, because tasks take turns.
     pub(crate) async fn looked_around(&self) {
         for _ in 0..3 {
-            self.control.figures().await.expect("the manager has ended");
+            self.control.stats().await.expect("the manager has ended");
             tokio::task::yield_now().await;
         }
     }
 
-    /// The sum of a metric over its labels.
+    /// Returns the sum of a metric over its labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.telemetry.metrics.text(ProcessState::Running);
         let of_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
         text.lines().filter(of_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
-    /// Waits until what is going on is as `wanted`.
-    pub(crate) async fn wait_for(&self, wanted: impl Fn(&Figures) -> bool) {
+    /// Waits until the statistics are as `wanted`.
+    pub(crate) async fn wait_for(&self, wanted: impl Fn(&ManagerStats) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            let figures = self.control.figures().await.expect("the manager has ended");
+            let figures = self.control.stats().await.expect("the manager has ended");
             if wanted(&figures) {
                 return;
             }
@@ -109,7 +109,7 @@ impl Bench {
         Self::with(MemoryCoordinator::new(Duration::from_secs(10))).await
     }
 
-    /// With a coordinator that behaves as GitLab: a job whose answer is not read is lost.
+    /// Starts a coordinator that behaves like GitLab: a job whose answer is not read is lost.
     pub(crate) async fn at_gitlab() -> Self {
         Self::with(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
     }
@@ -123,7 +123,7 @@ impl Bench {
         Self { coordinator, agent, served, home, given: watch::Sender::default(), capacity }
     }
 
-    /// Puts job [`JOB`] in the queue, with `more` in its payload.
+    /// Queues job [`JOB`] with `more` in its payload.
     pub(crate) fn push(&self, more: &serde_json::Value) {
         let mut payload = json!({
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
@@ -136,12 +136,12 @@ impl Bench {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// The slots that were given to jobs so far, in order.
+    /// Returns the slots that jobs have got so far, in order.
     pub(crate) fn slots_given(&self) -> Vec<u32> {
         self.given.borrow().clone()
     }
 
-    /// Waits until so many were.
+    /// Waits until this number of slots was assigned.
     pub(crate) async fn wait_for_slots(&self, count: usize) {
         let mut given = self.given.subscribe();
         let given = given.wait_for(|given| given.len() >= count);
@@ -152,11 +152,11 @@ impl Bench {
         self.manager_with(Duration::from_secs(10)).await
     }
 
-    pub(crate) async fn manager_with(&self, agent_grace: Duration) -> Running {
-        self.manager_of(Settings { agent_grace, ..self.settings(|_| {}) }).await
+    pub(crate) async fn manager_with(&self, agent_reconnect_timeout: Duration) -> Running {
+        self.manager_of(Settings { agent_reconnect_timeout, ..self.settings(|_| {}) }).await
     }
 
-    /// The settings of a test's manager, with a `change` of its runner's.
+    /// Returns the settings of a test's manager, with a `change` of its runner.
     pub(crate) fn settings(&self, change: impl FnOnce(&mut RunnerSettings)) -> Settings {
         let mut runner = RunnerSettings {
             name: "test".to_owned(),
@@ -166,21 +166,21 @@ impl Bench {
         change(&mut runner);
         Settings {
             concurrent: 2,
-            agent_grace: Duration::from_secs(10),
+            agent_reconnect_timeout: Duration::from_secs(10),
             host_name: "host".to_owned(),
-            refusal_is_fatal: true,
+            exit_on_refusal: true,
             runners: vec![Arc::new(runner)],
             ..Settings::new()
         }
     }
 
-    /// A manager of any runners, on the same state and agent.
+    /// Starts a manager with any settings on the same state and agent.
     pub(crate) async fn manager_of(&self, settings: Settings) -> Running {
-        self.manager_with_quota(settings, Quota::default()).await
+        self.manager_with_run_limits(settings, RunLimits::default()).await
     }
 
-    /// One that ends by itself.
-    pub(crate) async fn manager_with_quota(&self, settings: Settings, quota: Quota) -> Running {
+    /// Starts a manager with limits on its run.
+    pub(crate) async fn manager_with_run_limits(&self, settings: Settings, quota: RunLimits) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
         let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.given.clone());
@@ -188,10 +188,10 @@ impl Bench {
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry));
         let (control, orders) = Control::new();
-        Running { task: tokio::spawn(manager.with_quota(quota).run(orders)), control, state_limit, telemetry }
+        Running { task: tokio::spawn(manager.with_run_limits(quota).run(orders)), control, state_limit, telemetry }
     }
 
-    /// Opens state.log, as soon as the last task of an aborted manager is gone.
+    /// Opens state.log once the last task of an aborted manager has ended.
     async fn store(&self) -> Store {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -211,7 +211,7 @@ impl Bench {
         }
     }
 
-    /// Nothing is left in state.log: the job is done in every respect. The manager must have ended.
+    /// Asserts that state.log has no job. The manager must have ended.
     pub(crate) async fn check_forgotten(&self) {
         assert_eq!(self.store().await.jobs(), []);
     }
@@ -222,7 +222,7 @@ impl Bench {
     }
 }
 
-/// Slots, and one environment: the agent in memory.
+/// Slots, and one environment with the agent in memory.
 struct FakeExecutor {
     slots: Slots,
     capacity: watch::Sender<Capacity>,

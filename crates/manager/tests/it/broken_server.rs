@@ -1,4 +1,4 @@
-//! A server that is broken, or means harm.
+//! A broken or malicious server.
 
 use muster_agent_api::result::Outcome;
 use muster_job::JobId;
@@ -10,7 +10,7 @@ use url::Url;
 
 use crate::bench::{Bench, JOB};
 
-/// A server that answers each call with this.
+/// Starts a server that answers each call with these bytes.
 async fn answering(kind: &str, body: &str) -> (Url, JoinSet<()>) {
     let length = body.len();
     let answer = format!(
@@ -24,7 +24,7 @@ async fn answering(kind: &str, body: &str) -> (Url, JoinSet<()>) {
             let (mut call, _) = listener.accept().await.unwrap();
             let _ = call.read(&mut [0]).await;
             let _ = call.write_all(answer.as_bytes()).await;
-            // Until the caller has the answer.
+            // Wait until the caller has the answer.
             let _ = tokio::io::copy(&mut call, &mut tokio::io::sink()).await;
         }
     });
@@ -32,7 +32,7 @@ async fn answering(kind: &str, body: &str) -> (Url, JoinSet<()>) {
 }
 
 #[tokio::test]
-async fn answers_without_a_job_that_can_be_had_are_failures_after_which_the_server_is_asked_less_often() {
+async fn unusable_job_answers_back_off() {
     for (kind, body) in [
         ("application/json", ""),
         ("application/json", "null"),
@@ -47,8 +47,8 @@ async fn answers_without_a_job_that_can_be_had_are_failures_after_which_the_serv
         let bench = Bench::start().await;
         let (url, _server) = answering(kind, body).await;
         let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
-        manager.wait_for(|figures| figures.runners[0].waits.is_some()).await;
-        let figures = manager.control.figures().await.unwrap();
+        manager.wait_for(|figures| figures.runners[0].wait.is_some()).await;
+        let figures = manager.control.stats().await.unwrap();
         assert_eq!((figures.jobs, figures.runners[0].requests), (0, 0), "{body}");
         manager.drain().await;
         manager.ended().await.unwrap();
@@ -56,7 +56,7 @@ async fn answers_without_a_job_that_can_be_had_are_failures_after_which_the_serv
     }
 }
 
-/// Writes `number` wherever the payload has one, but for its id.
+/// Replaces each number of the payload with `number`, except for the ID.
 fn replace(value: &mut Value, number: i64) {
     match value {
         Value::Number(_) => *value = json!(number),
@@ -67,7 +67,7 @@ fn replace(value: &mut Value, number: i64) {
 }
 
 #[tokio::test]
-async fn jobs_with_numbers_beyond_all_sense_end_and_disturb_no_other() {
+async fn jobs_with_absurd_numbers_end() {
     let bench = Bench::start().await;
     let manager = bench.manager().await;
     for (id, number) in [(1, i64::MIN), (2, -1), (3, 0), (4, i64::MAX)] {
@@ -93,10 +93,10 @@ async fn jobs_with_numbers_beyond_all_sense_end_and_disturb_no_other() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_larger_than_any_agent_takes_ends() {
+async fn job_larger_than_agent_limit_ends() {
     let bench = Bench::start().await;
     let manager = bench.manager().await;
-    // The agent of these tests takes 4 MiB, another one more.
+    // The agent of these tests accepts 4 MiB, other agents accept more.
     bench.push(&json!({ "variables": [{ "key": "LARGE", "value": "x".repeat(5 * 1024 * 1024) }] }));
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));

@@ -1,4 +1,4 @@
-//! Connections to a server that behaves as GitLab: they take their time, and are lost while an answer is on its way.
+//! Slow and broken connections to a server that behaves like GitLab.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_agent_api::result::Outcome;
 use muster_config::settings::{ConnectionAge, Settings, TlsFiles};
 use muster_job::{JobId, JobStatus};
-use muster_manager::Order;
+use muster_manager::ControlCommand;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
@@ -23,7 +23,7 @@ use crate::bench::{Bench, JOB, RUN};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Where the bench's coordinator listens.
+/// Address of the bench's coordinator.
 fn coordinator_of(bench: &Bench) -> SocketAddr {
     bench.settings(|_| {}).runners[0].url.socket_addrs(|| None).unwrap()[0]
 }
@@ -34,7 +34,7 @@ async fn listener(scheme: &str) -> (TcpListener, Url) {
     (listener, url)
 }
 
-/// What becomes of an answer whose first half has been sent.
+/// What happens to an answer after its first half.
 struct Half(oneshot::Sender<bool>);
 
 impl Half {
@@ -42,13 +42,13 @@ impl Half {
         self.0.send(true).unwrap();
     }
 
-    /// The connection is lost.
+    /// The connection breaks.
     fn breaks_off(self) {
         self.0.send(false).unwrap();
     }
 }
 
-/// A front whose answers with a job stop in the middle of the job's description, where the test says what becomes of them.
+/// A proxy that stops in the middle of each answer with a job, until the test says how it continues.
 async fn halving(bench: &Bench) -> (Url, mpsc::UnboundedReceiver<Half>) {
     let (to, (listener, url)) = (coordinator_of(bench), listener("http").await);
     let (send, halves) = mpsc::unbounded_channel();
@@ -90,7 +90,7 @@ async fn half(halves: &mut mpsc::UnboundedReceiver<Half>) -> Half {
 }
 
 #[tokio::test]
-async fn a_job_whose_description_is_lost_on_its_way_is_reported_and_does_not_hang() {
+async fn truncated_job_answer_is_reported() {
     let bench = Bench::at_gitlab().await;
     let (url, mut halves) = halving(&bench).await;
     bench.push(&json!({}));
@@ -101,7 +101,7 @@ async fn a_job_whose_description_is_lost_on_its_way_is_reported_and_does_not_han
     assert_eq!((job.assignments, report.failure_reason.as_deref()), (1, Some("runner_system_failure")));
     assert!(job.text().contains("the response was incomplete"), "{}", job.text());
     assert!(bench.agent.spool().started.is_empty());
-    // The next one is run.
+    // The next job runs.
     bench.push(&json!({ "id": 8, "token": "other" }));
     half(&mut halves).await.goes_on();
     bench.agent.wait_for(|spool| spool.started == ["8-1"]).await;
@@ -113,7 +113,7 @@ async fn a_job_whose_description_is_lost_on_its_way_is_reported_and_does_not_han
 }
 
 #[tokio::test]
-async fn an_answer_that_has_begun_is_read_to_its_end_however_long_that_takes() {
+async fn begun_answer_is_read_to_its_end() {
     let bench = Bench::at_gitlab().await;
     let (url, mut halves) = halving(&bench).await;
     bench.push(&json!({}));
@@ -133,11 +133,11 @@ async fn an_answer_that_has_begun_is_read_to_its_end_however_long_that_takes() {
     manager.ended().await.unwrap();
 }
 
-/// A front with TLS. A connection is made when the test lets it.
+/// A TLS proxy that accepts a connection only when the test allows it.
 struct Slow {
     url: Url,
     folder: tempfile::TempDir,
-    /// Connections that wait to be made.
+    /// Connections that wait to be accepted.
     came: mpsc::UnboundedReceiver<()>,
     may_be_made: Arc<Semaphore>,
 }
@@ -174,7 +174,7 @@ impl Slow {
         Self { url, folder, came, may_be_made }
     }
 
-    /// Settings whose requests have a connection each.
+    /// Returns settings with one connection for each request.
     fn settings(&self, bench: &Bench) -> Settings {
         let settings = bench.settings(|runner| {
             runner.url = self.url.clone();
@@ -183,20 +183,20 @@ impl Slow {
         Settings { connection_max_age: ConnectionAge::NoReuse, ..settings }
     }
 
-    /// Waits for a connection that is to be made.
+    /// Waits for a connection attempt.
     async fn came(&mut self) {
         tokio::time::timeout(SOON, self.came.recv()).await.expect("no connection").unwrap();
     }
 }
 
 #[tokio::test]
-async fn the_time_that_a_connection_takes_is_not_time_at_the_server() {
+async fn connect_time_does_not_count_as_hold_time() {
     let bench = Bench::at_gitlab().await;
     let mut slow = Slow::start(&bench).await;
     let manager = bench.manager_of(slow.settings(&bench)).await;
     slow.came().await;
     slow.may_be_made.add_permits(1);
-    // The second request knows the queue's version, which is another one when it comes: it is passed on.
+    // The second request knows the queue's version, which has changed when it arrives, so it is passed on.
     slow.came().await;
     bench.coordinator.look_for_jobs(false);
     bench.push(&json!({}));
@@ -220,14 +220,14 @@ async fn the_time_that_a_connection_takes_is_not_time_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_for_its_connection_does_not_delay_the_end() {
-    for order in [Order::Drain, Order::Abort, Order::Leave] {
+async fn unconnected_request_does_not_delay_exit() {
+    for order in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
         let bench = Bench::at_gitlab().await;
         let mut slow = Slow::start(&bench).await;
         let manager = bench.manager_of(slow.settings(&bench)).await;
         slow.came().await;
         tokio::time::pause();
-        manager.control.give(order).await;
+        manager.control.send(order).await;
         tokio::time::advance(Duration::from_secs(10)).await;
         tokio::time::resume();
         manager.ended_within(Duration::from_secs(5)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Faults on either side, cancels, and ends that only the manager knows of.
+//! Faults on both sides, cancels, and outcomes that only the manager knows.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use muster_agent_api::result::Outcome;
 use muster_config::settings::Settings;
 use muster_job::{FailureReason, JobStatus, TerminationCause};
-use muster_manager::{ManagerError, Order};
+use muster_manager::{ControlCommand, ManagerError};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN, Running};
 
-/// The outcome of a canceled job, as an agent gives it.
+/// Returns an agent's outcome of a canceled job.
 fn canceled() -> Outcome {
     let cause = Some(TerminationCause::CanceledByUser);
     Outcome::Failed { reason: FailureReason::JobCanceled, exit_code: None, cause }
@@ -22,7 +22,7 @@ async fn started(bench: &Bench) {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
 }
 
-/// A manager whose agent has begun the one job.
+/// Starts a manager whose agent has started the one job.
 async fn under_way() -> (Bench, Running) {
     let bench = Bench::start().await;
     bench.push(&json!({}));
@@ -32,7 +32,7 @@ async fn under_way() -> (Bench, Running) {
 }
 
 #[tokio::test]
-async fn lost_answers_and_refused_pieces_double_nothing() {
+async fn lost_answers_duplicate_no_log_bytes() {
     let bench = Bench::start().await;
     use Fault::{FailAfter, FailBefore};
     bench.coordinator.fail(Call::AppendTrace, [FailBefore, FailAfter, FailBefore, FailAfter]);
@@ -54,7 +54,7 @@ async fn lost_answers_and_refused_pieces_double_nothing() {
 }
 
 #[tokio::test]
-async fn a_log_of_several_pieces_arrives_whole_with_its_result_tree() {
+async fn long_log_arrives_completely_with_result_tree() {
     let (bench, _manager) = under_way().await;
     let log = "0123456789abcdef".repeat(200_000);
     bench.agent.write(RUN, &log);
@@ -66,7 +66,7 @@ async fn a_log_of_several_pieces_arrives_whole_with_its_result_tree() {
 }
 
 #[tokio::test]
-async fn an_agent_that_comes_back_is_followed_on() {
+async fn reconnected_agent_is_followed() {
     let (bench, _manager) = under_way().await;
     bench.agent.write(RUN, "before\n");
     bench.trace_has("before").await;
@@ -81,7 +81,7 @@ async fn an_agent_that_comes_back_is_followed_on() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once() {
+async fn lost_agent_fails_job_with_one_message() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager_with(Duration::from_secs(1)).await;
@@ -98,14 +98,14 @@ async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once()
     assert_eq!(text.matches("before\n").count(), 1, "{text}");
     assert_eq!(text.matches("ERROR: Job failed (system failure): the job's environment was lost").count(), 1, "{text}");
     let line = text.lines().find(|line| line.contains("environment was lost")).unwrap();
-    assert!(line.contains("; run the job again, or let `retry: "), "what to do stands behind the reason: {line}");
+    assert!(line.contains("; retry the job, or set `retry: "), "the advice follows the reason: {line}");
     let last = job.updates.last().unwrap();
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"));
     assert_eq!(last.output.bytesize, Some(job.trace.len() as u64));
 }
 
 #[tokio::test]
-async fn a_cancel_winds_the_job_down_and_its_last_words_arrive() {
+async fn canceled_job_ends_and_its_log_arrives() {
     let (bench, _manager) = under_way().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     bench.agent.write(RUN, "working\n");
@@ -118,7 +118,7 @@ async fn a_cancel_winds_the_job_down_and_its_last_words_arrive() {
 }
 
 #[tokio::test]
-async fn a_job_that_the_coordinator_ended_is_closed_and_not_reported() {
+async fn job_ended_by_coordinator_is_closed_unreported() {
     let (bench, manager) = under_way().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceled);
     bench.agent.write(RUN, "working\n");
@@ -130,7 +130,7 @@ async fn a_job_that_the_coordinator_ended_is_closed_and_not_reported() {
 }
 
 #[tokio::test]
-async fn a_cancel_is_heard_while_no_agent_answers() {
+async fn cancel_is_noticed_while_no_agent_responds() {
     let bench = Bench::start().await;
     bench.agent.kill();
     bench.push(&json!({}));
@@ -146,7 +146,7 @@ async fn a_cancel_is_heard_while_no_agent_answers() {
 }
 
 #[tokio::test]
-async fn a_cancel_is_heard_while_the_agent_of_a_running_job_is_away() {
+async fn cancel_is_noticed_while_agent_of_running_job_is_away() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let _manager = bench.manager_with(Duration::from_secs(600)).await;
@@ -158,16 +158,16 @@ async fn a_cancel_is_heard_while_the_agent_of_a_running_job_is_away() {
 }
 
 #[tokio::test]
-async fn a_job_goes_on_once_its_state_can_be_stored_again() {
+async fn job_continues_once_state_can_be_stored() {
     let bench = Bench::start().await;
     let manager = bench.manager().await;
-    // The first try to accept the job fails, so that it is stored, and goes no further, when the disk is full.
+    // The first attempt to accept the job fails, so the job is stored but not started when the disk is full.
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     bench.push(&json!({}));
     bench.wait_for_state("\"job\":").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
-    // Longer than the first try takes.
+    // Longer than the first attempt takes.
     assert!(tokio::time::timeout(Duration::from_millis(300), started(&bench)).await.is_err());
     manager.state_limit.store(limit, Ordering::Relaxed);
     started(&bench).await;
@@ -180,10 +180,10 @@ async fn a_job_goes_on_once_its_state_can_be_stored_again() {
 }
 
 #[tokio::test]
-async fn a_state_that_cannot_be_stored_for_too_long_ends_the_manager_and_the_next_start_goes_on() {
+async fn unstorable_state_ends_manager_and_next_start_continues() {
     let bench = Bench::start().await;
     let settings = bench.settings(|_| {});
-    let manager = bench.manager_of(Settings { state_patience: Duration::from_millis(400), ..settings }).await;
+    let manager = bench.manager_of(Settings { state_write_timeout: Duration::from_millis(400), ..settings }).await;
     bench.push(&json!({}));
     started(&bench).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
@@ -200,10 +200,10 @@ async fn a_state_that_cannot_be_stored_for_too_long_ends_the_manager_and_the_nex
 }
 
 #[tokio::test]
-async fn a_state_that_cannot_be_stored_is_tried_for_five_minutes() {
+async fn unstorable_state_is_retried_for_five_minutes() {
     let (bench, manager) = under_way().await;
     manager.state_limit.store(0, Ordering::Relaxed);
-    // From here on the clock moves by itself, to whatever is waited for next.
+    // From here on the clock advances automatically to the next timer.
     tokio::time::pause();
     let began = tokio::time::Instant::now();
     bench.agent.finish(RUN, Outcome::Success);
@@ -214,9 +214,9 @@ async fn a_state_that_cannot_be_stored_is_tried_for_five_minutes() {
 }
 
 #[tokio::test]
-async fn a_stop_cancels_the_jobs_and_says_who_did() {
+async fn stop_cancels_jobs_with_reason() {
     let (bench, manager) = under_way().await;
-    manager.control.give(Order::Abort).await;
+    manager.control.send(ControlCommand::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     bench.agent.finish(RUN, canceled());
     manager.ended().await.unwrap();
@@ -225,11 +225,11 @@ async fn a_stop_cancels_the_jobs_and_says_who_did() {
     bench.check_forgotten().await;
 }
 
-/// The first manager is ended while its jobs still wind down, as by a second SIGTERM.
+/// The first manager is stopped while its jobs are still being canceled, as by a second SIGTERM.
 #[tokio::test]
-async fn a_job_that_an_earlier_manager_aborted_was_interrupted_and_not_canceled() {
+async fn job_aborted_by_earlier_manager_is_interrupted() {
     let (bench, manager) = under_way().await;
-    manager.control.give(Order::Abort).await;
+    manager.control.send(ControlCommand::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     manager.kill().await;
     bench.agent.finish(RUN, canceled());
@@ -242,7 +242,7 @@ async fn a_job_that_an_earlier_manager_aborted_was_interrupted_and_not_canceled(
 }
 
 #[tokio::test]
-async fn a_payload_that_no_plan_can_be_made_of_fails_with_its_reason() {
+async fn payload_that_cannot_be_lowered_fails_with_reason() {
     let bench = Bench::start().await;
     bench.push(&json!({ "variables": [{ "key": "GIT_SUBMODULE_STRATEGY", "value": "deep" }] }));
     let _manager = bench.manager().await;
@@ -253,7 +253,7 @@ async fn a_payload_that_no_plan_can_be_made_of_fails_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_job_that_the_agent_refuses_is_a_system_failure() {
+async fn job_refused_by_agent_is_system_failure() {
     let bench = Bench::start().await;
     bench.agent.change(|spool| spool.refuse = Some("no space left".to_owned()));
     bench.push(&json!({}));
@@ -263,7 +263,7 @@ async fn a_job_that_the_agent_refuses_is_a_system_failure() {
 }
 
 #[tokio::test]
-async fn a_refused_token_ends_the_manager_with_what_to_do() {
+async fn refused_token_ends_manager_with_advice() {
     let bench = Bench::start().await;
     bench.coordinator.refuse_runners();
     let error = bench.manager().await.ended().await.unwrap_err();
@@ -272,7 +272,7 @@ async fn a_refused_token_ends_the_manager_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn no_more_jobs_are_asked_for_than_there_are_slots() {
+async fn jobs_are_requested_only_for_free_slots() {
     let bench = Bench::start().await;
     for id in 1..=5 {
         bench.push(&json!({ "id": id }));

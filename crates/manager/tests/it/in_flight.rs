@@ -1,5 +1,6 @@
-//! Job requests that the server may have answered, while capacity falls, settings change, or the manager is to end. The
-//! server behaves as GitLab: an answer that is not read is a job lost.
+//! Job requests that the server may have answered, while capacity falls, settings change, or the manager stops.
+//!
+//! The server behaves like GitLab: a job whose answer is not read is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use muster_agent_api::result::Outcome;
 use muster_config::settings::{RunnerSettings, Settings};
 use muster_executor::Capacity;
 use muster_job::{JobId, JobStatus, Secret};
-use muster_manager::Order;
+use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
@@ -18,14 +19,14 @@ fn push(bench: &Bench, id: i64) {
     bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
 }
 
-/// The server assigns two jobs to the requests in flight.
+/// Assigns two jobs to the requests in flight.
 fn assign_two(bench: &Bench) {
     push(bench, 1);
     push(bench, 2);
     bench.coordinator.look_for_jobs(true);
 }
 
-/// A manager for two jobs at once, two of whose requests are at the server, which has not looked for a job yet.
+/// Starts a manager for two jobs with two requests at the server, which has not looked for a job yet.
 async fn two_in_flight(bench: &Bench) -> (Running, Settings) {
     let settings = bench.settings(|runner| {
         runner.request_concurrency = 2;
@@ -37,7 +38,7 @@ async fn two_in_flight(bench: &Bench) -> (Running, Settings) {
     (manager, settings)
 }
 
-/// So much time passes for the manager.
+/// Advances the manager's clock.
 async fn pass(manager: &Running, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -49,7 +50,7 @@ async fn started(bench: &Bench, id: i64) {
     bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Each of the jobs is started, and ends as its agent says, having been handed out once.
+/// Asserts that each of the jobs is started, ends as its agent says, and was assigned once.
 async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
     for id in ids {
         started(bench, id).await;
@@ -60,25 +61,25 @@ async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
 }
 
 #[tokio::test]
-async fn jobs_are_run_whose_requests_were_in_flight_when_the_capacity_fell() {
+async fn jobs_in_flight_run_after_capacity_fell() {
     let bench = Bench::at_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     bench.capacity.send_replace(Capacity::of(0));
     manager.looked_around().await;
     assign_two(&bench);
     finish(&bench, 1..=2).await;
-    assert!(manager.control.figures().await.unwrap().runners[0].requests == 0, "no more is asked for");
+    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "no more is asked for");
 }
 
 #[tokio::test]
-async fn a_job_beyond_a_concurrent_that_fell_waits_for_its_slot() {
+async fn job_beyond_reduced_concurrent_waits() {
     let bench = Bench::at_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
-    manager.control.give(Order::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
+    manager.control.send(ControlCommand::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
     manager.looked_around().await;
     assign_two(&bench);
     manager.wait_for(|figures| figures.jobs == 2).await;
-    // Both are the manager's, and the server hears of the one that waits, so that it does not take it for stuck.
+    // The manager has both jobs, and contacts the server for the waiting one, so that it does not count as stuck.
     for id in 1..=2 {
         bench.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
     }
@@ -91,12 +92,12 @@ async fn a_job_beyond_a_concurrent_that_fell_waits_for_its_slot() {
 }
 
 #[tokio::test]
-async fn a_job_beyond_a_limit_that_fell_waits_for_its_slot() {
+async fn job_beyond_reduced_limit_waits() {
     let bench = Bench::at_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
     let runner = RunnerSettings { limit: Some(1), ..(*settings.runners[0]).clone() };
     let settings = Settings { runners: vec![Arc::new(runner)], ..settings };
-    manager.control.give(Order::Reload(Box::new(settings))).await;
+    manager.control.send(ControlCommand::Reload(Box::new(settings))).await;
     manager.looked_around().await;
     assign_two(&bench);
     manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
@@ -107,10 +108,10 @@ async fn a_job_beyond_a_limit_that_fell_waits_for_its_slot() {
 }
 
 #[tokio::test]
-async fn jobs_that_were_asked_for_with_settings_of_before_a_reload_are_run() {
+async fn jobs_requested_before_reload_run() {
     let changes: [fn(&mut RunnerSettings); 2] = [
         |runner| runner.output_limit += 1,
-        // As by a rotation: the job's own token is what reports it.
+        // As after a rotation: the job is reported with its own token.
         |runner| runner.token = Secret::new("glrt-another"),
     ];
     for change in changes {
@@ -118,8 +119,8 @@ async fn jobs_that_were_asked_for_with_settings_of_before_a_reload_are_run() {
         let (manager, settings) = two_in_flight(&bench).await;
         let mut runner = (*settings.runners[0]).clone();
         change(&mut runner);
-        let settings = Settings { runners: vec![Arc::new(runner)], refusal_is_fatal: false, ..settings };
-        manager.control.give(Order::Reload(Box::new(settings))).await;
+        let settings = Settings { runners: vec![Arc::new(runner)], exit_on_refusal: false, ..settings };
+        manager.control.send(ControlCommand::Reload(Box::new(settings))).await;
         manager.looked_around().await;
         push(&bench, 1);
         push(&bench, 2);
@@ -130,17 +131,17 @@ async fn jobs_that_were_asked_for_with_settings_of_before_a_reload_are_run() {
 }
 
 #[tokio::test]
-async fn jobs_of_a_runner_that_left_the_file_while_they_were_asked_for_are_run() {
+async fn jobs_in_flight_of_removed_runner_run() {
     let bench = Bench::at_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
-    manager.control.give(Order::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
+    manager.control.send(ControlCommand::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
     manager.looked_around().await;
     assign_two(&bench);
     finish(&bench, 1..=2).await;
 }
 
 #[tokio::test]
-async fn jobs_that_come_during_a_drain_are_run() {
+async fn jobs_received_during_drain_run() {
     let bench = Bench::at_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     manager.drain().await;
@@ -152,17 +153,17 @@ async fn jobs_that_come_during_a_drain_are_run() {
 }
 
 #[tokio::test]
-async fn jobs_that_come_during_a_forced_stop_are_reported_with_a_reason_that_can_be_retried() {
+async fn jobs_received_during_abort_are_retryable_failures() {
     let bench = Bench::at_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
-    manager.control.give(Order::Abort).await;
+    manager.control.send(ControlCommand::Abort).await;
     manager.looked_around().await;
     assign_two(&bench);
     for id in 1..=2 {
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
         let report = job.reports().last().unwrap();
         assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));
-        assert!(job.text().contains("the manager was stopped before the job began"), "{}", job.text());
+        assert!(job.text().contains("the runner manager was stopped before the job started"), "{}", job.text());
     }
     manager.ended().await.unwrap();
     assert!(bench.agent.spool().started.is_empty(), "nothing of them was started");
@@ -170,10 +171,10 @@ async fn jobs_that_come_during_a_forced_stop_are_reported_with_a_reason_that_can
 }
 
 #[tokio::test]
-async fn jobs_that_come_while_the_manager_leaves_are_stored_for_the_next_start() {
+async fn jobs_received_while_leaving_are_stored() {
     let bench = Bench::at_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
-    manager.control.give(Order::Leave).await;
+    manager.control.send(ControlCommand::Leave).await;
     manager.looked_around().await;
     assign_two(&bench);
     manager.ended().await.unwrap();
@@ -181,16 +182,16 @@ async fn jobs_that_come_while_the_manager_leaves_are_stored_for_the_next_start()
     finish(&bench, 1..=2).await;
 }
 
-/// GitLab's front end holds such a request, and looks for no job.
+/// GitLab's front end holds such a request without looking for a job.
 #[tokio::test]
-async fn a_request_that_was_held_for_long_does_not_delay_the_end() {
-    for order in [Order::Drain, Order::Abort, Order::Leave] {
+async fn held_request_does_not_delay_exit() {
+    for order in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
         let bench = Bench::at_gitlab().await;
         let manager = bench.manager().await;
-        // The first answer tells the queue's version, and the next request is held.
+        // The first answer contains the queue's version, so the next request is held.
         bench.coordinator.wait_for_requests(2).await;
         tokio::time::pause();
-        manager.control.give(order).await;
+        manager.control.send(order).await;
         tokio::time::advance(Duration::from_secs(9)).await;
         manager.looked_around().await;
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -199,9 +200,9 @@ async fn a_request_that_was_held_for_long_does_not_delay_the_end() {
     }
 }
 
-/// It knows no version of the queue, so that the front end passes it on at once (runner-api 2.3).
+/// The request has no queue version, so the front end passes it on at once.
 #[tokio::test]
-async fn a_first_request_is_waited_for_as_long_as_gitlab_works_on_it() {
+async fn first_request_is_awaited_while_gitlab_works() {
     let bench = Bench::at_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     manager.drain().await;
@@ -212,7 +213,7 @@ async fn a_first_request_is_waited_for_as_long_as_gitlab_works_on_it() {
 }
 
 #[tokio::test]
-async fn a_first_request_that_gitlab_has_given_up_does_not_delay_the_end() {
+async fn first_request_given_up_by_gitlab_does_not_delay_exit() {
     let bench = Bench::at_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     tokio::time::pause();
@@ -223,10 +224,10 @@ async fn a_first_request_that_gitlab_has_given_up_does_not_delay_the_end() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_canceled_while_it_waits_for_its_slot_is_not_counted_as_waiting() {
+async fn canceled_job_is_not_counted_as_waiting() {
     let bench = Bench::at_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
-    manager.control.give(Order::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
+    manager.control.send(ControlCommand::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
     manager.looked_around().await;
     assign_two(&bench);
     manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
@@ -234,7 +235,7 @@ async fn a_job_that_is_canceled_while_it_waits_for_its_slot_is_not_counted_as_wa
     let first: i64 = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     let waiting = JobId(3 - first);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 1.0).await;
-    // Its trace, which comes before its end, is not taken for a while.
+    // Its trace, which is sent before its result, is not accepted for a while.
     bench.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
     bench.coordinator.set_status(waiting, JobStatus::Canceling);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;

@@ -1,4 +1,4 @@
-//! Limits that an operator sets: of preparing a job, and of reports that the coordinator refuses.
+//! Timeouts and limits that an operator sets: for preparing a job, and for rejected reports.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::bench::{Bench, JOB, RUN};
 
 #[tokio::test]
-async fn a_job_that_no_agent_takes_within_prepare_timeout_ends_with_that_reason() {
+async fn job_without_agent_ends_after_prepare_timeout() {
     let bench = Bench::start().await;
     bench.agent.kill();
     bench.push(&json!({}));
@@ -27,7 +27,7 @@ async fn a_job_that_no_agent_takes_within_prepare_timeout_ends_with_that_reason(
 }
 
 #[tokio::test]
-async fn prepare_timeout_is_over_when_an_agent_has_the_job() {
+async fn prepare_timeout_ends_when_agent_has_job() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));
@@ -42,13 +42,13 @@ async fn prepare_timeout_is_over_when_an_agent_has_the_job() {
 }
 
 #[tokio::test]
-async fn a_report_that_is_refused_is_repeated_as_often_as_configured_and_then_given_up() {
+async fn refused_report_is_retried_as_configured() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let settings = bench.settings(|runner| runner.final_update_retry_limit = 2);
     let manager = bench.manager_of(settings).await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    // A failure of the server does not count, however often.
+    // Failures of the server do not count.
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
     bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected, Fault::Rejected]);
     bench.agent.finish(RUN, Outcome::Success);

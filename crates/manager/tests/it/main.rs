@@ -1,4 +1,4 @@
-//! The manager between a coordinator in memory and an agent in memory, with faults on either side.
+//! Tests of the manager between a coordinator and an agent in memory, with faults on both sides.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test's helpers fail as its body does")]
 
 mod acceptance;

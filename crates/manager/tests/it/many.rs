@@ -1,4 +1,4 @@
-//! One manager of runners at several coordinators.
+//! One manager with runners at several coordinators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use muster_agent_api::result::Outcome;
 use muster_config::settings::{RunnerSettings, Settings};
 use muster_job::{JobId, JobStatus, Secret};
-use muster_manager::Order;
+use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::json;
 
 use crate::bench::{Bench, Running};
 
-/// A coordinator of its own for each runner.
+/// Starts a separate coordinator for each runner.
 struct Place {
     coordinator: Arc<MemoryCoordinator>,
     served: Served,
@@ -42,11 +42,11 @@ impl Place {
 
 const HELD: Duration = Duration::from_secs(30);
 
-/// Settings of a test: requests that others wait for are cut soon.
+/// Returns settings in which held requests are canceled soon.
 fn settings(concurrent: usize, runners: Vec<RunnerSettings>) -> Settings {
     let runners = runners.into_iter().map(Arc::new).collect();
     let soon = Duration::from_millis(50);
-    Settings { concurrent, cut_after: soon, answer_limit: soon, runners, ..Settings::new() }
+    Settings { concurrent, min_hold: soon, answer_timeout: soon, runners, ..Settings::new() }
 }
 
 async fn started(bench: &Bench, id: i64) {
@@ -67,7 +67,7 @@ async fn end(bench: &Bench, manager: Running) {
 }
 
 #[tokio::test]
-async fn a_runner_whose_requests_are_held_keeps_no_other_one_from_its_jobs() {
+async fn held_requests_do_not_starve_other_runners() {
     let bench = Bench::start().await;
     let places = [Place::start(HELD).await, Place::start(HELD).await, Place::start(HELD).await];
     let runners = places.iter().map(|place| place.runner("r")).collect();
@@ -106,7 +106,7 @@ async fn limits_hold_over_runners_and_across_a_restart() {
 }
 
 #[tokio::test]
-async fn two_coordinators_may_give_a_job_the_same_number() {
+async fn jobs_of_two_coordinators_may_share_number() {
     let bench = Bench::start().await;
     let places = [Place::start(HELD).await, Place::start(HELD).await];
     let manager = bench.manager_of(settings(2, places.iter().map(|place| place.runner("r")).collect())).await;
@@ -121,7 +121,7 @@ async fn two_coordinators_may_give_a_job_the_same_number() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_fails_or_refuses_does_not_disturb_another_one() {
+async fn failing_coordinator_does_not_affect_others() {
     let bench = Bench::start().await;
     let places = [Place::start(HELD).await, Place::start(HELD).await, Place::start(HELD).await];
     places[0].coordinator.fail(Call::RequestJob, [Fault::FailBefore; 3]);
@@ -133,7 +133,7 @@ async fn a_coordinator_that_fails_or_refuses_does_not_disturb_another_one() {
     places[0].push(2);
     started(&bench, 2).await;
     manager.wait_for(|figures| figures.jobs == 1).await;
-    let figures = manager.control.figures().await.unwrap();
+    let figures = manager.control.stats().await.unwrap();
     assert_eq!(figures.concurrent, 3);
     assert_eq!(figures.runners.iter().map(|runner| runner.jobs).collect::<Vec<_>>(), [1, 0, 0]);
     assert!(figures.runners[1].refusals_total > 0);
@@ -148,7 +148,7 @@ async fn new_settings_add_and_remove_runners_and_drop_no_job() {
     let manager = bench.manager_of(settings(1, vec![places[0].runner("a")])).await;
     places[0].push(1);
     started(&bench, 1).await;
-    let reload = |settings| manager.control.give(Order::Reload(Box::new(settings)));
+    let reload = |settings| manager.control.send(ControlCommand::Reload(Box::new(settings)));
     reload(settings(2, vec![places[1].runner("b")])).await;
     places[0].push(2);
     places[1].push(11);
@@ -163,19 +163,19 @@ async fn new_settings_add_and_remove_runners_and_drop_no_job() {
 }
 
 #[tokio::test]
-async fn fewer_places_let_jobs_end_and_start_no_more_than_they_are() {
+async fn reduced_capacity_lets_jobs_end() {
     let bench = Bench::start().await;
     let place = Place::start(HELD).await;
     let runner = RunnerSettings { request_concurrency: 3, ..place.runner("a") };
     let manager = bench.manager_of(settings(3, vec![runner.clone()])).await;
     (1..=5).for_each(|id| place.push(id));
     bench.agent.wait_for(|spool| spool.started.len() == 3).await;
-    manager.control.give(Order::Reload(Box::new(settings(1, vec![runner])))).await;
+    manager.control.send(ControlCommand::Reload(Box::new(settings(1, vec![runner])))).await;
     for id in 1..=2 {
         finish(&bench, &place, id).await;
     }
     manager.wait_for(|figures| figures.jobs == 1).await;
-    assert_eq!(manager.control.figures().await.unwrap().runners[0].requests, 0, "the one place is taken");
+    assert_eq!(manager.control.stats().await.unwrap().runners[0].requests, 0, "the one place is taken");
     for id in 3..=5 {
         started(&bench, id).await;
         finish(&bench, &place, id).await;
@@ -184,7 +184,7 @@ async fn fewer_places_let_jobs_end_and_start_no_more_than_they_are() {
 }
 
 #[tokio::test]
-async fn a_job_whose_runner_has_left_the_file_is_reported_after_a_restart() {
+async fn job_of_removed_runner_is_reported_after_restart() {
     let bench = Bench::start().await;
     let place = Place::start(HELD).await;
     let manager = bench.manager_of(settings(1, vec![place.runner("a")])).await;

@@ -1,4 +1,4 @@
-//! How long something may take, as the documents promise it, on time that the test controls.
+//! Times that the documents promise, on a clock that the test controls.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,16 +28,16 @@ use tokio::task::JoinSet;
 use crate::agent::FakeAgent;
 use crate::bench::{JOB, RUN};
 
-/// Time passes in steps of this.
+/// Step in which the clock advances.
 const STEP: Duration = Duration::from_millis(20);
-/// Turns of the runtime in one step: calls over the loopback interface take some of them, and no time.
+/// Number of scheduler turns in one step. Calls over the loopback interface take several turns, but no time.
 const TURNS: usize = 200;
 
-/// A manager whose one runner has its jobs on an instance.
+/// A manager whose only runner runs its jobs on an instance.
 struct World {
     coordinator: Arc<MemoryCoordinator>,
     agent: FakeAgent,
-    /// The instance and its network answer nothing.
+    /// Whether the instance and its network respond to nothing.
     frozen: watch::Sender<bool>,
     _home: tempfile::TempDir,
     _served: Served,
@@ -45,7 +45,7 @@ struct World {
 }
 
 impl World {
-    /// `has_slots`: jobs get an instance at once; otherwise they wait for one.
+    /// `has_slots`: jobs get an instance at once. Otherwise they wait for one.
     async fn start(has_slots: bool) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(3600)));
         let served = serve(coordinator.clone()).await.unwrap();
@@ -65,14 +65,14 @@ impl World {
         let mut tasks = JoinSet::new();
         let (control, orders) = Control::new();
         tasks.spawn(async move {
-            // As long as there is a control, the manager goes on.
+            // The manager runs as long as its control exists.
             let _control = control;
             manager.run(orders).await.unwrap();
         });
         Self { coordinator, agent, frozen, _home: home, _served: served, _tasks: tasks }
     }
 
-    /// Puts a job in the queue; `extension` is what a coordinator of Muster says of it.
+    /// Queues a job. `extension` is Muster's extension of its payload.
     fn push(&self, extension: &serde_json::Value) {
         let payload = json!({
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
@@ -81,9 +81,9 @@ impl World {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// The time until the job has ended at the coordinator, which is as long as the manager makes it.
+    /// Returns the time until the job has ended at the coordinator, which depends only on the manager.
     async fn until_ended(&self) -> Duration {
-        // A thread that has something to do keeps a paused clock from advancing by itself.
+        // A paused clock does not advance automatically while a thread is busy.
         let (busy, idle) = std::sync::mpsc::channel::<()>();
         let waiting = tokio::task::spawn_blocking(move || idle.recv());
         tokio::time::pause();
@@ -103,7 +103,7 @@ impl World {
     }
 }
 
-/// An instance behind a network, whose agent is the one in memory.
+/// An instance behind a network, with the agent in memory.
 struct Far {
     home: PathBuf,
     socket: PathBuf,
@@ -119,7 +119,7 @@ impl ExecutionEnvironment for Far {
             let mut agent = UnixStream::connect(socket).await.unwrap();
             tokio::select! {
                 biased;
-                // Nothing arrives any more, and no end of the connection either.
+                // Nothing arrives anymore, not even the end of the connection.
                 _ = async { frozen.wait_for(|frozen| *frozen).await.is_ok() } => std::future::pending().await,
                 _ = tokio::io::copy_bidirectional(&mut far, &mut agent) => {}
             }
@@ -176,9 +176,9 @@ impl Executor for Instances {
     }
 }
 
-/// From two pings of the connection that are not answered to the report: `docs/explanation/crash-safety.md` says 13 s.
+/// From two unanswered pings of the connection to the report: `docs/explanation/crash-safety.md` promises 13 s.
 #[tokio::test]
-async fn a_job_on_an_instance_that_is_silent_ends_within_15_s() {
+async fn job_on_unresponsive_instance_ends_within_15_s() {
     let world = World::start(true).await;
     world.push(&json!({ "trace_interval_ms": 20 }));
     world.agent.wait_for(|spool| spool.started == [RUN]).await;
@@ -193,12 +193,12 @@ async fn a_job_on_an_instance_that_is_silent_ends_within_15_s() {
         "{}",
         job.text()
     );
-    assert!(job.text().contains("nothing there answers"), "{}", job.text());
+    assert!(job.text().contains("it does not respond"), "{}", job.text());
     assert!((UNRESPONSIVE_TIMEOUT..=Duration::from_secs(15)).contains(&took), "{took:?}");
 }
 
 #[tokio::test]
-async fn a_job_that_waits_for_an_instance_is_canceled_within_a_second() {
+async fn job_waiting_for_instance_is_canceled_within_a_second() {
     let world = World::start(false).await;
     world.push(&json!({ "trace_interval_ms": 20 }));
     world.coordinator.wait_for(JOB, |job| job.status == JobStatus::Running).await;
@@ -210,8 +210,8 @@ async fn a_job_that_waits_for_an_instance_is_canceled_within_a_second() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_is_back_has_log_and_result_within_one_update_interval() {
-    // As the coordinator says with each answer.
+async fn recovered_coordinator_has_everything_within_one_interval() {
+    // The coordinator sets this interval in each answer.
     let interval = Duration::from_secs(1);
     for failures in [1, 4, 7] {
         let world = World::start(true).await;
@@ -223,7 +223,7 @@ async fn a_coordinator_that_is_back_has_log_and_result_within_one_update_interva
         world.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
         world.agent.write(RUN, "all of it\n");
         world.agent.finish(RUN, Outcome::Success);
-        // In real time, since the agent is another process in all but name.
+        // In real time, since the agent behaves like another process.
         world.coordinator.faults_left(Call::AppendTrace, 1000 - failures).await;
         world.coordinator.clear_faults();
         let took = world.until_ended().await;

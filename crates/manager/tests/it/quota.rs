@@ -1,24 +1,24 @@
-//! Managers whose end is set beforehand.
+//! Managers with a limit on their jobs or on their idle time.
 
 use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
-use muster_manager::{Order, Quota};
+use muster_manager::{ControlCommand, RunLimits};
 use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN};
 
 #[tokio::test]
-async fn no_more_jobs_are_taken_than_the_quota_however_many_fit() {
+async fn manager_receives_at_most_max_jobs() {
     let bench = Bench::start().await;
     for id in [JOB.0, JOB.0 + 1, JOB.0 + 2] {
         bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
     }
-    // Room for two jobs at once, and for two requests.
+    // Capacity for two jobs and two requests at the same time.
     let mut settings = bench.settings(|runner| runner.request_concurrency = 2);
     settings.concurrent = 2;
-    let manager = bench.manager_with_quota(settings, Quota { jobs: Some(1), idle: None }).await;
+    let manager = bench.manager_with_run_limits(settings, RunLimits { jobs: Some(1), idle: None }).await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.finish(RUN, Outcome::Success);
     manager.ended().await.unwrap();
@@ -28,26 +28,26 @@ async fn no_more_jobs_are_taken_than_the_quota_however_many_fit() {
 }
 
 #[tokio::test]
-async fn a_job_of_an_earlier_start_counts() {
+async fn job_of_earlier_start_counts() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     manager.kill().await;
     bench.push(&json!({ "id": JOB.0 + 1, "token": "other" }));
-    let manager = bench.manager_with_quota(bench.settings(|_| {}), Quota { jobs: Some(1), idle: None }).await;
+    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), RunLimits { jobs: Some(1), idle: None }).await;
     bench.agent.finish(RUN, Outcome::Success);
     manager.ended().await.unwrap();
     assert_eq!(bench.coordinator.job(JobId(JOB.0 + 1)).unwrap().assignments, 0);
 }
 
 #[tokio::test]
-async fn a_job_of_any_length_is_no_wait() {
+async fn running_job_is_not_idle_time() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let idle = Duration::from_millis(500);
-    let quota = Quota { jobs: None, idle: Some(idle) };
-    let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
+    let quota = RunLimits { jobs: None, idle: Some(idle) };
+    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), quota).await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     tokio::time::pause();
     tokio::time::advance(3 * idle).await;
@@ -58,21 +58,21 @@ async fn a_job_of_any_length_is_no_wait() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_too_long_ends_it() {
+async fn idle_timeout_ends_manager() {
     let bench = Bench::start().await;
-    let quota = Quota { jobs: None, idle: Some(Duration::from_millis(50)) };
-    let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
+    let quota = RunLimits { jobs: None, idle: Some(Duration::from_millis(50)) };
+    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), quota).await;
     manager.ended().await.unwrap();
 }
 
 #[tokio::test]
-async fn the_last_job_of_a_quota_does_not_keep_a_manager_that_leaves() {
+async fn leaving_manager_does_not_wait_for_last_job() {
     let bench = Bench::at_gitlab().await;
     bench.coordinator.look_for_jobs(false);
-    let quota = Quota { jobs: Some(1), idle: None };
-    let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
+    let quota = RunLimits { jobs: Some(1), idle: None };
+    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), quota).await;
     bench.coordinator.wait_for_looking(1).await;
-    manager.control.give(Order::Leave).await;
+    manager.control.send(ControlCommand::Leave).await;
     manager.looked_around().await;
     bench.push(&json!({}));
     bench.coordinator.look_for_jobs(true);

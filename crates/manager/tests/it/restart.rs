@@ -1,4 +1,4 @@
-//! A manager that is killed in each state of a job, and its successor.
+//! A manager that is killed in each state of a job, and its next start.
 
 use muster_agent_api::result::Outcome;
 use muster_job::JobStatus;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN};
 
-/// The log's length and checksum arrived, the script was started once, and nothing is left anywhere.
+/// Asserts that the log arrived completely, that the script was started once, and that nothing of the job is left.
 async fn check_success(bench: &Bench, log: &str) {
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, log, 1));
@@ -18,7 +18,7 @@ async fn check_success(bench: &Bench, log: &str) {
 }
 
 #[tokio::test]
-async fn killed_before_the_answer_of_its_request_it_gets_the_same_job_again() {
+async fn killed_before_answer_gets_same_job_again() {
     let bench = Bench::start().await;
     bench.coordinator.fail(Call::RequestJob, [Fault::FailAfter]);
     bench.push(&json!({}));
@@ -33,7 +33,7 @@ async fn killed_before_the_answer_of_its_request_it_gets_the_same_job_again() {
 }
 
 #[tokio::test]
-async fn killed_after_the_agent_took_the_job_and_before_it_knew_it_attaches() {
+async fn killed_after_dispatch_attaches_to_running_job() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     bench.agent.change(|spool| spool.lose_answer = true);
@@ -48,7 +48,7 @@ async fn killed_after_the_agent_took_the_job_and_before_it_knew_it_attaches() {
 }
 
 #[tokio::test]
-async fn killed_while_the_agent_is_away_it_hands_the_job_over_later() {
+async fn killed_while_agent_is_away_dispatches_later() {
     let bench = Bench::start().await;
     bench.agent.kill();
     bench.push(&json!({}));
@@ -64,7 +64,7 @@ async fn killed_while_the_agent_is_away_it_hands_the_job_over_later() {
 }
 
 #[tokio::test]
-async fn killed_while_it_streams_it_goes_on_from_the_acknowledged_byte() {
+async fn killed_while_streaming_continues_at_acknowledged_byte() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let mut log = String::new();
@@ -74,7 +74,7 @@ async fn killed_while_it_streams_it_goes_on_from_the_acknowledged_byte() {
         let line = format!("line {number}\n");
         bench.agent.write(RUN, &line);
         log.push_str(&line);
-        // Every other time it is killed with bytes under way.
+        // Every second time it is killed while bytes are on their way.
         if number % 2 == 0 {
             bench.trace_has(&line).await;
         }
@@ -86,7 +86,7 @@ async fn killed_while_it_streams_it_goes_on_from_the_acknowledged_byte() {
 }
 
 #[tokio::test]
-async fn killed_while_the_end_is_not_acknowledged_it_reports_again() {
+async fn killed_before_acknowledgement_reports_again() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
@@ -101,12 +101,12 @@ async fn killed_while_the_end_is_not_acknowledged_it_reports_again() {
 }
 
 #[tokio::test]
-async fn killed_after_the_end_was_acknowledged_it_only_cleans_up() {
+async fn killed_after_acknowledgement_only_cleans_up() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    // The answer to the end is lost, and the manager with it.
+    // The answer to the final update is lost, and the manager is killed.
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailAfter]);
     bench.agent.write(RUN, "log\n");
     bench.agent.finish(RUN, Outcome::Success);

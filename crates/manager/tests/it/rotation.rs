@@ -1,13 +1,13 @@
-//! Tokens with an end, at a coordinator that gives new ones, by a clock that the test moves.
+//! Renewal of expiring tokens, on a clock that the test moves.
 
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use muster_config::edit::{ConfigFile, LOCK_WAIT};
+use muster_config::edit::{ConfigFile, LOCK_TIMEOUT};
 use muster_config::settings::Settings;
-use muster_config::{Facts, Surroundings};
+use muster_config::{HostFacts, SettingsContext};
 use muster_manager::clock::{ManualClock, WallClock};
 use muster_manager::rotation::Rotation;
 use muster_runner_api::client::{Client, Progress};
@@ -18,12 +18,12 @@ use muster_telemetry::{Build, ProcessState, Telemetry};
 use time::macros::datetime;
 
 const SOON: Duration = Duration::from_secs(20);
-/// Its life is 100 hours.
+/// A token that is valid for 100 hours.
 const CONFIG: &str = "# kept\nconcurrent = 3\n\n[[runners]]\nname = \"a\" # and this\nurl = \"URL\"\n\
     token = \"glrt-old\"\ntoken_obtained_at = 2026-11-01T00:00:00Z\ntoken_expires_at = 2026-11-05T04:00:00Z\n\
     executor = \"shell\"\n";
 
-/// So many hours after the token was made.
+/// Returns the time this number of hours after the token was created.
 fn at(hours: i64) -> SystemTime {
     SystemTime::from(datetime!(2026-11-01 00:00 UTC) + time::Duration::hours(hours))
 }
@@ -38,7 +38,7 @@ struct World {
 }
 
 impl World {
-    /// A manager's rotation on `text`, 10 hours after the token was made; new tokens live for 200 hours.
+    /// Starts a rotation on `text`, 10 hours after the token was created. New tokens are valid for 200 hours.
     async fn start(text: &str) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(1)));
         coordinator.add_runner("glrt-old", Some("2026-11-12T11:00:00Z"));
@@ -60,17 +60,17 @@ impl World {
         std::fs::read_to_string(self.path()).unwrap().replace(self.served.url.as_str(), "URL")
     }
 
-    /// Moves the clock to where the rotation waits for.
+    /// Moves the clock to the time for which the rotation waits.
     async fn go_on(&self) -> SystemTime {
         let until = tokio::time::timeout(SOON, self.clock.awaited()).await.expect("nothing is waited for");
         self.clock.set(until);
         until
     }
 
-    /// The settings after the next change; they are followed, as by a manager.
+    /// Returns the settings after the next change, and applies them as a manager does.
     async fn changed(&mut self) -> Settings {
         tokio::time::timeout(SOON, self.rotation.changed()).await.expect("no change");
-        self.rotation.follow(settings(self.path()))
+        self.rotation.apply_renewed(settings(self.path()))
     }
 
     async fn works(&self, token: &str) -> bool {
@@ -83,7 +83,10 @@ impl World {
 }
 
 fn settings(path: PathBuf) -> Settings {
-    muster_config::settings(&muster_config::load(&path, &Facts::of(&path)).config.unwrap(), &Surroundings::default())
+    muster_config::settings(
+        &muster_config::load(&path, &HostFacts::of(&path)).config.unwrap(),
+        &SettingsContext::default(),
+    )
 }
 
 fn request(token: &str) -> JobRequest {
@@ -95,7 +98,7 @@ fn token(settings: &Settings) -> &str {
 }
 
 #[tokio::test]
-async fn a_token_is_renewed_at_three_quarters_of_its_life_and_saved_with_all_else_kept() {
+async fn token_is_renewed_at_three_quarters_of_its_life() {
     let mut world = World::start(CONFIG).await;
     assert_eq!(world.go_on().await, at(75));
     let settings = world.changed().await;
@@ -116,7 +119,7 @@ async fn a_token_is_renewed_at_three_quarters_of_its_life_and_saved_with_all_els
 }
 
 #[tokio::test]
-async fn a_reset_that_fails_is_tried_again_and_the_old_token_stays() {
+async fn failed_reset_is_retried_with_old_token() {
     let mut world = World::start(CONFIG).await;
     world.coordinator.fail(Call::ResetToken, [Fault::FailBefore; 3]);
     assert_eq!(world.go_on().await, at(75));
@@ -130,9 +133,9 @@ async fn a_reset_that_fails_is_tried_again_and_the_old_token_stays() {
 }
 
 #[tokio::test]
-async fn a_token_is_not_reset_before_the_new_one_can_be_kept_unless_it_ends_anyway() {
+async fn token_is_not_reset_unless_file_is_writable() {
     let mut world = World::start(CONFIG).await;
-    // Nobody can lock the file.
+    // The file cannot be locked.
     let lock = world.home.path().join(".config.toml.lock");
     std::fs::create_dir(&lock).unwrap();
     while world.go_on().await < at(95) {
@@ -149,7 +152,7 @@ async fn a_token_is_not_reset_before_the_new_one_can_be_kept_unless_it_ends_anyw
 }
 
 #[tokio::test]
-async fn entries_that_share_a_token_get_the_new_one_together() {
+async fn entries_with_shared_token_are_renewed_together() {
     let second = CONFIG.split_once("\n\n").unwrap().1.replace("\"a\"", "\"b\"");
     let mut world = World::start(&format!("{CONFIG}\n{second}")).await;
     world.go_on().await;
@@ -159,7 +162,7 @@ async fn entries_that_share_a_token_get_the_new_one_together() {
 }
 
 #[tokio::test]
-async fn rotation_that_is_switched_off_renews_nothing() {
+async fn disabled_rotation_renews_nothing() {
     let text = format!("{CONFIG}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
     let world = World::start(&text).await;
     assert_eq!(world.go_on().await, at(75));
@@ -168,26 +171,26 @@ async fn rotation_that_is_switched_off_renews_nothing() {
 }
 
 #[tokio::test]
-async fn the_end_waits_for_a_reset_that_is_under_way() {
+async fn stop_waits_for_reset_in_progress() {
     let world = World::start(CONFIG).await;
     world.coordinator.fail(Call::ResetToken, [Fault::Hung]);
     world.go_on().await;
     world.coordinator.faults_left(Call::ResetToken, 0).await;
     let mut end = pin!(world.rotation.stop());
     assert!(futures::poll!(&mut end).is_pending());
-    // But not for ever.
+    // But not indefinitely.
     tokio::time::pause();
     end.await;
 }
 
 #[tokio::test]
-async fn the_end_does_not_wait_for_a_file_that_somebody_else_is_changing() {
+async fn stop_does_not_wait_for_locked_file() {
     let world = World::start(CONFIG).await;
     let other = ConfigFile::open(&world.path()).unwrap();
     world.go_on().await;
-    // Now the keeper waits for its turn at the file.
+    // The rotation waits for the lock of the file now.
     tokio::task::yield_now().await;
-    tokio::time::timeout(LOCK_WAIT / 2, world.rotation.stop()).await.expect("the end waits for the file");
+    tokio::time::timeout(LOCK_TIMEOUT / 2, world.rotation.stop()).await.expect("the end waits for the file");
     drop(other);
     assert!(
         Client::new(&world.served.url).unwrap().request_job(&request("glrt-old"), &Progress::default()).await.is_ok(),
@@ -196,7 +199,7 @@ async fn the_end_does_not_wait_for_a_file_that_somebody_else_is_changing() {
 }
 
 #[tokio::test]
-async fn the_systems_clock_waits_for_its_own_time() {
+async fn system_clock_sleeps_until_wall_time() {
     let clock = muster_manager::clock::SystemClock;
     let until = clock.now() + Duration::from_millis(20);
     clock.sleep_until(until).await;

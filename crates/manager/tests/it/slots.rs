@@ -1,4 +1,4 @@
-//! The slot of a job that may run, or does, is no other job's, whatever breaks.
+//! The slot of a job that runs or may run is never given to another job, whatever fails.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn finish(bench: &Bench, id: i64) {
 }
 
 #[tokio::test]
-async fn an_agent_that_does_not_answer_is_asked_for_the_same_slot_again() {
+async fn unresponsive_agent_is_retried_with_same_slot() {
     let bench = Bench::start().await;
     bench.agent.change(|spool| spool.lose_answers = true);
     bench.push(&json!({}));
@@ -40,22 +40,22 @@ async fn an_agent_that_does_not_answer_is_asked_for_the_same_slot_again() {
 }
 
 #[tokio::test]
-async fn a_job_keeps_its_slot_while_its_state_cannot_be_stored() {
+async fn job_keeps_slot_while_state_cannot_be_stored() {
     let bench = Bench::start().await;
     bench.agent.kill();
     push(&bench, 1);
     let manager = bench.manager_of(bench.settings(|_| {})).await;
     bench.wait_for_slots(1).await;
-    // The second job is stored, and not accepted yet.
+    // The second job is stored, but not accepted yet.
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
     push(&bench, 2);
     bench.coordinator.faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.agent.restart();
     started(&bench, 1).await;
-    // The answer is on its way, and that the job runs cannot be stored.
+    // The answer is on its way, but the new state cannot be stored.
     for _ in 0..100 {
-        manager.control.figures().await.unwrap();
+        manager.control.stats().await.unwrap();
         tokio::task::yield_now().await;
     }
     manager.state_limit.store(limit, Ordering::Relaxed);
@@ -70,7 +70,7 @@ async fn a_job_keeps_its_slot_while_its_state_cannot_be_stored() {
 }
 
 #[tokio::test]
-async fn a_job_counts_for_its_runner_also_after_a_restart_with_a_new_token() {
+async fn job_counts_for_runner_after_restart_with_new_token() {
     let bench = Bench::start().await;
     bench.coordinator.add_runner("glrt-new", None);
     let settings = |token: &str| {
@@ -88,7 +88,7 @@ async fn a_job_counts_for_its_runner_also_after_a_restart_with_a_new_token() {
     push(&bench, 2);
     let manager = bench.manager_of(settings("glrt-new")).await;
     manager.wait_for(|figures| figures.jobs == 1).await;
-    let figures = manager.control.figures().await.unwrap();
+    let figures = manager.control.stats().await.unwrap();
     assert_eq!((figures.runners[0].jobs, figures.runners[0].requests), (1, 0), "its limit is used up");
     finish(&bench, 1).await;
     started(&bench, 2).await;

@@ -1,4 +1,4 @@
-//! Jobs of which no plan can be made, or that cannot be stored: each is reported, and says no secret while it does.
+//! Jobs that cannot be lowered or stored: each is reported, and the report contains no secret.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::bench::{Bench, JOB, RUN, Running};
 
-/// How a job with this in its payload ends. It is never started.
+/// Returns the text of a job with this in its payload. The job is never started.
 async fn ended(more: &Value) -> Job {
     let bench = Bench::start().await;
     bench.push(more);
@@ -25,7 +25,7 @@ async fn ended(more: &Value) -> Job {
 }
 
 #[tokio::test]
-async fn a_job_whose_description_cannot_be_read_is_reported_as_a_system_failure() {
+async fn unreadable_payload_is_system_failure() {
     let why = "the member `variables[0].value` has the wrong type";
     let job = ended(&json!({ "muster": { "trace_interval_ms": 5, "decode_error": why } })).await;
     assert!(job.text().contains(&format!("ERROR: Job failed (system failure): {why}")), "{}", job.text());
@@ -33,7 +33,7 @@ async fn a_job_whose_description_cannot_be_read_is_reported_as_a_system_failure(
 }
 
 #[tokio::test]
-async fn what_the_manager_says_of_a_job_shows_no_masked_value() {
+async fn manager_messages_mask_secrets() {
     let token = json!({ "key": "TOK", "value": "supersecretvalue1", "masked": true });
     let whole = json!({ "key": "WHOLE", "value": "key-of-${TOK}", "masked": true });
     let plain = json!({ "key": "PLAIN", "value": "glpat-abcdefgh" });
@@ -46,7 +46,7 @@ async fn what_the_manager_says_of_a_job_shows_no_masked_value() {
     assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the words' length is that of what is shown");
 }
 
-/// A manager with two requests at the coordinator, whose disk is full from now on, and how much there was room for before.
+/// Returns a manager with two requests at the coordinator and a full disk, and the former limit of its state.
 async fn full(bench: &Bench) -> (Running, u64) {
     let settings = bench.settings(|runner| {
         runner.request_concurrency = 2;
@@ -59,12 +59,12 @@ async fn full(bench: &Bench) -> (Running, u64) {
 }
 
 #[tokio::test]
-async fn a_job_that_cannot_be_stored_at_first_is_kept_until_it_can() {
+async fn job_is_held_until_it_can_be_stored() {
     let bench = Bench::start().await;
     let (manager, limit) = full(&bench).await;
     bench.push(&json!({}));
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
-    // Longer than the first try takes.
+    // Longer than the first attempt takes.
     let started = bench.agent.wait_for(|spool| !spool.started.is_empty());
     assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
     assert_eq!(bench.coordinator.requests(), 2, "no more is asked for meanwhile");
@@ -79,7 +79,7 @@ async fn a_job_that_cannot_be_stored_at_first_is_kept_until_it_can() {
 }
 
 #[tokio::test]
-async fn jobs_that_cannot_be_stored_are_all_reported_before_the_manager_ends() {
+async fn unstorable_jobs_are_reported_before_exit() {
     let bench = Bench::start().await;
     let (manager, _) = full(&bench).await;
     let other = JobId(8);
@@ -91,7 +91,7 @@ async fn jobs_that_cannot_be_stored_are_all_reported_before_the_manager_ends() {
         let job = bench.coordinator.job(id).unwrap();
         let text = job.text();
         assert_eq!(job.status, JobStatus::Failed, "{text}");
-        assert!(text.contains(&format!("(system failure): the job cannot be stored: {error}")), "{text}");
+        assert!(text.contains(&format!("(system failure): failed to store the job: {error}")), "{text}");
         assert!(text.contains("/state.log: "), "{text}");
         let report = job.reports().next().unwrap();
         assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));

@@ -1,4 +1,4 @@
-//! Jobs that have ended, at a coordinator that does not take their logs or ends: their slots are other jobs'.
+//! Jobs that have ended while the coordinator accepts no logs or reports: they release their slots.
 
 use muster_agent_api::result::Outcome;
 use muster_config::settings::Settings;
@@ -8,11 +8,11 @@ use serde_json::json;
 
 use crate::bench::{Bench, Running};
 
-/// A manager with one slot, at a coordinator that takes no logs.
-async fn world(unreported_max: usize) -> (Bench, Running) {
+/// Starts a manager with one slot, at a coordinator that accepts no logs.
+async fn world(max_unreported_jobs: usize) -> (Bench, Running) {
     let bench = Bench::start().await;
     bench.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 10_000]);
-    let settings = Settings { concurrent: 1, unreported_max, ..bench.settings(|_| {}) };
+    let settings = Settings { concurrent: 1, max_unreported_jobs, ..bench.settings(|_| {}) };
     let manager = bench.manager_of(settings).await;
     (bench, manager)
 }
@@ -25,7 +25,7 @@ async fn started(bench: &Bench, id: i64) {
     bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// A job that is started, writes a log, and ends.
+/// Starts a job, which writes a log and ends.
 async fn run(bench: &Bench, id: i64) {
     push(bench, id);
     started(bench, id).await;
@@ -46,7 +46,7 @@ async fn end(bench: &Bench, manager: Running) {
 }
 
 #[tokio::test]
-async fn an_ended_job_that_cannot_be_reported_gives_its_slot_to_another_one() {
+async fn unreported_job_releases_its_slot() {
     let (bench, manager) = world(100).await;
     run(&bench, 1).await;
     run(&bench, 2).await;
@@ -62,7 +62,7 @@ async fn an_ended_job_that_cannot_be_reported_gives_its_slot_to_another_one() {
 }
 
 #[tokio::test]
-async fn a_job_whose_report_is_refused_gives_its_slot_back_too() {
+async fn job_with_refused_report_releases_its_slot() {
     let bench = Bench::start().await;
     let settings = Settings { concurrent: 1, ..bench.settings(|_| {}) };
     let manager = bench.manager_of(settings).await;
@@ -76,12 +76,12 @@ async fn a_job_whose_report_is_refused_gives_its_slot_back_too() {
 }
 
 #[tokio::test]
-async fn no_more_of_them_wait_than_allowed() {
+async fn unreported_jobs_are_bounded() {
     let (bench, manager) = world(1).await;
     run(&bench, 1).await;
     run(&bench, 2).await;
     push(&bench, 3);
-    // The second job is tried again and again, and keeps the slot.
+    // The second job is retried and keeps the slot.
     bench.coordinator.faults_left(Call::AppendTrace, 10_000 - 8).await;
     assert_eq!(bench.agent.spool().started, ["1-1", "2-1"]);
     bench.coordinator.clear_faults();
@@ -94,7 +94,7 @@ async fn no_more_of_them_wait_than_allowed() {
 }
 
 #[tokio::test]
-async fn a_manager_that_is_killed_meanwhile_leaves_them_to_the_next_one_without_a_slot() {
+async fn unreported_job_is_restored_without_slot() {
     let (bench, manager) = world(100).await;
     run(&bench, 1).await;
     push(&bench, 2);

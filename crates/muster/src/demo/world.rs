@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_config::{self as config, Facts, Surroundings};
+use muster_config::{self as config, HostFacts, SettingsContext};
 use muster_coordinator::http::HttpFront;
 use muster_coordinator::{Coordinator, NewRunner, Options};
 use muster_executor::Directories;
 use muster_executor::host::{HostExecutor, HostOptions};
 use muster_manager::store::Store;
-use muster_manager::{Control, Manager, ManagerError, Order};
+use muster_manager::{Control, ControlCommand, Manager, ManagerError};
 use muster_taskscaler::fleet::read_fleets;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -68,9 +68,9 @@ impl World {
         let serve = tokio::spawn(front.serve(Arc::clone(&coordinator), None));
 
         let text = configuration(size, &url, &token, &path("machines"));
-        let loaded = config::parse(&text, &Facts::default());
+        let loaded = config::parse(&text, &HostFacts::default());
         let parsed = loaded.config.ok_or_else(|| DemoError::Defect("its configuration cannot be read".to_owned()))?;
-        let around = Surroundings { system_id: "s_demo".to_owned(), ..Surroundings::default() };
+        let around = SettingsContext { system_id: "s_demo".to_owned(), ..SettingsContext::default() };
         let settings = config::settings(&parsed, &around);
         let observed = Observed::start(Some("127.0.0.1:0")).await?;
         let address = observed.address.ok_or_else(|| DemoError::Defect("the manager has no address".to_owned()))?;
@@ -105,7 +105,7 @@ impl World {
 
     /// Ends everything; how many instances are left, which is a defect.
     pub(super) async fn end(self) -> Result<usize, DemoError> {
-        self.control.give(Order::Abort).await;
+        self.control.send(ControlCommand::Abort).await;
         let mut manager = self.manager;
         let ended = match timeout(END_LIMIT, &mut manager).await {
             Ok(ended) => ended.map_err(|error| DemoError::Defect(error.to_string()))?.map_err(DemoError::from),

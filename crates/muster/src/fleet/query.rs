@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use muster_config::{self as config, Surroundings};
+use muster_config::{self as config, SettingsContext};
 use muster_manager::store::Store;
 use muster_taskscaler::driver::LedgerError;
 use muster_taskscaler::fleet::{ExplanationSet, ReportSource, Reports, Subject, VERSION, explain, read_fleets};
@@ -103,7 +103,7 @@ impl ManagerTarget {
             return get(&client()?, address, path, query).await;
         }
         if let Some(directory) = flags::filled(&self.state_dir) {
-            match Store::is_there(&directory) {
+            match Store::exists(&directory) {
                 Ok(true) => {}
                 Ok(false) if instances(&directory).is_dir() => {}
                 Ok(false) if directory.is_dir() => return Err(QueryError::NoState(directory)),
@@ -133,7 +133,7 @@ impl ManagerTarget {
         if matches!(path.try_exists(), Ok(false)) {
             return Err(QueryError::NoSuchConfiguration(path));
         }
-        let config = config::settings(&self.config.load()?, &Surroundings::default());
+        let config = config::settings(&self.config.load()?, &SettingsContext::default());
         let address = config.listen_address.filter(|address| !address.trim().is_empty());
         if address.is_none() {
             ui::note("`listen_address` is not set, so the manager cannot be queried; showing its state on disk");

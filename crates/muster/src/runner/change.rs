@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use muster_config::edit::{ConfigFile, EditError};
-use muster_config::{Facts, Runner};
+use muster_config::{HostFacts, Runner};
 use muster_job::Secret;
 
 /// Removes these runners from the file, as far as they are still there.
@@ -25,7 +25,7 @@ pub(super) fn remove(path: &Path, gone: &[Runner]) -> Result<(), EditError> {
 
 /// Where the runner stands in the file now: where it stood, or else the first one that is the same.
 pub(super) fn find(file: &ConfigFile, path: &Path, runner: &Runner, token: &Secret) -> Option<usize> {
-    let now = file.read(&Facts::of(path)).config?.runners;
+    let now = file.read(&HostFacts::of(path)).config?.runners;
     let same = |other: &&Runner| {
         other.url == runner.url && other.name == runner.name && other.token.expose() == token.expose()
     };

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use muster_config::{self as config, Facts, migrate};
+use muster_config::{self as config, HostFacts, migrate};
 
 use crate::config_file::ConfigArg;
 
@@ -44,10 +44,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
     };
     let way = match args.to {
-        To::Group => migrate::Way::Group,
-        To::Machines => migrate::Way::Machines,
+        To::Group => migrate::MigrationTarget::Group,
+        To::Machines => migrate::MigrationTarget::Machines,
     };
-    match migrate::migrate(&text, &Facts::of(&path), way) {
+    match migrate::migrate(&text, &HostFacts::of(&path), way) {
         Ok(migration) => {
             for (name, notes) in &migration.entries {
                 notes.iter().for_each(|note| anstream::eprintln!("{name}: {note}"));

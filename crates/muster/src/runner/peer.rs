@@ -17,7 +17,7 @@ const REASONS: [(&str, &str, &str); 8] = [
     ("verify", "t", "as --url"),
     ("verify", "tls-*", "as --url"),
     ("steps", "", "the agent serves steps by itself: `muster agent serve`"),
-    ("proxy-exec", "", "the key `proxy_exec` is not acted on"),
+    ("proxy-exec", "", "the key `proxy_exec` is not supported"),
 ];
 
 fn reason(command: &str, flag: &str) -> Option<&'static str> {

@@ -83,7 +83,7 @@ async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
     let path = args.select.config.path();
     // Locked, and proven to be readable and to be saved, before the old token is given up.
     let mut file = ConfigFile::open(&path)?;
-    file.prove()?;
+    file.check_writable()?;
     let gone = || ResetError::Vanished { name: name() };
     let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(gone)?;
     let credentials = ask(args, runner).await?;

@@ -74,7 +74,9 @@ async fn unregister(args: &Args) -> Result<(), UnregisterError> {
 
 /// Whether the file can be saved: a runner that the server has forgotten must not stay in it.
 fn prove(args: &Args) -> Result<(), UnregisterError> {
-    ConfigFile::open(&args.select.config.path()).and_then(|file| file.prove()).map_err(UnregisterError::Unsaveable)
+    ConfigFile::open(&args.select.config.path())
+        .and_then(|file| file.check_writable())
+        .map_err(UnregisterError::Unsaveable)
 }
 
 async fn one(args: &Args, config: &Config, runner: &Runner) -> Result<(), ClientError> {

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use muster_config::{self as config, Effective, Facts, FindPlugin, Loaded, Place, Problem, Severity};
+use muster_config::{self as config, Effective, FindPlugin, HostFacts, Loaded, Problem, ProblemLocation, Severity};
 use serde_json::{Value, json};
 
 use crate::config_file::ConfigArg;
@@ -28,10 +28,10 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn load(&self, for_any_machine: bool) -> (PathBuf, Facts, Loaded) {
+    fn load(&self, for_any_machine: bool) -> (PathBuf, HostFacts, Loaded) {
         let path = self.config.path();
         let find_plugin = Some(super::run::look_for_plugin as FindPlugin);
-        let facts = Facts { find_plugin, for_any_machine, must_exist: true, ..Facts::of(&path) };
+        let facts = HostFacts { find_plugin, for_any_machine, must_exist: true, ..HostFacts::of(&path) };
         let loaded = config::load(&path, &facts);
         (path, facts, loaded)
     }
@@ -117,7 +117,7 @@ fn value(value: &Effective) -> Value {
 }
 
 fn problem(problem: &Problem) -> Value {
-    let place = |place: &Place| json!({ "line": place.line, "column": place.column, "text": place.text });
+    let place = |place: &ProblemLocation| json!({ "line": place.line, "column": place.column, "text": place.text });
     json!({
         "code": problem.code,
         "severity": problem.severity.word(),

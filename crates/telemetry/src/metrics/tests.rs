@@ -38,7 +38,7 @@ fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     metrics.set_concurrent(4);
     metrics.configuration_loaded(true);
     metrics.configuration_saved(false);
-    metrics.stored("take", Duration::from_micros(300));
+    metrics.stored("insert", Duration::from_micros(300));
     metrics.spans("exported", 3);
     metrics.inputs_put_in(2);
     metrics.inputs_failed(InputFailure::Evaluation);

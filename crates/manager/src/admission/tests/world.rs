@@ -1,11 +1,11 @@
-//! A world of chance around the engine: coordinators that hold, give, fail and refuse, jobs that end, operators that
-//! edit. After each step the invariants are checked.
+//! A random simulation around the engine: coordinators that hold, answer, fail and refuse, jobs that end, and operators that edit. The
+//! invariants are checked after each event.
 
 use super::*;
 
-/// A runner that may ask has done so after this, as long as a place is free of jobs: one turn for each of the others,
-/// and the answers to what was cut.
-const PATIENCE_PER_RUNNER: Duration = Duration::from_secs(12);
+/// Maximum time until a runner that may poll has done so, while some capacity is free of jobs: one turn for each other runner, and the
+/// answers to canceled requests.
+const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct World {
     rng: SmallRng,
@@ -14,16 +14,16 @@ pub(super) struct World {
     runners: Vec<Limits>,
     concurrent: usize,
     flying: Vec<(PollId, RunnerKey)>,
-    /// When each request in flight was sent, with which settings, and whether its server was known to repeat assignments.
+    /// Requests in flight: when each was sent, with which settings, and whether its server was known to repeat assignments.
     sent: HashMap<PollId, (Instant, u64, bool)>,
-    /// Runners whose servers are known to.
-    repeats: Vec<RunnerKey>,
+    /// Runners whose servers are known to repeat assignments.
+    is_repeatable: Vec<RunnerKey>,
     stopped: bool,
-    cut: Vec<PollId>,
+    cancel: Vec<PollId>,
     jobs: Vec<RunnerKey>,
     wake: Option<Instant>,
-    /// Since when each runner may ask and has no request.
-    hungry: HashMap<RunnerKey, Instant>,
+    /// Time since which a runner may poll and has no request.
+    starved: HashMap<RunnerKey, Instant>,
 }
 
 impl World {
@@ -36,12 +36,12 @@ impl World {
             concurrent: 0,
             flying: Vec::new(),
             sent: HashMap::new(),
-            repeats: Vec::new(),
+            is_repeatable: Vec::new(),
             stopped: false,
-            cut: Vec::new(),
+            cancel: Vec::new(),
             jobs: Vec::new(),
             wake: None,
-            hungry: HashMap::new(),
+            starved: HashMap::new(),
             rng,
         };
         world.edit();
@@ -49,7 +49,7 @@ impl World {
         world
     }
 
-    /// New settings.
+    /// Changes the settings.
     fn edit(&mut self) {
         self.concurrent = self.rng.random_range(1..8);
         let generation = self.rng.random_range(1..3);
@@ -69,12 +69,12 @@ impl World {
             let is_it = |limits: &&Limits| limits.key == *key && limits.generation == generation;
             before.iter().any(|limits| is_it(&limits)) && self.runners.iter().any(|limits| is_it(&limits))
         };
-        self.repeats.retain(stays);
+        self.is_repeatable.retain(stays);
         configure(&mut self.engine, self.concurrent, self.runners.clone());
-        self.hungry.clear();
+        self.starved.clear();
     }
 
-    /// One thing happens.
+    /// Simulates one event.
     pub(super) fn step(&mut self) {
         match self.rng.random_range(0..1000) {
             0 => {
@@ -91,17 +91,17 @@ impl World {
                 self.answer(which);
             }
             _ => {
-                // Time passes, but no wake-up is slept through.
-                let nap = Duration::from_millis(self.rng.random_range(1..4000));
-                self.now = self.wake.map_or(self.now + nap, |wake| wake.min(self.now + nap)).max(self.now);
+                // Time passes, but not beyond the next wake-up.
+                let step = Duration::from_millis(self.rng.random_range(1..4000));
+                self.now = self.wake.map_or(self.now + step, |wake| wake.min(self.now + step)).max(self.now);
             }
         }
-        // Who is told to give up does so, or had its answer already.
-        while let Some(poll) = self.cut.pop() {
+        // A canceled request ends, or had its answer already.
+        while let Some(poll) = self.cancel.pop() {
             if let Some(which) = self.flying.iter().position(|(flying, _)| *flying == poll) {
                 if self.rng.random_bool(0.9) {
                     self.flying.swap_remove(which);
-                    self.engine.answered(poll, Outcome::Cut, self.now);
+                    self.engine.answered(poll, Outcome::Canceled, self.now);
                 } else {
                     self.answer(which);
                 }
@@ -115,7 +115,7 @@ impl World {
         let outcome = match self.rng.random_range(0..10) {
             0..4 => Outcome::Job,
             4..7 => Outcome::Empty { changed: self.rng.random() },
-            7 => Outcome::Repeated,
+            7 => Outcome::Duplicate,
             8 => Outcome::Failed { overloaded: self.rng.random(), rate_limited: false, retry_after: None },
             _ => Outcome::Refused,
         };
@@ -124,36 +124,36 @@ impl World {
             self.jobs.push(runner.clone());
         }
         if self.rng.random_bool(0.2) && self.runners.iter().any(|limits| limits.key == runner) {
-            self.engine.set_repeats(&runner);
-            self.repeats.push(runner);
+            self.engine.set_repeatable(&runner);
+            self.is_repeatable.push(runner);
         }
     }
 
     fn decide(&mut self) {
         let decisions = self.engine.decide(self.now);
         self.wake = decisions.wake;
-        for poll in &decisions.cut {
+        for poll in &decisions.cancel {
             self.check_cut(*poll);
         }
-        self.cut.extend(decisions.cut);
+        self.cancel.extend(decisions.cancel);
         for (poll, runner) in decisions.start {
             let limits = self.runners.iter().find(|limits| limits.key == runner).unwrap();
-            self.sent.insert(poll, (self.now, limits.generation, self.repeats.contains(&runner)));
+            self.sent.insert(poll, (self.now, limits.generation, self.is_repeatable.contains(&runner)));
             self.flying.push((poll, runner.clone()));
             self.check_start(&runner);
         }
     }
 
-    /// What a server may have answered is waited for.
+    /// Asserts that no request is canceled that a server may have answered.
     fn check_cut(&self, poll: PollId) {
-        let (sent, generation, repeats) = self.sent[&poll];
+        let (sent, generation, is_repeatable) = self.sent[&poll];
         let (_, runner) = self.flying.iter().find(|(flying, _)| *flying == poll).unwrap();
         let current = self.runners.iter().any(|limits| limits.key == *runner && limits.generation == generation);
         let ends = self.stopped || !current;
-        assert!(self.now - sent >= CUT_AFTER || (repeats && ends), "cut after {:?}", self.now - sent);
+        assert!(self.now - sent >= MIN_HOLD || (is_repeatable && ends), "canceled after {:?}", self.now - sent);
     }
 
-    /// A request that was just sent has a place in every limit.
+    /// Asserts that a request that was just sent is within every limit.
     fn check_start(&self, runner: &RunnerKey) {
         assert!(!self.stopped, "asked after the end");
         let limits = self.runners.iter().find(|limits| limits.key == *runner).unwrap();
@@ -165,10 +165,10 @@ impl World {
     }
 
     pub(super) fn check(&mut self) {
-        let live = self.flying.iter().filter(|(poll, _)| !self.cut.contains(poll));
+        let live = self.flying.iter().filter(|(poll, _)| !self.cancel.contains(poll));
         let live: Vec<RunnerKey> = live.map(|(_, runner)| runner.clone()).collect();
         let again = self.engine.decide(self.now);
-        assert_eq!((again.start, again.cut), (Vec::new(), Vec::new()), "a decision leaves nothing to decide");
+        assert_eq!((again.start, again.cancel), (Vec::new(), Vec::new()), "a decision leaves nothing to decide");
         assert_eq!(again.wake, self.wake, "the wake-up stays");
         for limits in self.runners.clone() {
             let requests = live.iter().filter(|runner| **runner == limits.key).count();
@@ -177,11 +177,11 @@ impl World {
         }
     }
 
-    /// A runner that may ask and has no request gets one in time, and until then there is a wake-up.
+    /// Asserts that a runner that may poll and has no request gets one in time, and that there is a wake-up until then.
     fn check_turn(&mut self, limits: &Limits, jobs: usize, requests: usize) {
         let entry = self.engine.entries.iter().find(|entry| entry.limits.key == limits.key).unwrap();
         if self.stopped {
-            let ends = self.flying.iter().all(|(poll, _)| self.cut.contains(poll)) || self.wake.is_some();
+            let ends = self.flying.iter().all(|(poll, _)| self.cancel.contains(poll)) || self.wake.is_some();
             assert!(ends, "nothing will end the requests");
             return;
         }
@@ -189,14 +189,14 @@ impl World {
         let full = limits.limit.is_some_and(|limit| jobs >= limit) || self.jobs.len() >= self.concurrent;
         let served = self.flying.iter().any(|(_, runner)| *runner == limits.key);
         if requests > 0 || waits || full || served {
-            self.hungry.remove(&limits.key);
+            self.starved.remove(&limits.key);
             assert!(!waits || full || served || self.wake.is_some(), "a wait without a wake-up");
             return;
         }
-        let pending = self.flying.iter().any(|(poll, _)| self.cut.contains(poll));
-        assert!(self.wake.is_some() || pending, "hungry, and nothing will wake the engine");
-        let since = *self.hungry.entry(limits.key.clone()).or_insert(self.now);
-        let most = PATIENCE_PER_RUNNER * u32::try_from(self.runners.len()).unwrap();
+        let pending = self.flying.iter().any(|(poll, _)| self.cancel.contains(poll));
+        assert!(self.wake.is_some() || pending, "starved without a wake-up");
+        let since = *self.starved.entry(limits.key.clone()).or_insert(self.now);
+        let most = MAX_STARVATION_PER_RUNNER * u32::try_from(self.runners.len()).unwrap();
         assert!(self.now - since <= most, "starved for {:?}", self.now - since);
     }
 }

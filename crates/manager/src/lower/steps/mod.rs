@@ -8,45 +8,46 @@ use std::time::Duration;
 
 use muster_agent_api::builtin::Cleanup;
 use muster_agent_api::plan::{Call, Step, When};
+use muster_job::milliseconds;
 use muster_runner_api::payload::JobPayload;
 
 use super::flags::Flags;
 use super::paths::Paths;
-use super::settings::Settings;
+use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
-use super::{LowerError, Placement, cache, header};
+use super::{JobContext, LowerError, cache, header};
 
 /// Timeout of the clean-up after a job, which has no timeout of its own.
-const CLEANUP_LIMIT: Duration = Duration::from_secs(300);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A payload and everything that was derived from it.
 pub(super) struct Read<'a> {
     pub(super) payload: &'a JobPayload,
-    pub(super) placement: &'a Placement,
+    pub(super) context: &'a JobContext,
     pub(super) paths: &'a Paths,
     pub(super) variables: &'a Variables,
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a JobSettings,
     pub(super) flags: &'a Flags,
 }
 
 /// Returns all steps. Adds warnings about what is left out.
 pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
-    let Read { payload, placement, paths, variables, settings, flags } = *read;
+    let Read { payload, context, paths, variables, settings, flags } = *read;
     let caches = cache::entries(payload, paths, variables, flags, warnings)?;
-    let prepare = Call::builtin(&header::executor(payload, placement, variables, flags));
-    let title = format!("Preparing the \"{}\" executor", placement.runner.executor);
+    let prepare = Call::builtin(&header::executor(payload, context, variables, flags));
+    let title = format!("Preparing the \"{}\" executor", context.runner.executor);
     let mut steps = vec![
         Step::new("prepare_executor", &title, prepare),
-        Step::new("prepare_script", "Preparing environment", Call::builtin(&header::environment(placement))),
+        Step::new("prepare_script", "Preparing environment", Call::builtin(&header::environment(context))),
     ];
     // A resumed environment has the sources as the previous job left them.
-    if !suspension::is_resumed(payload, &placement.runner) {
-        steps.push(sources::get_sources(payload, placement, variables, settings, flags)?);
+    if !suspension::is_resumed(payload, &context.runner) {
+        steps.push(sources::get_sources(payload, context, variables, settings, flags)?);
     }
     steps.extend(transfers::restore_caches(&caches, settings));
     steps.extend(transfers::download(payload, settings));
-    steps.extend(scripts::scripts(payload, placement, variables, settings, flags)?);
+    steps.extend(scripts::scripts(payload, context, variables, settings, flags)?);
     steps.extend(transfers::save_caches(&caches));
     steps.extend(transfers::uploads(read));
     let checkout = if flags.is_on("FF_ENABLE_JOB_CLEANUP") { settings.strategy.clone() } else { String::new() };
@@ -55,17 +56,13 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Ste
         clean_flags: settings.clean_flags.clone(),
         submodules: settings.submodules.clone(),
         // A job that resumes this environment needs the configuration.
-        clean_config: settings.clean_config && !suspension::may_leave(payload, placement),
+        clean_config: settings.clean_config && !suspension::can_suspend(payload, context),
     };
     let title = "Cleaning up project directory and file based variables";
     let mut step = Step::new("cleanup_file_variables", title, Call::builtin(&cleanup));
     step.policy.when = When::Finally;
-    step.policy.timeout_ms = milliseconds(CLEANUP_LIMIT);
+    step.policy.timeout_ms = milliseconds(CLEANUP_TIMEOUT);
     step.policy.allow_failure = true;
     steps.push(step);
     Ok(steps)
-}
-
-pub(super) fn milliseconds(duration: Duration) -> u64 {
-    duration.as_millis().try_into().unwrap_or(u64::MAX)
 }

@@ -2,19 +2,19 @@
 
 use muster_agent_api::builtin::Script;
 use muster_agent_api::plan::{Call, Step, When};
+use muster_job::milliseconds;
 use muster_runner_api::payload::{JobPayload, Step as PayloadStep};
 
 use super::super::flags::Flags;
-use super::super::settings::Settings;
+use super::super::settings::JobSettings;
 use super::super::variables::Variables;
-use super::super::{LowerError, Placement};
-use super::milliseconds;
+use super::super::{JobContext, LowerError};
 
 /// Returns the shell of all scripts of the job, without commands.
-pub(super) fn shell(payload: &JobPayload, placement: &Placement, settings: &Settings, flags: &Flags) -> Script {
+pub(super) fn shell(payload: &JobPayload, context: &JobContext, settings: &JobSettings, flags: &Flags) -> Script {
     Script {
-        shell: placement.runner.shell.clone(),
-        login: placement.runner.login,
+        shell: context.runner.shell.clone(),
+        login: context.runner.login,
         debug: settings.debug_trace,
         sections: payload.features.trace_sections && flags.is_on("FF_SCRIPT_SECTIONS"),
         check_exit_codes: flags.is_on("FF_ENABLE_BASH_EXIT_CODE_CHECK"),
@@ -31,13 +31,13 @@ pub(super) fn commands(text: Option<&String>) -> Vec<String> {
 /// Returns the steps for the user's scripts or steps, and then for `after_script`.
 pub(super) fn scripts(
     payload: &JobPayload,
-    placement: &Placement,
+    context: &JobContext,
     variables: &Variables,
-    settings: &Settings,
+    settings: &JobSettings,
     flags: &Flags,
 ) -> Result<Vec<Step>, LowerError> {
-    let shell = shell(payload, placement, settings, flags);
-    let (before, after) = (&placement.runner.scripts.pre_build, &placement.runner.scripts.post_build);
+    let shell = shell(payload, context, settings, flags);
+    let (before, after) = (&context.runner.scripts.pre_build, &context.runner.scripts.post_build);
     let is_after = |step: &&PayloadStep| step.name == "after_script";
     let used: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
     let script = |step: &PayloadStep, after_script: bool| {

@@ -2,14 +2,15 @@
 
 use muster_agent_api::builtin::{Checkout, Rewrite};
 use muster_agent_api::plan::{Call, Step};
+use muster_job::milliseconds;
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
 use super::super::flags::Flags;
-use super::super::settings::Settings;
+use super::super::settings::JobSettings;
 use super::super::variables::Variables;
-use super::super::{LowerError, Placement};
-use super::{milliseconds, scripts};
+use super::super::{JobContext, LowerError};
+use super::scripts;
 
 /// User name that belongs to job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
@@ -17,12 +18,12 @@ const TOKEN_USER: &str = "gitlab-ci-token";
 /// Returns the step that gets the sources.
 pub(super) fn get_sources(
     payload: &JobPayload,
-    placement: &Placement,
+    context: &JobContext,
     variables: &Variables,
-    settings: &Settings,
+    settings: &JobSettings,
     flags: &Flags,
 ) -> Result<Step, LowerError> {
-    let (git, runner) = (&payload.git_info, &placement.runner);
+    let (git, runner) = (&payload.git_info, &context.runner);
     let hook = |name: &str| -> Vec<String> {
         payload.hooks.iter().filter(|hook| hook.name == name).flat_map(|hook| hook.script.clone()).collect()
     };
@@ -34,7 +35,7 @@ pub(super) fn get_sources(
     }
     let checkout = Checkout {
         strategy: settings.strategy.clone(),
-        repo_url: remote_url(payload, placement, variables)?,
+        repo_url: remote_url(payload, context, variables)?,
         local_repository: payload.muster.as_ref().and_then(|extension| extension.local_repository.clone()),
         object_format: git.repo_object_format.clone(),
         ref_name: git.ref_name.clone(),
@@ -51,12 +52,12 @@ pub(super) fn get_sources(
         skip_lfs: settings.skip_lfs,
         safe_directory: runner.safe_directory_checkout.unwrap_or(false),
         clean_config: settings.clean_config,
-        rewrites: rewrites(payload, placement, variables, settings),
+        rewrites: rewrites(payload, context, variables, settings),
         credential_helper: flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS"),
         proactive_auth: flags.is_on("FF_USE_GIT_PROACTIVE_AUTH"),
         bundle_uris: flags.is_on("FF_USE_GIT_BUNDLE_URIS"),
         tls: variables.tls(),
-        shell: scripts::shell(payload, placement, settings, flags),
+        shell: scripts::shell(payload, context, settings, flags),
         pre_script: before,
         post_script: after,
     };
@@ -67,19 +68,19 @@ pub(super) fn get_sources(
 }
 
 /// Returns the remote's URL with credentials: the payload's, or the project at `clone_url`.
-fn remote_url(payload: &JobPayload, placement: &Placement, variables: &Variables) -> Result<String, LowerError> {
-    let Some(base) = clone_url(placement)? else { return Ok(payload.git_info.repo_url.clone()) };
+fn remote_url(payload: &JobPayload, context: &JobContext, variables: &Variables) -> Result<String, LowerError> {
+    let Some(base) = clone_url(context)? else { return Ok(payload.git_info.repo_url.clone()) };
     let project = variables.get("CI_PROJECT_PATH").unwrap_or_else(|| payload.job_info.project_full_path.clone());
     Ok(format!("{}/{project}.git", with_token(&base, payload).as_str().trim_end_matches('/')))
 }
 
 /// Returns the runner's `clone_url`, if it is set.
-fn clone_url(placement: &Placement) -> Result<Option<Url>, LowerError> {
-    let Some(text) = placement.runner.clone_url.as_deref().map(str::trim).filter(|text| text.contains("://")) else {
+fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
+    let Some(text) = context.runner.clone_url.as_deref().map(str::trim).filter(|text| text.contains("://")) else {
         return Ok(None);
     };
     let url = Url::parse(text).map_err(|error| {
-        LowerError::configuration(format!("the runner's clone_url `{text}` is no address: {error}"))
+        LowerError::configuration(format!("the runner's clone_url `{text}` is not a valid URL: {error}"))
     })?;
     Ok(Some(url))
 }
@@ -97,10 +98,10 @@ fn with_token(url: &Url, payload: &JobPayload) -> Url {
 }
 
 /// Returns rewrites that let git use the job's token for other projects of the coordinator, and for its SSH addresses.
-fn rewrites(payload: &JobPayload, placement: &Placement, variables: &Variables, settings: &Settings) -> Vec<Rewrite> {
-    let base = match clone_url(placement) {
+fn rewrites(payload: &JobPayload, context: &JobContext, variables: &Variables, settings: &JobSettings) -> Vec<Rewrite> {
+    let base = match clone_url(context) {
         Ok(Some(url)) => url,
-        _ => placement.runner.url.clone(),
+        _ => context.runner.url.clone(),
     };
     if !matches!(base.scheme(), "http" | "https") || !settings.has_repository() {
         return Vec::new();

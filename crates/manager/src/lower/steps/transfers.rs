@@ -9,11 +9,11 @@ use muster_runner_api::payload::{Artifact, JobPayload};
 
 use url::Url;
 
-use super::super::settings::Settings;
+use super::super::settings::JobSettings;
 use super::Read;
 
 /// Returns the step that restores the job's caches.
-pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Settings) -> Option<Step> {
+pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSettings) -> Option<Step> {
     let caches: Vec<_> = caches.iter().map(|(entry, _)| entry.clone()).collect();
     (!caches.is_empty()).then(|| {
         let mut step = Step::new("restore_cache", "Restoring cache", Call::builtin(&CacheRestore { caches }));
@@ -24,7 +24,7 @@ pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Setting
 }
 
 /// Returns the step that downloads the archives of other jobs.
-pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Step> {
+pub(super) fn download(payload: &JobPayload, settings: &JobSettings) -> Option<Step> {
     let from: Vec<_> = payload
         .dependencies
         .iter()
@@ -97,7 +97,7 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
 
 /// Returns the provenance information about the job.
 fn origin(read: &Read<'_>) -> ProvenanceInfo {
-    let (git, runner) = (&read.payload.git_info, &read.placement.runner);
+    let (git, runner) = (&read.payload.git_info, &read.context.runner);
     let repo_url = match Url::parse(&git.repo_url) {
         Ok(mut url) => {
             // A URL that cannot have credentials has none.

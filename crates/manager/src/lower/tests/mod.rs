@@ -1,4 +1,4 @@
-//! Lowered plans of payloads as GitLab and our coordinator send them.
+//! Tests of plans that are lowered from payloads of GitLab and of Muster's coordinator.
 
 mod runner;
 mod share;
@@ -21,21 +21,21 @@ fn runner() -> RunnerSettings {
     }
 }
 
-fn placement() -> Placement {
-    Placement {
+fn context() -> JobContext {
+    JobContext {
         directories: Directories { builds: "/builds".into(), cache: "/cache".into(), shared: true },
         slot: Slot { id: 2, project_slot: 1, key: SlotKey { runner: "short".to_owned(), project_id: 5 } },
         runner: Arc::new(runner()),
         host_name: "host".to_owned(),
-        moved: Vec::new(),
-        way: Vec::new(),
+        reschedule_notes: Vec::new(),
+        connection_lines: Vec::new(),
         certificates: Certificates::default(),
-        suspends: Err("nothing is suspended here".to_owned()),
+        suspend_support: Err("nothing is suspended here".to_owned()),
         share: None,
     }
 }
 
-/// A payload with the usual things, and `more`.
+/// Returns a typical payload with `more`.
 fn payload(more: Value) -> JobPayload {
     let mut value = json!({
         "id": 42, "token": "glcbt-secret", "allow_git_fetch": true,
@@ -60,14 +60,14 @@ fn variables(list: &[(&str, &str)]) -> Value {
 }
 
 fn lowered(more: Value) -> LoweredJob {
-    lower(&payload(more), &placement()).unwrap()
+    lower(&payload(more), &context()).unwrap()
 }
 
 fn value(job: &LoweredJob, name: &str) -> Option<String> {
     job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
 }
 
-/// The plan as JSON, with this build's version taken out.
+/// Returns the plan as JSON without the version of this build.
 fn plan(job: &LoweredJob) -> Value {
     let text = serde_json::to_string(&job.plan).unwrap();
     serde_json::from_str(&text.replace(concat!("muster ", env!("CARGO_PKG_VERSION")), "muster [version]")).unwrap()
@@ -79,7 +79,7 @@ fn a_plain_job() {
 }
 
 #[test]
-fn the_variables_of_a_plain_job() {
+fn variables_of_plain_job() {
     let job = lowered(variables(&[("CI_JOB_NAME", "test job")]));
     let list: Vec<_> = job
         .variables
@@ -94,7 +94,7 @@ fn the_variables_of_a_plain_job() {
 }
 
 #[test]
-fn a_job_with_everything_around_its_script() {
+fn job_with_all_features() {
     insta::assert_json_snapshot!(plan(&lowered(json!({
         "steps": [
             { "name": "script", "script": ["make"] },
@@ -124,7 +124,7 @@ fn a_job_with_everything_around_its_script() {
 }
 
 #[test]
-fn a_job_that_turns_the_knobs() {
+fn job_variables_override_stage_settings() {
     let knobs = variables(&[
         ("GIT_STRATEGY", "clone"),
         ("GIT_CHECKOUT", "false"),
@@ -139,7 +139,7 @@ fn a_job_that_turns_the_knobs() {
 }
 
 #[test]
-fn a_job_with_nonsense_in_its_knobs_is_warned_and_runs_with_the_defaults() {
+fn invalid_job_settings_use_defaults_with_warnings() {
     let knobs = variables(&[
         ("GIT_STRATEGY", "borrow"),
         ("GIT_CHECKOUT", "maybe"),
@@ -153,9 +153,9 @@ fn a_job_with_nonsense_in_its_knobs_is_warned_and_runs_with_the_defaults() {
     insta::assert_json_snapshot!(lowered(more).plan.warnings);
 }
 
-/// A job of an unprotected ref writes its own `CACHE_FALLBACK_KEY`.
+/// A job of an unprotected ref sets its own `CACHE_FALLBACK_KEY`.
 #[test]
-fn no_spelling_of_a_fallback_key_leads_to_a_cache_of_protected_refs() {
+fn fallback_key_cannot_name_protected_cache() {
     let fallbacks = |key: &str| {
         let mut more = variables(&[("CACHE_FALLBACK_KEY", key)]);
         more["cache"] = json!([{ "key": "main-non_protected", "paths": ["x"] }]);
@@ -194,7 +194,7 @@ fn no_spelling_of_a_fallback_key_leads_to_a_cache_of_protected_refs() {
     }
 }
 
-/// The lists of texts under that name, wherever they are.
+/// Returns all lists of texts with this name, at any depth.
 fn collect(name: &str, value: &Value, found: &mut Vec<Vec<String>>) {
     match value {
         Value::Object(fields) => {
@@ -211,7 +211,7 @@ fn collect(name: &str, value: &Value, found: &mut Vec<Vec<String>>) {
 }
 
 #[test]
-fn a_job_of_muster_ci_with_an_image() {
+fn job_of_muster_ci_with_image() {
     let job = lowered(json!({
         "image": { "name": "registry.example/$NAME:1" }, "services": [{ "name": "postgres" }],
         "variables": [{ "key": "NAME", "value": "node" }],
@@ -228,7 +228,7 @@ fn a_job_of_steps() {
 }
 
 #[test]
-fn payloads_that_no_plan_can_be_made_of() {
+fn payloads_that_cannot_be_lowered() {
     let errors: Vec<_> = [
         json!({ "run": "[]" }),
         json!({ "steps": [], "run": "[]", "variables": [{ "key": "STEPS", "value": "" }] }),
@@ -238,14 +238,14 @@ fn payloads_that_no_plan_can_be_made_of() {
         variables(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/../etc")]),
     ]
     .into_iter()
-    .map(|more| lower(&payload(more), &placement()).unwrap_err())
+    .map(|more| lower(&payload(more), &context()).unwrap_err())
     .map(|error| format!("{} ({}, {:?})", error.message, error.reason, error.exit_code))
     .collect();
     insta::assert_json_snapshot!(errors);
 }
 
 #[test]
-fn values_are_expanded_once_in_each_other_as_they_are_written() {
+fn values_are_expanded_once() {
     let job = lowered(json!({ "variables": [
         { "key": "A", "value": "a" },
         { "key": "B", "value": "$A/$C" },
@@ -272,7 +272,7 @@ fn values_are_expanded_once_in_each_other_as_they_are_written() {
 }
 
 #[test]
-fn a_variable_asks_for_a_statement_of_provenance_which_goes_into_zips() {
+fn provenance_is_added_to_zips_if_requested() {
     let artifacts = json!([
         { "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" },
         { "paths": ["r.xml"], "artifact_type": "junit", "artifact_format": "gzip" }
@@ -313,7 +313,7 @@ fn directories_follow_layout_strategy_and_clone_path() {
     assert_eq!(dir(&[]), "/builds/shorttoke/1/group/project");
     assert_eq!(dir(&[("GIT_STRATEGY", "empty")]), "/builds/shorttoke/1/group/project-empty");
     assert_eq!(dir(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/./go/src")]), "/builds/go/src");
-    let mut private = placement();
+    let mut private = context();
     private.directories.shared = false;
     assert_eq!(lower(&payload(json!({})), &private).unwrap().plan.project_dir, "/builds/group/project");
 }

@@ -1,4 +1,4 @@
-//! What the runner's configuration, and not the payload, decides.
+//! Tests of what the runner's configuration decides instead of the payload.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 
 /// Lowers a payload for a runner.
 fn lowered_for(runner: RunnerSettings, more: Value) -> Result<LoweredJob, LowerError> {
-    lower(&payload(more), &Placement { runner: Arc::new(runner), ..placement() })
+    lower(&payload(more), &JobContext { runner: Arc::new(runner), ..context() })
 }
 
 fn with(change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
@@ -43,7 +43,7 @@ fn executor_lines(job: &LoweredJob) -> Vec<String> {
 }
 
 #[test]
-fn variables_of_the_runner_stand_under_those_of_the_job() {
+fn job_variables_override_runner_variables() {
     let environment = |runner: &mut RunnerSettings| {
         runner.environment = vec![
             Variable::public("OWN", "of the runner, in $CI_PROJECT_DIR"),
@@ -59,7 +59,7 @@ fn variables_of_the_runner_stand_under_those_of_the_job() {
 }
 
 #[test]
-fn c105_a_flag_of_the_configuration_wins_and_the_job_is_told() {
+fn c105_configured_flag_overrides_job_with_note() {
     let fixed = |runner: &mut RunnerSettings| {
         runner.feature_flags.insert("FF_TIMESTAMPS".to_owned(), false);
         runner.feature_flags.insert("FF_FROM_THE_FUTURE".to_owned(), true);
@@ -73,7 +73,7 @@ fn c105_a_flag_of_the_configuration_wins_and_the_job_is_told() {
 }
 
 #[test]
-fn flags_come_from_the_job_then_from_the_runners_variables_and_a_wrong_value_is_a_warning() {
+fn flags_come_from_job_then_runner_and_invalid_value_warns() {
     let environment = |runner: &mut RunnerSettings| {
         runner.environment = ["FF_TIMESTAMPS", "FF_ENABLE_BASH_EXIT_CODE_CHECK", "FF_USE_JOB_ROUTER"]
             .map(|name| Variable::public(name, if name == "FF_TIMESTAMPS" { "false" } else { "true" }))
@@ -86,7 +86,7 @@ fn flags_come_from_the_job_then_from_the_runners_variables_and_a_wrong_value_is_
 }
 
 #[test]
-fn the_operators_text_stands_around_checkout_and_script() {
+fn operator_commands_surround_checkout_and_script() {
     let texts = |runner: &mut RunnerSettings| {
         runner.scripts.pre_get_sources = Some("pre get".to_owned());
         runner.scripts.post_get_sources = Some("post get".to_owned());
@@ -110,7 +110,7 @@ fn the_operators_text_stands_around_checkout_and_script() {
 }
 
 #[test]
-fn limits_of_the_runner_count_where_they_are_shorter_than_the_jobs() {
+fn runner_timeouts_apply_if_shorter_than_job_timeout() {
     let limited = |limit| with(|runner| runner.get_sources_timeout = Some(Duration::from_secs(limit)), json!({}));
     assert_eq!(step(&limited(60), "get_sources").policy.timeout_ms, 60_000);
     assert_eq!(step(&limited(7200), "get_sources").policy.timeout_ms, 0);
@@ -124,7 +124,7 @@ fn limits_of_the_runner_count_where_they_are_shorter_than_the_jobs() {
 }
 
 #[test]
-fn tracing_can_be_forbidden() {
+fn debug_trace_can_be_disabled() {
     let wanted = || variables(&[("CI_DEBUG_TRACE", "true")]);
     assert!(script(&with(|_| {}, wanted()), "step_script").debug);
     let job = with(|runner| runner.debug_trace_disabled = true, wanted());
@@ -133,7 +133,7 @@ fn tracing_can_be_forbidden() {
 }
 
 #[test]
-fn a_place_of_its_own_has_to_be_allowed() {
+fn git_clone_path_requires_custom_build_dir() {
     let wanted = || variables(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/$CI_CONCURRENT_ID/x")]);
     assert_eq!(with(|_| {}, wanted()).plan.project_dir, "/builds/2/x");
     assert_eq!(
@@ -143,7 +143,7 @@ fn a_place_of_its_own_has_to_be_allowed() {
 }
 
 #[test]
-fn the_remote_and_its_neighbours_are_reached_with_the_jobs_token() {
+fn remote_and_submodules_use_job_token() {
     let by_payload = with(|_| {}, json!({}));
     assert_eq!(checkout(&by_payload).repo_url, "https://gitlab.example/group/project.git");
     let cloned = |url: &str| {
@@ -172,9 +172,9 @@ fn the_remote_and_its_neighbours_are_reached_with_the_jobs_token() {
 }
 
 #[test]
-fn certificates_are_files_of_the_job_and_of_its_git() {
+fn certificates_are_file_variables_and_used_by_git() {
     let certificates = Certificates { ca: Some(Secret::new("PEM $X")), ..Certificates::default() };
-    let job = lower(&payload(json!({})), &Placement { certificates, ..placement() }).unwrap();
+    let job = lower(&payload(json!({})), &JobContext { certificates, ..context() }).unwrap();
     let file = job.variables.iter().find(|variable| variable.key == "CI_SERVER_TLS_CA_FILE").unwrap();
     assert!(file.file && file.value == "PEM $X", "no reference in it is expanded");
     assert_eq!(checkout(&job).tls.ca.as_deref(), Some("CI_SERVER_TLS_CA_FILE"));
@@ -183,7 +183,7 @@ fn certificates_are_files_of_the_job_and_of_its_git() {
 }
 
 #[test]
-fn what_nobody_here_can_do_is_refused_by_its_name() {
+fn unsupported_requests_are_refused_by_name() {
     let errors = [
         json!({ "secrets": { "PASSWORD": { "vault": {}, "file": false }, "KEY": { "azure_key_vault": {} } } }),
         json!({ "image": { "name": "x", "executor_opts": { "docker": { "user": "1", "privileged": true } } } }),
@@ -195,7 +195,7 @@ fn what_nobody_here_can_do_is_refused_by_its_name() {
 }
 
 #[test]
-fn options_of_other_executors_and_unknown_fields_are_no_obstacle() {
+fn options_of_other_executors_and_unknown_fields_are_ignored() {
     let job = lowered(json!({
         "image": { "name": "x", "executor_opts": { "docker": { "user": 1, "platform": "linux" } }, "new": [1] },
         "from_the_future": { "a": 1 }, "suspend_options": { "suspend_on_success": true }, "secrets": null
@@ -204,7 +204,7 @@ fn options_of_other_executors_and_unknown_fields_are_no_obstacle() {
 }
 
 #[test]
-fn inputs_are_put_in_where_they_are_named_and_nowhere_else() {
+fn inputs_are_interpolated_only_where_named() {
     let inputs = json!([
         { "key": "who", "value": { "type": "string", "content": "all" } },
         { "key": "count", "value": { "type": "number", "content": 3 } }
@@ -220,7 +220,7 @@ fn inputs_are_put_in_where_they_are_named_and_nowhere_else() {
     assert_eq!(command(more(text, "true")), "echo all 3 ${{ other }} $${{");
     assert_eq!(command(more(text, "false")), text);
     let unknown = refused(|_| {}, more("${{ job.inputs.nobody }}", "true"));
-    assert!(unknown.starts_with("runner_configuration_error: the job has no input `nobody`"), "{unknown}");
+    assert!(unknown.starts_with("runner_configuration_error: `${{ job.inputs.nobody }}` names an input"), "{unknown}");
     for value in [
         json!({ "type": "number", "content": "3" }),
         json!({ "type": "string", "content": "x", "sensitive": true }),
@@ -234,7 +234,7 @@ fn inputs_are_put_in_where_they_are_named_and_nowhere_else() {
 }
 
 #[test]
-fn a_job_of_a_policy_says_so() {
+fn policy_job_has_notice() {
     let policy = json!({ "policy_options": {
         "execution_policy_job": true, "policy_name": "scan", "policy_variables_override_allowed": true,
         "policy_variables_override_exceptions": ["A", "B"]

@@ -1,4 +1,4 @@
-//! Jobs that share a machine with others.
+//! Tests of jobs that share a machine with other jobs.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use muster_executor::{SlotShare, StickyContextSettings};
 
 use super::*;
 
-/// Slot 3 of an instance, with one more slot.
+/// Returns slot 3 of an instance, with one more slot.
 fn shared() -> SlotShare {
     let sticky = StickyContextSettings {
         root: "/home/ci/.muster/contexts".into(),
@@ -20,8 +20,8 @@ fn shared() -> SlotShare {
 fn lowered_on(share: SlotShare, change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
     let mut runner = runner();
     change(&mut runner);
-    let placement = Placement { runner: Arc::new(runner), share: Some(share), ..placement() };
-    lower(&payload(more), &placement).unwrap()
+    let context = JobContext { runner: Arc::new(runner), share: Some(share), ..context() };
+    lower(&payload(more), &context).unwrap()
 }
 
 fn part(job: &LoweredJob) -> &Part {
@@ -29,7 +29,7 @@ fn part(job: &LoweredJob) -> &Part {
 }
 
 #[test]
-fn the_workspace_is_that_of_the_slot_on_the_instance() {
+fn workspace_is_named_by_slot_of_instance() {
     let job = lowered_on(shared(), |_| {}, json!({}));
     assert_eq!(job.plan.project_dir, "/builds/shorttoke/3/group/project");
     assert_eq!(
@@ -38,11 +38,11 @@ fn the_workspace_is_that_of_the_slot_on_the_instance() {
         "a number among all jobs of the runner, as before"
     );
     assert_eq!((part(&job).slots, part(&job).memory_bytes, part(&job).measure), (2, 7, true));
-    assert_eq!(lower(&payload(json!({})), &placement()).unwrap().plan.share, None, "this host is not shared by slots");
+    assert_eq!(lower(&payload(json!({})), &context()).unwrap().plan.share, None, "this host is not shared by slots");
 }
 
 #[test]
-fn the_cgroup_of_the_slot_is_that_of_the_template() {
+fn slot_cgroup_follows_template() {
     let job = lowered_on(shared(), |_| {}, json!({}));
     assert_eq!((part(&job).cgroup.as_str(), value(&job, "GITLAB_RUNNER_SLOT_CGROUP")), ("", None));
     let job = lowered_on(shared(), |runner| runner.use_slot_cgroups = true, json!({}));
@@ -58,7 +58,7 @@ fn the_cgroup_of_the_slot_is_that_of_the_template() {
 }
 
 #[test]
-fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
+fn sticky_context_depends_on_runner_project_and_protection() {
     let name = |change: fn(&mut RunnerSettings), project: i64, protected: Value, more: Value| {
         let mut all = variables(&[]);
         all["job_info"] = json!({ "project_id": project, "name": "build" });
@@ -78,17 +78,17 @@ fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
     assert_ne!(name(other_runner, 5, json!(true), none()).unwrap(), one);
     assert!(name(|_| {}, 6, json!(true), none()).unwrap().ends_with("-6-protected"));
     assert!(name(|_| {}, 5, json!(false), none()).unwrap().ends_with("-5-unprotected"));
-    // Older servers say it in a variable; the first of its name is theirs.
+    // Older servers use a variable. The first one with its name is theirs.
     let said = |values: &[&str]| {
         Value::Array(values.iter().map(|value| json!({ "key": "CI_COMMIT_REF_PROTECTED", "value": value })).collect())
     };
     assert!(name(|_| {}, 5, none(), said(&["true"])).unwrap().ends_with("-5-protected"));
     assert!(name(|_| {}, 5, none(), said(&["false", "true"])).unwrap().ends_with("-5-unprotected"));
-    // One that does not say it at all: what the job leaves could be for anyone.
+    // A server that does not say so: the job's leftovers could be for any job.
     for unsaid in [none(), said(&["perhaps"])] {
         assert_eq!(name(|_| {}, 5, none(), unsaid), None);
     }
-    // What a job says of itself does not count.
+    // What a job says about itself does not count.
     let claims =
         json!([{ "key": "CI_COMMIT_REF_PROTECTED", "value": "true" }, { "key": "CI_PROJECT_ID", "value": "6" }]);
     assert!(name(|_| {}, 5, json!(false), claims).unwrap().ends_with("-5-unprotected"));
@@ -97,10 +97,10 @@ fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
 }
 
 #[test]
-fn a_job_says_what_it_needs() {
+fn job_requests_resources_by_variables() {
     let asks = |all: &[(&str, &str)]| {
-        let asking = asking(&payload(variables(all)), &runner()).unwrap();
-        (asking.cpu_milli, asking.memory_bytes)
+        let request = environment_request(&payload(variables(all)), &runner()).unwrap();
+        (request.cpu_milli, request.memory_bytes)
     };
     assert_eq!(asks(&[]), (None, None));
     assert_eq!(asks(&[("MUSTER_CPU_REQUEST", "1.5"), ("MUSTER_MEMORY_REQUEST", "2g")]), (Some(1500), Some(2 << 30)));
@@ -108,13 +108,13 @@ fn a_job_says_what_it_needs() {
     assert_eq!(asks(&kubernetes), (Some(500), Some(64 << 20)));
     assert_eq!(asks(&[kubernetes[0], ("MUSTER_CPU_REQUEST", "3")]), (Some(3000), None));
     let unread = variables(&[("MUSTER_CPU_REQUEST", "many")]);
-    assert_eq!(asking(&payload(unread.clone()), &runner()).unwrap().cpu_milli, None);
+    assert_eq!(environment_request(&payload(unread.clone()), &runner()).unwrap().cpu_milli, None);
     let warnings = lowered_on(shared(), |_| {}, unread.clone()).plan.warnings;
     assert!(
-        warnings.iter().any(|warning| warning.starts_with("MUSTER_CPU_REQUEST `many` cannot be read")),
+        warnings.iter().any(|warning| warning.starts_with("MUSTER_CPU_REQUEST `many` is not a valid quantity")),
         "{warnings:?}"
     );
-    assert_eq!(lower(&payload(unread), &placement()).unwrap().plan.warnings, Vec::<String>::new());
+    assert_eq!(lower(&payload(unread), &context()).unwrap().plan.warnings, Vec::<String>::new());
 }
 
 fn isolated(runner: &mut RunnerSettings) {
@@ -123,11 +123,11 @@ fn isolated(runner: &mut RunnerSettings) {
 }
 
 #[test]
-fn a_job_chooses_the_image_of_its_machine_and_else_the_runner_does() {
+fn vm_image_of_job_overrides_that_of_runner() {
     let with = |change: &dyn Fn(&mut RunnerSettings), more: Value| {
         let mut runner = runner();
         change(&mut runner);
-        asking(&payload(more), &runner).unwrap().image
+        environment_request(&payload(more), &runner).unwrap().image
     };
     let image = |name: &str, is_of_job| Ok(muster_executor::VmImage { name: name.to_owned(), is_of_job });
     assert_eq!(with(&|_| {}, json!({ "image": { "name": "ubuntu" } })), image("ubuntu", true));
@@ -150,14 +150,14 @@ fn a_job_chooses_the_image_of_its_machine_and_else_the_runner_does() {
 }
 
 #[test]
-fn a_job_has_only_images_that_the_runner_allows() {
+fn disallowed_vm_image_is_refused() {
     let with = |allowed: &[&str], name: &str| {
         let mut runner = runner();
         isolated(&mut runner);
         runner.on_instances.allowed_images = allowed.iter().map(|pattern| (*pattern).to_owned()).collect();
         let mut more = variables(&[("NAME", "secret/other")]);
         more["image"] = json!({ "name": name });
-        asking(&payload(more), &runner).unwrap().image.map(|image| image.name)
+        environment_request(&payload(more), &runner).unwrap().image.map(|image| image.name)
     };
     assert_eq!(with(&[], "any/thing"), Ok("any/thing".to_owned()));
     assert_eq!(with(&["ubuntu-*", "team/**"], "ubuntu-24.04"), Ok("ubuntu-24.04".to_owned()));
@@ -171,7 +171,7 @@ fn a_job_has_only_images_that_the_runner_allows() {
 }
 
 #[test]
-fn jobs_that_never_meet_have_one_build_directory() {
+fn isolated_jobs_share_build_directory() {
     let with = |is_alone| {
         let share = SlotShare { is_alone, ..shared() };
         lowered_on(share, |runner| runner.on_instances.use_common_build_dir = true, json!({}))

@@ -1,25 +1,25 @@
-//! Jobs whose references would become more than a manager has memory for, or take it ages.
+//! Tests of jobs whose expansion would exceed the manager's memory, or would take very long.
 
 use super::*;
 
 const KIB_64: usize = 64 * 1024;
 
-/// 64 KiB in `LARGE`, and as many references to it as make 40 MiB.
+/// Returns 64 KiB in `LARGE`, and enough references to it for 40 MiB.
 fn large() -> (Value, String) {
     (json!({ "key": "LARGE", "value": "x".repeat(KIB_64) }), "$LARGE".repeat(640))
 }
 
 fn refused(more: Value) {
-    let error = lower(&payload(more), &placement()).unwrap_err();
+    let error = lower(&payload(more), &context()).unwrap_err();
     assert_eq!(error.reason, FailureReason::RunnerConfigurationError);
     assert!(error.message.contains("longer than 32 MiB") && error.message.len() < 1000, "{}", error.message.len());
 }
 
 #[test]
-fn references_that_would_become_too_much_are_refused() {
+fn too_large_variable_expansion_is_refused() {
     let (large, references) = large();
     refused(json!({ "variables": [large, { "key": "B", "value": references }] }));
-    // Each is small enough, and all together are not.
+    // Each text is small enough, but all together are not.
     let half = |number: usize| json!({ "key": format!("B{number}"), "value": "$LARGE".repeat(64) });
     let mut many: Vec<Value> = (0..10).map(half).collect();
     many.push(large.clone());
@@ -31,7 +31,7 @@ fn references_that_would_become_too_much_are_refused() {
 }
 
 #[test]
-fn inputs_that_would_become_too_much_are_refused() {
+fn too_large_input_expansion_is_refused() {
     let input = json!([{ "key": "large", "value": { "type": "string", "content": "x".repeat(KIB_64) } }]);
     let script = "${{ job.inputs.large }}".repeat(640);
     let flag = json!([{ "key": "FF_ENABLE_JOB_INPUTS_INTERPOLATION", "value": "true" }]);
@@ -39,39 +39,39 @@ fn inputs_that_would_become_too_much_are_refused() {
 }
 
 #[test]
-fn a_path_of_references_without_an_end_is_refused() {
+fn too_long_clone_path_is_refused() {
     let (large, references) = large();
     let path = |value: &str| json!({ "variables": [large, { "key": "GIT_CLONE_PATH", "value": value }] });
     for value in [references.as_str(), "$LARGE", &"$NONE".repeat(KIB_64)] {
-        let error = lower(&payload(path(value)), &placement()).unwrap_err();
+        let error = lower(&payload(path(value)), &context()).unwrap_err();
         assert_eq!(error.message, "GIT_CLONE_PATH is longer than 4096 bytes");
     }
 }
 
 #[test]
-fn the_image_of_a_machine_without_an_end_is_refused() {
+fn too_long_vm_image_name_is_refused() {
     let (large, references) = large();
     let twice = json!({ "key": "TWICE", "value": references });
     for name in [references.as_str(), "$LARGE", "$TWICE", &"$NONE".repeat(KIB_64)] {
         let payload = payload(json!({ "variables": [large, twice], "image": { "name": name } }));
-        let error = asking(&payload, &runner()).unwrap().image.unwrap_err();
+        let error = environment_request(&payload, &runner()).unwrap().image.unwrap_err();
         assert_eq!(error, "the name of the VM image is longer than 4096 bytes");
     }
 }
 
 #[test]
-fn what_is_masked_is_known_of_a_job_that_would_become_too_much() {
+fn secrets_of_job_with_too_large_expansion_are_known() {
     let (large, references) = large();
     let masked = json!({ "key": "B", "value": references, "masked": true });
     let secret = json!({ "key": "C", "value": "secret-$SHORT", "masked": true });
     let short = json!({ "key": "SHORT", "value": "value" });
     let payload = payload(json!({ "variables": [large, masked, secret, short] }));
-    let told = crate::failure::masked("it is secret-value", &secrets(&payload, &[]));
-    assert_eq!(told, "it is [MASKED]");
+    let output = crate::failure::masked("it is secret-value", &secrets(&payload, &[]));
+    assert_eq!(output, "it is [MASKED]");
 }
 
 #[test]
-fn a_hundred_thousand_variables_and_braces_without_an_end_are_read_in_one_go() {
+fn many_variables_and_unclosed_braces_take_linear_time() {
     let mut all: Vec<Value> =
         (0..99_999).map(|n| json!({ "key": format!("K{n}"), "value": format!("$K{}", n + 1) })).collect();
     all.push(json!({ "key": "BRACES", "value": "${".repeat(1024 * 1024) }));

@@ -180,7 +180,7 @@ static HOST_ALIASES: Key = Key {
     default: "",
     meaning: "Lines of the hosts file, as JSON: [{\"ip\": \"...\", \"hostnames\": [\"...\"]}]",
     reload: muster_config::schema::Reload::Jobs,
-    status: muster_config::schema::Status::Acted,
+    status: muster_config::schema::KeySupport::Supported,
     secret: false,
 };
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_config::schema::{Entry, schema};
-use muster_config::{self as config, Facts, Severity};
+use muster_config::{self as config, HostFacts, Severity};
 use toml_edit::{DocumentMut, Item, Table, TableLike, Value};
 
 /// Why a template cannot be used.
@@ -34,7 +34,7 @@ pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
 /// All entries of a file, with the names of the documentation.
 pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
-    let loaded = config::parse(&text, &Facts::of(path));
+    let loaded = config::parse(&text, &HostFacts::of(path));
     let fatal: String = loaded
         .problems
         .iter()

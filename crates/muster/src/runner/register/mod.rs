@@ -12,7 +12,7 @@ use muster_config::edit::{ConfigFile, EditError, NewToken};
 use muster_config::runtime::registration_flags;
 use muster_config::schema::schema;
 use muster_config::settings::host_name;
-use muster_config::{self as config, EXECUTORS, Facts, Problem};
+use muster_config::{self as config, EXECUTORS, HostFacts, Problem};
 use muster_job::Secret;
 use muster_runner_api::client::ClientError;
 use muster_runner_api::wire::VersionInfo;
@@ -90,7 +90,7 @@ impl Registration {
         let asker = Asker::new(!args.non_interactive).map_err(RegisterError::Signals)?;
         let path = args.config.path();
         let config = args.config.load_or_new()?;
-        if path.parent().is_some_and(std::path::Path::exists) && !Facts::of(&path).writable {
+        if path.parent().is_some_and(std::path::Path::exists) && !HostFacts::of(&path).writable {
             return Err(RegisterError::ReadOnly { path });
         }
         let mut entry = args.entry.table.clone();
@@ -154,7 +154,7 @@ impl Registration {
         let mut entries = toml_edit::ArrayOfTables::new();
         entries.push(self.entry.clone());
         document.insert("runners", Item::ArrayOfTables(entries));
-        let read = config::parse(&document.to_string(), &Facts::of(&self.path)).config;
+        let read = config::parse(&document.to_string(), &HostFacts::of(&self.path)).config;
         let read = read.and_then(|config| Some((config.runners.first().cloned()?, config)));
         let (client, info) = match &read {
             Some((runner, config)) => (client_of(runner), info(config, runner)),

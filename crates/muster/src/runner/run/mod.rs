@@ -1,7 +1,7 @@
 //! `run`: the manager of one `config.toml`, until a signal ends it (runner-config 2.2, 2.6).
 //!
 //! ```text
-//! config.toml --ConfigWatch--> Settings --Order::Reload--> Manager (state.log, requests, jobs) --> agent on this host
+//! config.toml --ConfigWatch--> Settings --ControlCommand::Reload--> Manager (state.log, requests, jobs) --> agent on this host
 //!                 SIGHUP, changes           Drain, Abort      ^ signals
 //! ```
 //!
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use muster_config::edit::{self, EditError};
 use muster_config::settings::Settings;
-use muster_config::{NoPlugin, Severity, Surroundings};
+use muster_config::{NoPlugin, SettingsContext, Severity};
 use muster_executor::Directories;
 use muster_executor::deploy::Executable;
 use muster_executor::host::{self, HostExecutor, HostOptions};
@@ -31,7 +31,7 @@ use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
 use muster_manager::reload::ConfigWatch;
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Manager, ManagerError, Quota};
+use muster_manager::{Control, Manager, ManagerError, RunLimits};
 
 use crate::config_file::ConfigArg;
 use crate::observe::Observed;
@@ -132,7 +132,7 @@ async fn work(args: Args, open_files: Option<u64>) -> Result<ExitCode, RunError>
         EditError::Locked { .. } => RunError::InUse(error),
         error => RunError::Hold(error),
     })?;
-    let around = Surroundings {
+    let around = SettingsContext {
         system_id: args.config.system_id(),
         user: args.user.clone(),
         certificates: Some(paths::certificates()),
@@ -162,7 +162,7 @@ async fn work(args: Args, open_files: Option<u64>) -> Result<ExitCode, RunError>
     );
     let user = args.user.filter(|user| !user.is_empty());
     let host = Host { state_dir, user, until_pid: None, open_files };
-    manage(Work { settings, source: Some(source), store, host, quota: Quota::default() }, signals).await
+    manage(Work { settings, source: Some(source), store, host, quota: RunLimits::default() }, signals).await
 }
 
 /// What a manager is made of.
@@ -171,7 +171,7 @@ struct Work {
     source: Option<Source>,
     store: Store,
     host: Host,
-    quota: Quota,
+    quota: RunLimits,
 }
 
 /// This host, as the place of jobs.
@@ -195,10 +195,10 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let instances = instances(&work.host.state_dir)
         .map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let _endpoints = FleetEndpoints::new(&telemetry, &instances);
-    let executors = executors(host_executor(work.host, work.settings.token_variables.clone())?, instances);
+    let executors = executors(host_executor(work.host, work.settings.token_env_names.clone())?, instances);
     let manager = Manager::new(work.settings.clone(), work.store, executors, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
-    let manager = tokio::spawn(manager.with_quota(work.quota).run(orders));
+    let manager = tokio::spawn(manager.with_run_limits(work.quota).run(orders));
     let running = Running::new(work.source, work.settings, control, manager, telemetry, ledgers);
     let mut running = std::pin::pin!(running.until_end(signals));
     let ended = tokio::select! {
@@ -239,7 +239,7 @@ pub(crate) fn instances(state_dir: &Path) -> std::io::Result<InstanceExecutors> 
 
 /// The plugin that `[runners.autoscaler]` names; the ones that come with this program are the last that are found.
 fn find_plugin(plugin: &str) -> Result<PluginSpec, String> {
-    let found = resolve(plugin).map_err(|(NoPlugin::NotHere(why) | NoPlugin::NoName(why))| why)?;
+    let found = resolve(plugin).map_err(|(NoPlugin::NotInstalled(why) | NoPlugin::InvalidName(why))| why)?;
     Ok(found.spec())
 }
 
@@ -252,8 +252,8 @@ fn resolve(plugin: &str) -> Result<install::Found, NoPlugin> {
     install::resolve(plugin, &crate::plugin::serve::surroundings()).map_err(|error| {
         let why = muster_job::error_chain(&error);
         match error {
-            install::ResolveError::Reference(_) => NoPlugin::NoName(why),
-            _ => NoPlugin::NotHere(why),
+            install::ResolveError::Reference(_) => NoPlugin::InvalidName(why),
+            _ => NoPlugin::NotInstalled(why),
         }
     })
 }

@@ -10,7 +10,7 @@ use muster_executor::instance::log_instances_left;
 use muster_manager::clock::SystemClock;
 use muster_manager::reload::{ConfigWatch, Reload};
 use muster_manager::rotation::Rotation;
-use muster_manager::{Control, ManagerError, Order};
+use muster_manager::{Control, ControlCommand, ManagerError};
 use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -140,7 +140,7 @@ impl Running {
                     "the manager ends without its jobs; they go on at their agent, and the next start takes them up"
                 );
                 self.stopping = Stopping::Leaving;
-                self.control.give(Order::Leave).await;
+                self.control.send(ControlCommand::Leave).await;
             }
             (Signal::Leave, _) => {
                 tracing::info!("the manager ends at once; jobs go on at their agent, and the next start takes them up");
@@ -159,7 +159,7 @@ impl Running {
                 let jobs = self.jobs().await;
                 tracing::warn!("Starting graceful shutdown, waiting for {jobs} jobs to end");
                 self.stopping = Stopping::Draining;
-                self.control.give(Order::Drain).await;
+                self.control.send(ControlCommand::Drain).await;
             }
             (Signal::Abort(name), _) => {
                 let (jobs, limit) = (self.jobs().await, self.settings.shutdown_timeout);
@@ -168,14 +168,14 @@ impl Running {
                     None => tracing::info!("stop requested by {name}: no job is under way"),
                 }
                 self.stopping = Stopping::Aborting(Instant::now() + limit);
-                self.control.give(Order::Abort).await;
+                self.control.send(ControlCommand::Abort).await;
             }
         }
         None
     }
 
     async fn jobs(&self) -> usize {
-        self.control.figures().await.map_or(0, |figures| figures.jobs)
+        self.control.stats().await.map_or(0, |figures| figures.jobs)
     }
 
     /// The file; what the flags are called where there is none.
@@ -198,22 +198,22 @@ impl Running {
                 problems::tell(&problems, &source.config);
                 let settings = source.settings();
                 self.settings = match &self.rotation {
-                    Some(rotation) => rotation.follow(settings),
+                    Some(rotation) => rotation.apply_renewed(settings),
                     None => settings,
                 };
                 let changes = if changes.is_empty() { "nothing is different".to_owned() } else { changes.join("; ") };
                 tracing::info!(runners = self.settings.runners.len(), "Configuration loaded: {changes}");
                 crate::open_files::tell(self.settings.concurrent);
-                self.control.give(Order::Reload(Box::new(self.settings.clone()))).await;
+                self.control.send(ControlCommand::Reload(Box::new(self.settings.clone()))).await;
             }
-            Reload::Refused { problems } => {
+            Reload::Invalid { problems } => {
                 problems::tell(&problems, &source.config);
                 tracing::error!(
                     "Failed to load {}: the configuration before it stays in force",
                     source.config.display()
                 );
             }
-            Reload::Gone => tracing::error!(
+            Reload::Missing => tracing::error!(
                 "{} is gone: the configuration in force stays so, but a restart would find no runner",
                 source.config.display()
             ),
@@ -271,7 +271,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_manager_that_could_not_write_its_state_for_long_ends_with_1() {
         let settings = Settings::new();
-        let patience = settings.state_patience;
+        let patience = settings.state_write_timeout;
         let manager = tokio::spawn(async move {
             tokio::time::sleep(patience).await;
             Err(StoreError::Sync(std::io::Error::other("no space left")).into())

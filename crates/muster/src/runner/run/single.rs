@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_config::settings::{Settings, WAIT_MAX};
-use muster_config::{self as config, Facts, Severity, Surroundings};
-use muster_manager::Quota;
+use muster_config::settings::{MAX_WAIT, Settings};
+use muster_config::{self as config, HostFacts, SettingsContext, Severity};
+use muster_manager::RunLimits;
 use muster_manager::store::{Store, StoreError};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
@@ -87,9 +87,9 @@ async fn work(args: &Args, open_files: Option<u64>) -> Result<ExitCode, SingleEr
     tracing::info!(max_builds = args.max_builds, "Starting runner for {} with token {token} ...", runner.url);
     let (state_dir, store) = open(args, &format!("{} {}", runner.url, runner.token.expose())).await?;
     let positive = |number: i64| NonZeroI64::new(number.max(0)).map(|number| number.get().unsigned_abs());
-    let quota = Quota {
+    let quota = RunLimits {
         jobs: positive(args.max_builds).map(|jobs| usize::try_from(jobs).unwrap_or(usize::MAX)),
-        idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)),
+        idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(MAX_WAIT)),
     };
     let until_pid = i32::try_from(std::process::id()).ok();
     let host = Host { state_dir, user: None, until_pid, open_files };
@@ -112,9 +112,9 @@ fn settings(args: &Args) -> Result<Settings, SingleError> {
     let mut runners = ArrayOfTables::new();
     runners.push(entry);
     document.insert("runners", Item::ArrayOfTables(runners));
-    let loaded = config::parse(&document.to_string(), &Facts::of(&path));
+    let loaded = config::parse(&document.to_string(), &HostFacts::of(&path));
     problems::tell(&loaded.problems, Path::new("run-single"));
-    let around = Surroundings {
+    let around = SettingsContext {
         system_id: args.config.system_id(),
         user: None,
         certificates: Some(paths::certificates()),

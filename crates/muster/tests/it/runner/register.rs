@@ -190,7 +190,7 @@ async fn a_failure_after_the_server_knows_the_runner_is_taken_back() {
 async fn a_file_that_cannot_be_saved_is_found_before_the_server_is_told() {
     let bench = Bench::start().await;
     bench.configure("[[runners]\n");
-    bench.run("register", &MADE).check(1, &["cannot be used", "line 1 is no valid TOML"]);
+    bench.run("register", &MADE).check(1, &["cannot be used", "line 1 is not valid TOML"]);
     assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
 }
 

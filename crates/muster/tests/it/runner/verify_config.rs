@@ -76,7 +76,7 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
     run("verify-config", &missing, &[]).check(1, &["error[C086]", "this runner gets no instances"]);
     run("lint", &missing, &[]).check(0, &["warning[C086]", "the one that runs this file needs it"]);
     for (autoscaler, at, wanted) in [
-        ("", "9:1", "error[C086]: runner one: no `plugin`: nothing makes the instances of this runner"),
+        ("", "9:1", "error[C086]: runner one: no `plugin`: no plugin creates the instances of this runner"),
         (
             "plugin = \"local\"\nmax_use_count = -1",
             "12:17",
@@ -85,7 +85,7 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
         (
             "plugin = \"local\"\nupdate_interval = \"-3s\"",
             "12:19",
-            "error[C088]: runner one: `runners.autoscaler.update_interval` is less than zero",
+            "error[C088]: runner one: `runners.autoscaler.update_interval` is negative",
         ),
     ] {
         for command in ["verify-config", "lint"] {
@@ -93,7 +93,7 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
         }
     }
     let never = of("plugin = \"local\"\n[[runners.autoscaler.policy]]\nperiods = [\"* * 30 2 *\"]");
-    run("verify-config", &never, &[]).check(0, &["warning[C087]: runner one: ", "`* * 30 2 *` never comes"]);
+    run("verify-config", &never, &[]).check(0, &["warning[C087]: runner one: ", "`* * 30 2 *` never matches"]);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn lint_ends_with_1_on_any_key_that_is_unknown_and_0_on_other_warnings() {
     run("lint", GOOD, &[]).check(0, &["C033"]);
     run("lint", &format!("{GOOD}buidls_dir = \"/x\"\n"), &[]).check(1, &["did you mean `builds_dir`?"]);
     run("lint", &GOOD.replace("concurrent = 2", "concurrent = 0"), &[]).check(1, &["C001"]);
-    run("lint", "concurrent = [", &[]).check(1, &["is no valid TOML"]);
+    run("lint", "concurrent = [", &[]).check(1, &["is not valid TOML"]);
     let home = Home::new();
     for command in ["lint", "verify-config"] {
         let wanted = ["fatal[C032]: missing.toml does not exist", "name another file with --config"];

@@ -106,7 +106,7 @@ async fn sigterm_aborts_the_jobs_and_reports_them() {
     run.signal(Signal::TERM);
     let job = bench.ended(0, 1).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"), "{}", job.text());
-    run.logged("stop requested by SIGTERM: 1 job is aborted, for which there are 30 s", 1).await;
+    run.logged("stop requested by SIGTERM: 1 job is aborted within 30 s", 1).await;
     assert_eq!(run.code().await, 0);
 }
 
@@ -143,7 +143,7 @@ async fn the_end_waits_for_the_reset_of_a_token_until_a_second_signal() {
     let run = bench.run();
     bench.coordinator(0).faults_left(Call::ResetToken, 0).await;
     run.signal(Signal::TERM);
-    run.logged("the reset of a runner's token is under way: the end waits for it", 1).await;
+    run.logged("waiting for the reset of a runner token to complete", 1).await;
     run.signal(Signal::TERM);
     run.logged("SIGTERM: the reset of a runner's token is not waited for", 1).await;
     assert_eq!(run.code().await, 1);
@@ -252,7 +252,7 @@ async fn mistakes_that_show_at_run_time_are_told() {
     let run = bench.run();
     // C027 needs a machine that has an id.
     if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
-        run.logged("the system id s_0123456789ab was made on another machine", 1).await;
+        run.logged("the system id s_0123456789ab was created on another machine", 1).await;
     }
     let new = bench.home.path("old.toml");
     std::fs::write(&new, format!("concurrent = 2\n{}", bench.entry(0))).unwrap();

@@ -73,7 +73,7 @@ async fn signals_drain_or_abort_it() {
     let run = bench.single(&[&bench.flags(0)[..], &["--shutdown-timeout", "20"]].concat());
     bench.begun(0, 2).await;
     run.signal(Signal::TERM);
-    run.logged("1 job is aborted, for which there are 20 s", 1).await;
+    run.logged("1 job is aborted within 20 s", 1).await;
     let job = bench.ended(0, 2).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"), "{}", job.text());
     assert_eq!(run.code().await, 0);

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// Limits after which the manager exits. Without any it runs until a command stops it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Quota {
+pub struct RunLimits {
     /// Maximum number of jobs to receive, including those of an earlier start. `None` means no limit.
     pub jobs: Option<usize>,
     /// Maximum time to wait for a job, from the start and after the end of the last one. `None` means no limit.
@@ -15,35 +15,35 @@ pub struct Quota {
 
 /// Tracks the manager's progress towards its run limits.
 #[derive(Debug)]
-pub(super) struct Ledger {
-    quota: Quota,
+pub(super) struct RunLimitTracker {
+    run_limits: RunLimits,
     taken: usize,
-    /// Time since which no job is in progress. Only meaningful while there is none.
+    /// Time since which no job is in progress. Meaningful only then.
     idle_since: Instant,
 }
 
-impl Ledger {
-    pub(super) fn new(quota: Quota) -> Self {
-        Self { quota, taken: 0, idle_since: Instant::now() }
+impl RunLimitTracker {
+    pub(super) fn new(run_limits: RunLimits) -> Self {
+        Self { run_limits, taken: 0, idle_since: Instant::now() }
     }
 
     /// Counts a received job.
-    pub(super) fn took(&mut self) {
+    pub(super) fn record_job(&mut self) {
         self.taken = self.taken.saturating_add(1);
     }
 
     /// Starts the wait for a job: the last job has ended, or the manager has started.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn record_idle(&mut self) {
         self.idle_since = Instant::now();
     }
 
     /// Returns the number of jobs that may still be received.
-    pub(super) fn left(&self) -> usize {
-        self.quota.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.taken))
+    pub(super) fn remaining_jobs(&self) -> usize {
+        self.run_limits.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.taken))
     }
 
     /// Returns when the wait for a job ends, provided that none is in progress. `None` means no limit.
     pub(super) fn idle_until(&self) -> Option<Instant> {
-        self.quota.idle.map(|idle| self.idle_since + idle)
+        self.run_limits.idle.map(|idle| self.idle_since + idle)
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
-use super::super::schema::{Entry, Key, Status};
+use super::super::schema::{Entry, Key, KeySupport};
 use super::super::tree::{Node, Value, visit};
 use super::super::unknown::header;
 use super::Check;
@@ -37,11 +37,11 @@ fn executors(check: &mut Check<'_>) {
         let name = shown_name(&runner.executor);
         let message = match known {
             Some((_, true)) => continue,
-            Some(("docker+machine", false)) => "executor `docker+machine` runs jobs in containers, which are not built yet; this \
+            Some(("docker+machine", false)) => "executor `docker+machine` runs jobs in containers, which Muster does not support yet; this \
                                                 runner requests no jobs. With executor `instance` its machines run jobs without \
                                                 containers"
                 .to_owned(),
-            Some((_, false)) => format!("executor `{name}` is not built yet; this runner requests no jobs"),
+            Some((_, false)) => format!("executor `{name}` is not supported yet; this runner requests no jobs"),
             None if name.is_empty() => "executor is mandatory; this runner requests no jobs".to_owned(),
             None => format!("executor `{name}` does not exist; this runner requests no jobs"),
         };
@@ -62,14 +62,14 @@ fn not_acted_on(check: &mut Check<'_>) {
             Entry::Key(key) => (node.key.clone(), key.status),
             Entry::Table(table) => (node.key.clone(), table.status),
         };
-        let Status::Not(reason) = status else { return };
-        if matches!(entry, Entry::Key(key) if says_nothing(key, node)) {
+        let KeySupport::Unsupported(reason) = status else { return };
+        if matches!(entry, Entry::Key(key) if is_default(key, node)) {
             return;
         }
         // A key is reported with its outermost table that has the same reason.
-        let told =
+        let output =
             unused.iter().find(|(around, (_, why, _))| *why == reason && path.starts_with(&format!("{around}.")));
-        match told.map(|(around, _)| around.clone()) {
+        match output.map(|(around, _)| around.clone()) {
             Some(around) => {
                 let name = path.get(around.len() + 1..).unwrap_or_default().to_owned();
                 if let (Entry::Key(_), Some((.., names))) = (entry, unused.get_mut(&around))
@@ -90,15 +90,15 @@ fn not_acted_on(check: &mut Check<'_>) {
             continue;
         }
         let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
-        let what = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
+        let name_in_file = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
         let severity = if path == "runners.cache.Type" { Severity::Warning } else { Severity::Info };
-        let problem = Problem::new("C009", format!("{what} is not acted on{set}: {reason}"));
+        let problem = Problem::new("C009", format!("{name_in_file} is not supported{set}: {reason}"));
         check.add(problem.severity(severity).at(&span).not_built());
     }
 }
 
 /// Returns whether the key has its default value. gitlab-runner writes many of its defaults into the file.
-fn says_nothing(key: &Key, node: &Node) -> bool {
+fn is_default(key: &Key, node: &Node) -> bool {
     match &node.value {
         Value::Int(number) => number.to_string() == key.default,
         Value::Bool(truth) => truth.to_string() == key.default,
@@ -112,14 +112,14 @@ mod tests {
     use super::super::testing::{clean, count, found};
 
     #[test]
-    fn an_executor_that_is_not_there_is_told_with_those_that_are() {
+    fn unknown_executor_is_reported_with_supported_ones() {
         let text = |executor: &str| {
             format!("[[runners]]\nname=\"a\"\nurl=\"https://g.example\"\ntoken=\"t\"\nexecutor=\"{executor}\"\n")
         };
-        assert!(found("C008", &text("kubernetes")).contains("not built yet"));
+        assert!(found("C008", &text("kubernetes")).contains("not supported yet"));
         assert!(found("C008", &text("sehll")).contains("does not exist"));
         clean("C008", &text("shell"));
-        let facts = crate::Facts::default();
+        let facts = crate::HostFacts::default();
         for (executor, not_built) in [("kubernetes", true), ("docker+machine", true), ("instanc", false), ("", false)] {
             let problems = crate::parse(&text(executor), &facts).problems;
             let problem = problems.iter().find(|problem| problem.code == "C008").unwrap();
@@ -130,23 +130,23 @@ mod tests {
     }
 
     #[test]
-    fn a_key_without_effect_is_told_once_by_name_with_the_reason() {
+    fn unsupported_key_is_reported_once_with_reason() {
         let runner = "[[runners]]\nproxy_exec = true\n[runners.docker]\nimage = \"a\"\nvolumes = []\n[[runners.docker.services]]\nname = \"b\"\n";
         let text = format!("concurrent = 2\n{runner}{runner}");
         assert_eq!(count("C009", &text), 2);
-        let told = found("C009", &format!("{runner}{runner}"));
-        assert!(told.contains("[runners.docker] is not acted on (image, volumes, services.name): "), "{told}");
-        assert!(told.contains("`runners.proxy_exec` is not acted on: "), "{told}");
+        let output = found("C009", &format!("{runner}{runner}"));
+        assert!(output.contains("[runners.docker] is not supported (image, volumes, services.name): "), "{output}");
+        assert!(output.contains("`runners.proxy_exec` is not supported: "), "{output}");
         clean("C009", "concurrent = 2\n[[runners]]\nlimit = 3\n");
     }
 
     #[test]
-    fn what_gitlab_runner_writes_by_itself_is_not_told() {
+    fn defaults_written_by_gitlab_runner_are_not_reported() {
         let cache = "[runners.cache]\nMaxUploadedArchiveSize = 0\n[runners.cache.s3]\n[runners.cache.gcs]\n[runners.cache.azure]\n";
         let text = format!("[session_server]\nsession_timeout = 1800\n[[runners]]\nname = \"a\"\n{cache}");
         clean("C009", &text);
         assert!(
-            found("C009", &text.replace("1800", "60")).contains("[session_server] is not acted on (session_timeout)")
+            found("C009", &text.replace("1800", "60")).contains("[session_server] is not supported (session_timeout)")
         );
         assert!(found("C009", &text.replace("Size = 0", "Size = 5")).contains("MaxUploadedArchiveSize"));
     }

@@ -13,21 +13,21 @@ const EXECUTOR_OPTIONS: [(&str, &[&str]); 2] = [("docker", &["platform", "user"]
 
 /// Fails if the payload requests something that Muster does not support.
 pub(super) fn check(payload: &JobPayload) -> Result<(), LowerError> {
-    for (image, what) in
+    for (image, section) in
         payload.image.iter().map(|image| (image, "image")).chain(payload.services.iter().map(|s| (s, "services")))
     {
-        executor_options(image, what)?;
+        executor_options(image, section)?;
     }
     secrets(&payload.secrets)
 }
 
-fn executor_options(image: &Image, what: &str) -> Result<(), LowerError> {
+fn executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
     for (executor, options) in &image.executor_opts {
         let known = EXECUTOR_OPTIONS.iter().find(|(name, _)| name == executor).map_or(&[][..], |(_, known)| *known);
         let unknown: Vec<&str> = options.keys().map(String::as_str).filter(|key| !known.contains(key)).collect();
         if known.is_empty() || !unknown.is_empty() {
             return Err(LowerError::unsupported(format!(
-                "`{what}` has options that no executor knows: `{executor}` with {unknown:?}; known are `docker` with \
+                "`{section}` has unsupported options: `{executor}` with {unknown:?}; supported are `docker` with \
                  `platform` and `user`, and `kubernetes` with `user`"
             )));
         }
@@ -49,7 +49,7 @@ fn secrets(secrets: &BTreeMap<String, serde_json::Value>) -> Result<(), LowerErr
         return Ok(());
     }
     Err(LowerError::configuration(format!(
-        "this version of Muster resolves no secrets of `secrets:`, and the job needs {}: hand them over as masked \
+        "this version of Muster does not support `secrets:`, but the job needs {}; pass them as masked \
          variables",
         wanted.join(", ")
     )))

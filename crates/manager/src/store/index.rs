@@ -8,9 +8,9 @@ use std::sync::atomic::AtomicU64;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-use super::log::{Copied, Copier, Log, Place};
-use super::record::{Content, Lane, Outline, Record, VERSION};
-use super::{RunName, StoreError, StoredJob};
+use super::log::{CompactedLog, Compactor, LineSpan, Log};
+use super::record::{Content, Lane, Record, RecordHeader, VERSION};
+use super::{JobRunId, StoreError, StoredJob};
 use crate::state::JobState;
 
 /// Size in bytes below which the file is not compacted: while there are jobs, and without jobs, when it only has expired tokens.
@@ -20,11 +20,11 @@ const GARBAGE_RATIO: u64 = 4;
 
 /// The file and the positions of its valid lines.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct StateIndex {
     log: Log,
-    jobs: HashMap<RunName, Row>,
-    runners: HashMap<String, Place>,
-    lanes: HashMap<(RunnerKey, u32), (String, Place)>,
+    jobs: HashMap<JobRunId, Row>,
+    runners: HashMap<String, LineSpan>,
+    lanes: HashMap<(RunnerKey, u32), (String, LineSpan)>,
     /// Whether something was written that is not synced yet.
     pub(super) unsynced: bool,
     /// Whether a task runs that syncs what is written.
@@ -36,33 +36,33 @@ pub(super) struct Books {
 #[derive(Debug)]
 struct Row {
     runner: Option<String>,
-    taken_ms: i64,
-    job: Place,
+    received_ms: i64,
+    job: LineSpan,
     /// `None` while the job is `received`.
-    state: Option<Place>,
+    state: Option<LineSpan>,
 }
 
-impl Books {
+impl StateIndex {
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let (mut jobs, mut runners, mut lanes) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut newer = None;
         let mut put = |lane: Lane, place| drop(lanes.insert((lane.runner, lane.lane), (lane.key, place)));
-        let read = |place: Place, text: &str| match serde_json::from_str::<Outline>(text) {
-            Ok(Outline::Version(version)) => newer = (version > VERSION).then_some(version),
-            Ok(Outline::Runner { digest }) => drop(runners.insert(digest, place)),
-            Ok(Outline::Lane(lane)) => put(lane, place),
-            Ok(Outline::Job { run, runner, taken_ms, lane }) => {
-                jobs.insert(run, Row { runner, taken_ms, job: place, state: None });
+        let read = |place: LineSpan, text: &str| match serde_json::from_str::<RecordHeader>(text) {
+            Ok(RecordHeader::Version(version)) => newer = (version > VERSION).then_some(version),
+            Ok(RecordHeader::Runner { digest }) => drop(runners.insert(digest, place)),
+            Ok(RecordHeader::Lane(lane)) => put(lane, place),
+            Ok(RecordHeader::Job { run, runner, received_ms, lane }) => {
+                jobs.insert(run, Row { runner, received_ms, job: place, state: None });
                 if let Some(lane) = lane {
                     put(lane, place);
                 }
             }
-            Ok(Outline::State { run }) => match jobs.get_mut(&run) {
+            Ok(RecordHeader::State { run }) => match jobs.get_mut(&run) {
                 Some(row) => row.state = Some(place),
-                None => tracing::warn!(job = %run, "the state of a job that is not in state.log does not count"),
+                None => tracing::warn!(job = %run, "ignoring the state of a job that is not in state.log"),
             },
-            Ok(Outline::Done { run }) => drop(jobs.remove(&run)),
-            Err(error) => tracing::error!(%error, "a line of state.log is not readable: it is left alone"),
+            Ok(RecordHeader::Removed { run }) => drop(jobs.remove(&run)),
+            Err(error) => tracing::error!(%error, "ignoring an invalid line of state.log"),
         };
         let failed = |source| StoreError::File { path: path.to_owned(), source };
         let log = Log::open(path, &encode(&Record::Version(VERSION))?, read).map_err(failed)?;
@@ -72,7 +72,7 @@ impl Books {
         }
     }
 
-    pub(super) fn knows(&self, run: &RunName) -> bool {
+    pub(super) fn knows(&self, run: &JobRunId) -> bool {
         self.jobs.contains_key(run)
     }
 
@@ -82,39 +82,44 @@ impl Books {
         for (digest, place) in &self.runners {
             match self.content(*place) {
                 Ok(Content::Runner { settings }) => drop(runners.insert(digest.as_str(), Arc::from(settings))),
-                Ok(_) => tracing::error!("state.log holds something else in the place of a runner's settings"),
-                Err(error) => tracing::error!(%error, "the settings of a runner in state.log are not readable"),
+                Ok(_) => tracing::error!("invalid settings of a runner in state.log"),
+                Err(error) => tracing::error!(%error, "failed to read the settings of a runner in state.log"),
             }
         }
         let mut rows: Vec<_> = self.jobs.iter().collect();
-        rows.sort_by_key(|(run, row)| (row.taken_ms, *run));
+        rows.sort_by_key(|(run, row)| (row.received_ms, *run));
         let read = rows.into_iter().filter_map(|(run, row)| {
             let runner = row.runner.as_deref().and_then(|digest| runners.get(digest).cloned());
             let job = self.job_of(run, row, runner);
-            job.inspect_err(|error| tracing::error!(error = error as &dyn std::error::Error, "a job is left alone"))
-                .ok()
+            job.inspect_err(|error| {
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    "failed to read a job in state.log, leaving its row"
+                )
+            })
+            .ok()
         });
         read.collect()
     }
 
     /// Returns one job with the `runner` that received it.
-    pub(super) fn job(&self, run: &RunName, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
+    pub(super) fn job(&self, run: &JobRunId, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
         self.jobs.get(run).map(|row| self.job_of(run, row, Some(Arc::clone(runner)))).transpose()
     }
 
-    fn job_of(&self, run: &RunName, row: &Row, runner: Option<Arc<RunnerSettings>>) -> Result<StoredJob, StoreError> {
+    fn job_of(&self, run: &JobRunId, row: &Row, runner: Option<Arc<RunnerSettings>>) -> Result<StoredJob, StoreError> {
         let unreadable = |source| StoreError::Row { job: run.clone(), source };
-        let misplaced = || unreadable(io::Error::other("something else is in its place"));
+        let misplaced = || unreadable(io::Error::other("the line is of another kind"));
         let Content::Job { payload } = self.content(row.job).map_err(unreadable)? else { return Err(misplaced()) };
         let state = match row.state.map(|place| self.content(place)).transpose().map_err(unreadable)? {
-            None => JobState::taken(),
+            None => JobState::received(),
             Some(Content::State { state }) => state,
             Some(_) => return Err(misplaced()),
         };
-        Ok(StoredJob { run: run.clone(), runner, payload: *payload, state, taken_ms: row.taken_ms })
+        Ok(StoredJob { run: run.clone(), runner, payload: *payload, state, received_ms: row.received_ms })
     }
 
-    fn content(&self, place: Place) -> io::Result<Content> {
+    fn content(&self, place: LineSpan) -> io::Result<Content> {
         Ok(serde_json::from_str(&self.log.read(place)?)?)
     }
 
@@ -140,8 +145,8 @@ impl Books {
             Record::Version(_) => {}
             Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), place)),
             Record::Lane(lane) => self.put(lane, place),
-            Record::Job { run, runner, taken_ms, lane, .. } => {
-                let row = Row { runner: runner.map(str::to_owned), taken_ms, job: place, state: None };
+            Record::Job { run, runner, received_ms, lane, .. } => {
+                let row = Row { runner: runner.map(str::to_owned), received_ms, job: place, state: None };
                 self.jobs.insert(run.clone(), row);
                 if let Some(lane) = lane {
                     self.put(lane, place);
@@ -152,12 +157,12 @@ impl Books {
                     row.state = Some(place);
                 }
             }
-            Record::Done { run } => drop(self.jobs.remove(run)),
+            Record::Removed { run } => drop(self.jobs.remove(run)),
         }
         Ok(())
     }
 
-    fn put(&mut self, lane: &Lane, place: Place) {
+    fn put(&mut self, lane: &Lane, place: LineSpan) {
         self.lanes.insert((lane.runner.clone(), lane.lane), (lane.key.clone(), place));
     }
 
@@ -171,12 +176,12 @@ impl Books {
     }
 
     /// Returns what another thread needs to compact the file. `None` if most of its lines are valid.
-    pub(super) fn copier(&mut self) -> Result<Option<Copier>, StoreError> {
+    pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
         // The next job of a runner that is unused now stores its settings again.
         self.runners.retain(|digest, _| used.contains(&digest.as_str()));
         let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
-        let mut places: Vec<Place> = self.runners.values().copied().chain(rows).collect();
+        let mut places: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
         let counts: u64 = places.iter().map(|place| place.bytes()).sum();
         let [busy, idle] = self.small_bytes;
         let small_bytes = if self.jobs.is_empty() { idle } else { busy };
@@ -190,16 +195,16 @@ impl Books {
             self.add(&Record::Lane(&Lane { runner, lane, key }))?;
         }
         places.extend(self.lanes.values().map(|(_, place)| *place));
-        self.log.copier(places).map(Some).map_err(|source| self.failed(source))
+        self.log.compactor(places).map(Some).map_err(|source| self.failed(source))
     }
 
     /// Continues with the compacted file.
-    pub(super) fn copied(&mut self, copied: Copied) -> Result<(), StoreError> {
-        let moves = self.log.copied(copied).map_err(|source| self.failed(source))?;
+    pub(super) fn copied(&mut self, copied: CompactedLog) -> Result<(), StoreError> {
+        let offsets = self.log.copied(copied).map_err(|source| self.failed(source))?;
         let rows = self.jobs.values_mut().flat_map(|row| [Some(&mut row.job), row.state.as_mut()]).flatten();
         let lanes = self.lanes.values_mut().map(|(_, place)| place);
         for place in self.runners.values_mut().chain(rows).chain(lanes) {
-            *place = place.moved(&moves);
+            *place = place.moved(&offsets);
         }
         Ok(())
     }

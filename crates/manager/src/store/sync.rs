@@ -7,27 +7,27 @@ use parking_lot::Mutex;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
 use super::StoreError;
-use super::books::{Books, encode};
+use super::index::{StateIndex, encode};
 use super::record::{Record, VERSION};
 
 /// Time between two syncs: the most that a loss of power may cost.
-const SYNC_EVERY: Duration = Duration::from_secs(1);
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The task that syncs and compacts.
 #[derive(Debug, Default)]
-pub(super) struct Keeper(Mutex<Option<JoinHandle<()>>>);
+pub(super) struct SyncTask(Mutex<Option<JoinHandle<()>>>);
 
-impl Keeper {
+impl SyncTask {
     /// Starts the task unless it runs: something was written.
-    pub(super) fn wake(&self, books: &Arc<Mutex<Books>>) {
-        if std::mem::replace(&mut books.lock().kept, true) {
+    pub(super) fn wake(&self, index: &Arc<Mutex<StateIndex>>) {
+        if std::mem::replace(&mut index.lock().kept, true) {
             return;
         }
-        *self.0.lock() = Some(tokio::spawn(keep_up(Arc::clone(books))));
+        *self.0.lock() = Some(tokio::spawn(keep_up(Arc::clone(index))));
     }
 }
 
-impl Drop for Keeper {
+impl Drop for SyncTask {
     fn drop(&mut self) {
         if let Some(task) = &*self.0.lock() {
             task.abort();
@@ -35,34 +35,34 @@ impl Drop for Keeper {
     }
 }
 
-async fn keep_up(books: Arc<Mutex<Books>>) {
+async fn keep_up(index: Arc<Mutex<StateIndex>>) {
     loop {
-        tokio::time::sleep(SYNC_EVERY).await;
+        tokio::time::sleep(SYNC_INTERVAL).await;
         {
-            let mut books = books.lock();
-            if !std::mem::take(&mut books.unsynced) {
-                books.kept = false;
+            let mut index = index.lock();
+            if !std::mem::take(&mut index.unsynced) {
+                index.kept = false;
                 return;
             }
         }
-        if let Err(error) = keep(&books).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "state.log cannot be synced or shortened now");
+        if let Err(error) = keep(&index).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to sync or compact state.log, retrying");
         }
     }
 }
 
 /// Syncs the file, or replaces it with a compacted and synced copy.
-pub(super) async fn keep(books: &Mutex<Books>) -> Result<(), StoreError> {
-    let copier = books.lock().copier()?;
-    match copier {
+pub(super) async fn keep(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
+    let compactor = index.lock().compactor()?;
+    match compactor {
         None => {
-            let file = books.lock().handle()?;
+            let file = index.lock().handle()?;
             done(spawn_blocking(move || file.sync_data()).await)
         }
-        Some(copier) => {
+        Some(compactor) => {
             let first = encode(&Record::Version(VERSION))?;
-            let copied = done(spawn_blocking(move || copier.copy(&first)).await)?;
-            books.lock().copied(copied)
+            let copied = done(spawn_blocking(move || compactor.copy(&first)).await)?;
+            index.lock().copied(copied)
         }
     }
 }

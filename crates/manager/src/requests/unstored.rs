@@ -14,39 +14,40 @@ use tokio::time::{sleep, timeout};
 
 use super::Request;
 use crate::failure;
-use crate::state::OwnEnd;
-use crate::store::{NotTaken, StoreError, StoredJob};
+use crate::state::ManagerOutcome;
+use crate::store::{StoreError, StoreJobError, StoredJob};
 
 /// Backoff while a job cannot be stored. A few seconds in total: the job waits, and no other job is requested.
-const TAKE_AGAIN: Policy = Policy { first: Duration::from_millis(100), cap: Duration::from_secs(1), attempts: Some(8) };
+const STORE_RETRY: Policy =
+    Policy { first: Duration::from_millis(100), cap: Duration::from_secs(1), attempts: Some(8) };
 /// Time to send the trace, and then to send the report. The manager exits after that.
-const TELL_LIMIT: Duration = Duration::from_secs(30);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which a report is repeated that the coordinator is still working on, unless it sets another one.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Request {
     /// Stores the job that could not be stored, or reports it as failed. Returns `None` if it was stored before.
-    pub(super) async fn take_again(
+    pub(super) async fn retry_store(
         &self,
         client: &Client,
-        mut failed: Box<NotTaken>,
+        mut failed: Box<StoreJobError>,
     ) -> Result<Option<StoredJob>, StoreError> {
         // Held until this returns: no more jobs are requested.
         let _waiting = self.waiting.upgrade();
-        let mut backoff = Backoff::new(TAKE_AGAIN);
+        let mut backoff = Backoff::new(STORE_RETRY);
         loop {
-            let NotTaken { error, payload, known } = *failed;
+            let StoreJobError { error, payload, known } = *failed;
             let Some(wait) = backoff.next_wait(None) else {
                 // A job that was stored before has its actor, which reports it.
                 if !known {
-                    give_up(client, &payload, &error).await;
+                    report_unstorable(client, &payload, &error).await;
                 }
                 return Err(error);
             };
-            let wait_ms = wait.as_millis();
-            tracing::error!(job = payload.id.0, %error, wait_ms, "the job cannot be stored, will be tried again");
+            let wait_ms = muster_job::milliseconds(wait);
+            tracing::error!(job = payload.id.0, %error, wait_ms, "failed to store the job, retrying");
             sleep(wait).await;
-            failed = match self.take(payload) {
+            failed = match self.insert_job(payload) {
                 Ok(taken) => return Ok(taken),
                 Err(failed) => failed,
             };
@@ -55,30 +56,30 @@ impl Request {
 }
 
 /// Reports a job that cannot be stored as a failure of the runner.
-async fn give_up(client: &Client, payload: &JobPayload, error: &StoreError) {
+async fn report_unstorable(client: &Client, payload: &JobPayload, error: &StoreError) {
     let reason = FailureReason::RunnerSystemFailure;
-    let message = failure::masked(&format!("the job cannot be stored: {error}"), &crate::lower::secrets(payload, &[]));
-    let words = failure::last_words(reason, &message);
-    let told = timeout(TELL_LIMIT, say(client, payload, &words)).await.is_ok_and(|said| said.is_ok());
-    let words = if told { words } else { String::new() };
-    let end = OwnEnd { reason, exit_code: None, words, at: 0 };
-    let reported = match timeout(TELL_LIMIT, report(client, payload, &end)).await {
+    let message = failure::masked(&format!("failed to store the job: {error}"), &crate::lower::secrets(payload, &[]));
+    let line = failure::final_trace_line(reason, &message);
+    let is_sent = timeout(REPORT_TIMEOUT, send_trace(client, payload, &line)).await.is_ok_and(|sent| sent.is_ok());
+    let trace_message = if is_sent { line } else { String::new() };
+    let outcome = ManagerOutcome { reason, exit_code: None, trace_message, trace_offset: 0 };
+    let reported = match timeout(REPORT_TIMEOUT, report(client, payload, &outcome)).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", TELL_LIMIT.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", REPORT_TIMEOUT.as_secs())),
     };
     let job = payload.id.0;
     match reported {
-        Ok(()) => tracing::error!(job, message, "the job is reported as failed"),
-        Err(error) => tracing::error!(job, message, error, "the job is given up, and the coordinator does not hear it"),
+        Ok(()) => tracing::error!(job, message, "job reported as failed"),
+        Err(error) => tracing::error!(job, message, error, "failed to report the job, giving up"),
     }
 }
 
 /// Sends the whole trace.
-async fn say(client: &Client, payload: &JobPayload, words: &str) -> Result<(), ClientError> {
+async fn send_trace(client: &Client, payload: &JobPayload, text: &str) -> Result<(), ClientError> {
     let mut backoff = Backoff::new(Policy::SHORT);
     loop {
-        let bytes = Bytes::copy_from_slice(words.as_bytes());
+        let bytes = Bytes::copy_from_slice(text.as_bytes());
         match client.patch_trace(payload.id, &payload.token, 0, bytes, false).await {
             Ok(_) => return Ok(()),
             Err(error) => pause(&mut backoff, error).await?,
@@ -87,20 +88,20 @@ async fn say(client: &Client, payload: &JobPayload, words: &str) -> Result<(), C
 }
 
 /// Sends the final update until the coordinator accepts it.
-async fn report(client: &Client, payload: &JobPayload, end: &OwnEnd) -> Result<(), ClientError> {
-    let update = failure::of_own_end(payload, end);
+async fn report(client: &Client, payload: &JobPayload, outcome: &ManagerOutcome) -> Result<(), ClientError> {
+    let update = failure::from_manager_outcome(payload, outcome);
     let mut backoff = Backoff::new(Policy::SHORT);
     loop {
         match client.update_job(payload.id, &update).await {
             Ok(reply) if reply.applied || reply.resend_trace => return Ok(()),
             Ok(reply) if matches!(reply.status, Some(JobStatus::Canceled | JobStatus::Failed)) => return Ok(()),
-            Ok(reply) => sleep(reply.interval.unwrap_or(ASK_AGAIN)).await,
+            Ok(reply) => sleep(reply.interval.unwrap_or(REPORT_RETRY_DELAY)).await,
             Err(error) => pause(&mut backoff, error).await?,
         }
     }
 }
 
-/// Waits before the next attempt. Returns the error if there is none.
+/// Waits before the next attempt. Returns the error if no attempt is left.
 async fn pause(backoff: &mut Backoff, error: ClientError) -> Result<(), ClientError> {
     match error.transient().and_then(|retry_after| backoff.next_wait(retry_after)) {
         Some(wait) => {

@@ -15,9 +15,9 @@ const DIGITS: usize = 8;
 /// Coordinators count their jobs independently, and all jobs of a machine share one spool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct RunName(String);
+pub struct JobRunId(String);
 
-impl RunName {
+impl JobRunId {
     /// Returns the ID of job `id` of the coordinator at `url`.
     #[must_use]
     pub fn new(id: JobId, url: &Url) -> Self {
@@ -35,7 +35,7 @@ impl RunName {
     /// A coordinator that was set up again counts its jobs from 1, and a machine may still have the spool of the earlier ones. `token` is
     /// the job's own, so no other job has the same ID.
     #[must_use]
-    pub fn at_agents(&self, token: &str) -> String {
+    pub fn agent_run_prefix(&self, token: &str) -> String {
         format!("{}-{}", self.0, short(token))
     }
 }
@@ -45,7 +45,7 @@ fn short(text: &str) -> String {
     digest.get(..DIGITS).unwrap_or(&digest).to_owned()
 }
 
-impl fmt::Display for RunName {
+impl fmt::Display for JobRunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -56,10 +56,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coordinator_that_counts_from_the_beginning_again_is_not_told_of_an_earlier_job() {
+    fn run_id_differs_for_same_job_number_with_other_token() {
         let url = Url::parse("http://127.0.0.1:8873").unwrap();
-        let name = RunName::new(JobId(100_000), &url);
-        let run = |token: &str| name.at_agents(token);
+        let name = JobRunId::new(JobId(100_000), &url);
+        let run = |token: &str| name.agent_run_prefix(token);
         assert_ne!(run("of the first run"), run("of the second run"));
         assert_eq!(run("of the first run"), run("of the first run"), "after a restart it is found again");
         assert!(!run("of the first run").contains("first"));

@@ -1,11 +1,11 @@
-//! What of `[runners.machine]` has no counterpart, or had no effect: a note for each, so that nothing goes unseen.
+//! Notes about the parts of `[runners.machine]` that have no replacement or had no effect, so that none is dropped silently.
 
-use super::super::machine::PERIODS_NONE;
+use super::super::machine::NO_PERIODS_NOTE;
 use super::super::problem::shown_name;
 use super::super::runners::Runner;
 use super::super::tree::{Node, Table, Value};
 
-/// Counts, which are 0 where they are less, and the keys that take their place.
+/// Keys of counts, whose negative values mean 0, and the keys that replace them.
 const COUNTS: [(&str, &str); 6] = [
     ("IdleCount", "idle_count"),
     ("IdleCountMin", "idle_count"),
@@ -14,21 +14,21 @@ const COUNTS: [(&str, &str); 6] = [
     ("MaxGrowthRate", "MaxGrowthRate"),
     ("MaxRemovalAttempts", "MaxRemovalAttempts"),
 ];
-/// The longest name of a group that all clouds take.
-const NAME_LENGTH_MAX: usize = 63;
+/// Maximum length of a group name that all clouds accept.
+const MAX_NAME_LENGTH: usize = 63;
 
-/// What is not in the new keys; `is_group`: nor in the settings of a plugin that drives docker-machine.
+/// Returns notes about what the new keys do not contain. With `is_group`, the settings of the docker-machine plugin do not either.
 pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
-        notes.push(format!("limit = {limit} is less than 0: it is no limit, and max_instances is not written"));
+        notes.push(format!("limit = {limit} is negative and means no limit, so max_instances is not written"));
     }
     notes.extend(too_large("", &runner.table, "limit", "max_instances"));
     counts("", old, &mut notes);
     for (index, table) in old.tables("autoscaling").iter().enumerate() {
         let place = format!("entry {} of autoscaling: ", index + 1);
         if table.strings("Periods").next().is_none() {
-            notes.push(format!("{place}{PERIODS_NONE}"));
+            notes.push(format!("{place}{NO_PERIODS_NOTE}"));
         } else {
             counts(&place, table, &mut notes);
         }
@@ -36,13 +36,13 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     if is_group {
         if let Some(rate) = old.int("MaxGrowthRate").filter(|rate| *rate > 0) {
             notes.push(format!(
-                "MaxGrowthRate = {rate} is gone: a group gets its instances all at once; [runners.autoscaler.scale_throttle] \
+                "MaxGrowthRate = {rate} was dropped: a group gets its instances all at once; [runners.autoscaler.scale_throttle] \
                  (limit, burst) bounds how many are asked for in a second"
             ));
         }
         if let Some(attempts) = old.int("MaxRemovalAttempts").filter(|attempts| *attempts > 0) {
             notes.push(format!(
-                "MaxRemovalAttempts = {attempts} is gone: a removal is repeated until the provider confirms it"
+                "MaxRemovalAttempts = {attempts} was dropped: a removal is repeated until the provider confirms it"
             ));
         }
         let name = old.str("MachineName").unwrap_or_default();
@@ -66,7 +66,7 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     notes
 }
 
-/// Each key that is set, with its value where that cannot be a secret; options and periods are told of by themselves.
+/// Returns each key that is set, with its value if that cannot be a secret. Options and periods have their own notes.
 pub(super) fn keys(old: &Table) -> Vec<String> {
     let shown = |node: &Node| match &node.value {
         Value::Str(text) => Some(format!("\"{}\"", shown_name(text))),
@@ -83,7 +83,7 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
     old.entries().filter_map(key).collect()
 }
 
-/// Counts below zero, and those that mean nothing without another one.
+/// Adds notes about negative counts, and about counts that have no effect without another one.
 fn counts(place: &str, table: &Table, notes: &mut Vec<String>) {
     for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {
@@ -100,14 +100,14 @@ fn counts(place: &str, table: &Table, notes: &mut Vec<String>) {
     let idle = table.int("IdleCount").unwrap_or_default();
     if !factor.is_finite() {
         notes.push(format!(
-            "{place}IdleScaleFactor = {factor} is no number to multiply with, and is gone; write scale_factor, such as 1.5"
+            "{place}IdleScaleFactor = {factor} is not a valid factor and was dropped; write scale_factor, such as 1.5"
         ));
     } else if factor < 0.0 {
         notes.push(format!("{place}IdleScaleFactor = {factor} is less than 0, and gone"));
     } else if factor > 0.0 && idle <= 0 {
-        notes.push(format!("{place}IdleScaleFactor = {factor} has no effect without IdleCount, and is gone"));
+        notes.push(format!("{place}IdleScaleFactor = {factor} has no effect without IdleCount and was removed"));
     } else if factor <= 0.0 && table.int("IdleCountMin").is_some_and(|least| least > 0) {
-        notes.push(format!("{place}IdleCountMin has no effect without IdleScaleFactor, and is gone"));
+        notes.push(format!("{place}IdleCountMin has no effect without IdleScaleFactor and was removed"));
     } else if let Some(least) = table.int("IdleCountMin").filter(|least| factor > 0.0 && *least > idle) {
         notes.push(format!(
             "{place}IdleCountMin = {least} is more than IdleCount = {idle}, which is the most: idle_count = {idle}"
@@ -115,22 +115,20 @@ fn counts(place: &str, table: &Table, notes: &mut Vec<String>) {
     }
 }
 
-/// What is said of a count that its new key has no room for.
+/// Returns a note about a count that exceeds the range of its new key.
 fn too_large(place: &str, table: &Table, key: &str, new: &str) -> Option<String> {
     let most = u32::MAX;
     let count = table.int(key).filter(|count| *count > i64::from(most))?;
-    Some(format!(
-        "{place}{key} = {count} is more than {most}, the most that can be: that is written; write {new} as it is meant"
-    ))
+    Some(format!("{place}{key} = {count} exceeds the maximum {most}, which was written; correct {new}"))
 }
 
-/// Whether an option of docker-machine's has a name.
+/// Returns whether an option of docker-machine has a name.
 pub(super) fn has_name(option: &str) -> bool {
     let name = option.split_once('=').map_or(option, |(name, _)| name);
     !name.trim_start_matches('-').trim().is_empty()
 }
 
-/// A template without the machine's own part.
+/// Returns a template without the part that differs between machines.
 fn stem(template: &str) -> String {
     let stem = template.replace("%s", "");
     match stem.trim_matches(['-', '_', '.']) {
@@ -139,7 +137,7 @@ fn stem(template: &str) -> String {
     }
 }
 
-/// The group's name: what all clouds take of the machines' template.
+/// Returns the name of the group: the machines' template, reduced to what all clouds accept.
 pub(super) fn name_of_group(old: &Table) -> String {
     let stem = stem(old.str("MachineName").unwrap_or_default()).to_lowercase();
     let mut name = String::new();
@@ -152,6 +150,6 @@ pub(super) fn name_of_group(old: &Table) -> String {
     }
     let is_letter = |letter: char| letter.is_ascii_lowercase();
     let name = if name.starts_with(is_letter) { name } else { format!("runners-{}", name.trim_start_matches('-')) };
-    let cut: String = name.chars().take(NAME_LENGTH_MAX).collect();
+    let cut: String = name.chars().take(MAX_NAME_LENGTH).collect();
     cut.trim_end_matches('-').to_owned()
 }

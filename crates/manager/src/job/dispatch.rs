@@ -1,0 +1,352 @@
+//! From a slot to an agent that has the job (R2, R3).
+//!
+//! An agent on an instance asks before the user's first command. An instance that is lost before that costs the job only time: the
+//! job is rescheduled, and its trace says so. A job that resumes a suspended environment cannot be rescheduled.
+//!
+//! An agent on this host, and an agent that does not ask, may have started the user's script since the first `Run`, whatever it
+//! answered. Only that agent is contacted again then, never another one (J2).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use muster_agent_api::client::{AgentError, RunOptions, RunOutcome, Silence, run_until_accepted};
+use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRecord, Sharing, SlotKey};
+use muster_job::FailureReason;
+
+use super::actor::{JobActor, Next};
+use super::environment::{NOT_SUSPENDABLE, unresponsive_timeout};
+use super::interrupt::{Interruption, watch_for_interruption};
+use super::preparation::certificates;
+use super::progress::AgentProgress;
+use super::{JobError, backoff};
+use crate::lower::{JobContext, LowerError, environment_request, job_timeout, suspension};
+use crate::state::JobState;
+
+/// Advice for the author of a job that was lost with its environment.
+const RETRY_HINT: &str =
+    "retry the job, or set `retry: { max: 1, when: runner_system_failure }` on it to retry it automatically";
+/// Advice for the author of a job whose environment exists but stopped responding.
+const RETRY_HINT_UNRESPONSIVE: &str = "retry the job, or set `retry: { max: 1, when: runner_system_failure }` on it to retry \
+     it automatically; if this happens again, the job may need more memory than its instance has";
+/// Advice for the author of a job whose suspended environment was lost.
+const RESUME_LOST_HINT: &str =
+    "the suspended environment that this job resumes is lost with it; run the job that left it again";
+/// Time that a job that is being ended waits for the answer to its `Run`.
+const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Result of dispatching a job to an agent.
+pub(super) enum DispatchOutcome {
+    /// An agent has accepted the job. `needs_approval`: it waits before the user's first command for the manager's approval.
+    Accepted { needs_approval: bool },
+    /// The instance's agent does not support start approval, and did not get the job.
+    NoStartApproval,
+    /// The agent does not accept the job, or the job cannot be lowered.
+    Refused { reason: FailureReason, exit_code: Option<i32>, message: String },
+    /// No agent answered. `was_sent`: an agent may have received the job anyway.
+    NotReached { message: String, was_sent: bool },
+    /// The environment is lost for good.
+    Lost { message: String },
+}
+
+impl DispatchOutcome {
+    fn refused(message: String) -> Self {
+        Self::Refused { reason: FailureReason::RunnerSystemFailure, exit_code: None, message }
+    }
+}
+
+impl From<LowerError> for DispatchOutcome {
+    fn from(error: LowerError) -> Self {
+        Self::Refused { reason: error.reason, exit_code: error.exit_code, message: error.message }
+    }
+}
+
+impl JobActor {
+    /// Waits until one more job may run (J4). An interruption of the job ends the wait.
+    async fn wait_to_run(&mut self) -> Result<Option<Next>, JobError> {
+        if self.permit.is_some() {
+            return Ok(None);
+        }
+        let runner = Arc::clone(&self.runner);
+        let watch = Arc::clone(&self.watch);
+        let on_wait = || {
+            tracing::info!("job waits because `concurrent` or `limit` is reached");
+            watch.set_waiting_to_run(true);
+        };
+        let timeout = job_timeout(&self.payload);
+        let permit = tokio::select! {
+            permit = tokio::time::timeout(timeout, runner.limits.acquire(&runner.key, on_wait)) => permit,
+            interruption = watch_for_interruption(&mut self.uploader, &runner.cancel, None) => {
+                self.watch.set_waiting_to_run(false);
+                return Ok(Some(self.interrupted(&interruption).await?));
+            }
+        };
+        self.watch.set_waiting_to_run(false);
+        match permit {
+            Ok(permit) => self.permit = Some(permit),
+            Err(_) => {
+                let timeout = muster_job::go_duration(timeout);
+                let message =
+                    format!("the job waited {timeout} because `concurrent` or `limit` was reached; {RETRY_HINT}");
+                return Ok(Some(self.system_failure(&message).await?));
+            }
+        }
+        // Nothing was prepared until now.
+        self.preparation.restart_deadline();
+        Ok(None)
+    }
+
+    /// Waits for a slot (R2). An interruption of the job ends the wait.
+    pub(super) async fn acquire_lease(&mut self) -> Result<Next, JobError> {
+        if let Some(next) = self.wait_to_run().await? {
+            return Ok(next);
+        }
+        let runner = Arc::clone(&self.runner);
+        let token = muster_job::short_token(runner.runner.token.expose());
+        let key = SlotKey { runner: token, project_id: self.payload.job_info.project_id };
+        let request = match environment_request(&self.payload, &runner.runner) {
+            Ok(request) => request,
+            Err(error) => return self.system_failure(&error.to_string()).await,
+        };
+        let deadline = self.preparation.deadline();
+        let lease = tokio::select! {
+            lease = runner.executor.acquire(&key, &request) => lease,
+            interruption = watch_for_interruption(&mut self.uploader, &runner.cancel, deadline) => {
+                return self.interrupted(&interruption).await;
+            }
+        };
+        match lease {
+            Ok(lease) => {
+                for note in &lease.reschedule_notes {
+                    self.preparation.note_reschedule(note, lease.record.vm().is_some());
+                }
+                // The trace keeps what an earlier attempt wrote.
+                let (record, trace_offset) = (lease.record.clone(), self.uploader.end());
+                self.environment.assign(lease);
+                self.transition(|state| state.lease(record, trace_offset))
+            }
+            Err(error) => {
+                self.watch.no_environment();
+                let message = match error {
+                    ExecutorError::NotAcquired(message) => message,
+                    error => format!("failed to acquire an environment: {error}"),
+                };
+                self.system_failure(&message).await
+            }
+        }
+    }
+
+    /// Gives the job to the agent (R3).
+    pub(super) async fn start(&mut self) -> Result<Next, JobError> {
+        let outcome = match self.dispatch().await {
+            Ok(outcome) => outcome,
+            Err(interruption) => return self.interrupted(&interruption).await,
+        };
+        match outcome {
+            DispatchOutcome::Accepted { needs_approval: true } => {
+                self.watch.running();
+                self.follow_and_report().await
+            }
+            DispatchOutcome::Accepted { needs_approval: false } => {
+                self.watch.running();
+                self.transition(JobState::start)
+            }
+            // The job counts as started from now on, and is dispatched in that state.
+            DispatchOutcome::NoStartApproval => self.transition(JobState::start),
+            DispatchOutcome::Refused { reason, exit_code, message } => self.fail(reason, exit_code, &message).await,
+            DispatchOutcome::NotReached { message, .. } if self.can_reschedule() => {
+                self.environment.retire(&message, self.is_remote());
+                self.reschedule(&message).await
+            }
+            DispatchOutcome::Lost { message } if self.can_reschedule() => self.reschedule(&message).await,
+            DispatchOutcome::NotReached { message, was_sent } => {
+                if !self.preparation.count_unreachable() {
+                    return self.fail_as_lost(&message).await;
+                }
+                let slots = self.preparation.unreachable_slots();
+                if was_sent {
+                    // The agent may have the job in the directory of this slot: no other job must get the slot.
+                    tracing::warn!(error = message, slots, "agent does not respond, retrying");
+                    return Ok(Next::State);
+                }
+                tracing::warn!(error = message, slots, "failed to reach an agent, trying another slot");
+                self.return_lease(JobState::on_lease_lost)
+            }
+            DispatchOutcome::Lost { message } => self.fail_as_lost(&message).await,
+        }
+    }
+
+    /// Returns whether no user command can have run, so that another instance can have the job (J2).
+    pub(super) fn can_reschedule(&self) -> bool {
+        matches!(self.row.state(), JobState::Leased { .. }) && self.is_remote()
+    }
+
+    /// Gives the job to another instance after its own was lost. A job that resumes a suspended environment fails.
+    pub(super) async fn reschedule(&mut self, message: &str) -> Result<Next, JobError> {
+        if !self.preparation.may_reschedule() || self.is_resumed() {
+            return self.fail_as_lost(message).await;
+        }
+        tracing::warn!(error = message, "environment lost before a user command ran, rescheduling the job");
+        let had_machine = self.row.state().held_lease().is_some_and(|record| record.vm().is_some());
+        self.preparation.note_reschedule(message, had_machine);
+        if self.progress.reschedule() {
+            self.preparation.restart_deadline();
+        }
+        self.return_lease(JobState::reschedule)
+    }
+
+    /// Fails a job that was lost with its environment, with advice for its author.
+    pub(super) async fn fail_as_lost(&mut self, message: &str) -> Result<Next, JobError> {
+        let hint = match (self.is_resumed(), self.environment.must_close()) {
+            (true, _) => RESUME_LOST_HINT,
+            (false, true) => RETRY_HINT,
+            (false, false) => RETRY_HINT_UNRESPONSIVE,
+        };
+        self.system_failure(&format!("{message}; {hint}")).await
+    }
+
+    /// Returns whether the job resumes the suspended environment of another job.
+    fn is_resumed(&self) -> bool {
+        suspension::is_resumed(&self.payload, &self.runner.runner)
+    }
+
+    /// Stores the state without the lease, and then returns the slot.
+    fn return_lease(
+        &mut self,
+        change: impl FnOnce(JobState) -> Result<JobState, crate::state::InvalidTransition>,
+    ) -> Result<Next, JobError> {
+        self.preparation.reset_plan();
+        let stored = self.transition(change);
+        self.environment.unassign();
+        stored
+    }
+
+    /// Connects to the agent and sends `Run` until an agent accepts or refuses the job.
+    ///
+    /// Both steps may take `agent_reconnect_timeout`. Returns early if the job is interrupted or the environment is lost.
+    pub(super) async fn dispatch(&mut self) -> Result<DispatchOutcome, Interruption> {
+        let (Some(lease), Some(id)) = (self.environment.lease(), self.row.run_id()) else {
+            return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
+        };
+        let environment = Arc::clone(&lease.environment);
+        // An agent that had the job once has prepared it.
+        let deadline = self
+            .preparation
+            .deadline()
+            .filter(|_| matches!(self.row.state(), JobState::Leased { .. }) && !self.progress.is_dispatched());
+        let timeout = self.runner.agent_reconnect_timeout;
+        if self.preparation.lowered().is_none() {
+            let directories = tokio::select! {
+                directories = tokio::time::timeout(timeout, connect(environment.as_ref())) => directories,
+                message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
+                interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
+                    return Err(interruption);
+                }
+            };
+            let Ok(directories) = directories else {
+                let message = format!("no agent was reached within {} s", timeout.as_secs());
+                return Ok(DispatchOutcome::NotReached { message, was_sent: false });
+            };
+            if let Err(error) = self.lower(environment.as_ref(), directories).await {
+                return Ok(error.into());
+            }
+        }
+        let Some(lowered) = self.preparation.lowered() else {
+            return Ok(DispatchOutcome::refused("the job has no plan".to_owned()));
+        };
+        let sent = AtomicBool::new(false);
+        let options = RunOptions {
+            is_remote: self.is_remote(),
+            require_start_approval: lowered.plan.require_start_approval,
+            only_with_start_approval: self.can_reschedule(),
+            was_sent: &sent,
+        };
+        let request = || lowered.request(&id).map_err(|error| AgentError::Refused(error.to_string()));
+        // Twice the timeout, because a broken connection must be noticed first.
+        let mut silence = Silence::new(unresponsive_timeout(environment.as_ref()).map_or(timeout, |limit| limit * 2));
+        let run = async {
+            tokio::select! {
+                answer = run_until_accepted(environment.as_ref(), request, options) => Some(answer),
+                () = silence.exceeded() => None,
+            }
+        };
+        let mut run = std::pin::pin!(run);
+        let answer = tokio::select! {
+            answer = &mut run => answer,
+            message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
+            // An agent that is about to answer can end the job properly, so its answer is worth a short wait.
+            interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
+                tokio::time::timeout(RUN_ANSWER_TIMEOUT, run).await.map_err(|_| interruption)?
+            }
+        };
+        let was_sent = sent.load(Ordering::Relaxed);
+        Ok(match answer {
+            Some(Ok(RunOutcome::Accepted { awaits_approval })) => {
+                self.progress.reach(AgentProgress::Dispatched);
+                DispatchOutcome::Accepted { needs_approval: awaits_approval }
+            }
+            Some(Ok(RunOutcome::StartApprovalUnsupported)) => DispatchOutcome::NoStartApproval,
+            Some(Err(AgentError::Refused(message))) => DispatchOutcome::refused(message),
+            Some(Err(error)) => DispatchOutcome::NotReached { message: error.to_string(), was_sent },
+            None => DispatchOutcome::NotReached { message: self.unresponsive_message(None), was_sent },
+        })
+    }
+
+    /// Returns the message about an environment that does not respond. `error` is how that showed.
+    pub(super) fn unresponsive_message(&self, error: Option<&AgentError>) -> String {
+        let cause = error.map(|error| format!(": {error}")).unwrap_or_default();
+        match self.environment.lease() {
+            Some(lease) if self.is_remote() => {
+                let (instance, machine) = (&lease.record.environment, lease.record.vm());
+                let machine = machine.map(|machine| format!("virtual machine {} on ", machine.id)).unwrap_or_default();
+                format!("{machine}instance {instance} was lost: it does not respond{cause}")
+            }
+            _ => format!("the job's environment was lost: its agent does not respond{cause}"),
+        }
+    }
+
+    /// Returns whether the job has an environment of its own, with its own agent, and not this host.
+    pub(super) fn is_remote(&self) -> bool {
+        self.row.state().held_lease().is_some_and(LeaseRecord::is_remote)
+    }
+
+    /// Lowers the payload for the job's slot.
+    async fn lower(
+        &mut self,
+        environment: &dyn ExecutionEnvironment,
+        directories: Directories,
+    ) -> Result<(), LowerError> {
+        let Some(lease) = self.environment.lease() else { return Ok(()) };
+        let suspend_support = match environment.suspendable() {
+            Some(environment) => environment.can_suspend().await,
+            None => Err(NOT_SUSPENDABLE.to_owned()),
+        };
+        let settings = &self.runner.runner;
+        let job = JobContext {
+            directories: directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
+            slot: lease.record.slot.clone(),
+            runner: Arc::clone(settings),
+            host_name: self.runner.host_name.clone(),
+            reschedule_notes: self.preparation.reschedule_notes().to_vec(),
+            connection_lines: environment.trace_lines(),
+            suspend_support,
+            certificates: certificates(&settings.tls),
+            share: environment.sharing().and_then(Sharing::slot_share),
+        };
+        let is_remote = self.is_remote();
+        self.preparation.lower(&self.payload, &job, &self.watch, is_remote)
+    }
+}
+
+/// Connects to the environment until it answers where jobs find their files. The caller limits the time.
+async fn connect(environment: &dyn ExecutionEnvironment) -> Directories {
+    let (mut wait, cap) = backoff::RETRY_BACKOFF;
+    loop {
+        match environment.directories().await {
+            Ok(directories) => return directories,
+            Err(error) => tracing::warn!(%error, "failed to connect to the job's environment, retrying"),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(cap);
+    }
+}

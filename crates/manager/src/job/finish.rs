@@ -1,0 +1,252 @@
+//! The end of a job: its result, the release of its slot, its report, and its clean-up (R4 to R6).
+//!
+//! A job whose environment is kept for a later job ends like this:
+//!
+//! ```text
+//! result --stored with the report: suspended--> agent closed --> environment suspended, or not --> message in the trace --> reported
+//! ```
+//!
+//! The agent is not needed after the first of these steps, so a manager that is killed between them can continue. The scaler's ledger
+//! knows by the task key of the job's lease whether the environment was suspended.
+
+use muster_agent_api::client;
+use muster_agent_api::result::{JobResult, Outcome};
+use muster_job::FailureReason;
+use muster_job::mask::Secrets;
+use muster_runner_api::wire::UpdateRequest;
+use tokio::time::sleep_until;
+
+use super::actor::{JobActor, Next};
+use super::environment::SuspendRequest;
+use super::interrupt::Interruption;
+use super::progress::AgentProgress;
+use super::uploader::{ReportAttempt, ReportOutcome, UploadOutcome};
+use super::{CLOSE_TIMEOUT, JobError};
+use crate::failure::{self, final_trace_line};
+use crate::lower::suspension;
+use crate::state::{JobState, ManagerOutcome};
+
+impl JobActor {
+    /// Records the job's result for metrics and for its environment. Returns the update to report.
+    pub(super) fn record_result(&mut self, result: &JobResult) -> UpdateRequest {
+        self.progress.reach(AgentProgress::Executed);
+        if let (Some(used), Some(lease), AgentProgress::Executed) =
+            (&result.used, self.environment.lease(), self.progress)
+        {
+            self.progress.reach(AgentProgress::UsageReported);
+            if let Some(environment) = lease.environment.sharing() {
+                environment.report_usage(used);
+            }
+        }
+        self.uploader.set_ended();
+        // A job that was canceled, but not by the coordinator, was ended by a manager: this one, or an earlier start that ended before
+        // it could report.
+        let interrupted = self.runner.cancel.is_cancelled() || !self.uploader.is_canceled();
+        let update = failure::from_result(&self.payload, result, self.row.state().trace_offset(), interrupted);
+        self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);
+        update
+    }
+
+    /// Reports the result, unless the environment must be suspended first. `None` means that the trace must be sent again.
+    pub(super) async fn report_result(&mut self, result: &JobResult) -> Result<Option<Next>, JobError> {
+        let update = self.record_result(result);
+        if self.begin_suspend(result, &update)? {
+            return Ok(Some(Next::State));
+        }
+        Ok(match self.report(&update).await {
+            ReportOutcome::ResendTrace => {
+                self.uploader.reset_to(0);
+                None
+            }
+            ReportOutcome::Acknowledged => Some(Next::Reported),
+            ReportOutcome::JobGone => Some(Next::JobGone),
+        })
+    }
+
+    /// Releases the slot of a job that has ended, because the coordinator did not accept its report.
+    ///
+    /// Stored first (R2): the next start of the manager must not use the slot for this job again.
+    pub(super) fn release_slot(&mut self) {
+        // A suspended environment is on the job's instance, which is bound to the slot.
+        let may_suspend = |success| suspension::suspend_owner(&self.payload, &self.runner.runner, success).is_some();
+        if may_suspend(true) || may_suspend(false) {
+            return;
+        }
+        let (true, JobState::Leased { lease, .. } | JobState::Running { lease, .. }) =
+            (self.progress.is_executed(), self.row.state())
+        else {
+            return;
+        };
+        let Some(environment) = self.runner.executor.environment_without_lease(lease) else { return };
+        let Some(released) = self.runner.unreported.admit(environment) else {
+            return tracing::warn!("too many ended jobs wait for their report, this job keeps its slot");
+        };
+        if let Err(error) = self.row.transition(JobState::await_report) {
+            return tracing::error!(error = &error as &dyn std::error::Error, "failed to release the slot of the job");
+        }
+        self.environment.release_slot(released);
+        self.permit = None;
+        self.runner.unreported.notify_released(self.row.run().clone());
+        tracing::warn!("coordinator does not accept the report, slot released; the job is reported from its spool");
+    }
+
+    /// Sends the final update until the coordinator acknowledges it, or no longer expects the job. The waits grow to a minute.
+    async fn report(&mut self, update: &UpdateRequest) -> ReportOutcome {
+        loop {
+            match self.uploader.report(update).await {
+                ReportAttempt::Ended(outcome) => return outcome,
+                ReportAttempt::RetryAt(time) => {
+                    self.release_slot();
+                    sleep_until(time).await;
+                }
+            }
+        }
+    }
+
+    /// Stores that the environment of a job with a result is to be suspended. Returns false if the job does not ask for it.
+    fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
+        let is_success = matches!(result.outcome, Outcome::Success);
+        let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
+        if !has_agent || self.environment.lease().is_none() || self.uploader.is_trace_refused() {
+            return Ok(false);
+        }
+        let Some(owner) = suspension::suspend_owner(&self.payload, &self.runner.runner, is_success) else {
+            return Ok(false);
+        };
+        if self.uploader.is_canceled() || self.runner.cancel.is_cancelled() {
+            return Ok(false);
+        }
+        let trace_offset = self.uploader.end();
+        self.row.transition(|state| state.suspend(update.clone(), owner, trace_offset))?;
+        Ok(true)
+    }
+
+    /// Suspends the environment, appends the outcome to the trace, and reports the job.
+    pub(super) async fn suspend_and_report(
+        &mut self,
+        task_key: Option<&str>,
+        mut update: UpdateRequest,
+        owner: &str,
+        trace_offset: u64,
+    ) -> Next {
+        let task_key = task_key.unwrap_or_default();
+        let request = SuspendRequest {
+            run_id: self.row.run_id(),
+            owner,
+            task_key,
+            executor: self.runner.executor.as_ref(),
+            agent_reconnect_timeout: self.runner.agent_reconnect_timeout,
+        };
+        // The job is reported in any case.
+        let message = match self.environment.suspend(request).await {
+            Ok(()) => {
+                let key = suspension::key(&self.runner.runner, task_key);
+                let message = format!("Job environment suspended: {key}\n");
+                update.runtime_environment_key = Some(key);
+                message
+            }
+            Err(reason) => {
+                tracing::warn!(reason, "failed to suspend the job environment");
+                format!("WARNING: Job environment not suspended: {reason}\n")
+            }
+        };
+        self.uploader.set_ended();
+        if !self.uploader.append_trace_message(&message, trace_offset).await {
+            return Next::JobGone;
+        }
+        // The agent's checksum does not cover the message.
+        update.output.checksum = None;
+        update.output.bytesize = Some(trace_offset + message.len() as u64);
+        self.report_last(&update).await
+    }
+
+    /// Appends the manager's message to the trace and reports an outcome that only the manager knows.
+    pub(super) async fn report_manager_outcome(&mut self, outcome: &ManagerOutcome) -> Next {
+        self.uploader.set_ended();
+        if !self.uploader.append_trace_message(&outcome.trace_message, outcome.trace_offset).await {
+            return Next::JobGone;
+        }
+        self.report_last(&failure::from_manager_outcome(&self.payload, outcome)).await
+    }
+
+    /// Reports a job whose agent no longer has the log. The coordinator cannot get more of the trace than it has.
+    async fn report_last(&mut self, update: &UpdateRequest) -> Next {
+        match self.report(update).await {
+            ReportOutcome::Acknowledged | ReportOutcome::ResendTrace => Next::Reported,
+            ReportOutcome::JobGone => Next::JobGone,
+        }
+    }
+
+    /// Ends the job because of an interruption. The clean-up ends what an agent may have started anyway.
+    pub(super) async fn interrupted(&mut self, interruption: &Interruption) -> Result<Next, JobError> {
+        let prepare_timeout = self.runner.runner.prepare_timeout.unwrap_or_default();
+        match interruption.failure(self.row.state(), prepare_timeout) {
+            Some((reason, message)) => self.fail(reason, None, &message).await,
+            None => Ok(Next::JobGone),
+        }
+    }
+
+    /// Fails the job because of the runner, not because of its script.
+    pub(super) async fn system_failure(&mut self, message: &str) -> Result<Next, JobError> {
+        self.fail(FailureReason::RunnerSystemFailure, None, message).await
+    }
+
+    /// Ends the job with an outcome that only the manager knows.
+    ///
+    /// The offset of the message is stored first, so that the next start does not append it twice.
+    pub(super) async fn fail(
+        &mut self,
+        reason: FailureReason,
+        exit_code: Option<i32>,
+        message: &str,
+    ) -> Result<Next, JobError> {
+        // The message may quote what the job's author wrote, with a masked value in it (J6).
+        let message = &*failure::masked(message, &self.secrets());
+        tracing::warn!(%reason, message, "job failed without a result from an agent");
+        self.uploader.set_ended();
+        if self.drain().await == UploadOutcome::JobGone || self.uploader.resync().await == UploadOutcome::JobGone {
+            return Ok(Next::JobGone);
+        }
+        let trace_offset = self.uploader.end();
+        let separator = if trace_offset > 0 { "\n" } else { "" };
+        let trace_message = format!("{separator}{}", final_trace_line(reason, message));
+        self.watch.ended_by_manager(reason, exit_code);
+        self.transition(|state| state.fail(ManagerOutcome { reason, exit_code, trace_message, trace_offset }))
+    }
+
+    /// Returns the values that the manager's own messages must not show.
+    fn secrets(&self) -> Secrets {
+        let lowered = self.preparation.lowered().map(|lowered| lowered.variables.as_slice()).unwrap_or_default();
+        crate::lower::secrets(&self.payload, lowered)
+    }
+
+    /// Closes the job at its agent, releases its slot, and deletes its row (R6).
+    pub(super) async fn clean_up(&mut self) -> Result<(), JobError> {
+        self.watch.cleaning();
+        // An agent closes a job by its ID, also if the slot belongs to another job by now.
+        let by_record = || {
+            let record = self.row.state().held_lease()?;
+            self.runner.executor.environment_without_lease(record)
+        };
+        let environment = self.environment.current().or_else(by_record).filter(|_| self.environment.must_close());
+        if let (Some(environment), Some(id)) = (environment, self.row.run_id()) {
+            let closed = client::close(environment.as_ref(), &id, self.runner.agent_reconnect_timeout);
+            tokio::select! {
+                closed = tokio::time::timeout(CLOSE_TIMEOUT, closed) => match closed {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "failed to close the job at its agent, the agent removes it after its retention");
+                    }
+                    Err(_) => {
+                        tracing::warn!("timeout closing the job at its agent, the agent removes it after its retention");
+                    }
+                },
+                reason = environment.lost() => tracing::debug!(reason, "environment lost, nothing left to close"),
+            }
+        }
+        self.environment.finish();
+        self.row.delete()?;
+        self.watch.cleaned();
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! What is known about getting a job to an agent: its plan, the slots that were lost, and the time limit.
+
+use std::time::Duration;
+
+use muster_config::settings::{RunnerSettings, TlsFiles};
+use muster_job::Secret;
+use muster_runner_api::payload::JobPayload;
+use tokio::time::Instant;
+
+use crate::lower::{Certificates, JobContext, LowerError, LoweredJob, job_timeout, lower};
+use crate::observe::JobWatch;
+
+/// Number of slots in which no agent can be reached before the job fails.
+const MAX_UNREACHABLE_SLOTS: u32 = 3;
+/// Number of instances that may be lost under a job before it fails.
+const MAX_RESCHEDULES: usize = 10;
+
+/// Preparation of one job: everything between its slot and its start.
+pub(super) struct Preparation {
+    /// Maximum time to prepare the job. `None` means no limit of its own.
+    timeout: Option<Duration>,
+    deadline: Option<Instant>,
+    /// Plan for the current slot.
+    lowered: Option<LoweredJob>,
+    /// Lines for the trace about slots that were lost before anything was started.
+    reschedule_notes: Vec<String>,
+    unreachable_slots: u32,
+}
+
+impl Preparation {
+    /// Starts the preparation of a job now.
+    pub(super) fn new(payload: &JobPayload, runner: &RunnerSettings) -> Self {
+        // A limit longer than the job's own timeout has no effect.
+        let timeout = runner.prepare_timeout.filter(|limit| *limit <= job_timeout(payload));
+        let mut preparation =
+            Self { timeout, deadline: None, lowered: None, reschedule_notes: Vec::new(), unreachable_slots: 0 };
+        preparation.restart_deadline();
+        preparation
+    }
+
+    /// Gives the preparation its full time again.
+    pub(super) fn restart_deadline(&mut self) {
+        self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
+    }
+
+    /// Returns the time by which an agent must have the job. `None` means no limit of its own.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Counts a slot in which no agent was reached. Returns whether the job may try again.
+    pub(super) fn count_unreachable(&mut self) -> bool {
+        self.unreachable_slots += 1;
+        self.unreachable_slots < MAX_UNREACHABLE_SLOTS
+    }
+
+    /// Returns the number of slots in which no agent was reached.
+    pub(super) fn unreachable_slots(&self) -> u32 {
+        self.unreachable_slots
+    }
+
+    /// Returns whether the job may be rescheduled once more.
+    pub(super) fn may_reschedule(&self) -> bool {
+        self.reschedule_notes.len() < MAX_RESCHEDULES
+    }
+
+    /// Adds a line to the trace about a slot that was lost before anything was started in it.
+    pub(super) fn note_reschedule(&mut self, message: &str, had_machine: bool) {
+        let target = if had_machine { "another virtual machine" } else { "another instance" };
+        self.reschedule_notes
+            .push(format!("{message}; none of the job's commands had started, so the job was rescheduled to {target}"));
+    }
+
+    /// Returns the lines about slots that were lost before anything was started.
+    pub(super) fn reschedule_notes(&self) -> &[String] {
+        &self.reschedule_notes
+    }
+
+    /// Returns the plan for the current slot. `None` until the payload is lowered.
+    pub(super) fn lowered(&self) -> Option<&LoweredJob> {
+        self.lowered.as_ref()
+    }
+
+    /// Drops the plan: the job gets another slot.
+    pub(super) fn reset_plan(&mut self) {
+        self.lowered = None;
+    }
+
+    /// Lowers the payload. The same slot always gets the same plan.
+    ///
+    /// # Errors
+    /// [`LowerError`] if the job asks for something that the runner does not support.
+    pub(super) fn lower(
+        &mut self,
+        payload: &JobPayload,
+        job: &JobContext,
+        watch: &JobWatch,
+        require_start_approval: bool,
+    ) -> Result<(), LowerError> {
+        let lowered = lower(payload, job);
+        watch.lowered(&lowered);
+        let mut lowered = lowered?;
+        // A job's own `TRACEPARENT` wins.
+        let own = watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
+        lowered.variables.extend(own);
+        lowered.plan.require_start_approval = require_start_approval;
+        self.lowered = Some(lowered);
+        Ok(())
+    }
+}
+
+/// Reads the runner's TLS files.
+///
+/// They are read for each job, because certificates are replaced while a manager runs. A file that cannot be read is left out: the
+/// calls that need it fail with a better error.
+pub(super) fn certificates(files: &TlsFiles) -> Certificates {
+    let read = |path: &Option<std::path::PathBuf>| {
+        let path = path.as_ref()?;
+        std::fs::read_to_string(path)
+            .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "failed to read a TLS file"))
+            .ok()
+            .map(Secret::new)
+    };
+    Certificates { ca: read(&files.ca), certificate: read(&files.certificate), key: read(&files.key) }
+}

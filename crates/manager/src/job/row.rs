@@ -1,0 +1,75 @@
+//! A job's row in `state.log`: its state, and the only way to change it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::JobError;
+use crate::observe::JobWatch;
+use crate::state::{InvalidTransition, JobState};
+use crate::store::{JobRunId, Store, StoreError};
+
+/// One job's row. Every change is stored before anyone can see it.
+pub(super) struct JobRow {
+    store: Arc<Store>,
+    watch: Arc<JobWatch>,
+    run: JobRunId,
+    /// Start of the job's run IDs at agents; the number of the attempt follows.
+    agent_run_prefix: String,
+    state: JobState,
+}
+
+impl JobRow {
+    /// Returns the row of a stored job.
+    pub(super) fn new(
+        store: Arc<Store>,
+        watch: Arc<JobWatch>,
+        run: JobRunId,
+        agent_run_prefix: String,
+        state: JobState,
+    ) -> Self {
+        Self { store, watch, run, agent_run_prefix, state }
+    }
+
+    /// Returns the ID of the job over all coordinators.
+    pub(super) fn run(&self) -> &JobRunId {
+        &self.run
+    }
+
+    /// Returns the state that is stored.
+    pub(super) fn state(&self) -> &JobState {
+        &self.state
+    }
+
+    /// Returns the ID of the current attempt at its agent. `None` means that no agent can know the job.
+    pub(super) fn run_id(&self) -> Option<String> {
+        self.state.attempt().map(|attempt| format!("{}-{attempt}", self.agent_run_prefix))
+    }
+
+    /// Stores the state that `change` makes of the current one. Nothing changes if it cannot be stored.
+    ///
+    /// # Errors
+    /// [`JobError::Transition`] if the job has no such change now, [`JobError::Store`] if it cannot be stored.
+    pub(super) fn transition(
+        &mut self,
+        change: impl FnOnce(JobState) -> Result<JobState, InvalidTransition>,
+    ) -> Result<(), JobError> {
+        let next = change(self.state.clone())?;
+        let began = Instant::now();
+        self.store.set_state(&self.run, &next)?;
+        self.watch.stored("update", began.elapsed());
+        tracing::debug!(from = self.state.name(), to = next.name(), "job state changed");
+        self.state = next;
+        Ok(())
+    }
+
+    /// Deletes the row: nothing is left to do for the job.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the deletion cannot be stored.
+    pub(super) fn delete(&self) -> Result<(), StoreError> {
+        let began = Instant::now();
+        self.store.delete(&self.run)?;
+        self.watch.stored("delete", began.elapsed());
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! Start approval: the agent asks before a job's first user command, and the manager answers once it has stored that the job runs (J2).
+
+use std::pin::Pin;
+
+use muster_agent_api::client::AgentError;
+
+use super::JobError;
+use super::row::JobRow;
+use crate::state::JobState;
+
+type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, AgentError>> + Send + 'a>>;
+
+enum Stage<'a> {
+    /// The agent has not reached the first user command yet.
+    WaitForRequest {
+        reached: Call<'a, bool>,
+        approve: Call<'a, ()>,
+    },
+    /// The job is stored as running, and the approval is being sent.
+    Approving(Call<'a, ()>),
+    Done,
+}
+
+/// Start approval of one job over one connection to its agent.
+pub(super) struct StartApproval<'a>(Stage<'a>);
+
+impl<'a> StartApproval<'a> {
+    /// Returns an approval that is done at once unless it `is_required`.
+    ///
+    /// `reached` returns whether the agent waits before the first user command, `approve` lets it continue.
+    pub(super) fn new(
+        is_required: bool,
+        reached: impl Future<Output = Result<bool, AgentError>> + Send + 'a,
+        approve: impl Future<Output = Result<(), AgentError>> + Send + 'a,
+    ) -> Self {
+        Self(if is_required {
+            Stage::WaitForRequest { reached: Box::pin(reached), approve: Box::pin(approve) }
+        } else {
+            Stage::Done
+        })
+    }
+
+    /// Returns whether nothing is left to approve.
+    pub(super) const fn is_done(&self) -> bool {
+        matches!(self.0, Stage::Done)
+    }
+
+    /// Waits for the next stage. Cancel-safe: the next call continues a request that is in flight.
+    ///
+    /// # Errors
+    /// The outer error is the agent's. The inner error means that the start could not be stored.
+    pub(super) async fn advance(&mut self, row: &mut JobRow) -> Result<Result<(), JobError>, AgentError> {
+        let is_waiting = match &mut self.0 {
+            Stage::WaitForRequest { reached, .. } => reached.await?,
+            Stage::Approving(approve) => {
+                approve.await?;
+                false
+            }
+            Stage::Done => return std::future::pending().await,
+        };
+        self.0 = match std::mem::replace(&mut self.0, Stage::Done) {
+            Stage::WaitForRequest { approve, .. } if is_waiting => {
+                // Stored before the first user command may start (J2).
+                if matches!(row.state(), JobState::Leased { .. })
+                    && let Err(error) = row.transition(JobState::start)
+                {
+                    return Ok(Err(error));
+                }
+                Stage::Approving(approve)
+            }
+            _ => Stage::Done,
+        };
+        Ok(Ok(()))
+    }
+}
