@@ -1,4 +1,4 @@
-//! What the checks need to know about the host. It is a value, so that checks are pure.
+//! Facts about the host that the checks need. They are a value, so that the checks are pure.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -56,7 +56,7 @@ pub struct Settings {
     pub check_interval: Duration,
     /// Minimum time that a job request is held before it is canceled in favor of a runner without one.
     pub min_hold: Duration,
-    /// The same for a request without a queue version, such as the first one of a runner, which no front end holds.
+    /// Minimum hold time of a request without a queue version, such as the first one of a runner. No front end holds such a request.
     pub answer_timeout: Duration,
     /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
@@ -175,7 +175,7 @@ impl Default for Settings {
 ///
 /// Job counters, request lanes and jobs in `state.log` refer to it.
 ///
-/// It consists of the URL and the coordinator's runner ID. Without an ID, it contains a hash of the token.
+/// The key consists of the URL and the coordinator's runner ID. Without an ID, it contains a hash of the token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunnerKey(String);

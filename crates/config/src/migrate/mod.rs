@@ -41,10 +41,10 @@ pub struct Migration {
 /// Reason why a text was not migrated.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// It is not a valid configuration.
+    /// The text is not a valid configuration.
     #[error("the configuration has errors; fix them first")]
     Invalid(Loaded),
-    /// It has no `[runners.machine]`.
+    /// The text has no `[runners.machine]`.
     #[error("no entry of [[runners]] has [runners.machine]; nothing to migrate")]
     Nothing,
     /// The entry is an inline table.
@@ -52,7 +52,7 @@ pub enum MigrateError {
         "runner {0}: the entry is written in one line; write it as [[runners]] and [runners.machine], then try again"
     )]
     Inline(String),
-    /// It is unknown which driver creates the machines.
+    /// No key says which driver creates the machines.
     #[error(
         "runner {0}: [runners.machine] has no MachineDriver, and without one there are no machines; write it, such as \
          MachineDriver = \"amazonec2\" (google, azure, ...), then try again"

@@ -1,4 +1,4 @@
-//! What is known of one runner: the number of its requests in flight, its health, and when it may send the next request.
+//! Admission state of one runner: the number of its requests in flight, its health, and the time of its next request.
 
 use std::time::Duration;
 

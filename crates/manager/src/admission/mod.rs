@@ -135,7 +135,7 @@ impl Admission {
 
     /// Records that the runner's coordinator answers the same idempotency key with the same job.
     ///
-    /// It applies to requests that are sent from now on, until the runner's settings change.
+    /// Applies to requests that are sent from now on, until the runner's settings change.
     pub(crate) fn set_repeatable(&mut self, runner: &RunnerKey) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
             entry.is_repeatable = true;

@@ -1,4 +1,4 @@
-//! What a job holds of its execution environment.
+//! The execution environment that a job holds, as a state machine.
 //!
 //! ```text
 //!                            +------------- unassign (rescheduled) -----------+
@@ -28,7 +28,7 @@ use super::early_release::ReleasedEnvironment;
 /// Reason why an environment without the capability is not suspended.
 pub(super) const NOT_SUSPENDABLE: &str = "jobs do not run on instances of their own";
 
-/// What a job holds of its execution environment. The module draws the transitions.
+/// The execution environment that a job holds. The module draws the transitions.
 #[derive(Default)]
 pub(super) enum JobEnvironment {
     /// No lease is held: the job waits for one, or does not need one.

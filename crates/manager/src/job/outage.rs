@@ -1,4 +1,4 @@
-//! Whether one instance is unreachable, or the manager's own network is down.
+//! Distinguishes an unreachable instance from an outage of the manager's own network.
 //!
 //! If none of several instances with jobs is reachable, the manager assumes that its own network is down, and waits much longer for
 //! the instances before it gives up their jobs.

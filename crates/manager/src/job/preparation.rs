@@ -1,4 +1,4 @@
-//! What is known about getting a job to an agent: its plan, the slots that were lost, and the time limit.
+//! The preparation of a job before an agent has it: its plan, the slots that were lost, and the time limit.
 
 use std::time::Duration;
 

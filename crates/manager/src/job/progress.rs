@@ -1,4 +1,4 @@
-//! How far a job has come at its agent.
+//! Progress of a job at its agent.
 //!
 //! ```text
 //! not dispatched -> dispatched -> executed -> usage reported
@@ -6,7 +6,7 @@
 //!        +-rescheduled--+
 //! ```
 
-/// How far a job has come at its agent.
+/// Progress of a job at its agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AgentProgress {
     /// No agent has accepted the job.
