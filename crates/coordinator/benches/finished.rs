@@ -1,11 +1,11 @@
-//! What finished pipelines cost a coordinator: memory and start time with none and with many in its database, and memory
-//! while pipelines finish.
+//! Costs of finished pipelines for a coordinator: memory and start time with an empty and a full database, and memory while
+//! pipelines finish.
+//!
+//! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` prints medians and ratios. `PIPELINES` defaults to 100,000.
+//! Each measurement runs in a separate process.
 //!
 //! The memory of one process grows until the page cache of SQLite is full, which is 2 MiB per connection. Nothing else grows with
 //! the number of finished pipelines (`actor::tests::finished_pipelines_leave_nothing_in_memory`).
-//!
-//! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` (100,000 unless a number is given) prints medians
-//! and ratios. Each measurement runs in a separate process.
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for a terminal")]
 
@@ -22,19 +22,19 @@ use muster_runner_api::wire::{JobRequest, UpdateRequest};
 use sqlx::Connection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
-/// Processes per measurement.
+/// Number of processes per measurement.
 const RUNS: usize = 9;
-/// Pipelines that are run one after the other in one process; a tenth of them is the warm-up.
+/// Number of pipelines that one process runs one after the other. The first tenth is the warm-up.
 const RUN_ONE_BY_ONE: i64 = 2000;
 
-/// Resident memory of this process in KiB.
+/// Returns the resident memory of this process in KiB.
 fn memory_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("resident memory");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// Runs a pipeline of one job to its end.
+/// Runs a pipeline with one job to its end.
 async fn run_one(coordinator: &Coordinator, token: &str) {
     let yaml = b"test: {script: [make test], artifacts: {paths: [out]}}";
     let context = Context { ref_name: "main".to_owned(), ..Context::default() };
@@ -56,7 +56,7 @@ async fn open(dir: &Path) -> (Arc<Coordinator>, String) {
     (coordinator, token)
 }
 
-/// A state directory with this many finished pipelines: one that was run, and copies of its rows.
+/// Creates a state directory with finished pipelines: runs one pipeline, and copies its rows.
 async fn seed(dir: &Path, pipelines: i64) {
     let (coordinator, token) = open(dir).await;
     if pipelines > 0 {
@@ -80,7 +80,7 @@ async fn seed(dir: &Path, pipelines: i64) {
     database.close().await.expect("closed");
 }
 
-/// One measurement, for the process that has asked for it: start time in microseconds, and memory in KiB.
+/// Prints one measurement for the parent process: start time in microseconds, and memory in KiB.
 async fn start(dir: &Path, pipelines: i64) {
     let began = Instant::now();
     let coordinator = Coordinator::open(Options::new(dir)).await.expect("a coordinator");
@@ -94,7 +94,7 @@ async fn start(dir: &Path, pipelines: i64) {
     println!("{took} {memory}");
 }
 
-/// Memory in KiB after a tenth and after all of the pipelines that are run one after the other.
+/// Prints the memory in KiB after a tenth and after all of the pipelines that are run one after the other.
 async fn live(dir: &Path) {
     let (coordinator, token) = open(dir).await;
     let mut early = 0;
@@ -108,7 +108,7 @@ async fn live(dir: &Path) {
     coordinator.shutdown().await;
 }
 
-/// The two numbers that a process of this program prints.
+/// Returns the two numbers that a child process prints.
 fn measure(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().expect("this program");
     let output = Command::new(program).args(arguments).output().expect("started");
@@ -129,7 +129,7 @@ fn compare(pipelines: &str) {
         measure_seed(dir.path(), count);
         (dir, count)
     });
-    // By turns, so that what else the machine does changes both.
+    // Alternate between both directories, so that other load on the machine affects both.
     let mut runs = [Vec::new(), Vec::new()];
     for _ in 0..RUNS {
         for ((dir, count), runs) in directories.iter().zip(&mut runs) {
