@@ -1,4 +1,5 @@
-//! Converts a plugin's connection details to a target of `muster-remote` (docs/spec/fleeting.md, section 4.1).
+//! Converts a plugin's connection details to a target of `muster-remote`.
+//! See docs/spec/fleeting.md, section 4.1.
 
 use muster_remote::Target;
 
@@ -9,7 +10,8 @@ use crate::model::{ConnectInfo, InstanceId};
 pub struct DialOptions {
     /// Uses the external address instead of the internal one.
     pub use_external_addr: bool,
-    /// Sends credentials over plain HTTP with the protocol `winrm`. Everyone who can read the network can read them.
+    /// Sends credentials over plain HTTP with the protocol `winrm`.
+    /// Everyone who can read the network can read them.
     pub allow_unencrypted: bool,
 }
 

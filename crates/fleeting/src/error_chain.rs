@@ -1,6 +1,6 @@
 //! Errors as text.
 
-/// Returns the error's message followed by the messages of its sources, which an error does not repeat in its own message.
+/// Returns the error's message followed by the messages of its sources.
 pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

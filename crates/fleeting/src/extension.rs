@@ -1,4 +1,5 @@
-//! Types of Muster's protocol extension: prices, stock, interruption notices, resource usage, host keys, job hooks.
+//! Types of Muster's protocol extension.
+//! It covers prices, stock, interruption notices, resource usage, host keys and job hooks.
 //!
 //! The extension is an optional gRPC service. Plugins without it work, too.
 
@@ -16,7 +17,8 @@ pub struct Offer {
     pub zone: String,
     /// Whether the provider may take the machine back.
     pub interruptible: bool,
-    /// Number of further machines that are available now. `None` means unknown. 0 is not a stockout: the group may have all of them.
+    /// Number of further machines that are available now.
+    /// `None` means unknown. 0 is not a stockout: the group may have all of them.
     pub available: Option<u32>,
     /// Price of the machine. `None` means unknown.
     pub price: Option<Price>,

@@ -1,7 +1,9 @@
-//! Directory names of installed plugins: `<directory>/<registry>/<path>/<version>/plugin` (docs/spec/fleeting.md, section 6.5).
+//! Directory names of installed plugins: `<directory>/<registry>/<path>/<version>/plugin`.
+//! See docs/spec/fleeting.md, section 6.5.
 
-/// Escapes a name. An upper-case letter becomes `!` and the lower-case one, so that names differ on every file system. The colon before a
-/// port becomes `!`, because `:` separates paths in environment variables.
+/// Escapes a name.
+/// An upper-case letter becomes `!` and the lower-case one, so that names differ on every file system. The colon before a port becomes `!`,
+/// because `:` separates paths in environment variables.
 pub(crate) fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, letter| {
         if letter == ':' {
@@ -16,7 +18,8 @@ pub(crate) fn escape(text: &str) -> String {
     })
 }
 
-/// Reverses [`escape`]. Returns `None` for a text that it cannot produce. An address in brackets has no upper-case letters.
+/// Reverses [`escape`].
+/// Returns `None` for a text that it cannot produce. An address in brackets has no upper-case letters.
 #[cfg(feature = "install")]
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut text = String::new();

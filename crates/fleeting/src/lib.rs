@@ -1,4 +1,5 @@
-//! Runs, tests, installs and implements fleeting plugins: processes that create, list and delete machines of one kind.
+//! Runs, tests, installs and implements fleeting plugins.
+//! A plugin is a process that creates, lists and deletes machines of one kind.
 //!
 //! - [`host`] runs plugins in any language, unmodified: handshake, supervision, calls with timeouts.
 //! - [`sdk`] implements a plugin: one trait and one `main` make an executable that every host of the protocol can run.

@@ -21,7 +21,8 @@ use crate::reference::Repository;
 
 /// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
-/// Maximum size of an index, a manifest or a page of tags: the specification requires registries to accept this size.
+/// Maximum size of an index, a manifest or a page of tags in bytes.
+/// The specification requires registries to accept this size.
 const DOCUMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;
 /// Maximum number of pages of tags. A page has up to 1000 tags.
 const TAG_PAGES_MAX: usize = 100;
@@ -56,7 +57,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Creates a client without sending anything. Registries on this machine are accessed with HTTP, all others with HTTPS.
+    /// Creates a client without sending anything.
+    /// Registries on this machine are accessed with HTTP, all others with HTTPS.
     ///
     /// # Errors
     /// [`RegistryError::Setup`].
@@ -281,7 +283,8 @@ fn accept(types: &[&str]) -> HeaderMap {
     headers
 }
 
-/// Returns the next page of a list. It must have the same origin, because the credentials are sent there.
+/// Returns the next page of a list.
+/// It must have the same origin, because the credentials are sent there.
 fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
     let link = headers.get(LINK)?.to_str().ok()?;
     let (target, rest) = link.strip_prefix('<')?.split_once('>')?;

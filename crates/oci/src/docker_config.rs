@@ -104,8 +104,8 @@ impl DockerConfig {
         }
     }
 
-    /// Stores credentials for a registry: with its credential helper if one is configured, or else in the file, which only its owner can
-    /// read. The rest of the file is kept.
+    /// Stores credentials for a registry.
+    /// Uses its credential helper if one is configured, or else the file, which only its owner can read. The rest of the file is kept.
     ///
     /// # Errors
     /// [`CredentialsError`].

@@ -1,4 +1,5 @@
-//! Downloads blobs into files. Interrupted downloads are continued, and the digest is verified at the end.
+//! Downloads blobs into files.
+//! Interrupted downloads are continued, and the digest is verified at the end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,8 +20,9 @@ use crate::manifest::Descriptor;
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
 
 impl Registry {
-    /// Downloads a blob into a file. Existing content is taken as the start of the blob. An interrupted download is retried a few times,
-    /// and then its content is kept, so that a later call can continue.
+    /// Downloads a blob into a file.
+    /// Existing content is taken as the start of the blob. An interrupted download is retried a few times, and then its content is kept, so
+    /// that a later call can continue.
     ///
     /// # Errors
     /// [`RegistryError`]. If the content does not match its digest, the file is deleted.

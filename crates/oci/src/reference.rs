@@ -64,8 +64,9 @@ pub enum ReferenceError {
 }
 
 impl Repository {
-    /// Parses `[registry/][group/]name`. The first segment is a registry if it contains a dot or a port, or if it is `localhost`. GitLab's
-    /// host recognizes a dot only, so it cannot install from a registry with a port.
+    /// Parses `[registry/][group/]name`.
+    /// The first segment is a registry if it contains a dot or a port, or if it is `localhost`. GitLab's host recognizes a dot only, so it
+    /// cannot install from a registry with a port.
     ///
     /// # Errors
     /// [`ReferenceError::Name`].

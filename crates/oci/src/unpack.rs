@@ -77,7 +77,8 @@ pub enum Target {
     Outside,
 }
 
-/// Unpacks a layer into an empty directory. `target` decides about each entry by its path; the flag is true for directories.
+/// Unpacks a layer into an empty directory.
+/// `target` decides about each entry by its path; the flag is true for directories.
 ///
 /// Files are readable by everyone and executable if they are executable in the archive, but never setuid or writable by others. Archives
 /// with links or devices are refused.

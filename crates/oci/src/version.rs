@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use semver::{BuildMetadata, Prerelease, VersionReq};
 
-/// A version `MAJOR.MINOR.PATCH[-PRE]`, ordered as a semantic version: a pre-release is lower than its release.
+/// A version `MAJOR.MINOR.PATCH[-PRE]`.
+/// The order is that of semantic versions: a pre-release is lower than its release.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(semver::Version);
 

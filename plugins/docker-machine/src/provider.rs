@@ -20,8 +20,7 @@ const MAX_CONCURRENT_REMOVALS: usize = 16;
 
 /// Interval for checking a creation by an earlier process.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum pause between attempts to remove a machine with force.
-/// Between two tries to remove by force, at least and at most.
+/// Maximum and minimum delay between attempts to remove a machine with force.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 

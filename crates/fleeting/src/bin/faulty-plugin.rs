@@ -1,4 +1,5 @@
-//! A plugin with one deliberate fault, which its settings choose. The conformance kit is tested with it.
+//! A plugin with one deliberate fault, which its settings choose.
+//! The conformance kit is tested with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +19,8 @@ use serde::Deserialize;
 struct Config {
     /// Name of the fault. `none` for a correct plugin.
     fault: Option<String>,
-    /// The same key in upper case. The SDK accepts both, so the plugin declares them separately to distinguish them.
+    /// The same key in upper case.
+    /// The SDK accepts both, so the plugin declares them separately to distinguish them.
     #[serde(rename = "FAULT")]
     uppercase_fault: Option<String>,
     /// A key that the kit sends to check that unknown keys are ignored.

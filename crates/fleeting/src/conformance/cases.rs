@@ -3,7 +3,8 @@
 /// One conformance case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// Id of the case. P, H and C are cases of `docs/spec/fleeting.md`; L stands for the life cycle of instances.
+    /// Id of the case.
+    /// P, H and C are cases of `docs/spec/fleeting.md`; L stands for the life cycle of instances.
     pub id: &'static str,
     /// What a plugin that passes does.
     pub title: &'static str,

@@ -1,4 +1,5 @@
-//! The conformance kit: tests a plugin in any language with its own settings (docs/spec/fleeting.md, section 9).
+//! The conformance kit: tests a plugin in any language with its own settings.
+//! See docs/spec/fleeting.md, section 9.
 //!
 //! ```text
 //! Plan (command, settings, limits) --run--> processes of the plugin, one after the other --> Report: a verdict per case

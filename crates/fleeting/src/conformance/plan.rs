@@ -51,7 +51,8 @@ pub struct Plan {
     pub exit_timeout: Duration,
     /// Cancel it to end the run early: created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
-    /// Initial interval between snapshots. It doubles up to 2 seconds while nothing changes. Defaults to 50 milliseconds.
+    /// Initial interval between snapshots.
+    /// It doubles up to 2 seconds while nothing changes. Defaults to 50 milliseconds.
     pub poll: Duration,
 }
 

@@ -31,8 +31,8 @@ const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum size of a command line's output in bytes.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
-/// Time for the plugin to accept the standing streams. A Go server may delay its response until it has data to send, but has seen the call
-/// by then.
+/// Time for the plugin to accept the standing streams.
+/// A Go server may delay its response until it has data to send, but has seen the call by then.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reason why a call has no response.
@@ -228,8 +228,8 @@ impl PluginUnderTest {
         &mut self.process
     }
 
-    /// Closes the connection and returns the process. Before that, waits for the standing streams: a plugin knows by their end that its
-    /// host is gone, so they must have been opened.
+    /// Closes the connection and returns the process.
+    /// Before that, waits for the standing streams: a plugin knows by their end that its host is gone, so they must have been opened.
     pub(super) async fn disconnect(mut self) -> Process {
         let _ = tokio::time::timeout(OPEN_TIMEOUT.min(self.timeout), self.streams.answered()).await;
         self.process

@@ -114,7 +114,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Suspends `id` with a call for `asked`, and resumes it. The outer error means that snapshots cannot be read.
+    /// Suspends `id` with a call for `asked`, and resumes it.
+    /// The outer error means that snapshots cannot be read.
     async fn suspend_and_resume(&mut self, id: &str, asked: &[&str]) -> Result<Result<(), String>, String> {
         let done = match self.suspend(asked).await {
             Ok(done) => done,

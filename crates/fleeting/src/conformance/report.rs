@@ -83,7 +83,8 @@ impl Report {
         })
     }
 
-    /// Returns the report as JUnit XML: one test suite with one test case per case. A warning is written as its output.
+    /// Returns the report as JUnit XML: one test suite with one test case per case.
+    /// A warning is written as its output.
     #[must_use]
     pub fn junit(&self) -> String {
         let mut xml = format!(

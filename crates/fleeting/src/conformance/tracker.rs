@@ -115,7 +115,8 @@ impl InstanceTracker {
             .collect()
     }
 
-    /// Lists the existing instances that the kit did not create, shortened for a message. `None` if there are none.
+    /// Lists the existing instances that the kit did not create, shortened for a message.
+    /// `None` if there are none.
     pub(super) fn preexisting(&self) -> Option<String> {
         let preexisting: Vec<&str> = self
             .instances

@@ -57,7 +57,8 @@ impl<'a> Run<'a> {
         Self { plan, on_verdict, verdicts: Vec::new(), since: Instant::now(), log: Vec::new() }
     }
 
-    /// Records the outcome of a case, unless it has one already. Returns whether `outcome` is not a failure.
+    /// Records the outcome of a case, unless it has one already.
+    /// Returns whether `outcome` is not a failure.
     pub(super) fn record(&mut self, id: &str, outcome: Outcome) -> bool {
         let fine = !matches!(outcome, Outcome::Fail(_));
         let Some(case) = CASES.iter().find(|case| case.id == id) else { return fine };

@@ -1,4 +1,5 @@
-//! The calls of the protocol over one connection. Each call has a timeout, and each response is validated.
+//! The calls of the protocol over one connection.
+//! Each call has a timeout, and each response is validated.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -38,7 +39,8 @@ pub enum CallError {
         /// Reason why the process ended or could not be started.
         cause: String,
     },
-    /// The plugin did not respond in time, so the outcome is unknown. A process that hangs is killed and restarted ([`super::Timeouts`]).
+    /// The plugin did not respond in time, so the outcome is unknown.
+    /// A process that hangs is killed and restarted ([`super::Timeouts`]).
     #[error("plugin {plugin}: no response to {call} within {} s", timeout.as_secs())]
     Timeout {
         /// Name of the plugin.
@@ -213,7 +215,8 @@ impl Caller {
             .map_err(|error| self.call_error("Shutdown", error))
     }
 
-    /// Evaluates a response to `Suspend` or `Resume`. Their errors list in the details the instances for which the call succeeded.
+    /// Evaluates a response to `Suspend` or `Resume`.
+    /// Their errors list in the details the instances for which the call succeeded.
     fn accept_partial(
         &self,
         call: &'static str,

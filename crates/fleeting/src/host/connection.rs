@@ -23,7 +23,8 @@ use crate::protocol::plugin::grpc_controller_client::GrpcControllerClient;
 use crate::protocol::plugin::grpc_stdio_client::GrpcStdioClient;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
 
-/// Maximum size of one message; a snapshot has many. The protocol's own limit of 2 GiB would exhaust the manager's memory.
+/// Maximum size of one message; a snapshot has many.
+/// The protocol's own limit of 2 GiB would exhaust the manager's memory.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
 /// A connection to a plugin. Clones share it.
@@ -43,7 +44,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Waits until the plugin has accepted or refused each stream. A plugin may delay that until it has data to send.
+    /// Waits until the plugin has accepted or refused each stream.
+    /// A plugin may delay that until it has data to send.
     pub(crate) async fn answered(&mut self) {
         let _ = self.opening.recv().await;
     }
@@ -81,8 +83,9 @@ impl Connection {
         Ok(Self { channel: channel? })
     }
 
-    /// Opens the streams that go-plugin opens: the plugin's output, which is logged because the plugin would block if it was not read, and
-    /// the broker's, which stays empty. A plugin may lack both.
+    /// Opens the streams that go-plugin opens.
+    /// The plugin's output is logged, because the plugin would block if it was not read. The broker's stream stays empty. A plugin may lack
+    /// both.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (opened, opening) = mpsc::channel(1);
@@ -114,8 +117,8 @@ impl Connection {
     }
 }
 
-/// Connects to a socket if a process of this user or of root listens there. In a shared directory, another user could have created the
-/// socket.
+/// Connects to a socket if a process of this user or of root listens there.
+/// In a shared directory, another user could have created the socket.
 async fn connect_to_own_user(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let user = stream.peer_cred()?.uid();
@@ -145,8 +148,9 @@ async fn hold_broker(channel: Channel, stop: CancellationToken, opened: mpsc::Se
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// Returns whether the transport failed, as opposed to the plugin. tonic keeps the transport's error as the source. A status that the
-/// plugin sent has no source, even if it is `Unavailable`, which then refers to the plugin's provider.
+/// Returns whether the transport failed, as opposed to the plugin.
+/// The crate tonic keeps the transport's error as the source. A status that the plugin sent has no source, even if it is `Unavailable`,
+/// which then refers to the plugin's provider.
 pub(crate) fn is_broken(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }

@@ -117,7 +117,8 @@ fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
     }
 }
 
-/// Returns the hint against too many open files, formatted to be appended; empty for other errors, whose source has the hint.
+/// Returns the hint against too many open files, formatted to be appended.
+/// Empty for other errors, whose source has the hint.
 fn open_files(code: Option<i32>) -> String {
     match remedy(code, "") {
         "" => String::new(),

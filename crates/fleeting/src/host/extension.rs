@@ -14,13 +14,15 @@ use crate::protocol::extension::{
     GetFeaturesRequest, GetResourceUsageRequest, HookRequest, HostKeysRequest, ListOffersRequest, WatchNoticesRequest,
 };
 
-/// Timeout for asking a plugin for its features. A plugin that does not respond is used without the extension.
+/// Timeout for asking a plugin for its features.
+/// A plugin that does not respond is used without the extension.
 const FEATURES_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a plugin has to open the stream of notices before the call returns.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Caller {
-    /// Returns the parts of the extension that the plugin has: none if it does not implement it, as all Go plugins.
+    /// Returns the parts of the extension that the plugin has.
+    /// Plugins without the extension, such as all Go plugins, have none.
     pub(super) async fn features(&self) -> Features {
         let mut client = self.connection.extension();
         match self.raw("GetFeatures", FEATURES_TIMEOUT, client.get_features(GetFeaturesRequest {})).await {
@@ -54,8 +56,9 @@ impl Group {
         Ok(offers.into_iter().map(Into::into).collect())
     }
 
-    /// Returns a stream of interruptions and stock changes from now on. The stream ends with the plugin's process; call this again then. A
-    /// plugin may delay its response until it has a notice. The stream waits for that response without a limit.
+    /// Returns a stream of interruptions and stock changes from now on.
+    /// The stream ends with the plugin's process; call this again then. A plugin may delay its response until it has a notice. The stream
+    /// waits for that response without a limit.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin has no notices, [`CallError::Down`] if no process is running.
@@ -82,7 +85,8 @@ impl Group {
         Ok(Box::pin(notices.filter_map(|message| std::future::ready(message.ok().and_then(Notice::from_wire)))))
     }
 
-    /// Returns the current resource usage of these instances. An instance is missing if the plugin could not measure it.
+    /// Returns the current resource usage of these instances.
+    /// An instance is missing if the plugin could not measure it.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin does not report usage, or another [`CallError`].
@@ -130,7 +134,8 @@ impl Group {
         process.record_outcome(answer).map(drop)
     }
 
-    /// Runs the plugin's hook after a job ended on an instance, whatever its result. Does nothing if the plugin has no hooks.
+    /// Runs the plugin's hook after a job ended on an instance, whatever its result.
+    /// Does nothing if the plugin has no hooks.
     ///
     /// # Errors
     /// [`CallError::Refused`] with the plugin's message. The instance should not be used again.

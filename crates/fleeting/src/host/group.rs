@@ -17,7 +17,8 @@ use crate::protocol::SUSPEND_RESUME;
 /// Calls about a single instance.
 const SINGLE_INSTANCE_CALLS: [&str; 6] =
     ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Cleanup", "GetResourceUsage"];
-/// Number of unanswered calls about single instances, without any response in between, after which the plugin counts as hung.
+/// Number of unanswered calls about single instances after which the plugin counts as hung.
+/// Any response resets the count.
 const MAX_UNANSWERED_CALLS: u32 = 3;
 
 /// Whether a plugin can be called.
@@ -39,7 +40,8 @@ pub enum PluginStatus {
     Stopped,
 }
 
-/// An instance group: a plugin that is restarted when it fails. Dropping it without [`Self::stop`] kills the process.
+/// An instance group: a plugin that is restarted when it fails.
+/// Dropping it without [`Self::stop`] kills the process.
 #[derive(Debug)]
 pub struct Group {
     name: String,
@@ -51,8 +53,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts the plugin and sends it its settings. Only an error of this first start is returned, and rejected settings are not retried;
-    /// later starts are repeated automatically. Call it within a runtime, on a thread that lives as long as the process.
+    /// Starts the plugin and sends it its settings.
+    /// Only an error of this first start is returned, and rejected settings are not retried; later starts are repeated automatically. Call
+    /// it within a runtime, on a thread that lives as long as the process.
     ///
     /// # Errors
     /// [`StartError`]. No process is left.
@@ -155,8 +158,8 @@ impl Group {
         process.record_outcome(process.caller.resume(ids).await)
     }
 
-    /// Stops the plugin: it cleans up and its process ends, or is killed after the timeouts. No instance is deleted by this. Calls that are
-    /// under way fail as if the plugin were down.
+    /// Stops the plugin: it cleans up and its process ends, or is killed after the timeouts.
+    /// No instance is deleted by this. Calls that are under way fail as if the plugin were down.
     pub async fn stop(&self) {
         self.stop.cancel();
         let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -165,7 +168,8 @@ impl Group {
         }
     }
 
-    /// Returns the parts of the protocol extension that the running process has. If none is running, those of the first process.
+    /// Returns the parts of the protocol extension that the running process has.
+    /// If none is running, those of the first process.
     #[must_use]
     pub fn features(&self) -> Features {
         self.process.borrow().as_ref().map_or(self.info.features, |process| process.features)
@@ -213,8 +217,9 @@ pub(super) struct LiveProcess {
 }
 
 impl LiveProcess {
-    /// Marks the process as hung if a call shows that. An unanswered call about the whole group is enough. A call about one
-    /// instance may hang with that instance only, so [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
+    /// Marks the process as hung if a call shows that.
+    /// An unanswered call about the whole group is enough. A call about one instance may hang with that instance only, so
+    /// [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let hangs = match &answer {
             Err(CallError::Disconnected { .. }) => true,

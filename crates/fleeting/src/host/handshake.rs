@@ -1,10 +1,12 @@
-//! The first line that a plugin prints, `CORE|APP|NETWORK|ADDRESS|PROTOCOL|CERT` (docs/spec/fleeting.md, section 1.4).
+//! The first line that a plugin prints, `CORE|APP|NETWORK|ADDRESS|PROTOCOL|CERT`.
+//! See docs/spec/fleeting.md, section 1.4.
 
 use std::path::PathBuf;
 
 use crate::protocol::{APP_VERSION, CORE_VERSION};
 
-/// Maximum number of bytes that are read of the first line. An address is a path, or a host with a port.
+/// Maximum number of bytes that are read of the first line.
+/// An address is a path, or a host with a port.
 pub(super) const MAX_LINE_BYTES: usize = 8 * 1024;
 /// Length above which a sixth field is a certificate.
 const MIN_CERTIFICATE_CHARS: usize = 50;

@@ -7,7 +7,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
 use super::mask::Mask;
 
-/// Maximum number of bytes that are read at once. A longer line is logged in pieces, which are not parsed.
+/// Maximum number of bytes that are read at once.
+/// A longer line is logged in pieces, which are not parsed.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// Severity of a record.
@@ -115,7 +116,8 @@ impl LineBudget {
         Self { lines: f64::from(LINE_BURST), at: now, dropped: 0 }
     }
 
-    /// Takes a token for one line. Returns the number of lines dropped before it, or `None` if this line must be dropped.
+    /// Takes a token for one line.
+    /// Returns the number of lines dropped before it, or `None` if this line must be dropped.
     fn take_token(&mut self, now: Instant) -> Option<u64> {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * f64::from(LINES_PER_SECOND);
         self.lines = (self.lines + earned).min(f64::from(LINE_BURST));
@@ -129,7 +131,8 @@ impl LineBudget {
     }
 }
 
-/// Copies a plugin's stderr to this process's log until it ends. Keeps the last lines for the error of a failed start.
+/// Copies a plugin's stderr to this process's log until it ends.
+/// Keeps the last lines for the error of a failed start.
 pub(super) async fn pump(
     plugin: String,
     stderr: impl AsyncRead + Unpin,
@@ -170,7 +173,8 @@ pub(super) async fn pump(
     }
 }
 
-/// Reads the next line without its line break (`Some(true)`), or the next piece of a line that is too long (`Some(false)`).
+/// Reads the next line without its line break, or the next piece of a line that is too long.
+/// The value is true for a whole line.
 async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     loop {

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of the call duration buckets, in seconds. Most calls are fast, some wait for a provider.
+/// Upper bounds of the call duration buckets, in seconds.
+/// Most calls are fast, some wait for a provider.
 pub const CALL_SECONDS: [f64; 10] = [0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 120.0, 300.0];
 
 /// Counters of one plugin over all its processes. Clones share the counters.
@@ -35,7 +36,8 @@ pub struct Calls {
     pub results: BTreeMap<CallResult, u64>,
     /// Number of invalid responses, or invalid parts of responses.
     pub invalid_responses: u64,
-    /// Number of calls in each duration bucket of [`CALL_SECONDS`]. The last bucket has the calls that took longer than every bound.
+    /// Number of calls in each duration bucket of [`CALL_SECONDS`].
+    /// The last bucket has the calls that took longer than every bound.
     pub times: [u64; CALL_SECONDS.len() + 1],
     /// Total duration of all calls in seconds.
     pub seconds: f64,

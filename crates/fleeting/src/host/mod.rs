@@ -46,7 +46,8 @@ use crate::model::ConnectorConfig;
 pub struct PluginSpec {
     /// Path of the plugin's executable.
     pub executable: PathBuf,
-    /// Command-line arguments. Empty unless the plugin is built into another program, whose last argument is then the plugin's name.
+    /// Command-line arguments.
+    /// Empty unless the plugin is built into another program, whose last argument is then the plugin's name.
     pub arguments: Vec<String>,
     /// `plugin_config` as JSON. `null` if the user configured none.
     pub config: serde_json::Value,
@@ -54,7 +55,8 @@ pub struct PluginSpec {
     pub connector: ConnectorConfig,
     /// Timeouts of the calls and delays between restarts.
     pub timeouts: Timeouts,
-    /// Counters of starts and calls, shared by all processes that are started from this value or its clones.
+    /// Counters of starts and calls.
+    /// All processes that are started from this value or its clones share them.
     pub meter: Meter,
 }
 
@@ -83,7 +85,8 @@ impl PluginSpec {
         }
     }
 
-    /// Returns the name for messages: the last argument, or the executable's file name without `fleeting-plugin-`.
+    /// Returns the plugin's name for messages.
+    /// It is the last argument, or the executable's file name without `fleeting-plugin-`.
     #[must_use]
     pub fn name(&self) -> String {
         if let Some(name) = self.arguments.last() {
@@ -94,7 +97,8 @@ impl PluginSpec {
     }
 }
 
-/// Timeouts for plugin calls, and delays between restarts. The protocol defines none (docs/spec/fleeting.md, section 2.5).
+/// Timeouts for plugin calls, and delays between restarts.
+/// The protocol defines none (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// Time from the start of the process to its handshake. Defaults to 60 seconds.
@@ -103,7 +107,8 @@ pub struct Timeouts {
     pub init: Duration,
     /// Time for a complete list of the instances. Defaults to 2 minutes.
     pub update: Duration,
-    /// Time for `Increase` and `Decrease`. Defaults to 10 minutes, because some plugins answer only when the provider has finished.
+    /// Time for `Increase` and `Decrease`.
+    /// Defaults to 10 minutes, because some plugins answer only when the provider has finished.
     pub change: Duration,
     /// Time for `ConnectInfo`. Defaults to 2 minutes.
     pub connect_info: Duration,
@@ -113,7 +118,8 @@ pub struct Timeouts {
     pub shutdown: Duration,
     /// Time between the request to exit and SIGKILL. Defaults to 2 seconds.
     pub exit: Duration,
-    /// Delay before the first restart; it doubles up to [`Self::restart_cap`]. Defaults to 500 milliseconds.
+    /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
+    /// Defaults to 500 milliseconds.
     pub restart_first: Duration,
     /// Longest delay between two starts. Defaults to 30 seconds.
     pub restart_cap: Duration,

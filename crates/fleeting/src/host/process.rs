@@ -72,7 +72,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the plugin and waits for its handshake. If the handshake fails, the process is killed and reaped.
+    /// Starts the plugin and waits for its handshake.
+    /// If the handshake fails, the process is killed and reaped.
     pub(super) async fn start(spec: &PluginSpec) -> Result<(Self, Handshake), StartError> {
         let path = &spec.executable;
         let directory = Sockets::new().map_err(|source| StartError::Directory { path: path.clone(), source })?;
@@ -139,7 +140,8 @@ impl Process {
         Ok(handshake)
     }
 
-    /// Returns the end of the log, formatted to be appended, after the process has ended. Waits for output that is still in the pipe.
+    /// Returns the end of the log, formatted to be appended, after the process has ended.
+    /// Waits for output that is still in the pipe.
     pub(super) async fn final_stderr(&mut self) -> String {
         let read = futures::future::join_all(&mut self.pumps);
         // Child processes of the plugin may keep the pipes open.
@@ -204,7 +206,8 @@ pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     command
 }
 
-/// Reads the first line, cut after [`MAX_LINE_BYTES`] bytes. Returns `None` if the pipe closed before the first byte.
+/// Reads the first line, cut after [`MAX_LINE_BYTES`] bytes.
+/// Returns `None` if the pipe closed before the first byte.
 pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     let mut line = Vec::new();
     loop {

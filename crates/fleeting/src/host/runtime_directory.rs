@@ -38,7 +38,8 @@ fn list(tried: &[(PathBuf, io::Error)]) -> String {
     tried.iter().map(|(path, error)| format!("{}: {error}", path.display())).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns a directory with mode 0700 of this user, in which a socket's path below it may have `name_bytes` more bytes.
+/// Returns a private directory of this user for sockets.
+/// Names of sockets in it may have up to `name_bytes` bytes.
 ///
 /// The candidates are `muster` in XDG_RUNTIME_DIR, `/run/muster` for root, and `run` in Muster's state directory. The first one
 /// that can be created, or that exists and is private, is used.
@@ -54,7 +55,8 @@ pub fn runtime_directory(name_bytes: usize) -> Result<PathBuf, NoRuntimeDirector
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
-    /// The state directory is created with its parents. Runtime directories are the system's: a missing one is not created.
+    /// The state directory is created with its parents.
+    /// Runtime directories are the system's: a missing one is not created.
     with_parents: bool,
 }
 

@@ -1,4 +1,5 @@
-//! The directory for a plugin's socket: one for each process, in the [runtime directory](super::runtime_directory).
+//! The directory for a plugin's socket.
+//! Each process has one in the [runtime directory](super::runtime_directory).
 //!
 //! The directory is removed when its process ends. If a host was killed, the next one removes its directory, which no process
 //! has locked any more.

@@ -19,7 +19,8 @@ use super::{PluginSpec, StartError, Timeouts};
 use crate::error_chain::error_chain;
 use crate::model::GroupInfo;
 
-/// Time after which a process counts as stable: the next restart then starts with the shortest delay again.
+/// Time after which a process counts as stable.
+/// Its restart begins with the shortest delay again.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
 /// One process of the plugin.
@@ -135,7 +136,8 @@ impl Supervisor {
         ExitCause::Failed(cause)
     }
 
-    /// Stops the plugin in order (H11): `Shutdown`, then the request to exit, then SIGKILL if the process is still running.
+    /// Stops the plugin in order (H11).
+    /// It calls `Shutdown`, requests the exit, and kills the process if it is still running.
     async fn end(&self, instance: PluginInstance) {
         let PluginInstance { process, live, _streams: streams, .. } = instance;
         let caller = &live.caller;
@@ -183,7 +185,8 @@ async fn counted_start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo),
     started
 }
 
-/// Starts the process and performs handshake, connection and `Init`. If a step fails, no process is left.
+/// Starts the process and performs handshake, connection and `Init`.
+/// If a step fails, no process is left.
 async fn start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
     let (mut process, handshake) = Process::start(spec).await?;
     match prepare(spec, &handshake.address).await {

@@ -1,12 +1,14 @@
-//! Prepares a plugin's process before its program starts. This module has the only unsafe block of the crate.
+//! Prepares a plugin's process before its program starts.
+//! This module has the only unsafe block of the crate.
 #![expect(unsafe_code, reason = "pre_exec leaves it to the caller that only async-signal-safe functions are called")]
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::process::Command;
 
-/// Puts the process into its own group and kills it when the thread that started it ends. Plugins do not watch their host, so they would
-/// outlive a host that was killed (docs/spec/fleeting.md, section 1.9). SIGINT and SIGTERM get their default actions, because ignored
-/// signals are inherited: a plugin of a host under `nohup` or in a shell's background job would ignore them.
+/// Puts the process into its own group and kills it when the thread that started it ends.
+/// Plugins do not watch their host, so they would outlive a host that was killed (docs/spec/fleeting.md, section 1.9). SIGINT and SIGTERM
+/// get their default actions, because ignored signals are inherited: a plugin of a host under `nohup` or in a shell's background job would
+/// ignore them.
 ///
 /// The command must be spawned on a thread that lives as long as the host: a worker of the runtime, not a blocking task.
 pub(super) fn bind_to_this_process(command: &mut Command) {

@@ -9,7 +9,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::InstallError;
 
-/// Maximum time to wait for another process that changes the directory. That process does not download meanwhile.
+/// Maximum time to wait for another process that changes the directory.
+/// That process does not download meanwhile.
 const LIMIT: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_millis(50);
 

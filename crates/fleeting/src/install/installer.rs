@@ -15,7 +15,8 @@ use super::folder::FileLock;
 use super::store::{Installed, NEW, Store, clear, set_aside};
 use super::{EXECUTABLE, unpack};
 
-/// Annotation of the layer with the plugin. The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
+/// Annotation of the layer with the plugin.
+/// The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
 /// Maximum size of a plugin's compressed archive in bytes. Real ones have about 20 MB.
 const LAYER_MAX_BYTES: u64 = 512 * 1024 * 1024;
@@ -31,7 +32,8 @@ const PARTIAL_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 pub struct Options {
     /// Query the registry even if a matching version is installed.
     pub upgrade: bool,
-    /// Accept a new digest for a version that was installed before. Without `upgrade`, this applies to the installed version.
+    /// Accept a new digest for a version that was installed before.
+    /// Without `upgrade`, this applies to the installed version.
     pub accept_changed: bool,
 }
 
@@ -58,7 +60,8 @@ pub struct Done {
 }
 
 impl Store {
-    /// Installs a plugin, or repairs an installed version whose files have changed. Uses docker's credentials for the registry.
+    /// Installs a plugin, or repairs an installed version whose files have changed.
+    /// Uses docker's credentials for the registry.
     ///
     /// # Errors
     /// [`InstallError`]. Versions that were installed before are not changed.
@@ -205,7 +208,8 @@ struct Here {
     is_intact: bool,
 }
 
-/// Moves a version to its final directory. Processes keep running the old version. At no moment is there no version.
+/// Moves a version to its final directory.
+/// Processes keep running the old version. At no moment is there no version.
 fn put(new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
@@ -259,8 +263,9 @@ pub async fn available(
     Ok(versions)
 }
 
-/// Selects the best version and its archive for this platform. Versions are selected from the list of tags, not from alias tags, so that
-/// the version that is installed for a constraint is the one that is later resolved for it.
+/// Selects the best version and its archive for this platform.
+/// Versions are selected from the list of tags, not from alias tags, so that the version that is installed for a constraint is the one that
+/// is later resolved for it.
 async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
     let text = || reference.to_string();
     let failed = |source| InstallError::of_registry(reference, source);

@@ -1,4 +1,5 @@
-//! Resolves `plugin = "..."` to an executable, without network access (docs/spec/fleeting.md, section 6.6).
+//! Resolves `plugin = "..."` to an executable, without network access.
+//! See docs/spec/fleeting.md, section 6.6.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +32,8 @@ pub enum Found {
     },
 }
 
-/// The plugins that are built into this program, which runs them with the arguments `plugin serve NAME`.
+/// The plugins that are built into this program.
+/// It runs them with the arguments `plugin serve NAME`.
 #[derive(Debug, Clone)]
 pub struct BuiltIn {
     /// Path of this program.
@@ -192,7 +194,8 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     Err(ResolveError::NotInstalled { plugin, reference, looked: place + &there + &on_path, hint })
 }
 
-/// Checks that the files of an installed version are unchanged. Without a lock file entry there is nothing to compare with.
+/// Checks that the files of an installed version are unchanged.
+/// Without a lock file entry there is nothing to compare with.
 fn check(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
     let failed = |what: String| ResolveError::Changed {
         plugin: plugin.to_owned(),

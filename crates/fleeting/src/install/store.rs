@@ -117,8 +117,8 @@ impl Store {
         }
     }
 
-    /// Removes all versions that match a reference; `:latest` or no constraint matches every version. Their digests are kept in the lock
-    /// file unless `forget` is set.
+    /// Removes all versions that match a reference; `:latest` or no constraint matches every version.
+    /// Their digests are kept in the lock file unless `forget` is set.
     ///
     /// # Errors
     /// [`InstallError`].
@@ -155,7 +155,8 @@ impl Store {
 pub(super) const NEW: &str = ".new-";
 const OLD: &str = ".old-";
 
-/// Moves a version's directory, if it exists, into a temporary directory, which is deleted when it is dropped.
+/// Moves a version's directory into a temporary directory, which is deleted when it is dropped.
+/// Returns `None` if there is no such version.
 pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
     let parent = folder.parent().unwrap_or(Path::new("."));
     let bin = tempfile::Builder::new().prefix(OLD).tempdir_in(parent)?;
@@ -166,7 +167,8 @@ pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempD
     }
 }
 
-/// Removes what killed processes left next to the versions. The caller holds the store's lock, so no process uses it.
+/// Removes what killed processes left next to the versions.
+/// The caller holds the store's lock, so no process uses it.
 pub(super) fn clear(folder: &Path) {
     for entry in folder.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name();

@@ -1,4 +1,5 @@
-//! Layout of a plugin's archive: regular files under `plugin/`, nothing else, with a limited total size.
+//! Layout of a plugin's archive.
+//! It contains only regular files under `plugin/`, with a limited total size.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};

@@ -1,4 +1,5 @@
-//! A nesting daemon for tests with the rules of the real one: `Init` first, and one machine per slot. The test supplies the hypervisor.
+//! A nesting daemon for tests with the rules of the real one: `Init` first, and one machine per slot.
+//! The test supplies the hypervisor.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,5 @@
-//! Client of the hypervisor daemon on an instance, for nested virtual machines (docs/spec/fleeting.md, section 8).
+//! Client of the hypervisor daemon on an instance, for nested virtual machines.
+//! See docs/spec/fleeting.md, section 8.
 //!
 //! The daemon is reached through a [`Session`] with its machine, so it needs no socket that is open to the network. The first client
 //! initializes it. A slot has one virtual machine: creating another one in the slot removes the first, so machines of a lost manager are
@@ -25,7 +26,8 @@ use crate::protocol::nesting::nesting_client::NestingClient;
 use muster_remote::Session;
 use target::Daemon;
 
-/// Messages of the daemon before `Init`, and for a second `Init`. Code and text are compared exactly, as in the Go host.
+/// Messages of the daemon before `Init`, and for a second `Init`.
+/// Code and text are compared exactly, as in the Go host.
 const NOT_INITIALISED: &str = "not initialized";
 const INITIALISED: &str = "already initialized";
 /// Start of the daemon's message when the machine in the slot cannot be removed.
@@ -37,7 +39,8 @@ const CREATE: &str = "Create";
 pub struct NestingLimits {
     /// Time to connect, and for `Init`. Defaults to 60 seconds.
     pub init: Duration,
-    /// Time to clone and boot a machine and to get its address. Defaults to 15 minutes; the daemon itself waits 5 minutes for the address.
+    /// Time to clone and boot a machine and to get its address.
+    /// Defaults to 15 minutes; the daemon itself waits 5 minutes for the address.
     pub create: Duration,
     /// Time to delete a machine. Defaults to 60 seconds.
     pub delete: Duration,
@@ -122,7 +125,8 @@ pub enum NestingError {
 }
 
 impl NestingError {
-    /// Returns whether the image may be the cause, so that another image may work. An error about clearing the slot concerns the daemon.
+    /// Returns whether the image may be the cause, so that another image may work.
+    /// An error about clearing the slot concerns the daemon.
     #[must_use]
     pub fn is_about_the_image(&self) -> bool {
         matches!(self, Self::Refused { call: CREATE, message, .. } if !message.starts_with(CLEARING))
@@ -141,7 +145,8 @@ pub struct Nesting {
 }
 
 impl Nesting {
-    /// Connects to the daemon at `nesting_host`, which is resolved on the session's machine. `config` is `nesting_config`.
+    /// Connects to the daemon at `nesting_host`, which is resolved on the session's machine.
+    /// `config` is `nesting_config`.
     ///
     /// # Errors
     /// [`NestingError::Unreachable`].

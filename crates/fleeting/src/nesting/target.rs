@@ -8,7 +8,8 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Parses a URL, whose scheme is the network and whose path or host is the address; or `unix:PATH`; or a TCP address.
+    /// Parses a URL, `unix:PATH` or a TCP address.
+    /// The scheme of a URL is the network, its path or host is the address.
     pub(super) fn parse(text: &str) -> Self {
         let (network, address) = match text.split_once(":/") {
             Some((scheme, rest)) => {

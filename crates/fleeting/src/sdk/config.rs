@@ -1,4 +1,5 @@
-//! Reads `plugin_config` from JSON into the plugin's own type, and generates its reference from the same type.
+//! Reads `plugin_config` from JSON into the plugin's own type.
+//! The reference is generated from the same type.
 
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;

@@ -21,7 +21,8 @@ use crate::protocol::extension::{
 /// Stream of notices.
 pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 
-/// The optional calls of the protocol extension. All have defaults; [`Extension::features`] says which are implemented.
+/// The optional calls of the protocol extension.
+/// All have defaults; [`Extension::features`] says which are implemented.
 #[async_trait]
 pub trait Extension: Send + Sync {
     /// Returns which of the calls below are implemented. The host does not make the others.
@@ -79,7 +80,8 @@ pub(super) struct Service<P> {
 }
 
 impl<P: Provider> Service<P> {
-    /// Returns the extension. Without one, the response is the same as from a plugin that does not know the service.
+    /// Returns the extension.
+    /// Without one, the response is the same as from a plugin that does not know the service.
     fn extension(&self) -> Result<&dyn Extension, Status> {
         let provider = self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))?;
         provider.extension().ok_or_else(|| Status::unimplemented("this plugin has no extension"))

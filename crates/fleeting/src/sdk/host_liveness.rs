@@ -16,7 +16,8 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::sys::Parent;
 
-/// Interval at which the parent process is polled. The protocol has no event for the death of a host that opened no stream.
+/// Interval at which the parent process is polled.
+/// The protocol has no event for the death of a host that opened no stream.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Time that a host whose streams broke has to reconnect.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,7 +55,8 @@ impl PluginHost {
         OpenStream(self.clone())
     }
 
-    /// Returns when the host is gone: it is no longer the parent process, or its streams broke and it did not reconnect.
+    /// Returns when the host is gone.
+    /// Then it is no longer the parent process, or its streams broke and it did not reconnect.
     pub(super) async fn wait_lost(self) {
         let parent = Parent::new();
         let mut count = self.0.subscribe();

@@ -1,4 +1,5 @@
-//! Writes `tracing` events as lines of JSON to stderr, in the format that hosts parse (docs/spec/fleeting.md, section 1.8).
+//! Writes `tracing` events as lines of JSON to stderr, in the format that hosts parse.
+//! See docs/spec/fleeting.md, section 1.8.
 
 use std::fmt;
 
@@ -58,7 +59,8 @@ fn line(event: &Event<'_>, now: OffsetDateTime) -> String {
     Value::Object(object).to_string()
 }
 
-/// Formats a timestamp with exactly six fractional digits. With any other number, the Go host ignores the level.
+/// Formats a timestamp with exactly six fractional digits.
+/// With any other number, the Go host ignores the level.
 fn stamp(now: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     now.format(&format).unwrap_or_default()

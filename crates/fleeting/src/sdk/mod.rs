@@ -1,4 +1,5 @@
-//! Implements a plugin: write a [`Provider`], and [`main`] makes the executable a plugin for every host of the protocol.
+//! Implements a plugin.
+//! Write a [`Provider`], and [`main`] makes the executable a plugin for every host of the protocol.
 //!
 //! ```no_run
 //! use muster_fleeting::sdk::{self, Error, Init, PartialFailure, Provider};
@@ -52,8 +53,9 @@ pub use extension::{Extension, Notices};
 /// Any error of the provider. Its message and the messages of its sources are shown to the operator.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Failure of a call after it had succeeded for some instances. The protocol cannot return both (docs/spec/fleeting.md, section 2.4), so
-/// the host receives the part that succeeded, and the error is logged.
+/// Failure of a call after it had succeeded for some instances.
+/// The protocol cannot return both (docs/spec/fleeting.md, section 2.4), so the host receives the part that succeeded, and the error is
+/// logged.
 #[derive(Debug)]
 pub struct PartialFailure<T> {
     /// The part that succeeded.
@@ -77,7 +79,8 @@ impl<T: Default> PartialFailure<T> {
     }
 }
 
-/// The user's settings for connections to instances. A plugin fills in empty values and keeps the others.
+/// The user's settings for connections to instances.
+/// A plugin fills in empty values and keeps the others.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// `connector_config`.
@@ -109,7 +112,8 @@ pub trait Provider: Sized + Send + Sync + 'static {
     const NAME: &'static str;
     /// Version of the plugin, `MAJOR.MINOR.PATCH`.
     const VERSION: &'static str;
-    /// Type of `plugin_config`. Keys match in any letter case. Unknown keys are logged and ignored, as Go plugins do.
+    /// Type of `plugin_config`.
+    /// Keys match in any letter case. Unknown keys are logged and ignored, as Go plugins do.
     type Config: DeserializeOwned + JsonSchema + Send;
 
     /// Creates the provider from the settings. Called once, before all other calls.
@@ -118,19 +122,22 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// The settings are invalid. The message should name the key and how to fix it.
     async fn init(config: Self::Config, settings: Settings) -> Result<(Self, Init), Error>;
 
-    /// Lists all instances of the group. Include those whose state is uncertain: a missing instance counts as lost.
+    /// Lists all instances of the group.
+    /// Include those whose state is uncertain: a missing instance counts as lost.
     ///
     /// # Errors
     /// The provider does not respond. The host keeps its previous list.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error>;
 
-    /// Requests `n` more instances without waiting for them. Returns how many requests the provider accepted.
+    /// Requests `n` more instances without waiting for them.
+    /// Returns how many requests the provider accepted.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>>;
 
-    /// Requests the deletion of these instances. Returns those for which the provider accepted it, and those that do not exist.
+    /// Requests the deletion of these instances.
+    /// Returns those for which the provider accepted it, and those that do not exist.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
@@ -150,7 +157,8 @@ pub trait Provider: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Requests to suspend instances. Returns those for which the provider accepted it, and those that are suspended already.
+    /// Requests to suspend instances.
+    /// Returns those for which the provider accepted it, and those that are suspended already.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
@@ -166,12 +174,14 @@ pub trait Provider: Sized + Send + Sync + 'static {
         Err(PartialFailure::nothing("this plugin cannot resume"))
     }
 
-    /// Returns the provider's implementation of the protocol extension. `None`, the default, means that it has none.
+    /// Returns the provider's implementation of the protocol extension.
+    /// `None`, the default, means that it has none.
     fn extension(&self) -> Option<&dyn Extension> {
         None
     }
 
-    /// Removes resources that the plugin created for itself, such as keys, before the plugin exits. Instances are kept.
+    /// Removes resources that the plugin created for itself, such as keys, before the plugin exits.
+    /// Instances are kept.
     ///
     /// # Errors
     /// Errors are logged.

@@ -1,4 +1,5 @@
-//! Runs a plugin's helper programs with a timeout. Their stderr is logged, and no process is left if the wait is canceled.
+//! Runs a plugin's helper programs with a timeout.
+//! Their stderr is logged, and no process is left if the wait is canceled.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -160,7 +161,8 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
     }
 }
 
-/// Runs a program that must not be interrupted: it continues if the future is dropped or this process exits.
+/// Runs a program that must not be interrupted.
+/// It continues if the future is dropped or this process exits.
 ///
 /// Both output streams are appended to the file `output`, whose last lines an error quotes. A program that exceeds its timeout is killed
 /// with its process group.

@@ -79,8 +79,8 @@ fn announce(endpoint: &Endpoint) -> Result<(), Error> {
     Ok(())
 }
 
-/// go-plugin's services. The plugin prints nothing and opens no further connections, so both streams stay empty. When the host is gone,
-/// they close.
+/// go-plugin's services.
+/// The plugin prints nothing and opens no further connections, so both streams stay empty. When the host is gone, they close.
 #[derive(Clone)]
 struct GoPluginServices {
     stop: CancellationToken,

@@ -43,7 +43,8 @@ impl<P: Provider> Service<P> {
         self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))
     }
 
-    /// Returns the provider if it declared that it can suspend. A host that does not know this does not track suspended instances (H13).
+    /// Returns the provider if it declared that it can suspend.
+    /// A host that does not know this does not track suspended instances (H13).
     fn suspendable(&self) -> Result<&P, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
@@ -73,7 +74,8 @@ fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialF
     }
 }
 
-/// Returns the part that succeeded in the details of the error: `Suspend` and `Resume` can return both (P11).
+/// Returns the part that succeeded in the details of the error (P11).
+/// Only `Suspend` and `Resume` can return both.
 fn partial_details(
     result: Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>>,
     message: &str,

@@ -1,5 +1,5 @@
-//! A listener for systems without Unix sockets: on the loopback interface, at a port that the host allows (docs/spec/fleeting.md, section
-//! 1.2).
+//! A listener on the loopback interface, for systems without Unix sockets.
+//! The host sets the range of ports (docs/spec/fleeting.md, section 1.2).
 //!
 //! Any account of the machine can connect, because the protocol cannot authenticate the host.
 

@@ -19,7 +19,8 @@ pub(crate) use unix::{Parent, Signals, listen};
 #[cfg(windows)]
 pub(crate) use windows::{Parent, Signals, listen};
 
-/// Address on which a plugin listens, as in the handshake (docs/spec/fleeting.md, section 1.4). Dropping it removes the socket file.
+/// Address on which a plugin listens, as in the handshake (docs/spec/fleeting.md, section 1.4).
+/// Dropping it removes the socket file.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     /// `unix` or `tcp`.

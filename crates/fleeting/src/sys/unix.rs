@@ -1,4 +1,4 @@
-//! Unix: a socket in the host's directory, signals, and a parent process id that changes when the parent dies.
+//! Unix: sockets, signals, and a parent process id that changes when the parent dies.
 
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,8 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Waits for SIGTERM. SIGINT from a terminal also reaches the host, which decides what happens (P9). Cancel-safe.
+    /// Waits for SIGTERM.
+    /// SIGINT from a terminal also reaches the host, which decides what happens (P9). Cancel-safe.
     pub(crate) async fn wait_termination(&mut self) {
         loop {
             tokio::select! {

@@ -26,7 +26,8 @@ impl Signals {
         Ok(Self(ctrl_c()?))
     }
 
-    /// Never returns. Ctrl-C in a console also reaches the host, which decides what happens (P9). Cancel-safe.
+    /// Never returns.
+    /// Ctrl-C in a console also reaches the host, which decides what happens (P9). Cancel-safe.
     pub(crate) async fn wait_termination(&mut self) {
         while self.0.recv().await.is_some() {
             tracing::debug!("ignored Ctrl-C, because the host handles it");
@@ -35,7 +36,8 @@ impl Signals {
     }
 }
 
-/// Windows keeps the parent's process id after its death, so only the host's streams show that it is gone.
+/// The parent process.
+/// Windows keeps its id after its death, so only the host's streams show that it is gone.
 #[derive(Debug)]
 pub(crate) struct Parent;
 

@@ -31,8 +31,8 @@ fn the_protocol_of_the_python_example_is_this_one() {
     assert!(copy == own, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
 }
 
-/// R045: plugins use the SDK, sessions with machines, and files, but nothing of the host, the scaler or the manager. Those do not know any
-/// provider by name.
+/// R045: plugins use the SDK, sessions and files, but nothing of the host, the scaler or the manager.
+/// Those do not know any provider by name.
 #[test]
 fn a_plugin_has_only_the_sdk_and_the_host_knows_no_provider() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");

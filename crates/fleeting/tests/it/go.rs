@@ -1,4 +1,5 @@
-//! Tests an unmodified Go plugin: fleeting's own dummy, which `scripts/test` builds through the Go module proxy.
+//! Tests an unmodified Go plugin: fleeting's own dummy.
+//! `scripts/test` builds it through the Go module proxy.
 
 use muster_fleeting::host::{CallError, Group, PluginSpec};
 use muster_fleeting::model::Features;

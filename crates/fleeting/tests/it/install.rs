@@ -323,7 +323,8 @@ async fn installs_at_the_same_time_do_the_work_once() {
     assert_eq!(here.names("g/p"), ["1.0.0"]);
 }
 
-/// Starts a registry that refers to itself for tokens. `answer` gets the request's first line, its `authorization` header and the address.
+/// Starts a registry that refers to itself for tokens.
+/// `answer` gets the request's first line, its `authorization` header and the address.
 pub(crate) async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();

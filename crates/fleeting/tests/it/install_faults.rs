@@ -80,7 +80,8 @@ async fn other_content_is_accepted_for_the_version_that_is_here() {
     assert_eq!(here.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
 }
 
-/// Forwards connections, but holds back everything of a response after `bytes` until `go` is notified. Notifies `held` then.
+/// Forwards connections, but holds back everything of a response after `bytes` until `go` is notified.
+/// Notifies `held` then.
 async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notify>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();

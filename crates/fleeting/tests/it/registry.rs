@@ -37,7 +37,8 @@ impl Drop for Registry {
 }
 
 impl Registry {
-    /// Starts a registry. Returns `None`, after printing the reason to stderr, if the program is not installed.
+    /// Starts a registry.
+    /// Returns `None`, after printing the reason to stderr, if the program is not installed.
     pub(crate) fn start(login: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);

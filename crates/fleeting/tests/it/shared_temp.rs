@@ -1,4 +1,4 @@
-//! Tests what other users can do through the shared temporary directory to the directory for plugins' sockets.
+//! Tests that other users cannot attack the directory for sockets through the shared temporary directory.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};

@@ -254,8 +254,8 @@ async fn host_keys_are_pinned_or_trusted_on_first_use() {
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
 }
 
-/// GitLab's `googlecloud` plugin installs the key when it is asked for connection details. The machine has it seconds
-/// later.
+/// GitLab's `googlecloud` plugin installs the key when it is asked for connection details.
+/// The machine has it seconds later.
 #[tokio::test]
 async fn new_machine_may_reject_its_key_for_a_while() {
     let server = Server::start(AcceptedCredentials::default()).await;

@@ -1,4 +1,5 @@
-//! Tests WinRM sessions with a server that implements the necessary part of WinRM. Not tested with a Windows machine.
+//! Tests WinRM sessions with a server that implements the necessary part of WinRM.
+//! Not tested with a Windows machine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! Tests of the host with faulty plugins: the process is a script, and a server in the test process is its service.
+//! Tests of the host with faulty plugins.
+//! The process is a script, and a server in the test process is its service.
 
 mod order;
 mod seeded;
@@ -147,7 +148,8 @@ async fn h18_missing_config_is_null_and_connector_has_defaults() {
     assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
 }
 
-/// An incomplete list would mean that the other instances are missing. The Go host accepts it and removes nothing.
+/// An incomplete list would mean that the other instances are missing.
+/// The Go host accepts it and removes nothing.
 #[tokio::test]
 async fn v13_list_that_breaks_off_is_an_error() {
     let mut behaviors = always(Behavior::Normal);

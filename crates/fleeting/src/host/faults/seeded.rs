@@ -1,4 +1,5 @@
-//! Checks random plugins and calls: each call ends in time with a response or a helpful error, and no process is left.
+//! Checks random plugins and calls.
+//! Each call ends in time with a response or a helpful error, and no process is left.
 //!
 //! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting faulty_plugins -- --nocapture`; the default is a sample.
 //! `MUSTER_TEST_SEED=n` sets the first seed. Each run has its own seed, which a failure prints.

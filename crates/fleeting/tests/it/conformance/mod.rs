@@ -1,4 +1,5 @@
-//! Tests the conformance kit: correct plugins pass, and each faulty one fails in the case about its fault.
+//! Tests the conformance kit.
+//! Correct plugins pass, and each faulty one fails in the case about its fault.
 
 mod faults;
 
@@ -13,7 +14,8 @@ use crate::ssh_server::{AcceptedCredentials, Server};
 const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
 const FAULTY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-faulty");
 
-/// Returns a plan with timeouts that a correct plugin meets easily, and that keep tests with faulty ones short.
+/// Returns a plan with short timeouts.
+/// A correct plugin meets them easily.
 fn plan(executable: impl Into<PathBuf>) -> Plan {
     let mut plan = Plan::new(executable);
     plan.call_timeout = Duration::from_secs(20);
