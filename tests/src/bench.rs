@@ -172,7 +172,7 @@ impl Bench {
             command.stdout(Stdio::null());
         } else {
             command.args(["manager", "--url", &self.proxy.url, "--concurrent", &self.concurrent.to_string()]);
-            command.args(["--until-pid", &self.keeper.id().to_string()]);
+            command.args(["--exit-with-pid", &self.keeper.id().to_string()]);
             for (flag, name) in [
                 ("--token-file", "token"),
                 ("--state-dir", "state"),

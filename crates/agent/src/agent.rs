@@ -13,27 +13,27 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::job::{AgentContext, Job};
-use crate::running;
+use crate::run_job;
 use crate::spool::Spool;
 
 /// Maximum time that `Close` waits for the end of a job that it stopped.
-const CLOSE_LIMIT: Duration = Duration::from_secs(60);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reason why a call about a job is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("`{0}` cannot be the id of a job: use up to 128 letters, digits, `-`, `_` and `.`")]
-    BadId(String),
+pub(crate) enum RequestError {
+    #[error("`{0}` is not a valid job ID; use up to 128 letters, digits, `-`, `_` and `.`")]
+    InvalidId(String),
     #[error("no job with id {0:?}")]
     Unknown(String),
-    #[error("the agent is shutting down and takes no new jobs")]
+    #[error("the agent is shutting down and accepts no new jobs")]
     Draining,
-    #[error("cannot keep the job in the spool: {0}")]
+    #[error("failed to store the job in the spool: {0}")]
     Spool(#[source] io::Error),
     #[error("loading step: {0}")]
-    BadSteps(String),
-    #[error("the job did not end within {} s of being told to", CLOSE_LIMIT.as_secs())]
-    Stuck,
+    InvalidSteps(#[from] run_job::ParseError),
+    #[error("the job did not end within {} s after it was stopped", CLOSE_TIMEOUT.as_secs())]
+    CloseTimeout,
 }
 
 /// State that all calls share.
@@ -47,7 +47,7 @@ pub(crate) struct Agent {
 struct State {
     jobs: HashMap<String, Arc<Job>>,
     tasks: JoinSet<()>,
-    draining: bool,
+    is_draining: bool,
 }
 
 impl Agent {
@@ -62,28 +62,28 @@ impl Agent {
     }
 
     /// Starts a job. Does nothing if there is a job with this ID already (R3 in `docs/spec/life-of-a-job.md`).
-    pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), Refusal> {
-        let entry = self.context.spool.entry(&request.id).ok_or_else(|| Refusal::BadId(request.id.clone()))?;
+    pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), RequestError> {
+        let entry = self.context.spool.entry(&request.id).ok_or_else(|| RequestError::InvalidId(request.id.clone()))?;
         // Locked while the request is written, so that the same ID cannot start twice.
         let mut state = self.state.lock();
         while state.tasks.try_join_next().is_some() {}
         if state.jobs.contains_key(&entry.id) {
             return Ok(());
         }
-        if state.draining {
-            return Err(Refusal::Draining);
+        if state.is_draining {
+            return Err(RequestError::Draining);
         }
-        let work = running::parse(&request).map_err(Refusal::BadSteps)?;
-        let journal = entry.create(&request).map_err(Refusal::Spool)?;
-        let log = entry.log().map_err(Refusal::Spool)?;
+        let work = run_job::parse(&request)?;
+        let journal = entry.create(&request).map_err(RequestError::Spool)?;
+        let log = entry.log().map_err(RequestError::Spool)?;
         let job = Arc::new(Job::new(entry, journal, log, None));
         state.jobs.insert(job.id.clone(), Arc::clone(&job));
-        state.tasks.spawn(running::execute(Arc::clone(&self.context), job, request, work));
+        state.tasks.spawn(run_job::execute(Arc::clone(&self.context), job, request, work));
         Ok(())
     }
 
-    pub(crate) fn job(&self, id: &str) -> Result<Arc<Job>, Refusal> {
-        self.state.lock().jobs.get(id).cloned().ok_or_else(|| Refusal::Unknown(id.to_owned()))
+    pub(crate) fn job(&self, id: &str) -> Result<Arc<Job>, RequestError> {
+        self.state.lock().jobs.get(id).cloned().ok_or_else(|| RequestError::Unknown(id.to_owned()))
     }
 
     /// Returns all jobs, ordered by ID.
@@ -94,25 +94,25 @@ impl Agent {
     }
 
     /// Closes a job: ends it if it runs, and deletes its entry. Succeeds if there is no such job.
-    pub(crate) async fn close(&self, id: &str) -> Result<(), Refusal> {
+    pub(crate) async fn close(&self, id: &str) -> Result<(), RequestError> {
         let Ok(job) = self.job(id) else {
             // An attempt that started nothing may have left files.
             return match self.context.spool.entry(id) {
-                Some(entry) => entry.remove_apart().await.map_err(Refusal::Spool),
+                Some(entry) => entry.remove_apart().await.map_err(RequestError::Spool),
                 None => Ok(()),
             };
         };
         if job.finished().is_none() {
             job.brakes.stop.stop(TerminationCause::CanceledByUser);
-            tokio::time::timeout(CLOSE_LIMIT, job.wait()).await.map_err(|_| Refusal::Stuck)?;
+            tokio::time::timeout(CLOSE_TIMEOUT, job.wait()).await.map_err(|_| RequestError::CloseTimeout)?;
         }
         self.forget(&job).await
     }
 
-    async fn forget(&self, job: &Arc<Job>) -> Result<(), Refusal> {
+    async fn forget(&self, job: &Arc<Job>) -> Result<(), RequestError> {
         let removing = Arc::clone(job);
         let removed = tokio::task::spawn_blocking(move || removing.remove()).await;
-        removed.unwrap_or_else(|error| Err(error.into())).map_err(Refusal::Spool)?;
+        removed.unwrap_or_else(|error| Err(error.into())).map_err(RequestError::Spool)?;
         let mut state = self.state.lock();
         // Another `Close` may have been faster, and the ID may be in use again.
         if state.jobs.get(&job.id).is_some_and(|known| Arc::ptr_eq(known, job)) {
@@ -126,14 +126,17 @@ impl Agent {
     /// Deletes jobs that ended longer ago than `retention` and were never closed (R6 in `docs/spec/life-of-a-job.md`).
     pub(crate) async fn prune(&self, retention: Duration) {
         for job in self.jobs().into_iter().filter(|job| job.finished().is_some() && job.entry.age() > retention) {
-            tracing::info!(job = job.id, "no manager closed the job within the retention time: it is forgotten");
+            tracing::info!(
+                job = job.id,
+                "finished job deleted, because no manager closed it within the retention time"
+            );
             if let Err(error) = self.forget(&job).await {
-                tracing::warn!(job = job.id, %error, "the job stays in the spool");
+                tracing::warn!(job = job.id, %error, "failed to delete a job from the spool");
             }
         }
         for entry in self.context.spool.entries().unwrap_or_default() {
             if self.job(&entry.id).is_err() && entry.age() > retention {
-                tracing::info!(job = entry.id, "a job that never started is forgotten");
+                tracing::info!(job = entry.id, "job deleted that never started");
                 let _ = entry.remove_apart().await;
             }
         }
@@ -152,7 +155,7 @@ impl Agent {
     pub(crate) async fn drain(&self, cause: TerminationCause) {
         let mut tasks = {
             let mut state = self.state.lock();
-            state.draining = true;
+            state.is_draining = true;
             for job in state.jobs.values() {
                 job.brakes.stop.stop(cause);
             }

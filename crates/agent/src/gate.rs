@@ -6,47 +6,47 @@
 use tokio::sync::watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum GateState {
     /// The job has not reached the gate, or does not need an approval.
-    Before,
+    NotReached,
     /// The job waits at the gate.
-    Asking,
+    Waiting,
     /// The start was approved.
     Open,
 }
 
 /// The gate of one job. Clones share their state.
 #[derive(Debug, Clone)]
-pub(crate) struct Gate(watch::Sender<Stage>);
+pub(crate) struct StartGate(watch::Sender<GateState>);
 
-impl Default for Gate {
+impl Default for StartGate {
     fn default() -> Self {
-        Self(watch::Sender::new(Stage::Before))
+        Self(watch::Sender::new(GateState::NotReached))
     }
 }
 
-impl Gate {
+impl StartGate {
     /// Waits until the gate is open. Cancel-safe. The timeout of the job bounds the time.
-    pub(crate) async fn pass(&self) {
-        self.0.send_if_modified(|stage| {
-            let comes = *stage == Stage::Before;
-            if comes {
-                *stage = Stage::Asking;
+    pub(crate) async fn wait_open(&self) {
+        self.0.send_if_modified(|state| {
+            let is_first = *state == GateState::NotReached;
+            if is_first {
+                *state = GateState::Waiting;
             }
-            comes
+            is_first
         });
         // The sender is a field of `self`.
-        let _ = self.0.subscribe().wait_for(|stage| *stage == Stage::Open).await;
+        let _ = self.0.subscribe().wait_for(|state| *state == GateState::Open).await;
     }
 
     /// Waits until the job has reached the gate. Returns whether it waits there. Cancel-safe.
-    pub(crate) async fn reached(&self) -> bool {
-        let mut stage = self.0.subscribe();
-        stage.wait_for(|stage| *stage != Stage::Before).await.is_ok_and(|stage| *stage == Stage::Asking)
+    pub(crate) async fn wait_reached(&self) -> bool {
+        let mut state = self.0.subscribe();
+        state.wait_for(|state| *state != GateState::NotReached).await.is_ok_and(|state| *state == GateState::Waiting)
     }
 
     pub(crate) fn open(&self) {
-        self.0.send_replace(Stage::Open);
+        self.0.send_replace(GateState::Open);
     }
 }
 
@@ -57,14 +57,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_job_passes_when_it_was_let_and_not_before() {
-        let gate = Gate::default();
-        assert_eq!(gate.reached().now_or_never(), None, "the job is not there yet");
-        let mut job = Box::pin(gate.pass());
+    async fn job_waits_at_the_gate_until_it_is_open() {
+        let gate = StartGate::default();
+        assert_eq!(gate.wait_reached().now_or_never(), None, "the job has not reached the gate");
+        let mut job = Box::pin(gate.wait_open());
         assert!(job.as_mut().now_or_never().is_none());
-        assert!(gate.reached().await);
+        assert!(gate.wait_reached().await);
         gate.open();
         job.await;
-        assert!(!gate.reached().await, "it does not wait any more");
+        assert!(!gate.wait_reached().await, "the job no longer waits");
     }
 }

@@ -11,7 +11,7 @@ use muster_steps::process::Host;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::gate::Gate;
+use crate::gate::StartGate;
 use crate::spool::{Entry, Journal, LogFile, Spool};
 
 /// State of the agent that all its jobs share.
@@ -32,7 +32,7 @@ pub(crate) struct Job {
     pub(crate) journal: Arc<Journal>,
     pub(crate) log: Arc<LogFile>,
     pub(crate) brakes: Brakes,
-    pub(crate) gate: Gate,
+    pub(crate) gate: StartGate,
     pub(crate) started: SystemTime,
     /// Result of the job, as soon as it is in the spool.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
@@ -56,7 +56,7 @@ impl Job {
             journal: Arc::new(journal),
             log: Arc::new(log),
             brakes: Brakes::default(),
-            gate: Gate::default(),
+            gate: StartGate::default(),
             started,
             result: watch::Sender::new(finished.map(Arc::new)),
             removed: Mutex::new(false),

@@ -14,11 +14,11 @@
 //! - The agent does not end on its own while a job runs, or while the result of a finished job can still be fetched.
 
 mod agent;
-mod door;
+mod connections;
 mod gate;
 mod job;
 mod recover;
-mod running;
+mod run_job;
 mod serve;
 mod service;
 mod spool;

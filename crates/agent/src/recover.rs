@@ -12,14 +12,15 @@ use muster_steps::style;
 
 use crate::agent::Agent;
 use crate::job::{Finished, Job};
-use crate::running::{parse, settle, system_failure};
+use crate::run_job::{parse, persist_result, system_failure};
 use crate::spool::Entry;
 
 /// Time from SIGTERM to SIGKILL for processes that a dead agent left.
-const GRACE: Duration = Duration::from_secs(2);
-const LOST: &str = "the agent was ended while the job ran, so its script was ended too; the log up to here is whole";
-const REBOOTED: &str =
-    "the machine was restarted while the job ran, so its script was ended too; the log may lack its last second";
+const KILL_GRACE: Duration = Duration::from_secs(2);
+const LOST_MESSAGE: &str =
+    "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
+const REBOOT_MESSAGE: &str =
+    "the machine was restarted while the job ran, so its script was killed; the last second of the log may be missing";
 
 /// Recovers each job in the spool.
 ///
@@ -28,47 +29,47 @@ const REBOOTED: &str =
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<()> {
     for entry in agent.context.spool.entries()? {
         if let Err(error) = recover_one(agent, &entry).await {
-            tracing::error!(job = entry.id, %error, "a job in the spool cannot be recovered: it is left as it is");
+            tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
         }
     }
     Ok(())
 }
 
 async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
-    let past = entry.past()?;
-    if let Some(result) = past.result {
+    let contents = entry.read_journal()?;
+    if let Some(result) = contents.result {
         let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
         let log = entry.log()?;
         log.close();
         agent.adopt(Job::new(entry.clone(), entry.journal()?, log, Some(Finished { result, ended })));
         return Ok(());
     }
-    let Some(request) = past.request else {
+    let Some(request) = contents.request else {
         // `Run` was never answered, so no manager relies on the job.
         return entry.remove_apart().await;
     };
-    let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
+    let rebooted = contents.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
     // No process survived a restart of the system, and its process IDs belong to other processes now.
     if !rebooted {
-        end_leftovers(&past.trail, GRACE).await;
+        end_leftovers(&contents.process_records, KILL_GRACE).await;
     }
     if let Ok(work) = parse(&request)
         && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", work.plan.project_dir)))
     {
-        tracing::warn!(job = entry.id, %error, "temporary files of a lost job stay");
+        tracing::warn!(job = entry.id, %error, "failed to delete temporary files of a lost job");
     }
-    if !past.user_code {
-        tracing::info!(job = entry.id, "the job had not started its first command: it may be run again");
+    if !contents.user_code {
+        tracing::info!(job = entry.id, "job had not started its first command and can be run again");
         return Ok(());
     }
     let job = Job::new(entry.clone(), entry.journal()?, entry.log()?, None);
-    let gap = if job.log.ends_a_line() { "" } else { "\n" };
-    let lost = if rebooted { REBOOTED } else { LOST };
+    let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
+    let lost = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
     let line = style::error(&format!("Job failed (system failure): {lost}"));
-    job.log.append(format!("{gap}{line}").as_bytes())?;
+    job.log.append(format!("{line_break}{line}").as_bytes())?;
     let end = system_failure(Began::now(), lost, Some(TerminationCause::EnvironmentLost));
     // The message contains no text of the job, so nothing is masked.
-    settle(&agent.context, &job, end, &Secrets::default());
+    persist_result(&agent.context, &job, end, &Secrets::default());
     agent.adopt(job);
     Ok(())
 }

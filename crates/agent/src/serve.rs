@@ -19,26 +19,26 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::Agent;
-use crate::door::{Door, Owned};
+use crate::connections::{ConnectionTracker, SocketFile};
 use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
 
 /// Maximum size of a request: a plan with its variables, including file variables.
-const MAX_REQUEST: usize = 64 * 1024 * 1024;
+const MAX_REQUEST_BYTES: usize = 64 * 1024 * 1024;
 /// Interval at which old jobs are deleted. Only a fallback: a job is normally deleted by `Close`.
-const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Time for managers to fetch the results of jobs that a shutdown ended.
-const FAREWELL: Duration = Duration::from_secs(3);
+const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
 /// Maximum time for which deleting old workspaces may delay the end of the agent.
-const TRASH_LIMIT: Duration = Duration::from_secs(3);
+const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than its last steps take.
-const ENDING_LIMIT: Duration = Duration::from_secs(10);
+const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time for which a copy of the lock may outlive an agent that was killed.
-const COPY_LIMIT: Duration = Duration::from_secs(1);
+const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which the lock is tried again.
-const ENDING_LOOK: Duration = Duration::from_millis(20);
+const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum length of a socket's path in bytes, set by the kernel.
-const MAX_SOCKET_PATH: usize = 107;
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Options of an agent.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct Options {
     /// Directory of the jobs' files.
     pub spool: PathBuf,
     /// Process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
-    pub until_pid: Option<i32>,
+    pub exit_with_pid: Option<i32>,
     /// Notified as soon as the socket accepts calls.
     pub ready: Option<oneshot::Sender<()>>,
     /// Time for which a finished job is kept if it is never closed.
@@ -60,9 +60,9 @@ pub struct Options {
     /// How the processes of a job are tracked.
     pub containment: Containment,
     /// Maximum number of open files for each process of a job. `None` means the limit of this process.
-    pub job_open_files: Option<u64>,
+    pub job_nofile_limit: Option<u64>,
     /// Time without a connection after which the agent ends if no result is left to fetch. `None` means that it keeps running.
-    pub idle_limit: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// Stops the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
 }
@@ -82,7 +82,7 @@ pub enum ServeError {
     #[error(transparent)]
     Spool(#[from] SpoolError),
     /// Another process listens on the socket.
-    #[error("process {pid} listens on `{}` already: stop it first, or give this agent a socket of its own", path.display())]
+    #[error("process {pid} already listens on {}; stop it, or use another socket", path.display())]
     SocketTaken {
         /// ID of the other process.
         pid: i32,
@@ -90,13 +90,13 @@ pub enum ServeError {
         path: PathBuf,
     },
     /// The path of the socket is too long.
-    #[error("the socket's path is longer than {MAX_SOCKET_PATH} bytes, more than the system allows: `{}`", .0.display())]
+    #[error("the path of the socket is longer than {MAX_SOCKET_PATH_BYTES} bytes: {}; use a shorter path", .0.display())]
     SocketPath(PathBuf),
     /// A file, a directory or a signal handler cannot be used.
-    #[error("cannot {doing} `{}`", path.display())]
+    #[error("failed to {action} {}", path.display())]
     Io {
         /// Operation that failed, as a verb phrase that precedes the path.
-        doing: &'static str,
+        action: &'static str,
         /// The file or directory.
         path: PathBuf,
         /// Cause.
@@ -104,52 +104,55 @@ pub enum ServeError {
         source: io::Error,
     },
     /// The gRPC server failed.
-    #[error("cannot serve calls")]
+    #[error("failed to serve calls")]
     Transport(#[from] tonic::transport::Error),
 }
 
 /// Runs an agent until it is stopped or idle.
 ///
-/// SIGTERM, SIGINT, [`Options::shutdown`] and the end of the process [`Options::until_pid`] stop it: it accepts no new jobs, ends those
-/// that run, and returns when all of them have a result. It also returns after [`Options::idle_limit`] without connections and without
+/// SIGTERM, SIGINT, [`Options::shutdown`] and the end of the process [`Options::exit_with_pid`] stop it: it accepts no new jobs, ends those
+/// that run, and returns when all of them have a result. It also returns after [`Options::idle_timeout`] without connections and without
 /// results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     let spool = open_spool(&options.spool, options.spool_limit).await?;
-    let failed = |doing, path: &Path| {
+    let failed = |action, path: &Path| {
         let path = path.to_owned();
-        move |source| ServeError::Io { doing, path, source }
+        move |source| ServeError::Io { action, path, source }
     };
     let templates = spool.templates();
-    let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty", &templates))?);
+    let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?);
     let agent =
-        Arc::new(Agent::new(spool, shared, Host::new(options.containment, options.job_open_files), options.boot_id));
+        Arc::new(Agent::new(spool, shared, Host::new(options.containment, options.job_nofile_limit), options.boot_id));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention).await;
 
     let listener = bind(&options.socket)?;
-    let socket = Owned::at(&options.socket).map_err(failed("look at the socket", &options.socket))?;
-    let mut signals = Signals::new().map_err(failed("handle signals beside", &options.socket))?;
-    announce(&options.socket);
+    let socket = SocketFile::at(&options.socket).map_err(failed("read the metadata of the socket", &options.socket))?;
+    let mut signals = Signals::new().map_err(failed("register signal handlers for", &options.socket))?;
+    print_ready_line(&options.socket);
     if let Some(ready) = options.ready {
         let _ = ready.send(());
     }
-    let (closed, door) = (CancellationToken::new(), Arc::new(Door::default()));
+    let (closed, connections) = (CancellationToken::new(), Arc::new(ConnectionTracker::default()));
     let service = crate::service::Service(Arc::clone(&agent));
     let server = tonic::transport::Server::builder()
-        .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST))
+        .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(AgentServer::new(service))
-        .serve_with_incoming_shutdown(Box::pin(Arc::clone(&door).visits(listener)), closed.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(
+            Box::pin(Arc::clone(&connections).accept(listener)),
+            closed.clone().cancelled_owned(),
+        );
     let end = async {
         tokio::select! {
-            () = options.shutdown.cancelled() => tracing::info!("the agent was told to end"),
-            name = signals.next() => tracing::info!(signal = name, "the agent was told to end"),
-            () = process_end(options.until_pid) => tracing::info!("the process that the agent serves has ended"),
+            () = options.shutdown.cancelled() => tracing::info!("shutting down"),
+            name = signals.next() => tracing::info!(signal = name, "signal received, shutting down"),
+            () = wait_for_process_end(options.exit_with_pid) => tracing::info!("the process to exit with has ended, shutting down"),
             () = prune_forever(&agent, options.retention) => {}
-            () = unneeded(&door, &agent, &socket, options.idle_limit) => return,
+            () = wait_until_idle(&connections, &agent, &socket, options.idle_timeout) => return,
         }
         agent.drain(TerminationCause::ManagerShutdown).await;
         closed.cancel();
-        tokio::time::sleep(FAREWELL).await;
+        tokio::time::sleep(RESULT_FETCH_GRACE).await;
     };
     let shared = Arc::clone(&agent.context.shared);
     let result = tokio::select! {
@@ -157,16 +160,16 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         () = end => Ok(()),
     };
     // From here on the next agent waits for the end of this one. Files that were deleted meanwhile may belong to another agent.
-    agent.context.spool.say_ending();
-    if socket.is_there() {
+    agent.context.spool.mark_shutting_down();
+    if socket.exists() {
         let _ = fs::remove_file(&options.socket);
     }
-    if agent.context.spool.is_there() {
+    if agent.context.spool.exists() {
         let _ = muster_files::remove_tree(&templates);
     }
     let emptied = tokio::task::spawn_blocking(move || shared.trash.close());
-    if tokio::time::timeout(TRASH_LIMIT, emptied).await.is_err() {
-        tracing::info!("old workspaces are left; the next jobs in their places remove them");
+    if tokio::time::timeout(TRASH_TIMEOUT, emptied).await.is_err() {
+        tracing::info!("failed to delete old workspaces in time; the next jobs that use them will delete them");
     }
     Ok(result?)
 }
@@ -179,11 +182,11 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     let started = Instant::now();
     loop {
         match Spool::open(path, limit) {
-            Err(SpoolError::Taken { is_ending, .. })
-                if started.elapsed() < if is_ending { ENDING_LIMIT } else { COPY_LIMIT } =>
+            Err(SpoolError::InUse { is_shutting_down, .. })
+                if started.elapsed() < if is_shutting_down { PREDECESSOR_EXIT_TIMEOUT } else { LOCK_COPY_TIMEOUT } =>
             {
                 // There is no event for either.
-                tokio::time::sleep(ENDING_LOOK).await;
+                tokio::time::sleep(PREDECESSOR_POLL_INTERVAL).await;
             }
             opened => return opened,
         }
@@ -191,29 +194,29 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
 }
 
 /// Waits until the agent is idle. From then on it accepts no connections. Never returns without a limit.
-async fn unneeded(door: &Door, agent: &Agent, socket: &Owned, limit: Option<Duration>) {
+async fn wait_until_idle(connections: &ConnectionTracker, agent: &Agent, socket: &SocketFile, limit: Option<Duration>) {
     let Some(limit) = limit else { return std::future::pending().await };
     let is_idle = || {
-        let is_idle = agent.is_idle(socket.is_there());
+        let is_idle = agent.is_idle(socket.exists());
         if is_idle {
             // This happens before the first connection is refused, whose manager then starts the next agent.
-            agent.context.spool.say_ending();
+            agent.context.spool.mark_shutting_down();
         }
         is_idle
     };
-    door.shut_when_idle(limit, is_idle).await;
-    tracing::info!("nobody was connected for {} s, and no job is left: the agent ends", limit.as_secs());
+    connections.close_when_idle(limit, is_idle).await;
+    tracing::info!(idle_s = limit.as_secs(), "agent is idle, shutting down");
 }
 
 /// Binds the socket so that only this user can connect. A socket on which no process listens is replaced.
 fn bind(path: &Path) -> Result<UnixListener, ServeError> {
-    if path.as_os_str().len() > MAX_SOCKET_PATH {
+    if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
         return Err(ServeError::SocketPath(path.to_owned()));
     }
-    let failed = |doing| move |source| ServeError::Io { doing, path: path.to_owned(), source };
+    let failed = |action| move |source| ServeError::Io { action, path: path.to_owned(), source };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.map_err(failed("make the directory of the socket"))?;
+        made.map_err(failed("create the directory of the socket"))?;
     }
     if let Ok(stream) = std::os::unix::net::UnixStream::connect(path) {
         let pid = rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
@@ -227,20 +230,20 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
 }
 
 /// Prints the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11).
-fn announce(socket: &Path) {
+fn print_ready_line(socket: &Path) {
     let _ = writeln!(io::stderr(), "step-runner is listening on socket {}", socket.display());
 }
 
-async fn process_end(pid: Option<i32>) {
+async fn wait_for_process_end(pid: Option<i32>) {
     match pid.map(Watched::open) {
         None => std::future::pending().await,
         Some(Ok(process)) => process.ended().await,
-        Some(Err(error)) => tracing::info!(%error, "the process that the agent was to serve is gone"),
+        Some(Err(error)) => tracing::info!(%error, "failed to open the process to exit with, shutting down"),
     }
 }
 
 async fn prune_forever(agent: &Agent, retention: Duration) {
-    let mut ticks = tokio::time::interval(PRUNE_EVERY);
+    let mut ticks = tokio::time::interval(PRUNE_INTERVAL);
     loop {
         ticks.tick().await;
         agent.prune(retention).await;

@@ -11,26 +11,26 @@ use muster_agent_api::step_runner as proto;
 use muster_job::TerminationCause;
 use tonic::{Request, Response, Status};
 
-use crate::agent::{Agent, Refusal};
+use crate::agent::{Agent, RequestError};
 use crate::job::Job;
 
 /// Service of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Service(pub(crate) Arc<Agent>);
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        let text = refusal.to_string();
-        match refusal {
-            Refusal::BadId(_) | Refusal::BadSteps(_) => Status::invalid_argument(text),
-            Refusal::Unknown(_) => Status::not_found(text),
-            Refusal::Draining => Status::unavailable(text),
-            Refusal::Spool(error)
-                if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) =>
+impl From<RequestError> for Status {
+    fn from(error: RequestError) -> Self {
+        let text = error.to_string();
+        match error {
+            RequestError::InvalidId(_) | RequestError::InvalidSteps(_) => Status::invalid_argument(text),
+            RequestError::Unknown(_) => Status::not_found(text),
+            RequestError::Draining => Status::unavailable(text),
+            RequestError::Spool(source)
+                if matches!(source.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) =>
             {
                 Status::resource_exhausted(text)
             }
-            Refusal::Spool(_) | Refusal::Stuck => Status::failed_precondition(text),
+            RequestError::Spool(_) | RequestError::CloseTimeout => Status::failed_precondition(text),
         }
     }
 }
@@ -56,11 +56,11 @@ impl proto::step_runner_server::StepRunner for Service {
         let request = request.into_inner();
         let job = self.0.job(&request.id)?;
         let offset = u64::try_from(request.offset)
-            .map_err(|_| Status::invalid_argument(format!("offset {} lies before the log", request.offset)))?;
+            .map_err(|_| Status::invalid_argument(format!("{} is not a valid offset", request.offset)))?;
         let chunks = Arc::clone(&job.log).follow(offset);
         let stream = chunks.map(|chunk| match chunk {
             Ok(data) => Ok(proto::FollowLogsResponse { data: data.into() }),
-            Err(error) => Err(Status::data_loss(format!("the log cannot be read: {error}"))),
+            Err(error) => Err(Status::data_loss(format!("failed to read the log: {error}"))),
         });
         Ok(Response::new(Box::pin(stream)))
     }
@@ -126,7 +126,7 @@ impl api::agent_server::Agent for Service {
         let is_waiting = tokio::select! {
             biased;
             _ = job.wait() => false,
-            is_waiting = job.gate.reached() => is_waiting,
+            is_waiting = job.gate.wait_reached() => is_waiting,
         };
         Ok(Response::new(api::WaitForStartApprovalResponse { is_waiting }))
     }
@@ -142,7 +142,7 @@ impl api::agent_server::Agent for Service {
     async fn stop(&self, request: Request<api::StopRequest>) -> Result<Response<api::StopResponse>, Status> {
         let api::StopRequest { id, cause } = request.into_inner();
         let cause = serde_json::from_value(cause.into())
-            .map_err(|error| Status::invalid_argument(format!("the cause of the end: {error}")))?;
+            .map_err(|error| Status::invalid_argument(format!("invalid cause: {error}")))?;
         self.0.job(&id)?.brakes.stop.stop(cause);
         Ok(Response::new(api::StopResponse {}))
     }

@@ -11,7 +11,7 @@
 #![expect(
     clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "a measurement tells its figures, and panics where it fails"
+    reason = "a measurement prints its results and panics if it fails"
 )]
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use muster_taskscaler::types::{SlotRequest, TaskKey};
 use tokio::task::JoinSet;
 
 /// For all of it.
-const LIMIT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// The word by which this program is started as the plugin.
 const PLUGIN: &str = "plugin";
 
@@ -117,7 +117,7 @@ impl Provider for Cloud {
     }
 }
 
-/// Since 1970.
+/// Time since 1970 in microseconds.
 fn micros() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
@@ -127,11 +127,12 @@ fn wall() -> i64 {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|word| word == PLUGIN) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|argument| argument == PLUGIN) {
         return sdk::main::<Cloud>();
     }
-    let number = |index: usize, default: u32| words.get(index).map_or(default, |word| word.parse().unwrap());
+    let number =
+        |index: usize, default: u32| arguments.get(index).map_or(default, |argument| argument.parse().unwrap());
     let (instances, rate, boot_ms) = (number(0, 500), number(1, 100), number(2, 2000));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(measure(instances, rate, boot_ms));
@@ -158,7 +159,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
         let scaler = scaler.clone();
         jobs.spawn(async move {
             let lease =
-                scaler.admit(TaskKey::new(job.to_string())).acquire(SlotRequest::default(), LIMIT).await.unwrap();
+                scaler.admit(TaskKey::new(job.to_string())).acquire(SlotRequest::default(), TIMEOUT).await.unwrap();
             let leased = micros();
             let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
             // All hold theirs until the last one has one: none is made twice.

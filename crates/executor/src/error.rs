@@ -15,7 +15,7 @@ pub enum ExecutorError {
     Unreachable(#[from] Unreachable),
     /// A process that is not an agent of this manager listens on the agent's socket. It received nothing.
     #[error(
-        "process {pid} of user {user} listens on {} and is not an agent that this manager started; end that process, or \
+        "process {pid} of user {user} listens on {} and is not an agent of this manager; end that process, or \
          remove the socket",
         socket.display()
     )]
@@ -28,7 +28,7 @@ pub enum ExecutorError {
         user: u32,
     },
     /// The agent's process did not become ready.
-    #[error("the agent could not be started: {message}; its log is {}", log.display())]
+    #[error("failed to start the agent: {message}; see its log {}", log.display())]
     Start {
         /// Reason, with the end of the agent's log if it printed anything.
         message: String,
@@ -36,7 +36,7 @@ pub enum ExecutorError {
         log: PathBuf,
     },
     /// A directory or file of the environment is not usable.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("failed to {action} {}: {source}", path.display())]
     File {
         /// Operation that failed, as a verb phrase that precedes the path.
         action: &'static str,
@@ -54,7 +54,7 @@ pub enum ExecutorError {
         message: String,
     },
     /// The environment was lost and will not come back.
-    #[error("{environment} is gone: {message}")]
+    #[error("{environment} was lost: {message}")]
     Lost {
         /// Kind and ID of the environment.
         environment: String,
@@ -65,7 +65,9 @@ pub enum ExecutorError {
     #[error("{0}")]
     NotAcquired(String),
     /// A lease from an earlier start cannot be restored: its slot is in use, or the environment no longer exists.
-    #[error("slot {slot} of environment `{environment}` cannot be taken again")]
+    #[error(
+        "failed to restore slot {slot} of environment `{environment}`: it is in use, or the environment does not exist"
+    )]
     SlotTaken {
         /// ID of the environment.
         environment: String,
@@ -75,9 +77,9 @@ pub enum ExecutorError {
 }
 
 impl ExecutorError {
-    /// Returns the error for an agent that should listen at `place` but cannot be reached.
-    pub(crate) fn unreachable(place: impl Into<String>, message: impl ToString) -> Self {
-        Unreachable { place: place.into(), message: message.to_string() }.into()
+    /// Returns the error for an agent that should listen at `location` but cannot be reached.
+    pub(crate) fn unreachable(location: impl Into<String>, message: impl ToString) -> Self {
+        Unreachable { location: location.into(), message: message.to_string() }.into()
     }
 }
 

@@ -30,4 +30,4 @@ pub use port::{
     Locality, NestedVm, REQUEST_HELD_AFTER, Replaceable, ResumeRequest, Sharing, Slot, SlotGuard, SlotKey, SlotShare,
     StickyContextSettings, Suspend, VmImage,
 };
-pub use slots::{Slots, TakenSlot};
+pub use slots::{HeldSlot, Slots};

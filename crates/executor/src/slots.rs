@@ -18,7 +18,7 @@ pub struct Slots {
 
 /// Guard of a slot in use. Dropping it frees the slot.
 #[derive(Debug)]
-pub struct TakenSlot {
+pub struct HeldSlot {
     slots: Slots,
     /// The slot that the guard holds.
     pub slot: Slot,
@@ -39,7 +39,7 @@ impl Slots {
 
     /// Takes the lowest free slot. `None` means that all slots are in use.
     #[must_use]
-    pub fn take(&self, key: &SlotKey) -> Option<TakenSlot> {
+    pub fn take(&self, key: &SlotKey) -> Option<HeldSlot> {
         let mut taken = self.taken.lock();
         if taken.len() >= self.total {
             return None;
@@ -51,33 +51,33 @@ impl Slots {
         let slot = Slot { id, project_slot, key: key.clone() };
         taken.push(slot.clone());
         self.free.send_replace(self.total - taken.len());
-        Some(TakenSlot { slots: self.clone(), slot })
+        Some(HeldSlot { slots: self.clone(), slot })
     }
 
     /// Takes the slot that a job had before. `None` means that another job has it.
     ///
     /// The result may exceed `total` if the configuration lowered the capacity meanwhile, because the job is already running.
     #[must_use]
-    pub fn take_again(&self, slot: &Slot) -> Option<TakenSlot> {
+    pub fn reacquire(&self, slot: &Slot) -> Option<HeldSlot> {
         let mut taken = self.taken.lock();
         let same_id = |other: &Slot| other.key.runner == slot.key.runner && other.id == slot.id;
-        let same_place = |other: &Slot| other.key == slot.key && other.project_slot == slot.project_slot;
-        if taken.iter().any(|other| same_id(other) || same_place(other)) {
+        let same_project_slot = |other: &Slot| other.key == slot.key && other.project_slot == slot.project_slot;
+        if taken.iter().any(|other| same_id(other) || same_project_slot(other)) {
             return None;
         }
         taken.push(slot.clone());
         self.free.send_replace(self.total.saturating_sub(taken.len()));
-        Some(TakenSlot { slots: self.clone(), slot: slot.clone() })
+        Some(HeldSlot { slots: self.clone(), slot: slot.clone() })
     }
 }
 
-impl Guard for TakenSlot {
+impl Guard for HeldSlot {
     fn release(self: Box<Self>) {
         // Dropping the guard frees the slot.
     }
 }
 
-impl Drop for TakenSlot {
+impl Drop for HeldSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.taken.lock();
         if let Some(own) = taken.iter().position(|slot| *slot == self.slot) {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_lowest_free_ones_per_environment_and_per_project() {
+    fn numbers_are_the_lowest_free_per_runner_and_project() {
         let slots = Slots::new(3);
         let first = slots.take(&key(1)).unwrap();
         let second = slots.take(&key(2)).unwrap();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn runners_are_counted_apart() {
+    fn runners_are_counted_separately() {
         let other = SlotKey { runner: "other".to_owned(), project_id: 1 };
         let slots = Slots::new(9);
         let taken = [slots.take(&key(1)), slots.take(&other), slots.take(&other)].map(Option::unwrap);
@@ -126,12 +126,12 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_an_earlier_start_is_taken_again_once() {
+    fn slot_of_an_earlier_start_is_reacquired_once() {
         let slots = Slots::new(1);
         let slot = Slot { id: 4, project_slot: 2, key: key(1) };
-        let taken = slots.take_again(&slot).unwrap();
-        assert!(slots.take_again(&slot).is_none());
-        assert!(slots.take(&key(9)).is_none(), "it counts");
+        let taken = slots.reacquire(&slot).unwrap();
+        assert!(slots.reacquire(&slot).is_none());
+        assert!(slots.take(&key(9)).is_none(), "a reacquired slot counts");
         drop(taken);
         assert_eq!(*slots.free().borrow(), 1);
     }

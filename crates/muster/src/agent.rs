@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_executor::deploy::{self, CONNECTED, FAILED, MARK, OLDER};
-use muster_executor::host::{HostOptions, OneAgent, READY_MARKER, one_agent};
+use muster_executor::deploy::{self, CONNECTED, FAILED, MARK, OUTDATED};
+use muster_executor::host::{HostOptions, READY_MARKER, SharedAgent, find_or_start_agent};
 use muster_steps::process::Containment;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -36,15 +36,15 @@ pub(crate) struct ServeArgs {
     /// MiB that the logs of all jobs may have together in that directory; a job that finds no room fails.
     #[arg(long, value_name = "MIB", env = "MUSTER_SPOOL_LIMIT", default_value_t = 16 * 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     spool_limit: u64,
-    /// End, with all jobs, when this process has ended.
+    /// ID of the process with which the agent and all its jobs end.
     #[arg(long, value_name = "PID")]
-    until_pid: Option<i32>,
-    /// End when nobody was connected for so many seconds, and no job runs or waits to be fetched; without it, it stays.
+    exit_with_pid: Option<i32>,
+    /// Seconds without a connection after which the agent ends, unless a job runs or has a result to fetch. Without this flag it keeps running.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
-    end_when_idle: Option<u64>,
-    /// Files that each process of a job may have open; without it, as many as this process when it starts.
+    idle_timeout: Option<u64>,
+    /// Maximum number of open files per process of a job. Defaults to the limit with which this process was started.
     #[arg(long, value_name = "NUMBER")]
-    job_open_files: Option<u64>,
+    job_nofile_limit: Option<u64>,
     /// Give jobs no cgroups. Without this flag each job gets one where the system permits it.
     #[arg(long)]
     no_cgroups: bool,
@@ -85,13 +85,13 @@ struct Reached {
     socket: UnixStream,
     home: PathBuf,
     /// The agent is of another executable.
-    is_older: bool,
+    is_outdated: bool,
 }
 
 /// Copies both ways until either end is closed. Blocks: nothing else is to be done in this process.
-fn relay(Reached { socket, home, is_older }: Reached) -> ExitCode {
+fn relay(Reached { socket, home, is_outdated }: Reached) -> ExitCode {
     let mut stdout = std::io::stdout();
-    let answer = if is_older { OLDER } else { CONNECTED };
+    let answer = if is_outdated { OUTDATED } else { CONNECTED };
     let told = writeln!(stdout, "{MARK}{answer}{}", home.display()).and_then(|()| stdout.flush());
     let (Ok(()), Ok(mut to_agent)) = (told, socket.try_clone()) else { return ExitCode::FAILURE };
     // A thread that still waits for the other end ends with the process.
@@ -132,13 +132,13 @@ async fn reach(dir: PathBuf) -> Result<Reached, String> {
         directories: deploy::directories(&home),
         slots: 0,
         executable,
-        until_pid: None,
+        exit_with_pid: None,
         user: None,
-        hidden: Vec::new(),
-        open_files: None,
+        hidden_variables: Vec::new(),
+        nofile_limit: None,
     };
-    let OneAgent { stream, is_older } = one_agent(options).await.map_err(|error| text(&error))?;
-    Ok(Reached { socket: stream, home, is_older })
+    let SharedAgent { stream, is_outdated } = find_or_start_agent(options).await.map_err(|error| text(&error))?;
+    Ok(Reached { socket: stream, home, is_outdated })
 }
 
 fn serve(args: ServeArgs) -> ExitCode {
@@ -155,13 +155,13 @@ fn serve(args: ServeArgs) -> ExitCode {
         let options = muster_agent::Options {
             socket: args.socket,
             spool: args.spool,
-            until_pid: args.until_pid,
+            exit_with_pid: args.exit_with_pid,
             ready: Some(ready),
             retention: RETENTION,
             spool_limit: args.spool_limit << 20,
             boot_id: muster_agent::boot_id(),
-            job_open_files: args.job_open_files.or(open_files),
-            idle_limit: args.end_when_idle.map(Duration::from_secs),
+            job_nofile_limit: args.job_nofile_limit.or(open_files),
+            idle_timeout: args.idle_timeout.map(Duration::from_secs),
             containment: if args.no_cgroups { Containment::Descent } else { Containment::Cgroups },
             shutdown: CancellationToken::new(),
         };

@@ -45,12 +45,12 @@ pub(crate) struct Args {
     /// Jobs to run at the same time.
     #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
     concurrent: usize,
-    /// Files that each process of a job may have open; without it, as many as this process when it starts.
+    /// Maximum number of open files per process of a job. Defaults to the limit with which this process was started.
     #[arg(long, value_name = "NUMBER")]
-    job_open_files: Option<u64>,
-    /// End when this process ends; the agent then ends too, with all jobs.
+    job_nofile_limit: Option<u64>,
+    /// ID of the process with which the manager, the agent and all jobs end.
     #[arg(long, value_name = "PID")]
-    until_pid: Option<i32>,
+    exit_with_pid: Option<i32>,
     /// Shell of the jobs' scripts: bash or sh.
     #[arg(long, default_value = "bash")]
     shell: String,
@@ -102,7 +102,7 @@ enum RunError {
 /// Runs the subcommand.
 pub(crate) fn run(mut args: Args) -> ExitCode {
     crate::logging::of_service();
-    args.job_open_files = args.job_open_files.or(crate::open_files::raise());
+    args.job_nofile_limit = args.job_nofile_limit.or(crate::open_files::raise());
     crate::runtime::block_on_one_thread(async {
         match work(args).await {
             Ok(code) => code,
@@ -115,7 +115,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
 }
 
 async fn work(args: Args) -> Result<ExitCode, RunError> {
-    let until_pid = args.until_pid;
+    let exit_with_pid = args.exit_with_pid;
     let on_stop = args.on_stop;
     let (control, orders) = Control::new();
     let observed = Observed::start(args.listen_address.as_deref()).await?;
@@ -129,7 +129,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
             }
             signals.map(|()| ExitCode::FAILURE).map_err(RunError::Signals)
         }
-        () = gone(until_pid) => {
+        () = gone(exit_with_pid) => {
             tracing::info!("the process that the manager works for has ended");
             Ok(ExitCode::SUCCESS)
         }
@@ -155,10 +155,10 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         directories: Directories { builds, cache, shared: true },
         slots: args.concurrent.min(crate::open_files::jobs_max()),
         executable,
-        until_pid: args.until_pid,
+        exit_with_pid: args.exit_with_pid,
         user: None,
-        hidden: Vec::new(),
-        open_files: args.job_open_files,
+        hidden_variables: Vec::new(),
+        nofile_limit: args.job_nofile_limit,
     })?;
     let runner = RunnerSettings {
         name: args.name,

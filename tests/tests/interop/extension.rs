@@ -18,6 +18,6 @@ fn an_instance_that_the_provider_takes_back_gets_no_jobs() {
     let (last, _, log) = fleet.finish_with_log(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
     let log = log.join("\n");
-    assert!(log.contains("the provider takes an instance back: it gets no more jobs"), "{log}");
-    assert!(log.contains("retired: the provider takes it back: preempted (preemptions_per_minute)"), "{log}");
+    assert!(log.contains("interruption notice received; the instance gets no more jobs"), "{log}");
+    assert!(log.contains("retired: the provider will interrupt it: preempted (preemptions_per_minute)"), "{log}");
 }

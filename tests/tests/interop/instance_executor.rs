@@ -110,7 +110,7 @@ impl Fleet {
         let (log, ended) = self.runner.finish();
         assert_eq!(status, Some(0), "{}\n{}", lines.join("\n"), log.join("\n"));
         assert_eq!(ended, Some(0), "{}", log.join("\n"));
-        assert!(log.iter().any(|line| line.contains("no instance is left")), "{}", log.join("\n"));
+        assert!(log.iter().any(|line| line.contains("all instances deleted")), "{}", log.join("\n"));
         let left = std::fs::read_dir(&self.machines).unwrap().count();
         assert_eq!(left, 0, "directories of instances; {}", log.join("\n"));
         let last = lines.iter().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap();

@@ -316,7 +316,7 @@ async fn instances_that_a_plugin_without_answers_leaves_are_named_before_shutdow
     bench.signal("TERM");
     until("the manager ends", || !bench.is_managed()).await;
     let log = bench.log();
-    let told = log.lines().find(|line| line.contains("these instances are left")).unwrap_or_default();
+    let told = log.lines().find(|line| line.contains("instances left")).unwrap_or_default();
     assert!(!machines.is_empty() && machines.iter().all(|name| told.contains(name)), "{machines:?}\n{log}");
     bench.machines.end();
 }

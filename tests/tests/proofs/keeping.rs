@@ -83,7 +83,7 @@ async fn a_plugin_that_is_missing_at_the_start_costs_no_job_and_a_reload_mends_i
     bench.kill_manager();
     bench.edit("    plugin = \"", "    plugin = \"/missing");
     bench.start_manager();
-    until("the plugin is missed", &bench, || bench.log().contains("no instances can be had")).await;
+    until("the plugin is missed", &bench, || bench.log().contains("failed to start the scaler")).await;
     assert_eq!(bench.coordinator.job(JOB).unwrap().status, JobStatus::Running);
     bench.edit("    plugin = \"/missing", "    plugin = \"");
     bench.signal("HUP");
@@ -100,7 +100,7 @@ async fn a_runner_that_comes_with_a_reload_keeps_no_instance_for_a_job_that_has_
     let before = bench.configure("concurrent = 1\n");
     bench.start_manager();
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert!(job.text().contains("its runner is not in the configuration any more"), "{}", job.text());
+    assert!(job.text().contains("its runner was removed from the configuration"), "{}", job.text());
     until("the instance is told of", &bench, || bench.log().contains("nobody uses or removes them")).await;
     bench.configure(&before);
     bench.signal("HUP");

@@ -89,7 +89,7 @@ impl Victim {
     /// Returns the messages of a job that could not survive the kill. The list is empty if every job survives it.
     fn last_words(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Agent => Some(&["the agent was ended while the job ran"]),
+            Self::Agent => Some(&["the agent was killed while the job ran"]),
             // The manager sees first either that the provider no longer lists the instance, or that it does not respond.
             Self::Machine => Some(&["instance unexpectedly removed", "was lost: it does not respond"]),
             Self::Manager | Self::Plugin | Self::Server => None,

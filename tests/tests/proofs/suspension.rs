@@ -105,7 +105,7 @@ async fn refused(bench: &Bench, id: i64, why: &str) {
     let job = bench.coordinator.wait_for_end(JobId(id)).await;
     let text = job.text();
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-    assert!(text.contains("the job environment is not resumed: ") && text.contains(why), "{text}");
+    assert!(text.contains("failed to resume the job environment: ") && text.contains(why), "{text}");
     assert_eq!(bench.starts(JobId(id)), 0);
 }
 

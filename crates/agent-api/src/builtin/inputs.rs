@@ -42,7 +42,7 @@ pub struct Checkout {
     pub submodule_flags: Vec<String>,
     /// Whether files of Git LFS are not fetched (GIT_LFS_SKIP_SMUDGE).
     pub skip_lfs: bool,
-    /// Whether git is told that the directory is safe, even if another user owns it.
+    /// Whether git treats the directory as safe, even if another user owns it.
     pub safe_directory: bool,
     /// Whether configuration and hooks of the repository are removed before it is used.
     pub clean_config: bool,
@@ -273,7 +273,7 @@ pub struct ArtifactsUpload {
     pub artifact_format: String,
     /// Time to keep the artifact, as the author wrote it.
     pub expire_in: String,
-    /// Provenance statement to pack with the files. `None` means that there is none.
+    /// Provenance statement to pack with the files. `None` means no statement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provenance: Option<ProvenanceInfo>,
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceShare {
-    /// Cgroup of the job's slot, relative to the root of each hierarchy. Empty means that there is none.
+    /// Cgroup of the job's slot, relative to the root of each hierarchy. Empty means no cgroup.
     pub cgroup: String,
     /// Number of slots that the job has, which is its weight among other jobs.
     pub slots: u32,

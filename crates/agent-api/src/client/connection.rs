@@ -39,10 +39,10 @@ pub struct KeepAlive {
 
 /// A connection to an agent could not be opened or broke. Opening it again may succeed.
 #[derive(Debug, thiserror::Error)]
-#[error("no agent answers on {place}: {message}")]
+#[error("no agent answers on {location}: {message}")]
 pub struct Unreachable {
     /// Socket or instance where the agent should be.
-    pub place: String,
+    pub location: String,
     /// Cause.
     pub message: String,
 }
@@ -62,7 +62,7 @@ pub struct Identity {
 #[derive(Debug, Clone)]
 pub struct AgentConnection {
     channel: Channel,
-    place: String,
+    location: String,
     identity: Identity,
     /// Whether a call has failed since the last check of the connection.
     suspect: Arc<AtomicBool>,
@@ -71,11 +71,11 @@ pub struct AgentConnection {
 impl AgentConnection {
     /// Connects to an agent on this machine, and queries its identity.
     ///
-    /// `dial` opens each connection to `place`, and decides whether the process at the other end can be trusted.
+    /// `dial` opens each connection to `location`, and decides whether the process at the other end can be trusted.
     ///
     /// # Errors
     /// [`Unreachable`] if no agent answers.
-    pub async fn open<D, F>(place: String, mut dial: D) -> Result<Self, Unreachable>
+    pub async fn open<D, F>(location: String, mut dial: D) -> Result<Self, Unreachable>
     where
         D: FnMut() -> F + Send + 'static,
         F: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -84,28 +84,28 @@ impl AgentConnection {
             let stream = dial();
             async move { stream.await.map(TokioIo::new) }
         });
-        Self::connect_with(place, connector, LOCAL_KEEPALIVE).await
+        Self::connect_with(location, connector, LOCAL_KEEPALIVE).await
     }
 
-    /// Connects over a stream that leads to an agent at `place`, and queries its identity.
+    /// Connects over a stream that leads to an agent at `location`, and queries its identity.
     ///
     /// The connection ends with the stream.
     ///
     /// # Errors
     /// [`Unreachable`] if no agent answers.
-    pub async fn from_stream<S>(place: String, stream: S) -> Result<Self, Unreachable>
+    pub async fn from_stream<S>(location: String, stream: S) -> Result<Self, Unreachable>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let mut stream = Some(stream);
         let connector = service_fn(move |_| {
             let stream = stream.take().map(TokioIo::new);
-            std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the tunnel has ended")))
+            std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the stream has ended")))
         });
-        Self::connect_with(place, connector, REMOTE_KEEPALIVE).await
+        Self::connect_with(location, connector, REMOTE_KEEPALIVE).await
     }
 
-    async fn connect_with<C>(place: String, connector: C, keep_alive: KeepAlive) -> Result<Self, Unreachable>
+    async fn connect_with<C>(location: String, connector: C, keep_alive: KeepAlive) -> Result<Self, Unreachable>
     where
         C: Service<Uri, Error = io::Error> + Send + 'static,
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
@@ -123,8 +123,8 @@ impl AgentConnection {
             Err(error) => Err(error_chain(&error)),
         };
         match answer {
-            Ok((channel, identity)) => Ok(Self { channel, place, identity, suspect: Arc::default() }),
-            Err(message) => Err(Unreachable { place, message }),
+            Ok((channel, identity)) => Ok(Self { channel, location, identity, suspect: Arc::default() }),
+            Err(message) => Err(Unreachable { location, message }),
         }
     }
 
@@ -158,7 +158,7 @@ impl AgentConnection {
             Ok(identity) => format!("agent {} was replaced by agent {}", self.identity.pid, identity.pid),
             Err(message) => message,
         };
-        Err(Unreachable { place: self.place.clone(), message })
+        Err(Unreachable { location: self.location.clone(), message })
     }
 
     /// Returns a client of GitLab's step-runner service.

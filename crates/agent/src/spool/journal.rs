@@ -31,7 +31,7 @@ const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Line {
+enum JournalRecord {
     /// Boot ID that the following lines belong to.
     Boot(String),
     Started(Trail),
@@ -62,25 +62,25 @@ impl Journal {
     }
 
     pub(crate) fn boot(&self, boot: &str) -> io::Result<()> {
-        self.add(&Line::Boot(boot.to_owned()))
+        self.add(&JournalRecord::Boot(boot.to_owned()))
     }
 
-    pub(crate) fn started(&self, trail: &Trail) -> io::Result<()> {
-        self.add(&Line::Started(trail.clone()))
+    pub(crate) fn started(&self, process_records: &Trail) -> io::Result<()> {
+        self.add(&JournalRecord::Started(process_records.clone()))
     }
 
     pub(crate) fn user_code(&self) -> io::Result<()> {
-        self.add(&Line::UserCode)
+        self.add(&JournalRecord::UserCode)
     }
 
     /// Records the result. Can be repeated after an error, such as a full disk.
     pub(crate) fn result(&self, result: &JobResult) -> io::Result<()> {
         // Ends an incomplete line of an earlier attempt.
         (&self.0).write_all(b"\n")?;
-        self.add(&Line::Result(Box::new(result.clone())))
+        self.add(&JournalRecord::Result(Box::new(result.clone())))
     }
 
-    fn add(&self, line: &Line) -> io::Result<()> {
+    fn add(&self, line: &JournalRecord) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         (&self.0).write_all(&text)
@@ -89,20 +89,20 @@ impl Journal {
 
 /// Contents of a journal.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Past {
+pub(crate) struct JournalContents {
     /// The `Run` request. `None` means that it is incomplete, so it was never answered.
     pub(crate) request: Option<RunRequest>,
-    /// Boot ID that the trail belongs to. `None` means that nothing was started.
+    /// Boot ID that the process records belong to. `None` means that nothing was started.
     pub(crate) boot: Option<String>,
     /// Processes that were started since that boot.
-    pub(crate) trail: Vec<Trail>,
+    pub(crate) process_records: Vec<Trail>,
     /// Whether the user's own commands may have run.
     pub(crate) user_code: bool,
     /// Result of the job.
     pub(crate) result: Option<JobResult>,
 }
 
-impl Past {
+impl JournalContents {
     /// Reads the journal in the directory of a job. A missing journal has no contents.
     pub(super) fn read(dir: &Path) -> io::Result<Self> {
         read_if_there(&dir.join(JOURNAL))?.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal))
@@ -121,23 +121,24 @@ impl Past {
         else {
             return nothing;
         };
-        let mut past = Self { request: Some(RunRequest::decode(body).map_err(io::Error::other)?), ..Self::default() };
-        past.lines(lines);
-        Ok(past)
+        let mut contents =
+            Self { request: Some(RunRequest::decode(body).map_err(io::Error::other)?), ..Self::default() };
+        contents.lines(lines);
+        Ok(contents)
     }
 
     fn lines(&mut self, text: &[u8]) {
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice(line) {
-                Ok(Line::Boot(boot)) => {
+                Ok(JournalRecord::Boot(boot)) => {
                     if self.boot.as_ref().is_some_and(|known| *known != boot) {
-                        self.trail.clear();
+                        self.process_records.clear();
                     }
                     self.boot = Some(boot);
                 }
-                Ok(Line::Started(trail)) => self.trail.push(trail),
-                Ok(Line::Result(result)) => self.result = Some(*result),
-                Ok(Line::UserCode) | Err(_) => self.user_code = true,
+                Ok(JournalRecord::Started(process_records)) => self.process_records.push(process_records),
+                Ok(JournalRecord::Result(result)) => self.result = Some(*result),
+                Ok(JournalRecord::UserCode) | Err(_) => self.user_code = true,
             }
         }
     }

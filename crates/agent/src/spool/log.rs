@@ -12,10 +12,10 @@ use muster_builtins::trace::Sink;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::quota::Share;
+use super::quota::JobQuota;
 
 /// Maximum number of bytes of a chunk for a reader.
-const CHUNK: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 
 /// State of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,18 +32,18 @@ pub(crate) struct LogFile {
     progress: watch::Sender<Progress>,
     crc: Mutex<crc32fast::Hasher>,
     /// Part of the spool's quota that the job uses.
-    share: Share,
+    quota: JobQuota,
 }
 
 impl LogFile {
     /// Opens a log for reading and appending. Creates it if it does not exist.
-    pub(super) fn open(path: &Path, share: Share) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, quota: JobQuota) -> io::Result<Self> {
         let mut options = File::options();
         let mut file = muster_files::open_with(options.read(true).append(true).create(true).mode(0o600), path)?;
         let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
         // A new log is empty and needs only a small buffer.
-        let mut buffer = vec![0; if file.metadata()?.len() == 0 { 1 } else { CHUNK }];
+        let mut buffer = vec![0; if file.metadata()?.len() == 0 { 1 } else { CHUNK_BYTES }];
         loop {
             let length = file.read(&mut buffer)?;
             if length == 0 {
@@ -53,7 +53,7 @@ impl LogFile {
             bytes += length as u64;
         }
         let (progress, _) = watch::channel(Progress { bytes, closed: false });
-        Ok(Self { file, progress, crc: Mutex::new(crc), share })
+        Ok(Self { file, progress, crc: Mutex::new(crc), quota })
     }
 
     /// Returns the length in bytes.
@@ -67,7 +67,7 @@ impl LogFile {
     }
 
     /// Returns whether the log is empty or ends with a line break.
-    pub(crate) fn ends_a_line(&self) -> bool {
+    pub(crate) fn ends_with_line_break(&self) -> bool {
         let mut last = [b'\n'];
         match self.bytes() {
             0 => true,
@@ -82,7 +82,7 @@ impl LogFile {
 
     /// Appends bytes and wakes the readers. If only a part could be written, that part counts.
     pub(crate) fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        self.share.take(bytes.len() as u64)?;
+        self.quota.take(bytes.len() as u64)?;
         let mut rest = bytes;
         let mut result = Ok(());
         while !rest.is_empty() {
@@ -112,7 +112,7 @@ impl LogFile {
             loop {
                 let now = *progress.borrow_and_update();
                 if offset < now.bytes {
-                    let wanted = usize::try_from(now.bytes - offset).unwrap_or(CHUNK).min(CHUNK);
+                    let wanted = usize::try_from(now.bytes - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
                     let mut chunk = vec![0; wanted];
                     log.file.read_exact_at(&mut chunk, offset)?;
                     let next = offset + wanted as u64;

@@ -28,40 +28,40 @@ use muster_agent_api::step_runner::RunRequest;
 use prost::Message;
 use rustix::fs::FlockOperation;
 
-pub(crate) use journal::{Journal, Past};
+pub(crate) use journal::{Journal, JournalContents};
 pub(crate) use log::{LogFile, LogSink};
-use quota::{Quota, Share};
+use quota::{JobQuota, Quota};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
 /// Maximum length of the lock file that is read: a process ID and a word.
-const LOCK_BYTES: u64 = 64;
+const MAX_LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
 /// Files in the entry of a job.
 const FILES: [&str; 2] = [JOURNAL, LOG];
 /// Size of the space that is held back for results of running jobs when the disk becomes full.
-const RESERVE: usize = 128 * 1024;
+const RESERVE_BYTES: usize = 128 * 1024;
 /// Second line of an agent's lock file if the agent is shutting down.
-const ENDING: &str = "ending";
+const SHUTTING_DOWN: &str = "shutting down";
 /// Maximum length of a job's ID in bytes.
-const MAX_ID: usize = 128;
+const MAX_ID_BYTES: usize = 128;
 
 /// Reason why a spool cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// Another agent owns the spool.
-    #[error("another agent (process {pid}) uses the spool `{}`: stop it first, or give this one a spool of its own", path.display())]
-    Taken {
+    #[error("another agent (process {pid}) uses the spool {}; stop it, or use another spool", path.display())]
+    InUse {
         /// Process ID of the other agent.
         pid: String,
         /// Path of the spool.
         path: PathBuf,
         /// Whether the other agent is shutting down and accepts no more calls.
-        is_ending: bool,
+        is_shutting_down: bool,
     },
     /// A file or directory of the spool cannot be used.
-    #[error("cannot use the spool `{}`", path.display())]
+    #[error("failed to open the spool {}", path.display())]
     Io {
         /// Path of the spool.
         path: PathBuf,
@@ -91,30 +91,34 @@ impl Spool {
         let mut lock = muster_files::open_with(options, &root.join(LOCK)).map_err(|error| failed(error.into()))?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut text = String::new();
-            let _ = (&lock).take(LOCK_BYTES).read_to_string(&mut text);
+            let _ = (&lock).take(MAX_LOCK_BYTES).read_to_string(&mut text);
             let mut lines = text.lines();
             let pid = lines.next().unwrap_or_default().trim().to_owned();
-            return Err(SpoolError::Taken { pid, path: root.to_owned(), is_ending: lines.next() == Some(ENDING) });
+            return Err(SpoolError::InUse {
+                pid,
+                path: root.to_owned(),
+                is_shutting_down: lines.next() == Some(SHUTTING_DOWN),
+            });
         }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
         let recycler = Arc::new(Recycler::open(root.join(".free")).map_err(failed)?);
         let spool = Self { root: root.to_owned(), recycler, quota: Quota::new(limit), lock };
         for entry in spool.entries().map_err(failed)? {
-            entry.share.found(&entry.id, entry.bytes());
+            entry.job_quota.count_existing(&entry.id, entry.bytes());
         }
         spool.make_reserve();
         Ok(spool)
     }
 
     /// Marks the agent as shutting down, so that the next agent of this spool waits for its end.
-    pub(crate) fn say_ending(&self) {
-        if let Err(error) = writeln!(&self.lock, "{ENDING}") {
-            tracing::debug!(%error, "the next agent is not told that this one ends");
+    pub(crate) fn mark_shutting_down(&self) {
+        if let Err(error) = writeln!(&self.lock, "{SHUTTING_DOWN}") {
+            tracing::debug!(%error, "failed to mark the agent as shutting down");
         }
     }
 
     /// Returns whether the directory still exists. Another agent may have replaced it.
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         let id = |metadata: io::Result<fs::Metadata>| metadata.ok().map(|file| (file.dev(), file.ino()));
         let own = id(self.lock.metadata());
         own.is_some() && own == id(fs::metadata(self.root.join(LOCK)))
@@ -137,7 +141,7 @@ impl Spool {
     pub(crate) fn entry(&self, id: &str) -> Option<Entry> {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let good = !id.is_empty()
-            && id.len() <= MAX_ID
+            && id.len() <= MAX_ID_BYTES
             && id.chars().all(fits)
             && !id.starts_with('.')
             && !matches!(id, LOCK | "reserve");
@@ -146,7 +150,7 @@ impl Spool {
             dir: self.root.join(id),
             recycler: Arc::clone(&self.recycler),
             quota: Arc::clone(&self.quota),
-            share: self.quota.share(id),
+            job_quota: self.quota.job(id),
         })
     }
 
@@ -173,14 +177,14 @@ impl Spool {
     /// Reserves the space again if the disk has enough.
     pub(crate) fn make_reserve(&self) {
         let path = self.root.join("reserve");
-        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == RESERVE as u64) {
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == RESERVE_BYTES as u64) {
             return;
         }
         let made = remove_if_there(&path)
             .and_then(|()| File::options().write(true).create_new(true).mode(0o600).open(&path))
-            .and_then(|mut file| file.write_all(&vec![0; RESERVE]));
+            .and_then(|mut file| file.write_all(&vec![0; RESERVE_BYTES]));
         if let Err(error) = made {
-            tracing::warn!(%error, "no space can be held back for results");
+            tracing::warn!(%error, "failed to reserve space for results");
             let _ = fs::remove_file(&path);
         }
     }
@@ -193,7 +197,7 @@ pub(crate) struct Entry {
     dir: PathBuf,
     recycler: Arc<Recycler>,
     quota: Arc<Quota>,
-    share: Share,
+    job_quota: JobQuota,
 }
 
 impl Entry {
@@ -206,9 +210,9 @@ impl Entry {
                 Ok(()) => {}
             }
         }
-        self.share.found(&self.id, self.bytes());
+        self.job_quota.count_existing(&self.id, self.bytes());
         let made = self
-            .share
+            .job_quota
             .take(request.encoded_len() as u64)
             .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request));
         if made.is_err() {
@@ -224,12 +228,12 @@ impl Entry {
     }
 
     /// Reads the journal.
-    pub(crate) fn past(&self) -> io::Result<Past> {
-        Past::read(&self.dir)
+    pub(crate) fn read_journal(&self) -> io::Result<JournalContents> {
+        JournalContents::read(&self.dir)
     }
 
     pub(crate) fn log(&self) -> io::Result<LogFile> {
-        LogFile::open(&self.dir.join(LOG), self.share.clone())
+        LogFile::open(&self.dir.join(LOG), self.job_quota.clone())
     }
 
     /// Returns the time since the end of the job, or since the last change of the entry.
@@ -246,10 +250,10 @@ impl Entry {
         tokio::task::spawn_blocking(move || entry.remove()).await?
     }
 
-    /// Deletes the entry. Succeeds if there is none.
+    /// Deletes the entry. Also succeeds if it does not exist.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        self.recycler.give(&self.dir)?;
-        self.quota.give_back(&self.id);
+        self.recycler.put(&self.dir)?;
+        self.quota.release(&self.id);
         Ok(())
     }
 

@@ -10,55 +10,55 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 /// Bytes a job may write after it exceeds the quota, so that its log can say why it failed.
-const LAST_WORDS: u64 = 4096;
+const FINAL_MESSAGE_BYTES: u64 = 4096;
 
 /// Bytes of all jobs.
 #[derive(Debug)]
 pub(super) struct Quota {
     limit: u64,
     used: AtomicU64,
-    shares: Mutex<HashMap<String, Arc<Held>>>,
+    jobs: Mutex<HashMap<String, Arc<JobBytes>>>,
 }
 
 /// Bytes of one job.
 #[derive(Debug, Default)]
-struct Held {
+struct JobBytes {
     bytes: AtomicU64,
-    /// Remaining bytes of [`LAST_WORDS`]. `None` means that the job has not exceeded the quota.
-    last_words: Mutex<Option<u64>>,
+    /// Remaining bytes of [`FINAL_MESSAGE_BYTES`]. `None` means that the job has not exceeded the quota.
+    final_message_left: Mutex<Option<u64>>,
 }
 
 /// Part of the quota that one job uses.
 #[derive(Debug, Clone)]
-pub(super) struct Share {
+pub(super) struct JobQuota {
     quota: Arc<Quota>,
-    held: Arc<Held>,
+    job: Arc<JobBytes>,
 }
 
 impl Quota {
     pub(super) fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), shares: Mutex::default() })
+        Arc::new(Self { limit, used: AtomicU64::new(0), jobs: Mutex::default() })
     }
 
     /// Returns the part of a job. It is the same one until the job is deleted.
-    pub(super) fn share(self: &Arc<Self>, id: &str) -> Share {
-        let held = self.shares.lock().get(id).cloned().unwrap_or_default();
-        Share { quota: Arc::clone(self), held }
+    pub(super) fn job(self: &Arc<Self>, id: &str) -> JobQuota {
+        let job = self.jobs.lock().get(id).cloned().unwrap_or_default();
+        JobQuota { quota: Arc::clone(self), job }
     }
 
     /// Releases all bytes of a deleted job.
-    pub(super) fn give_back(&self, id: &str) {
-        if let Some(held) = self.shares.lock().remove(id) {
-            self.used.fetch_sub(held.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    pub(super) fn release(&self, id: &str) {
+        if let Some(job) = self.jobs.lock().remove(id) {
+            self.used.fetch_sub(job.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 }
 
-impl Share {
+impl JobQuota {
     /// Counts the existing files of a job, even beyond the limit, and registers this part for its ID.
-    pub(super) fn found(&self, id: &str, bytes: u64) {
-        self.quota.shares.lock().insert(id.to_owned(), Arc::clone(&self.held));
-        let before = self.held.bytes.swap(bytes, Ordering::Relaxed);
+    pub(super) fn count_existing(&self, id: &str, bytes: u64) {
+        self.quota.jobs.lock().insert(id.to_owned(), Arc::clone(&self.job));
+        let before = self.job.bytes.swap(bytes, Ordering::Relaxed);
         self.quota.used.fetch_add(bytes, Ordering::Relaxed);
         self.quota.used.fetch_sub(before, Ordering::Relaxed);
     }
@@ -69,23 +69,27 @@ impl Share {
     /// `QuotaExceeded` if the quota is used up.
     pub(super) fn take(&self, bytes: u64) -> io::Result<()> {
         let used = self.quota.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if used > self.quota.limit && !self.are_last_words(bytes) {
+        if used > self.quota.limit && !self.fits_final_message(bytes) {
             self.quota.used.fetch_sub(bytes, Ordering::Relaxed);
             let message = format!(
-                "the jobs whose logs are not uploaded yet may keep {} bytes here together, and do (MUSTER_SPOOL_LIMIT, in MiB)",
+                "the spool is full: all jobs may store {} bytes together until their logs are uploaded; raise MUSTER_SPOOL_LIMIT (in MiB)",
                 self.quota.limit
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
-        self.held.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.job.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    fn are_last_words(&self, bytes: u64) -> bool {
-        let mut left = self.held.last_words.lock();
-        let room = left.unwrap_or_default();
-        let fits = left.is_some() && bytes <= room;
-        *left = Some(left.map_or(LAST_WORDS, |room| if fits { room - bytes } else { room }));
+    fn fits_final_message(&self, bytes: u64) -> bool {
+        let mut left = self.job.final_message_left.lock();
+        let available = left.unwrap_or_default();
+        let fits = left.is_some() && bytes <= available;
+        *left = Some(match *left {
+            None => FINAL_MESSAGE_BYTES,
+            Some(_) if fits => available - bytes,
+            Some(_) => available,
+        });
         fits
     }
 }

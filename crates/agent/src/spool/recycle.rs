@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::FILES;
 
 /// Maximum number of directories that are kept.
-const KEPT: usize = 64;
+const MAX_CACHED_DIRS: usize = 64;
 
 /// Directories for reuse, in a separate directory.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Recycler {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<PathBuf>,
-    made: u64,
+    created: u64,
 }
 
 impl Recycler {
@@ -50,24 +50,24 @@ impl Recycler {
     }
 
     /// Takes a directory away from its job immediately. Succeeds if it does not exist.
-    pub(super) fn give(&self, dir: &Path) -> io::Result<()> {
-        let place = {
+    pub(super) fn put(&self, dir: &Path) -> io::Result<()> {
+        let target = {
             let mut state = self.state.lock();
-            state.made += 1;
-            self.root.join(state.made.to_string())
+            state.created += 1;
+            self.root.join(state.created.to_string())
         };
-        match fs::rename(dir, &place) {
+        match fs::rename(dir, &target) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
         // Secrets are deleted now, and not when the next job comes. If the job replaced a file by anything else, the directory is deleted.
-        let is_directory = fs::symlink_metadata(&place)?.is_dir();
-        let has_room = self.state.lock().free.len() < KEPT;
-        if is_directory && has_room && FILES.iter().all(|name| empty(&place.join(name)).is_ok()) {
-            self.state.lock().free.push(place);
+        let is_directory = fs::symlink_metadata(&target)?.is_dir();
+        let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;
+        if is_directory && is_below_limit && FILES.iter().all(|name| empty(&target.join(name)).is_ok()) {
+            self.state.lock().free.push(target);
             return Ok(());
         }
-        muster_files::remove_tree(&place)
+        muster_files::remove_tree(&target)
     }
 }
 
@@ -77,7 +77,7 @@ impl Recycler {
 fn empty(path: &Path) -> io::Result<()> {
     let file = muster_files::open_with(File::options().write(true), path)?;
     if file.metadata()?.nlink() != 1 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file has another name"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file has other hard links"));
     }
     file.set_len(0)
 }

@@ -23,23 +23,26 @@ fn result() -> JobResult {
 }
 
 #[test]
-fn an_entry_comes_back_as_it_was_written() {
+fn entry_is_read_as_it_was_written() {
     let dir = tempfile::tempdir().unwrap();
     let spool = Spool::open(dir.path(), u64::MAX).unwrap();
     let entry = spool.entry("7-1").unwrap();
     let request = RunRequest { id: "7-1".to_owned(), steps: "{}".to_owned(), ..RunRequest::default() };
     let journal = entry.create(&request).unwrap();
-    let past = Past { request: Some(request), ..Past::default() };
-    assert_eq!(entry.past().unwrap(), past);
+    let contents = JournalContents { request: Some(request), ..JournalContents::default() };
+    assert_eq!(entry.read_journal().unwrap(), contents);
     journal.result(&result()).unwrap();
-    assert_eq!(spool.entries().unwrap()[0].past().unwrap(), Past { result: Some(result()), ..past });
+    assert_eq!(
+        spool.entries().unwrap()[0].read_journal().unwrap(),
+        JournalContents { result: Some(result()), ..contents }
+    );
     entry.remove().unwrap();
     entry.remove().unwrap();
     assert!(spool.entries().unwrap().is_empty());
 }
 
 #[test]
-fn the_place_of_a_job_that_is_over_holds_nothing_of_it_and_serves_the_next() {
+fn recycled_directory_is_empty_and_reused() {
     let dir = tempfile::tempdir().unwrap();
     let spool = Spool::open(dir.path(), u64::MAX).unwrap();
     let request = |id: &str| RunRequest { id: id.to_owned(), steps: "secret".to_owned(), ..RunRequest::default() };
@@ -59,7 +62,10 @@ fn the_place_of_a_job_that_is_over_holds_nothing_of_it_and_serves_the_next() {
         let journal = entry.create(&request(id)).unwrap();
         entry.log().unwrap().append(format!("log of {id}").as_bytes()).unwrap();
         journal.user_code().unwrap();
-        assert_eq!(entry.past().unwrap(), Past { request: Some(request(id)), user_code: true, ..Past::default() });
+        assert_eq!(
+            entry.read_journal().unwrap(),
+            JournalContents { request: Some(request(id)), user_code: true, ..JournalContents::default() }
+        );
         assert_eq!(entry.log().unwrap().bytes(), 10);
         seen.push(inodes());
         entry.remove().unwrap();
@@ -72,7 +78,7 @@ fn the_place_of_a_job_that_is_over_holds_nothing_of_it_and_serves_the_next() {
 type Put<'a> = &'a dyn Fn(&Path);
 
 #[test]
-fn a_job_that_replaces_files_of_its_place_stops_nobody_and_nothing_else_is_emptied() {
+fn replaced_files_are_not_emptied_or_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("spool");
     let spool = Spool::open(&root, u64::MAX).unwrap();
@@ -120,7 +126,7 @@ fn walkdir(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_run_said_again_after_nothing_was_started_keeps_the_log() {
+fn repeated_run_keeps_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let spool = Spool::open(dir.path(), u64::MAX).unwrap();
     let entry = spool.entry("7-1").unwrap();
@@ -130,7 +136,10 @@ fn a_run_said_again_after_nothing_was_started_keeps_the_log() {
     spool.entry("8-1").unwrap().create(&request("other")).unwrap();
     spool.entry("8-1").unwrap().remove().unwrap();
     entry.create(&request("second")).unwrap();
-    assert_eq!(entry.past().unwrap(), Past { request: Some(request("second")), ..Past::default() });
+    assert_eq!(
+        entry.read_journal().unwrap(),
+        JournalContents { request: Some(request("second")), ..JournalContents::default() }
+    );
     assert_eq!(entry.log().unwrap().bytes(), 11);
 }
 
@@ -160,30 +169,30 @@ const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
     {\"result\":{\"outcome\":{\"state\":\"success\"},\"message\":\"\",\"log_bytes\":3,\"log_crc32\":4,\
     \"tree\":{\"name\":\"job\",\"status\":\"success\",\"started_ms\":1,\"duration_ms\":2}}}\n";
 
-fn sample(bytes: &[u8]) -> io::Result<Past> {
+fn sample(bytes: &[u8]) -> io::Result<JournalContents> {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("journal"), bytes).unwrap();
-    Past::read(dir.path())
+    JournalContents::read(dir.path())
 }
 
-fn trail() -> Vec<Trail> {
+fn process_records() -> Vec<Trail> {
     vec![Trail::Job { mark: "7-1/ab".to_owned(), cgroup: None }, Trail::Leader { pid: 12, start_ticks: 34 }]
 }
 
 #[test]
-fn a_kept_sample_of_version_2_is_read() {
+fn journal_sample_of_version_2_is_read() {
     let request = Some(RunRequest { id: "7-1".to_owned(), ..RunRequest::default() });
     let boot = Some("one".to_owned());
     assert_eq!(
         sample(SAMPLE).unwrap(),
-        Past { request, boot, trail: trail(), user_code: true, result: Some(result()) }
+        JournalContents { request, boot, process_records: process_records(), user_code: true, result: Some(result()) }
     );
     let error = sample(b"muster job 3 5\n").unwrap_err();
     assert!(error.to_string().contains("`muster job 3 5` is not a journal of this version"), "{error}");
 }
 
 #[test]
-fn what_an_earlier_start_of_the_system_ran_is_not_in_the_trail() {
+fn process_records_of_an_earlier_boot_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let leader = |pid| Trail::Leader { pid, start_ticks: 1 };
     let journal = Journal::create(&dir.path().join("journal"), &RunRequest::default()).unwrap();
@@ -191,23 +200,29 @@ fn what_an_earlier_start_of_the_system_ran_is_not_in_the_trail() {
         journal.boot(boot).unwrap();
         journal.started(&leader(pid)).unwrap();
     }
-    let past = Past::read(dir.path()).unwrap();
-    assert_eq!((past.boot.as_deref(), past.trail, past.user_code), (Some("two"), vec![leader(8)], false));
+    let contents = JournalContents::read(dir.path()).unwrap();
+    assert_eq!(
+        (contents.boot.as_deref(), contents.process_records, contents.user_code),
+        (Some("two"), vec![leader(8)], false)
+    );
 }
 
 #[test]
-fn a_journal_that_was_cut_off_anywhere_is_no_request_or_no_result_and_may_have_run() {
+fn truncated_journal_has_no_result_and_may_have_run() {
     let lines: Vec<usize> = (0..SAMPLE.len()).filter(|at| SAMPLE[*at] == b'\n').map(|at| at + 1).collect();
     for length in 0..SAMPLE.len() {
-        let past = sample(&SAMPLE[..length]).unwrap();
+        let contents = sample(&SAMPLE[..length]).unwrap();
         let head = "muster job 1 5\n".len() + 5;
-        assert_eq!(past.request.is_some(), length > head, "{length}");
+        assert_eq!(contents.request.is_some(), length > head, "{length}");
         // The last byte of a line is the line break, which may be missing.
         let whole = lines.contains(&length) || lines.contains(&(length + 1));
-        assert!(whole || length <= head || past.user_code, "{length}: a torn line may have said anything: {past:?}");
-        assert_eq!(past.result.is_some(), length == SAMPLE.len() - 1, "{length}");
+        assert!(
+            whole || length <= head || contents.user_code,
+            "{length}: a torn line may have said anything: {contents:?}"
+        );
+        assert_eq!(contents.result.is_some(), length == SAMPLE.len() - 1, "{length}");
     }
-    assert_eq!(Past::read(Path::new("/no/job")).unwrap(), Past::default());
+    assert_eq!(JournalContents::read(Path::new("/no/job")).unwrap(), JournalContents::default());
 }
 
 #[test]
@@ -218,11 +233,11 @@ fn a_result_that_follows_a_torn_line_counts() {
     let mut torn = File::options().append(true).open(&path).unwrap();
     torn.write_all(b"{\"result\":{\"outc").unwrap();
     journal.result(&result()).unwrap();
-    assert_eq!(Past::read(dir.path()).unwrap().result, Some(result()));
+    assert_eq!(JournalContents::read(dir.path()).unwrap().result, Some(result()));
 }
 
 #[test]
-fn all_jobs_together_have_a_limit_which_last_words_may_pass_and_a_closed_job_gives_back() {
+fn quota_covers_all_jobs_except_final_messages() {
     let dir = tempfile::tempdir().unwrap();
     let request = |id: &str| RunRequest { id: id.to_owned(), ..RunRequest::default() };
     let spool = Spool::open(dir.path(), 10_000).unwrap();
@@ -234,9 +249,7 @@ fn all_jobs_together_have_a_limit_which_last_words_may_pass_and_a_closed_job_giv
     log.append(&[b'x'; 3900]).unwrap();
     let error = log.append(&[b'x'; 200]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
-    assert!(
-        error.to_string().contains("10000 bytes here together") && error.to_string().contains("MUSTER_SPOOL_LIMIT")
-    );
+    assert!(error.to_string().contains("10000 bytes together") && error.to_string().contains("MUSTER_SPOOL_LIMIT"));
     log.append(&[b'x'; 200]).unwrap();
     log.append(&[b'x'; 4000]).unwrap_err();
     let three = spool.entry("3-1").unwrap();
@@ -264,7 +277,7 @@ async fn read_all(log: Arc<LogFile>, offset: u64) -> io::Result<Vec<u8>> {
 #[tokio::test]
 async fn readers_start_anywhere_and_end_with_the_log() {
     let dir = tempfile::tempdir().unwrap();
-    let log = Arc::new(LogFile::open(&dir.path().join("log"), Quota::new(u64::MAX).share("7-1")).unwrap());
+    let log = Arc::new(LogFile::open(&dir.path().join("log"), Quota::new(u64::MAX).job("7-1")).unwrap());
     log.append(b"hello ").unwrap();
     let readers: Vec<_> = [0, 3, 6, 100].map(|offset| tokio::spawn(read_all(Arc::clone(&log), offset))).into();
     log.append(b"world\n").unwrap();
@@ -272,6 +285,6 @@ async fn readers_start_anywhere_and_end_with_the_log() {
     for (reader, expected) in readers.into_iter().zip(["hello world\n", "lo world\n", "world\n", ""]) {
         assert_eq!(reader.await.unwrap().unwrap(), expected.as_bytes());
     }
-    let again = LogFile::open(&dir.path().join("log"), Quota::new(u64::MAX).share("7-1")).unwrap();
-    assert_eq!((again.bytes(), again.crc32(), again.ends_a_line()), (12, log.crc32(), true));
+    let again = LogFile::open(&dir.path().join("log"), Quota::new(u64::MAX).job("7-1")).unwrap();
+    assert_eq!((again.bytes(), again.crc32(), again.ends_with_line_break()), (12, log.crc32(), true));
 }

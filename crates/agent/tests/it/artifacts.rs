@@ -58,7 +58,7 @@ const MAKE: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.
                     printf '#!/bin/sh\\necho ran' > out/run; chmod 755 out/run; export NAME=x; echo NAME=x >> $GITLAB_ENV";
 
 #[tokio::test]
-async fn an_archive_goes_up_and_comes_down_in_another_job() {
+async fn archive_is_uploaded_and_downloaded_by_another_job() {
     let (coordinator, served) = coordinator().await;
     coordinator.fail(Exchange::UploadArtifact, [Fault::FailBefore]);
     let mut agent = Agent::start().await;
@@ -82,7 +82,7 @@ async fn an_archive_goes_up_and_comes_down_in_another_job() {
 }
 
 #[tokio::test]
-async fn a_statement_of_provenance_goes_up_with_the_files() {
+async fn provenance_statement_is_uploaded_with_the_files() {
     let (coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let origin = ProvenanceInfo {
@@ -133,7 +133,7 @@ async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
 
 /// The archive would contain an entry with another name, or one entry for two files.
 #[tokio::test]
-async fn a_name_that_no_zip_can_hold_fails_the_upload_and_says_what_to_do() {
+async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     let (coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let archive =
@@ -154,7 +154,7 @@ async fn a_name_that_no_zip_can_hold_fails_the_upload_and_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn artifacts_that_cannot_be_had_fail_the_job_before_its_script() {
+async fn missing_artifacts_fail_the_job_before_its_script() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![download("wrong"), script(&["echo never"]), after_script(&["echo never"])]);
@@ -167,7 +167,7 @@ async fn artifacts_that_cannot_be_had_fail_the_job_before_its_script() {
 }
 
 #[tokio::test]
-async fn nothing_to_upload_is_told_and_is_no_failure() {
+async fn upload_without_files_is_a_warning() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let plan = to(&served, agent.plan(vec![script(&["true"]), upload(archive())]));
@@ -177,7 +177,7 @@ async fn nothing_to_upload_is_told_and_is_no_failure() {
 }
 
 #[tokio::test]
-async fn untracked_files_are_those_that_git_lists_whatever_it_says_on_the_side() {
+async fn untracked_files_are_listed_despite_git_warnings() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let untracked = ArtifactsUpload { untracked: true, paths: Vec::new(), ..archive() };
@@ -191,7 +191,7 @@ async fn untracked_files_are_those_that_git_lists_whatever_it_says_on_the_side()
 
 /// Common links: one to a directory of the project, and one that leads out of it. Neither is followed.
 #[tokio::test]
-async fn a_link_that_is_named_comes_back_as_a_link_and_nothing_from_outside_goes_along() {
+async fn links_are_uploaded_as_links_without_their_targets() {
     let (coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let outside = agent.dir.path().join("outside");
@@ -216,7 +216,7 @@ async fn a_link_that_is_named_comes_back_as_a_link_and_nothing_from_outside_goes
 }
 
 #[tokio::test]
-async fn an_artifact_that_meets_a_directory_of_the_checkout_is_a_warning() {
+async fn artifact_over_a_directory_is_a_warning() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let paths = ["d1", "site", "other"].map(str::to_owned).into();

@@ -79,7 +79,7 @@ async fn a_cache_is_saved_and_restored() {
 }
 
 #[tokio::test]
-async fn the_first_fallback_that_is_there_is_taken() {
+async fn first_existing_fallback_key_is_restored() {
     let mut agent = Agent::start().await;
     kept(&mut agent, "main", "from-main").await;
     let fallback = vec!["gone".to_owned(), "main".to_owned()];
@@ -95,7 +95,7 @@ async fn the_first_fallback_that_is_there_is_taken() {
 }
 
 #[tokio::test]
-async fn a_cache_under_the_other_form_of_its_key_is_found_and_taken_over() {
+async fn cache_under_the_alternate_key_is_restored() {
     let mut agent = Agent::start().await;
     kept(&mut agent, "plain", "old").await;
     let hashed = CacheEntry { alternate: "plain".to_owned(), ..entry(&agent, "0123abcd") };
@@ -106,7 +106,7 @@ async fn a_cache_under_the_other_form_of_its_key_is_found_and_taken_over() {
 }
 
 #[tokio::test]
-async fn a_broken_archive_is_a_warning_and_leaves_nothing_where_that_is_wanted() {
+async fn broken_archive_is_a_warning_and_is_cleaned_up() {
     let mut agent = Agent::start().await;
     kept(&mut agent, "main", "content").await;
     let mut bytes = fs::read(archive(&agent, "main")).unwrap();
@@ -126,7 +126,7 @@ async fn a_broken_archive_is_a_warning_and_leaves_nothing_where_that_is_wanted()
 }
 
 #[tokio::test]
-async fn no_key_leads_out_of_the_cache_directory_and_an_empty_one_is_told() {
+async fn cache_key_cannot_leave_the_cache_directory() {
     let mut agent = Agent::start().await;
     let make = script(&["mkdir -p vendor; touch vendor/lib"]);
     for key in ["../outside", "/outside", ""] {

@@ -56,7 +56,7 @@ fn local(repository: &Path, sha: &str) -> Checkout {
 }
 
 #[tokio::test]
-async fn a_local_commit_is_copied_clean_for_every_job() {
+async fn local_commit_is_copied_clean_for_every_job() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let look = "git status --porcelain; ./link; git log --format=%s; git describe --tags; cat .git/config";
@@ -76,7 +76,7 @@ async fn a_local_commit_is_copied_clean_for_every_job() {
 }
 
 #[tokio::test]
-async fn a_commit_is_fetched_over_a_url_and_again_into_the_same_place() {
+async fn commit_is_fetched_by_url_into_an_existing_checkout() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let checkout = Checkout {
@@ -104,7 +104,7 @@ async fn a_commit_is_fetched_over_a_url_and_again_into_the_same_place() {
 }
 
 #[tokio::test]
-async fn a_commit_that_does_not_exist_fails_the_job_before_the_script() {
+async fn missing_commit_fails_the_job_before_the_script() {
     let mut agent = Agent::start().await;
     let (bare, _) = repository(agent.dir.path());
     let missing = "0123456789012345678901234567890123456789";

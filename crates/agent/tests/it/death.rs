@@ -10,6 +10,7 @@ use muster_job::TerminationCause;
 
 use muster_agent::Options;
 use muster_steps::process::Containment;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::*;
 
@@ -17,25 +18,35 @@ use crate::harness::*;
 const NO_CGROUPS: &str = "AGENT_PROCESS_NO_CGROUPS";
 /// Environment variable with the directory of the agent that the process should run; see [`spawn_agent`].
 pub(crate) const PROCESS: &str = "AGENT_PROCESS_DIR";
+/// Socket in the agent's directory to which its process connects when it accepts calls.
+const READY: &str = "ready";
 /// Name of the test that runs an agent if [`PROCESS`] is set.
-pub(crate) const AGENT_TEST: &str = "death::a_finished_job_is_served_by_the_next_agent_as_it_was";
+pub(crate) const AGENT_TEST: &str = "death::next_agent_serves_a_finished_job_unchanged";
 
 /// Starts this test program again, as an agent in `dir`.
 fn spawn_agent(dir: &Path) -> Child {
     spawn_agent_with(dir, Containment::default())
 }
 
+/// Starts an agent in a separate process, and waits until it accepts calls.
 pub(crate) fn spawn_agent_with(dir: &Path, containment: Containment) -> Child {
+    let socket = dir.join(READY);
+    let _ = std::fs::remove_file(&socket);
+    let ready = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([AGENT_TEST, "--exact", "--nocapture"]).env(PROCESS, dir);
     if containment == Containment::Descent {
         command.env(NO_CGROUPS, "1");
     }
-    command.spawn().unwrap()
+    let process = command.spawn().unwrap();
+    let timeout = Timespec { tv_sec: i64::try_from(PATIENCE.as_secs()).unwrap(), tv_nsec: 0 };
+    let events = poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&timeout)).unwrap();
+    assert_eq!(events, 1, "the agent's process does not serve");
+    process
 }
 
 #[tokio::test]
-async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_of_it() {
+async fn killed_agent_fails_its_running_job_and_ends_processes() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent(dir.path());
     let mut agent = Agent::attach(dir).await;
@@ -54,7 +65,10 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
     let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
     assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::EnvironmentLost)));
     let log = agent.log("1-1").await;
-    assert!(log.starts_with(&seen) && log.contains("ERROR: Job failed (system failure): the agent was ended"), "{log}");
+    assert!(
+        log.starts_with(&seen) && log.contains("ERROR: Job failed (system failure): the agent was killed"),
+        "{log}"
+    );
     assert_eq!(result.log_bytes, log.len() as u64);
     for pid in std::fs::read_to_string(&pids).unwrap().lines() {
         assert!(!is_running(pid), "process {pid} is left");
@@ -62,9 +76,9 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
 }
 
 #[tokio::test]
-async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone() {
+async fn reboot_fails_the_job_and_spares_new_processes() {
     // In this process, agents of other tests would adopt the remaining process and end it.
-    if !alone("death::a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone") {
+    if !alone("death::reboot_fails_the_job_and_spares_new_processes") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -93,11 +107,17 @@ async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start
 }
 
 #[tokio::test]
-async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
+async fn next_agent_serves_a_finished_job_unchanged() {
     if let Some(dir) = std::env::var_os(PROCESS) {
         let no_cgroups = std::env::var_os(NO_CGROUPS).is_some();
         let containment = if no_cgroups { Containment::Descent } else { Containment::default() };
-        return muster_agent::serve(Options { containment, ..options(Path::new(&dir)) }).await.unwrap();
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let options = Options { containment, ready: Some(ready), ..options(Path::new(&dir)) };
+        let served = tokio::spawn(muster_agent::serve(options));
+        is_ready.await.unwrap();
+        // A test that started this process by another way does not listen.
+        let _ = std::os::unix::net::UnixStream::connect(Path::new(&dir).join(READY));
+        return served.await.unwrap().unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent(dir.path());
@@ -115,7 +135,7 @@ async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_copy_of_the_lock_that_a_killed_agents_child_still_has_is_waited_for() {
+async fn agent_waits_for_a_leftover_copy_of_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options(dir.path());
     std::fs::create_dir_all(&options.spool).unwrap();
@@ -134,7 +154,7 @@ async fn a_copy_of_the_lock_that_a_killed_agents_child_still_has_is_waited_for()
 }
 
 #[tokio::test]
-async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
+async fn job_before_its_first_command_can_run_again() {
     let dir = tempfile::tempdir().unwrap();
     let (upstream, sha) = crate::checkout::repository(dir.path());
     let mut process = spawn_agent(dir.path());
@@ -173,7 +193,9 @@ async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
     agent.run("1-1", &plan, &variables).await;
     let log = agent.log("1-1").await;
     assert!(
-        log.starts_with(&seen) && log.contains("the job; it starts again") && log.ends_with("Job succeeded\x1b[0;m\n"),
+        log.starts_with(&seen)
+            && log.contains("the job, so the job starts again")
+            && log.ends_with("Job succeeded\x1b[0;m\n"),
         "{log}"
     );
     assert_eq!(std::fs::read_to_string(mark).unwrap(), "once\n");
@@ -181,7 +203,7 @@ async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
 }
 
 #[tokio::test]
-async fn a_second_agent_is_told_who_is_first() {
+async fn second_agent_error_names_pid_of_first() {
     let agent = Agent::start().await;
     let pid = std::process::id().to_string();
     let same_spool = muster_agent::serve(options(agent.dir.path())).await.unwrap_err();
@@ -193,7 +215,7 @@ async fn a_second_agent_is_told_who_is_first() {
 }
 
 #[tokio::test]
-async fn a_job_that_fills_the_spool_fails_by_name_and_the_others_go_on() {
+async fn job_that_fills_the_spool_fails_alone() {
     let dir = Agent::start().await.stop().await;
     let small = muster_agent::Options { spool_limit: 100_000, ..options(dir.path()) };
     let mut agent = Agent::start_with(small, dir).await;
@@ -204,9 +226,9 @@ async fn a_job_that_fills_the_spool_fails_by_name_and_the_others_go_on() {
     assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::ResourceExhausted)));
     let log = agent.log("1-1").await;
     let end = &log[log.len().saturating_sub(600)..];
-    assert!(end.contains("may keep 100000 bytes here together") && end.contains("MUSTER_SPOOL_LIMIT"), "{end}");
+    assert!(end.contains("store 100000 bytes together") && end.contains("MUSTER_SPOOL_LIMIT"), "{end}");
     assert!(end.contains("ERROR: Job failed (system failure): no space left for the job's log"), "{end}");
     agent.close("1-1").await;
-    let (log, result) = agent.complete(&agent.plan(vec![script(&["echo room again"])])).await;
-    assert!(result.outcome == Outcome::Success && log.contains("room again"), "{log}");
+    let (log, result) = agent.complete(&agent.plan(vec![script(&["echo space again"])])).await;
+    assert!(result.outcome == Outcome::Success && log.contains("space again"), "{log}");
 }

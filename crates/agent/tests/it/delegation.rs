@@ -67,7 +67,7 @@ fn plan(agent: &Agent, inner: &Inner, steps: Vec<Step>) -> JobPlan {
 }
 
 #[tokio::test]
-async fn steps_at_a_second_agent_have_their_own_place_and_one_log_and_tree_with_the_others() {
+async fn delegated_steps_share_log_and_result_tree() {
     let mut agent = Agent::start().await;
     let inner = Inner::below(&agent);
     let steps = vec![
@@ -94,7 +94,7 @@ async fn steps_at_a_second_agent_have_their_own_place_and_one_log_and_tree_with_
 }
 
 #[tokio::test]
-async fn a_cancel_reaches_the_script_at_the_second_agent_and_leaves_time_for_what_follows_it_there() {
+async fn cancel_reaches_a_delegated_script_and_its_after_script() {
     let mut agent = Agent::start().await;
     let inner = Inner::below(&agent);
     let steps = vec![script(&[TELL]), after_script(&["echo \"inside it was $CI_JOB_STATUS\""])];
@@ -109,7 +109,7 @@ async fn a_cancel_reaches_the_script_at_the_second_agent_and_leaves_time_for_wha
 }
 
 #[tokio::test]
-async fn a_timeout_and_a_close_end_the_steps_at_the_second_agent() {
+async fn timeout_and_close_end_delegated_steps() {
     for closes in [false, true] {
         let mut agent = Agent::start().await;
         let inner = Inner::below(&agent);
@@ -131,7 +131,7 @@ async fn a_timeout_and_a_close_end_the_steps_at_the_second_agent() {
 }
 
 #[tokio::test]
-async fn a_second_agent_that_is_killed_fails_its_step_by_name_and_nothing_of_it_is_left() {
+async fn killed_second_agent_fails_its_step() {
     // The first agent runs in a separate process, because it ends leftovers of the second one only while no other job runs.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
@@ -150,7 +150,7 @@ async fn a_second_agent_that_is_killed_fails_its_step_by_name_and_nothing_of_it_
 }
 
 #[tokio::test]
-async fn a_second_agent_that_is_frozen_fails_its_step_in_bounded_time() {
+async fn frozen_second_agent_fails_its_step_in_time() {
     let mut agent = Agent::start().await;
     let inner = Inner::below(&agent);
     let plan = plan(&agent, &inner, vec![script(&[TELL])]);
@@ -163,7 +163,7 @@ async fn a_second_agent_that_is_frozen_fails_its_step_in_bounded_time() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_is_opened_again_and_the_log_has_each_byte_once() {
+async fn cut_connection_is_reopened_without_duplicate_log() {
     let mut agent = Agent::start().await;
     let mut inner = Inner::below(&agent);
     let real = std::mem::replace(&mut inner.socket, inner.dir.join("between.sock"));
@@ -202,7 +202,7 @@ async fn a_connection_that_is_cut_is_opened_again_and_the_log_has_each_byte_once
 }
 
 #[tokio::test]
-async fn an_outer_agent_that_is_killed_takes_the_second_one_with_it_when_it_is_back() {
+async fn restarted_outer_agent_ends_the_second_agent() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;

@@ -50,7 +50,7 @@ async fn cancel_before_the_script_ends_the_job() {
 }
 
 #[tokio::test]
-async fn c197_a_job_timeout_ends_all_but_cleaning_up() {
+async fn c197_job_timeout_runs_cleanup_steps_only() {
     let mut agent = Agent::start().await;
     let upload = step("upload", When::Always, script(&["echo never"]).call);
     let mut plan = agent.plan(vec![script(&["sleep 60"]), after_script(&["echo never"]), upload]);
@@ -77,7 +77,7 @@ async fn a_script_timeout_leaves_time_for_after_script() {
 }
 
 #[tokio::test]
-async fn after_script_has_a_limit_of_its_own() {
+async fn after_script_has_a_separate_timeout() {
     let mut agent = Agent::start().await;
     let mut slow = after_script(&["sleep 60"]);
     slow.policy.timeout_ms = 200;
@@ -141,7 +141,7 @@ async fn an_agent_ends_with_the_process_that_it_serves() {
     let dir = tempfile::tempdir().unwrap();
     let mut served = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let mut options = options(dir.path());
-    options.until_pid = Some(i32::try_from(served.id()).unwrap());
+    options.exit_with_pid = Some(i32::try_from(served.id()).unwrap());
     let agent = Agent::start_with(options, dir).await;
     served.kill().unwrap();
     served.wait().unwrap();
@@ -197,16 +197,33 @@ impl Alone {
     }
 }
 
-/// Resolution of the start times of processes in `/proc`.
-const TICK: std::time::Duration = std::time::Duration::from_millis(10);
+/// Returns the start time of a process, in clock ticks since boot.
+fn start_ticks(pid: &str) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The name is in parentheses; the start time is the 20th field after it.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    fields.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
+/// Starts processes until one of them has a later start time than the process `pid`.
+fn wait_for_next_tick(pid: &str) {
+    let started = start_ticks(pid);
+    let is_later = || {
+        let mut process = std::process::Command::new("true").spawn().unwrap();
+        let ticks = start_ticks(&process.id().to_string());
+        process.wait().unwrap();
+        ticks > started
+    };
+    while !is_later() {}
+}
 
 #[tokio::test]
-async fn without_cgroups_a_process_that_hides_ends_with_the_jobs_that_ran_when_it_started() {
+async fn hidden_process_ends_with_concurrent_jobs_without_cgroups() {
     let mut alone = Alone::start(Containment::Descent).await;
     alone.wait_in("before-1").await;
     let (hidden, _) = alone.hide("2-1").await;
-    // A job that starts in the same tick as the process counts as running at that time, so wait for the next tick.
-    tokio::time::sleep(2 * TICK).await;
+    // A job that starts in the same tick as the process would count as running at that time.
+    wait_for_next_tick(&hidden);
     alone.wait_in("after-1").await;
     alone.let_go("before-1").await;
     assert!(!is_running(&hidden), "process {hidden} is left");
@@ -215,7 +232,7 @@ async fn without_cgroups_a_process_that_hides_ends_with_the_jobs_that_ran_when_i
 }
 
 #[tokio::test]
-async fn by_default_a_process_that_hides_ends_with_its_job() {
+async fn hidden_process_ends_with_its_job_in_a_cgroup() {
     let mut alone = Alone::start(Containment::default()).await;
     alone.wait_in("before-1").await;
     let (hidden, log) = alone.hide("2-1").await;

@@ -35,14 +35,14 @@ pub(crate) fn options(dir: &Path) -> Options {
     Options {
         socket: dir.join("s/agent.sock"),
         spool: dir.join("spool"),
-        until_pid: None,
+        exit_with_pid: None,
         ready: None,
         retention: Duration::from_secs(3600),
         spool_limit: 1 << 30,
         boot_id: "first".to_owned(),
         containment: Containment::default(),
-        job_open_files: None,
-        idle_limit: None,
+        job_nofile_limit: None,
+        idle_timeout: None,
         shutdown: CancellationToken::new(),
     }
 }
@@ -97,16 +97,9 @@ impl Agent {
         tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
     }
 
-    /// Connects to the agent that another process runs in `dir`, as soon as it accepts calls.
+    /// Connects to an agent in `dir` that accepts calls already.
     pub(crate) async fn attach(dir: TempDir) -> Self {
-        let options = options(dir.path());
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while std::os::unix::net::UnixStream::connect(&options.socket).is_err() {
-            assert!(tokio::time::Instant::now() < deadline, "the agent's process serves");
-            // The process does not report that it serves, so there is no event to wait for.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        let channel = connect(options.socket).await;
+        let channel = connect(options(dir.path()).socket).await;
         let steps = StepRunnerClient::new(channel.clone());
         let task = tokio::spawn(async { Ok(()) });
         Self { dir, shutdown: CancellationToken::new(), task, steps, extension: AgentClient::new(channel) }

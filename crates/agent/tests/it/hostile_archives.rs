@@ -65,7 +65,7 @@ fn to(served: &Served, plan: JobPlan) -> JobPlan {
 }
 
 #[tokio::test]
-async fn an_artifact_with_an_entry_below_a_link_changes_nothing_outside_of_the_project() {
+async fn artifact_entry_below_a_link_stays_in_the_project() {
     let coordinator = std::sync::Arc::new(MemoryCoordinator::default());
     coordinator.enqueue(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
     coordinator.set_status(JOB, JobStatus::Running);
@@ -98,7 +98,7 @@ async fn an_artifact_with_an_entry_below_a_link_changes_nothing_outside_of_the_p
 }
 
 #[tokio::test]
-async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_before_left() {
+async fn cache_links_cannot_lead_outside_the_project() {
     let mut agent = Agent::start().await;
     let elsewhere = elsewhere(&agent);
     let cache_dir = agent.dir.path().join("cache");
@@ -129,7 +129,7 @@ async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_bef
 }
 
 #[tokio::test]
-async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_elsewhere() {
+async fn link_above_the_project_is_not_followed() {
     let mut agent = Agent::start().await;
     let elsewhere = elsewhere(&agent);
     let cache_dir = agent.dir.path().join("cache");
@@ -155,7 +155,7 @@ async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_else
 
 /// Regression test for links of an earlier job: above the project, and in place of the project's directory.
 #[tokio::test]
-async fn no_checkout_follows_a_link_that_a_job_before_made() {
+async fn checkout_does_not_follow_links_of_earlier_jobs() {
     let mut agent = Agent::start().await;
     let elsewhere = elsewhere(&agent);
     let (group, link) = (agent.dir.path().join("group"), agent.dir.path().join("builds/link"));
@@ -195,7 +195,7 @@ async fn no_checkout_follows_a_link_that_a_job_before_made() {
 }
 
 #[tokio::test]
-async fn a_cache_that_unpacks_to_too_much_names_the_limit_and_the_key_that_raises_it() {
+async fn oversized_cache_error_names_the_limit_and_its_key() {
     let mut agent = Agent::start().await;
     let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
     let paths = vec!["vendor/".to_owned()];

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Starts an agent that ends after it was idle for [`LIMIT`].
 async fn agent() -> Agent {
     let dir = tempfile::tempdir().unwrap();
-    let options = Options { idle_limit: Some(LIMIT), ..options(dir.path()) };
+    let options = Options { idle_timeout: Some(LIMIT), ..options(dir.path()) };
     Agent::start_with(options, dir).await
 }
 
@@ -43,7 +43,7 @@ async fn ended(task: JoinHandle<Result<(), ServeError>>) {
 }
 
 #[tokio::test]
-async fn an_agent_that_nobody_needs_ends_by_itself_and_the_next_one_starts_in_its_place() {
+async fn idle_agent_ends_and_a_new_one_can_start() {
     let mut agent = agent().await;
     let plan = agent.plan(vec![script(&["echo once"])]);
     agent.complete(&plan).await;
@@ -60,7 +60,7 @@ async fn an_agent_that_nobody_needs_ends_by_itself_and_the_next_one_starts_in_it
 }
 
 #[tokio::test]
-async fn an_agent_with_a_job_stays_until_the_job_is_fetched_and_closed() {
+async fn agent_with_a_job_runs_until_the_job_is_closed() {
     let mut agent = agent().await;
     let go = agent.dir.path().join("go");
     let plan = agent.plan(vec![script(&[&format!("until [ -e {} ]; do sleep 0.02; done", go.display()), "echo done"])]);
@@ -83,7 +83,7 @@ async fn an_agent_with_a_job_stays_until_the_job_is_fetched_and_closed() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_directory_is_gone_ends_also_with_what_nobody_can_fetch() {
+async fn agent_without_its_directory_ends_despite_results() {
     let mut agent = agent().await;
     let plan = agent.plan(vec![script(&["echo lost"])]);
     agent.run("7-1", &plan, &[]).await;
@@ -126,7 +126,7 @@ async fn all_end(agents: &mut JoinSet<Result<(), ServeError>>) {
 
 /// A client that connects while the agent ends is either served or refused immediately, and the agent that it then starts serves.
 #[tokio::test]
-async fn who_comes_at_the_moment_of_the_end_is_served_or_starts_the_next_agent() {
+async fn connection_during_shutdown_is_served_or_refused() {
     let seed = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("MUSTER_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
@@ -134,14 +134,15 @@ async fn who_comes_at_the_moment_of_the_end_is_served_or_starts_the_next_agent()
     let (mut ends, mut served) = (JoinSet::new(), 0);
     for _ in 0..150 {
         let (ready, is_ready) = oneshot::channel();
-        let idle_limit = Some(Duration::from_micros(1500));
-        let options = Options { idle_limit, ready: Some(ready), ..options(dir.path()) };
+        let idle_timeout = Some(Duration::from_micros(1500));
+        let options = Options { idle_timeout, ready: Some(ready), ..options(dir.path()) };
         let socket = options.socket.clone();
         ends.spawn(muster_agent::serve(options));
         tokio::time::timeout(PATIENCE, is_ready)
             .await
             .unwrap()
             .expect("the next agent serves, though the last one still ends");
+        // Not a synchronization: the test connects at a random time around the end of the agent.
         tokio::time::sleep(Duration::from_micros(random.random_range(0..5000))).await;
         if is_served(&socket).await {
             served += 1;

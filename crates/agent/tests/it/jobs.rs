@@ -70,7 +70,7 @@ async fn variables_reach_the_script_and_masked_ones_do_not_reach_the_log() {
 }
 
 #[tokio::test]
-async fn run_said_twice_attaches() {
+async fn second_run_attaches_to_running_job() {
     let mut agent = Agent::start().await;
     let mark = agent.dir.path().join("count");
     let plan = agent.plan(vec![script(&[&format!("echo once >> {}; cat", mark.display())])]);

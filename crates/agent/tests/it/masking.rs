@@ -31,7 +31,7 @@ async fn fail(list: Value, inner: Value) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn no_error_of_a_step_shows_a_masked_value_in_log_result_or_status() {
+async fn step_errors_do_not_show_masked_values() {
     let call = |step: &str| json!([{"name": "it", "step": step}]);
     let exec = || call("./exec");
     let value = "${{ vars.SECRET }}";

@@ -6,7 +6,7 @@ use muster_agent_api::step_runner::Variable;
 use crate::harness::*;
 
 #[tokio::test]
-async fn ten_megabytes_come_through_whole() {
+async fn ten_megabytes_of_output_are_complete() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![script(&["seq 1000000 2249999"])]);
     plan.output_limit = 20_000_000;
@@ -28,7 +28,7 @@ async fn output_beyond_the_limit_is_dropped_and_the_job_goes_on() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_become_replacement_characters() {
+async fn invalid_utf8_becomes_replacement_characters() {
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![script(&["printf 'a\\377\\000b\\303'; printf '\\251\\n'"])]);
     let (log, _) = agent.complete(&plan).await;
@@ -47,7 +47,7 @@ async fn a_secret_in_pieces_is_masked() {
 }
 
 #[tokio::test]
-async fn a_secret_with_colours_inside_is_masked() {
+async fn secret_with_colors_inside_is_masked() {
     let mut agent = Agent::start().await;
     let command = "printf '%s\\n' \"$SECRET\" | grep --color=always '^hunt'";
     let plan = agent.plan(vec![script(&[command])]);
@@ -58,7 +58,7 @@ async fn a_secret_with_colours_inside_is_masked() {
 }
 
 #[tokio::test]
-async fn lines_carry_time_and_stream_when_asked_to() {
+async fn lines_have_time_and_stream_if_timestamps_are_on() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![script(&["echo out; echo err >&2"])]);
     plan.timestamps = true;
@@ -86,7 +86,7 @@ async fn both_streams_come_in_the_order_of_writing() {
 }
 
 #[tokio::test]
-async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
+async fn unterminated_last_line_precedes_the_next_message() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![script(&["echo out; printf err >&2"]), after_script(&["printf after"])]);
     plan.timestamps = true;
@@ -105,13 +105,13 @@ async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
 
 /// A job on a full file system. The test runs itself again in a process with a separate small tmpfs.
 #[tokio::test]
-async fn a_full_disk_fails_the_job_and_loses_nothing() {
+async fn full_disk_fails_the_job_and_keeps_its_log() {
     if let Some(disk) = std::env::var_os("SMALL_DISK") {
         return on_a_small_disk(std::path::Path::new(&disk)).await;
     }
     let dir = tempfile::tempdir().unwrap();
     let child = std::process::Command::new("unshare")
-        .args(["-rm", "sh", "-c", "mount -t tmpfs -o size=1m none \"$1\" && exec \"$2\" output::a_full_disk_fails_the_job_and_loses_nothing --exact --nocapture", "sh"])
+        .args(["-rm", "sh", "-c", "mount -t tmpfs -o size=1m none \"$1\" && exec \"$2\" output::full_disk_fails_the_job_and_keeps_its_log --exact --nocapture", "sh"])
         .arg(dir.path())
         .arg(std::env::current_exe().unwrap())
         .env("SMALL_DISK", dir.path())
@@ -153,7 +153,7 @@ async fn on_a_small_disk(disk: &std::path::Path) {
 
 /// Clients, agent and the reader of the flood share one thread in this test.
 #[tokio::test]
-async fn a_job_that_prints_without_end_holds_up_no_other_job() {
+async fn endless_output_does_not_block_other_jobs() {
     let mut agent = Agent::start().await;
     let secrets: Vec<Variable> = (0..50)
         .map(|number| Variable { masked: true, ..variable(&format!("S{number}"), &format!("{number:02}-hunter22")) })

@@ -26,7 +26,7 @@ impl Agent {
 }
 
 #[tokio::test]
-async fn a_list_of_steps_runs_and_its_log_is_what_the_steps_print() {
+async fn step_file_log_is_the_output_of_its_steps() {
     let mut agent = Agent::start().await;
     let greet = agent.dir.path().join("greet");
     std::fs::create_dir(&greet).unwrap();
@@ -49,7 +49,7 @@ async fn a_list_of_steps_runs_and_its_log_is_what_the_steps_print() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_gives_its_status_and_one_that_is_canceled_says_so() {
+async fn failed_and_canceled_steps_have_their_status() {
     let mut agent = Agent::start().await;
     let failing = "{}\n---\nexec: {command: [sh, -c, 'echo before; exit 7']}\n";
     let (log, status, message) = agent.run_text("1", failing, &[]).await;
@@ -66,12 +66,12 @@ async fn a_step_that_fails_gives_its_status_and_one_that_is_canceled_says_so() {
 }
 
 #[tokio::test]
-async fn what_is_no_step_file_is_refused_and_nothing_is_kept() {
+async fn invalid_step_file_is_refused_and_not_stored() {
     let mut agent = Agent::start().await;
     for (steps, work_dir, message) in [
         ("run: []", "/tmp/none", "loading step: a step file has two documents"),
         ("{}\n---\nrun: []", "/tmp/none", "loading step: `run` must be a list of at least one step"),
-        ("{}\n---\nrun: [{script: ls}]", "", "the directory of the job must be an absolute path"),
+        ("{}\n---\nrun: [{script: ls}]", "", "is not a valid project directory"),
     ] {
         let request = RunRequest {
             id: "1".to_owned(),

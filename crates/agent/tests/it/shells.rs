@@ -27,7 +27,7 @@ fn home(agent: &Agent, profile: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_profile_is_read_and_the_jobs_variables_stand_over_it() {
+async fn job_variables_override_the_profile() {
     let mut agent = Agent::start().await;
     let home = home(&agent, "export A=of-the-profile FROM_PROFILE=yes\n");
     let plan = agent.plan(vec![in_shell(&login(), &["echo \"$A $FROM_PROFILE $QUOTED\""])]);
@@ -38,7 +38,7 @@ async fn a_profile_is_read_and_the_jobs_variables_stand_over_it() {
 }
 
 #[tokio::test]
-async fn a_profile_that_ends_the_shell_ends_the_job_with_a_reason() {
+async fn profile_that_exits_fails_the_job_with_a_reason() {
     for (profile, how, code) in [("exit 3\n", "exit status 3", Some(3)), ("exit 0\n", "exit status 0", None)] {
         let mut agent = Agent::start().await;
         let home = home(&agent, profile);
@@ -54,7 +54,7 @@ async fn a_profile_that_ends_the_shell_ends_the_job_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_login_shell_whose_command_fails_is_no_failing_profile() {
+async fn failing_command_is_not_blamed_on_the_profile() {
     let mut agent = Agent::start().await;
     let home = home(&agent, "");
     let plan = agent.plan(vec![in_shell(&login(), &["exit 4"])]);
@@ -64,7 +64,7 @@ async fn a_login_shell_whose_command_fails_is_no_failing_profile() {
 }
 
 #[tokio::test]
-async fn a_traced_job_shows_what_its_shell_does_and_no_masked_value() {
+async fn debug_trace_shows_commands_without_masked_values() {
     let mut agent = Agent::start().await;
     let traced = Script { debug: true, ..Script::default() };
     let plan = agent.plan(vec![in_shell(&traced, &["test \"$SECRET\" = x || true"])]);
@@ -77,7 +77,7 @@ async fn a_traced_job_shows_what_its_shell_does_and_no_masked_value() {
 }
 
 #[tokio::test]
-async fn what_a_job_says_to_bash_itself_runs_in_its_script_only() {
+async fn bash_env_of_a_job_applies_to_its_script_only() {
     let mut agent = Agent::start().await;
     let startup = agent.dir.path().join("startup.sh");
     fs::write(&startup, "echo sourced\n").unwrap();
@@ -89,7 +89,7 @@ async fn what_a_job_says_to_bash_itself_runs_in_its_script_only() {
 }
 
 #[tokio::test]
-async fn an_unknown_shell_is_the_configurations_fault() {
+async fn unknown_shell_is_a_configuration_error() {
     let mut agent = Agent::start().await;
     let fish = Script { shell: "fish".to_owned(), ..Script::default() };
     let (log, result) = agent.complete(&agent.plan(vec![in_shell(&fish, &["echo never"])])).await;
@@ -98,7 +98,7 @@ async fn an_unknown_shell_is_the_configurations_fault() {
 }
 
 #[tokio::test]
-async fn hooks_stand_around_the_checkout_and_the_operators_text_around_the_script() {
+async fn hooks_and_operator_commands_run_in_order() {
     let mut agent = Agent::start().await;
     let text = |text: &str| vec![text.to_owned()];
     let framed = Script { before: text("echo before"), after: text("echo after"), ..Script::default() };
@@ -118,7 +118,7 @@ async fn hooks_stand_around_the_checkout_and_the_operators_text_around_the_scrip
 
 /// A script may remove more than its project, as a cleanup job of the machine does. Later steps must still find their files.
 #[tokio::test]
-async fn a_script_that_removes_the_jobs_temporary_directory_fails_nothing() {
+async fn deleting_the_temporary_directory_breaks_nothing() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {
         let mut agent = Agent::start().await;
         let home = home(&agent, "");

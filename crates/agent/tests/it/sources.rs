@@ -33,7 +33,7 @@ async fn complete_with(agent: &mut Agent, plan: &JobPlan, variables: &[Variable]
 }
 
 #[tokio::test]
-async fn credentials_reach_neither_the_repository_nor_the_log_nor_what_is_left() {
+async fn credentials_are_not_stored_or_logged() {
     let mut agent = Agent::start().await;
     let checkout = Checkout {
         repo_url: "http://gitlab-ci-token:s3cret-t0ken@127.0.0.1:1/group/p.git".to_owned(),
@@ -56,7 +56,7 @@ async fn credentials_reach_neither_the_repository_nor_the_log_nor_what_is_left()
 }
 
 #[tokio::test]
-async fn submodules_are_found_by_rewritten_addresses_and_only_those_that_are_wanted() {
+async fn selected_submodules_are_fetched_by_rewritten_urls() {
     let mut agent = Agent::start().await;
     let (bare, _) = repository(agent.dir.path());
     let upstream = agent.dir.path().join("upstream");
@@ -101,7 +101,7 @@ async fn submodules_are_found_by_rewritten_addresses_and_only_those_that_are_wan
 }
 
 #[tokio::test]
-async fn configuration_and_hooks_of_an_earlier_job_are_removed_where_that_is_wanted() {
+async fn clean_config_removes_configuration_and_hooks() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let plant = "git config alias.planted status; mkdir -p .git/hooks; \
@@ -131,7 +131,7 @@ async fn a_directory_is_declared_safe_once() {
 }
 
 #[tokio::test]
-async fn files_of_lfs_are_pulled_where_git_lfs_is_and_told_where_it_is_not() {
+async fn lfs_files_are_pulled_if_git_lfs_is_installed() {
     let mut agent = Agent::start().await;
     repository(agent.dir.path());
     let upstream = agent.dir.path().join("upstream");
@@ -157,7 +157,7 @@ async fn files_of_lfs_are_pulled_where_git_lfs_is_and_told_where_it_is_not() {
 }
 
 #[tokio::test]
-async fn a_failed_try_is_cleared_away_before_the_next() {
+async fn failed_attempt_is_cleaned_up_before_the_next() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let mark = agent.dir.path().join("mark");
@@ -180,7 +180,7 @@ async fn a_failed_try_is_cleared_away_before_the_next() {
 }
 
 #[tokio::test]
-async fn git_asks_for_the_token_where_no_address_may_have_it() {
+async fn credential_helper_supplies_the_token() {
     let mut agent = Agent::start().await;
     let ask = "printf 'protocol=http\\nhost=127.0.0.1:1\\n\\n' | git credential fill";
     let checkout = Checkout {
@@ -199,7 +199,7 @@ async fn git_asks_for_the_token_where_no_address_may_have_it() {
 }
 
 #[tokio::test]
-async fn a_checkout_is_left_clean_where_that_is_wanted() {
+async fn job_cleanup_leaves_a_clean_checkout() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let cleanup = |checkout: &str| {

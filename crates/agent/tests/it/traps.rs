@@ -76,7 +76,7 @@ fn assert_failed(ran: &(String, JobResult), parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn the_file_of_variables_for_later_phases() {
+async fn special_file_instead_of_the_variables_file() {
     let mut scene = Scene::start().await;
     for (make, message) in TRAPS {
         let make = format!("AT=\"$GITLAB_ENV\"; rm -f \"$AT\"; {make}");
@@ -89,7 +89,7 @@ async fn the_file_of_variables_for_later_phases() {
 }
 
 #[tokio::test]
-async fn the_directory_of_the_file_of_variables_is_no_link() {
+async fn link_instead_of_the_variables_directory() {
     let mut scene = Scene::start().await;
     let elsewhere = scene.agent.dir.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
@@ -105,7 +105,7 @@ async fn the_directory_of_the_file_of_variables_is_no_link() {
 }
 
 #[tokio::test]
-async fn the_files_by_which_a_step_gives_values_back() {
+async fn special_file_instead_of_step_output_files() {
     let mut scene = Scene::start().await;
     for file in ["output_file", "export_file"] {
         for (make, message) in TRAPS {
@@ -120,7 +120,7 @@ async fn the_files_by_which_a_step_gives_values_back() {
 }
 
 #[tokio::test]
-async fn the_file_of_a_step() {
+async fn special_file_instead_of_a_step_file() {
     let mut scene = Scene::start().await;
     for (make, message) in TRAPS {
         let make = format!("mkdir trap; AT=trap/step.yml; {make}");
@@ -131,7 +131,7 @@ async fn the_file_of_a_step() {
 }
 
 #[tokio::test]
-async fn the_certificates_for_the_coordinator() {
+async fn special_file_instead_of_certificates() {
     let mut scene = Scene::start().await;
     for (make, message) in TRAPS.into_iter().filter(|(make, _)| !make.contains("ln -s")) {
         let make = format!("echo content > out; AT=\"$CI_SERVER_TLS_CA_FILE\"; rm -f \"$AT\"; {make}");
@@ -152,7 +152,7 @@ async fn the_certificates_for_the_coordinator() {
 }
 
 #[tokio::test]
-async fn the_archive_of_a_cache() {
+async fn special_file_instead_of_a_cache_archive() {
     let mut scene = Scene::start().await;
     for (make, message) in TRAPS.into_iter().filter(|(make, _)| !make.contains("truncate")) {
         let dir = scene.agent.dir.path().join(format!("cache-{}", scene.jobs));
@@ -173,7 +173,7 @@ async fn the_archive_of_a_cache() {
 }
 
 #[tokio::test]
-async fn the_attributes_of_a_repository() {
+async fn special_file_instead_of_git_attributes() {
     let mut scene = Scene::start().await;
     let (_, _) = repository(scene.agent.dir.path());
     let upstream = scene.agent.dir.path().join("upstream");
@@ -213,7 +213,7 @@ fn programs(dir: &Path, names: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn the_journal_of_a_job_before_the_agent_starts() {
+async fn special_file_instead_of_a_journal() {
     let dir = tempfile::tempdir().unwrap();
     for (name, file) in [("7-1", "journal"), ("8-1", "log"), ("9-1", "request")] {
         let job = dir.path().join("spool").join(name);

@@ -14,7 +14,7 @@ fn states(node: &StepNode) -> Vec<(&str, StepStatus)> {
 }
 
 #[tokio::test]
-async fn a_group_is_one_node_with_its_steps_inside_and_prints_nothing_of_its_own() {
+async fn group_is_one_node_without_output() {
     let mut agent = Agent::start().await;
     let flat = agent.plan(vec![script(&["echo one"]), script(&["exit 7"]), script(&["echo never"])]);
     let (flat_log, flat_result) = agent.complete(&flat).await;
@@ -31,7 +31,7 @@ async fn a_group_is_one_node_with_its_steps_inside_and_prints_nothing_of_its_own
 }
 
 #[tokio::test]
-async fn a_cancel_reaches_the_script_of_a_group_and_leaves_time_for_its_after_script() {
+async fn cancel_reaches_a_group_and_its_after_script() {
     let mut agent = Agent::start().await;
     let after = after_script(&["echo \"it was $CI_JOB_STATUS\""]);
     let mut last = script(&["echo cleaned"]);
@@ -49,7 +49,7 @@ async fn a_cancel_reaches_the_script_of_a_group_and_leaves_time_for_its_after_sc
 }
 
 #[tokio::test]
-async fn a_limit_and_a_pardon_of_a_group_are_for_all_of_its_steps() {
+async fn group_policy_applies_to_all_of_its_steps() {
     let mut agent = Agent::start().await;
     let mut body = group("body", vec![script(&["echo one"]), script(&["sleep 600"]), script(&["echo never"])]);
     body.policy.timeout_ms = 300;
@@ -70,7 +70,7 @@ async fn a_limit_and_a_pardon_of_a_group_are_for_all_of_its_steps() {
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_read_is_refused_with_its_step() {
+async fn invalid_call_is_refused_with_its_step() {
     let mut agent = Agent::start().await;
     let call = |name: &str, inputs| Call::Builtin { name: name.to_owned(), inputs };
     for (call, message) in [

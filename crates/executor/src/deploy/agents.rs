@@ -12,57 +12,55 @@ use std::sync::Arc;
 use muster_fleeting::model::Platform;
 use parking_lot::Mutex;
 
-use super::executable::{Executable, SMALL};
+use super::error::NoAgentError;
+use super::executable::{AGENT_ONLY, Executable};
 
 /// Executables of the agent, by platform.
 #[derive(Debug)]
 pub struct Agents {
     own: Arc<Executable>,
     /// Executables for other platforms that were used, with the state of their files at that time.
-    others: Mutex<BTreeMap<Platform, (Stamp, Arc<Executable>)>>,
+    others: Mutex<BTreeMap<Platform, (FileStamp, Arc<Executable>)>>,
     /// Directory of the executables for other platforms.
-    beside: PathBuf,
+    directory: PathBuf,
 }
 
 impl Agents {
     /// Returns the agents: `own` for machines of the manager's platform, the files in its directory for others.
     #[must_use]
     pub fn new(own: Arc<Executable>) -> Self {
-        let beside = own.path().with_file_name("");
-        Self { own, others: Mutex::default(), beside }
+        let directory = own.path().with_file_name("");
+        Self { own, others: Mutex::default(), directory }
     }
 
     /// Returns the executable of the agent for a platform.
     ///
     /// # Errors
-    /// Reason why there is none, and what to do, as a message.
-    pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, String> {
+    /// [`NoAgentError`] if the platform has no agent.
+    pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, NoAgentError> {
         if *platform == Platform::this() {
             return Ok(Arc::clone(&self.own));
         }
         if platform.os != "linux" {
-            return Err("the agent is for Linux only: use Linux machines".to_owned());
+            return Err(NoAgentError::NotLinux);
         }
-        let path = self.beside.join(format!("{SMALL}-{}-{}", platform.os, platform.arch));
-        let wrong = |error: io::Error| {
-            let (path, version) = (path.display(), env!("CARGO_PKG_VERSION"));
-            format!("its agent is {path} of version {version}, which cannot be read: {error}; put it there")
-        };
-        let (mut others, stamp) = (self.others.lock(), stamp(&path).map_err(wrong)?);
+        let path = self.directory.join(format!("{AGENT_ONLY}-{}-{}", platform.os, platform.arch));
+        let missing = |source| NoAgentError::Missing { path: path.clone(), version: env!("CARGO_PKG_VERSION"), source };
+        let (mut others, stamp) = (self.others.lock(), stamp(&path).map_err(missing)?);
         // Another version may have been installed meanwhile.
         if let Some((_, known)) = others.get(platform).filter(|(then, _)| *then == stamp) {
             return Ok(Arc::clone(known));
         }
-        let opened = Arc::new(Executable::open(&path).map_err(wrong)?);
+        let opened = Arc::new(Executable::open(&path).map_err(missing)?);
         others.insert(platform.clone(), (stamp, Arc::clone(&opened)));
         Ok(opened)
     }
 }
 
 /// Distinguishes a file from one that replaced it: device, inode, size, and the times of its last changes.
-type Stamp = (u64, u64, u64, [(i64, i64); 2]);
+type FileStamp = (u64, u64, u64, [(i64, i64); 2]);
 
-fn stamp(path: &Path) -> io::Result<Stamp> {
+fn stamp(path: &Path) -> io::Result<FileStamp> {
     let file = std::fs::metadata(path)?;
     let changes = [(file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec())];
     Ok((file.dev(), file.ino(), file.len(), changes))
@@ -73,22 +71,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_of_another_kind_has_the_agent_beside_the_executable() {
-        let place = tempfile::tempdir().unwrap();
-        let agents = Agents::new(Arc::new(Executable::new(place.path().join("muster"))));
+    fn agent_for_another_platform_is_beside_the_executable() {
+        let dir = tempfile::tempdir().unwrap();
+        let agents = Agents::new(Arc::new(Executable::new(dir.path().join("muster"))));
         let of = |os: &str, arch: &str| Platform { os: os.to_owned(), arch: arch.to_owned() };
         agents.executable_for(&Platform::this()).unwrap();
-        let error = agents.executable_for(&of("windows", "amd64")).unwrap_err();
+        let error = agents.executable_for(&of("windows", "amd64")).unwrap_err().to_string();
         assert!(error.contains("for Linux only"), "{error}");
-        let error = agents.executable_for(&of("linux", "s390x")).unwrap_err();
-        assert!(error.contains("its agent is") && error.contains("put it there"), "{error}");
+        let error = agents.executable_for(&of("linux", "s390x")).unwrap_err().to_string();
+        assert!(error.contains("its agent /") && error.contains("install version"), "{error}");
 
         // It can be installed while the manager runs.
-        std::fs::write(place.path().join("muster-agent-linux-s390x"), "its agent").unwrap();
+        std::fs::write(dir.path().join("muster-agent-linux-s390x"), "its agent").unwrap();
         let s390x = of("linux", "s390x");
         let first = agents.executable_for(&s390x).unwrap();
         assert!(Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()));
-        std::fs::write(place.path().join("muster-agent-linux-s390x"), "the next version").unwrap();
+        std::fs::write(dir.path().join("muster-agent-linux-s390x"), "the next version").unwrap();
         assert!(!Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()), "it was replaced");
     }
 }

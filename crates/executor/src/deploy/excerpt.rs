@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 use tokio::io::AsyncWrite;
 
 /// Number of bytes that are kept of the start, and of the end.
-const KEPT_BYTES: usize = 4 * 1024;
+const EXCERPT_BYTES: usize = 4 * 1024;
 /// Maximum number of bytes that a command may print. Login profiles print a little; more means that something is wrong.
-const OUTPUT_MAX_BYTES: u64 = 1024 * 1024;
+const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Start and end of an output, and the number of bytes between them.
 ///
@@ -21,21 +21,21 @@ pub(super) struct Excerpt {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     total: u64,
-    is_over: bool,
+    exceeded_limit: bool,
 }
 
 impl Excerpt {
     /// Returns whether the output exceeded its limit.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
+    pub(super) fn exceeded_limit(&self) -> bool {
+        self.exceeded_limit
     }
 
     fn push(&mut self, bytes: &[u8]) {
-        let (head, rest) = bytes.split_at(bytes.len().min(KEPT_BYTES.saturating_sub(self.head.len())));
+        let (head, rest) = bytes.split_at(bytes.len().min(EXCERPT_BYTES.saturating_sub(self.head.len())));
         self.head.extend(head);
         // Of a long write, only the end can be kept.
-        self.tail.extend(rest.get(rest.len().saturating_sub(KEPT_BYTES)..).unwrap_or_default());
-        let excess = self.tail.len().saturating_sub(KEPT_BYTES);
+        self.tail.extend(rest.get(rest.len().saturating_sub(EXCERPT_BYTES)..).unwrap_or_default());
+        let excess = self.tail.len().saturating_sub(EXCERPT_BYTES);
         self.tail.drain(..excess);
         self.total = self.total.saturating_add(bytes.len() as u64);
     }
@@ -43,8 +43,8 @@ impl Excerpt {
 
 impl AsyncWrite for Excerpt {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.total.saturating_add(bytes.len() as u64) > OUTPUT_MAX_BYTES {
-            self.is_over = true;
+        if self.total.saturating_add(bytes.len() as u64) > MAX_OUTPUT_BYTES {
+            self.exceeded_limit = true;
             return Poll::Ready(Err(io::Error::other("the output is too long")));
         }
         self.push(bytes);
@@ -80,23 +80,23 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_start_and_the_end_are_kept_and_the_rest_is_counted() {
+    async fn start_and_end_are_kept_and_the_rest_is_counted() {
         let mut short = Excerpt::default();
         short.write_all(b"one\n").await.unwrap();
         short.write_all("b\u{e4}r".as_bytes()).await.unwrap();
         assert_eq!(short.to_string(), "one\nb\u{e4}r");
 
-        for chunk in [1, 1000, KEPT_BYTES, 100_000] {
+        for chunk in [1, 1000, EXCERPT_BYTES, 100_000] {
             let mut long = Excerpt::default();
             let text = [b"start".as_slice(), &vec![b'x'; 200_000], b"end"].concat();
             for part in text.chunks(chunk) {
                 long.write_all(part).await.unwrap();
             }
             let shown = long.to_string();
-            let omitted = text.len() - 2 * KEPT_BYTES;
+            let omitted = text.len() - 2 * EXCERPT_BYTES;
             assert!(shown.starts_with("startx") && shown.ends_with("xend"), "{shown}");
             assert!(shown.contains(&format!("x\n[{omitted} bytes omitted]\nx")), "{chunk}: {shown}");
-            assert!(shown.len() < 3 * KEPT_BYTES, "{}", shown.len());
+            assert!(shown.len() < 3 * EXCERPT_BYTES, "{}", shown.len());
         }
     }
 }

@@ -22,19 +22,19 @@ const MEMBER_BYTES: usize = 1024 * 1024;
 /// Maximum number of bytes in transit, in addition to the window of the session.
 const PIPE_BYTES: usize = 512 * 1024;
 /// Name of the executable that contains only the agent.
-pub(super) const SMALL: &str = "muster-agent";
+pub(super) const AGENT_ONLY: &str = "muster-agent";
 /// Maximum time for an executable to print its version.
-const ANSWER_LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const VERSION_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// Maximum number of bytes of the printed version.
-const ANSWER_BYTES_MAX: u64 = 256;
+const MAX_VERSION_BYTES: u64 = 256;
 /// Number of bytes that are sent before the bandwidth is estimated.
-const JUDGED_BYTES: u64 = 4 * 1024 * 1024;
+const BANDWIDTH_SAMPLE_BYTES: u64 = 4 * 1024 * 1024;
 /// Bandwidth in bytes per second below which compression is faster than sending the bytes that it saves.
 const SLOW_BYTES_PER_SECOND: f64 = 24.0 * 1024.0 * 1024.0;
 
 /// Identity of a file.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct FileIdentity {
     /// SHA-256 as hexadecimal digits.
     pub(super) hash: String,
     /// Device, inode, size, and the times of the last changes of content and inode in seconds. Unique on this machine.
@@ -48,7 +48,7 @@ pub struct Executable {
     content: PathBuf,
     /// Path of the file. A machine that has the same file at this path needs no other.
     name: PathBuf,
-    known: OnceCell<Known>,
+    identity: OnceCell<FileIdentity>,
     /// Keeps `content` the same file, even if the file at `name` is replaced.
     _open: Option<File>,
 }
@@ -58,7 +58,7 @@ impl Executable {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { content: path.clone(), name: path, known: OnceCell::new(), _open: None }
+        Self { content: path.clone(), name: path, identity: OnceCell::new(), _open: None }
     }
 
     /// Returns the executable that is sent to instances.
@@ -71,12 +71,12 @@ impl Executable {
     /// An I/O error if the system does not reveal the path of this process's executable.
     pub fn for_instances() -> io::Result<Self> {
         let own = Self::own()?;
-        let small = own.name.with_file_name(SMALL);
-        match Self::small(&small) {
-            Ok(small) => Ok(small),
-            Err(why) => {
-                if let Some(why) = why {
-                    tracing::warn!(path = %small.display(), why, "instances get the large executable");
+        let path = own.name.with_file_name(AGENT_ONLY);
+        match Self::open_agent_only(&path) {
+            Ok(executable) => Ok(executable),
+            Err(reason) => {
+                if let Some(reason) = reason {
+                    tracing::warn!(path = %path.display(), reason, "sending the larger executable of the manager to instances");
                 }
                 Ok(own)
             }
@@ -86,17 +86,19 @@ impl Executable {
     /// Returns the small executable at `name`.
     ///
     /// The error is the reason why it cannot be used, or `None` if it does not exist.
-    fn small(name: &Path) -> Result<Self, Option<String>> {
+    fn open_agent_only(name: &Path) -> Result<Self, Option<String>> {
         let open = match File::open(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
             open => open.map_err(|error| Some(error.to_string()))?,
         };
-        let wanted = format!("{SMALL} {}", env!("CARGO_PKG_VERSION"));
+        let wanted = format!("{AGENT_ONLY} {}", env!("CARGO_PKG_VERSION"));
         let found = version(name).map_err(|error| Some(error.to_string()))?;
         if found != wanted {
-            return Err(Some(format!("it says `{found}`, and not `{wanted}`: install both of one version")));
+            return Err(Some(format!(
+                "its version is `{found}`, expected `{wanted}`; install both in the same version"
+            )));
         }
-        Ok(Self::opened(open, name))
+        Ok(Self::from_file(open, name))
     }
 
     /// Opens the executable at `name`, which stays the same file as long as this process lives.
@@ -104,12 +106,12 @@ impl Executable {
     /// # Errors
     /// An I/O error if it cannot be opened.
     pub(super) fn open(name: &Path) -> io::Result<Self> {
-        Ok(Self::opened(File::open(name)?, name))
+        Ok(Self::from_file(File::open(name)?, name))
     }
 
-    fn opened(open: File, name: &Path) -> Self {
+    fn from_file(open: File, name: &Path) -> Self {
         let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        Self { content, name: name.to_owned(), known: OnceCell::new(), _open: Some(open) }
+        Self { content, name: name.to_owned(), identity: OnceCell::new(), _open: Some(open) }
     }
 
     /// Returns this process's own executable.
@@ -120,7 +122,7 @@ impl Executable {
     /// An I/O error if the system does not reveal its path.
     pub fn own() -> io::Result<Self> {
         let name = std::env::current_exe()?;
-        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, known: OnceCell::new(), _open: None })
+        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, identity: OnceCell::new(), _open: None })
     }
 
     /// Returns the path of the file on this machine.
@@ -133,33 +135,33 @@ impl Executable {
     ///
     /// # Errors
     /// An I/O error if the file cannot be read.
-    pub(super) async fn known(&self) -> io::Result<&Known> {
+    pub(super) async fn identity(&self) -> io::Result<&FileIdentity> {
         let compute = || async {
             let path = self.content.clone();
-            let known = tokio::task::spawn_blocking(move || {
+            let identity = tokio::task::spawn_blocking(move || {
                 let mut file = File::open(path)?;
                 let meta = file.metadata()?;
                 let (device, number, bytes) = (meta.dev(), meta.ino(), meta.size());
                 let inode = format!("{device}:{number}:{bytes}:{}:{}", meta.mtime(), meta.ctime());
                 let mut hasher = Sha256::new();
                 io::copy(&mut file, &mut hasher)?;
-                Ok(Known { hash: format!("{:x}", hasher.finalize()), inode })
+                Ok(FileIdentity { hash: format!("{:x}", hasher.finalize()), inode })
             });
-            known.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+            identity.await.unwrap_or_else(|error| Err(io::Error::other(error)))
         };
-        self.known.get_or_try_init(compute).await
+        self.identity.get_or_try_init(compute).await
     }
 
     /// Returns the file as gzip members, the first ones without compression.
     ///
     /// If the file cannot be read, the stream ends early. The receiver detects this by the hash.
-    pub(super) fn packed(&self) -> DuplexStream {
+    pub(super) fn compressed(&self) -> DuplexStream {
         let (mut write, read) = tokio::io::duplex(PIPE_BYTES);
         let path = self.content.clone();
         // The task ends when the reader is dropped, because writing then fails.
         tokio::spawn(async move {
-            if let Err(error) = pack(&path, &mut write).await {
-                tracing::debug!(%error, path = %path.display(), "the executable was not sent to its end");
+            if let Err(error) = compress(&path, &mut write).await {
+                tracing::debug!(%error, path = %path.display(), "failed to send the executable");
             }
         });
         read
@@ -171,20 +173,20 @@ fn version(name: &Path) -> io::Result<String> {
     let mut command = Command::new(name);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
-    let mut said = String::new();
+    let mut output_text = String::new();
     let end = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
-    let ended = end.and_then(|end| poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&ANSWER_LIMIT)));
+    let ended = end.and_then(|end| poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&VERSION_TIMEOUT)));
     if ended != Ok(1) {
         child.kill()?;
     }
     child.wait()?;
     if let Some(output) = child.stdout.take().filter(|_| ended == Ok(1)) {
-        output.take(ANSWER_BYTES_MAX).read_to_string(&mut said)?;
+        output.take(MAX_VERSION_BYTES).read_to_string(&mut output_text)?;
     }
-    Ok(said.lines().next().unwrap_or_default().to_owned())
+    Ok(output_text.lines().next().unwrap_or_default().to_owned())
 }
 
-async fn pack(path: &Path, to: &mut DuplexStream) -> io::Result<()> {
+async fn compress(path: &Path, to: &mut DuplexStream) -> io::Result<()> {
     let mut file = tokio::fs::File::open(path).await?;
     let began = Instant::now();
     let mut sent: u64 = 0;
@@ -194,23 +196,24 @@ async fn pack(path: &Path, to: &mut DuplexStream) -> io::Result<()> {
         if part.read_to_end(&mut chunk).await? == 0 {
             return Ok(());
         }
-        let level = level(sent, began.elapsed());
-        let member = tokio::task::spawn_blocking(move || member(&chunk, level)).await.map_err(io::Error::other)??;
+        let level = compression_level(sent, began.elapsed());
+        let member =
+            tokio::task::spawn_blocking(move || gzip_member(&chunk, level)).await.map_err(io::Error::other)??;
         to.write_all(&member).await?;
         sent += member.len() as u64;
     }
 }
 
-fn member(chunk: &[u8], level: Compression) -> io::Result<Vec<u8>> {
+fn gzip_member(chunk: &[u8], level: Compression) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(chunk.len() + 1024), level);
     encoder.write_all(chunk)?;
     encoder.finish()
 }
 
 /// Returns the compression level for the bandwidth seen so far.
-fn level(sent: u64, took: Duration) -> Compression {
+fn compression_level(sent: u64, took: Duration) -> Compression {
     #[expect(clippy::cast_precision_loss, reason = "an executable is far smaller than 2^52 bytes")]
-    let slow = sent >= JUDGED_BYTES && (sent as f64) < SLOW_BYTES_PER_SECOND * took.as_secs_f64();
+    let slow = sent >= BANDWIDTH_SAMPLE_BYTES && (sent as f64) < SLOW_BYTES_PER_SECOND * took.as_secs_f64();
     if slow { Compression::new(6) } else { Compression::none() }
 }
 
@@ -219,56 +222,56 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_packed_is_the_file_and_its_hash_the_known_one() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("agent");
+    async fn compressed_stream_contains_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent");
         let content: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         std::fs::write(&path, &content).unwrap();
         let executable = Executable::new(&path);
         let mut packed = Vec::new();
-        executable.packed().read_to_end(&mut packed).await.unwrap();
+        executable.compressed().read_to_end(&mut packed).await.unwrap();
         let mut unpacked = Vec::new();
         flate2::read::MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut unpacked).unwrap();
         assert!(unpacked == content);
         std::fs::write(&path, "abc").unwrap();
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(executable.known().await.unwrap().hash, known);
+        assert_eq!(executable.identity().await.unwrap().hash, known);
     }
 
-    /// Creates a `muster-agent` that prints the version `says`.
-    fn small(place: &Path, says: &str) -> PathBuf {
-        let path = place.join(SMALL);
-        let part = place.join("part");
-        std::fs::write(&part, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
+    /// Creates a `muster-agent` that prints this version.
+    fn write_agent_only(dir: &Path, version: &str) -> PathBuf {
+        let path = dir.join(AGENT_ONLY);
+        let part = dir.join("part");
+        std::fs::write(&part, format!("#!/bin/sh\necho '{version}'\n")).unwrap();
         std::fs::set_permissions(&part, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::rename(&part, &path).unwrap();
         path
     }
 
     #[tokio::test]
-    async fn the_small_executable_is_used_where_it_is_of_this_version_and_stays_the_file_that_it_was() {
-        let place = tempfile::tempdir().unwrap();
+    async fn agent_only_executable_of_this_version_is_used() {
+        let dir = tempfile::tempdir().unwrap();
         let wanted = format!("muster-agent {}", env!("CARGO_PKG_VERSION"));
-        let path = small(place.path(), &wanted);
-        let executable = Executable::small(&path).unwrap();
+        let path = write_agent_only(dir.path(), &wanted);
+        let executable = Executable::open_agent_only(&path).unwrap();
         assert_eq!(executable.path(), path);
         let before = std::fs::read(&path).unwrap();
-        small(place.path(), "muster-agent 99.0.0");
+        write_agent_only(dir.path(), "muster-agent 99.0.0");
         let mut packed = Vec::new();
-        executable.packed().read_to_end(&mut packed).await.unwrap();
+        executable.compressed().read_to_end(&mut packed).await.unwrap();
         let mut unpacked = Vec::new();
         flate2::read::MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut unpacked).unwrap();
         assert_eq!(unpacked, before);
-        let why = Executable::small(&path).unwrap_err().unwrap();
-        assert!(why.contains("99.0.0") && why.contains(&wanted), "{why}");
-        assert_eq!(Executable::small(&place.path().join("nothing")).unwrap_err(), None);
+        let reason = Executable::open_agent_only(&path).unwrap_err().unwrap();
+        assert!(reason.contains("99.0.0") && reason.contains(&wanted), "{reason}");
+        assert_eq!(Executable::open_agent_only(&dir.path().join("nothing")).unwrap_err(), None);
     }
 
     #[test]
-    fn only_a_slow_way_pays_for_packing() {
+    fn only_slow_connections_are_compressed() {
         let second = Duration::from_secs(1);
-        assert_eq!(level(0, second), Compression::none(), "not known yet");
-        assert_eq!(level(5 * 1024 * 1024, second), Compression::new(6));
-        assert_eq!(level(100 * 1024 * 1024, second), Compression::none());
+        assert_eq!(compression_level(0, second), Compression::none(), "not known yet");
+        assert_eq!(compression_level(5 * 1024 * 1024, second), Compression::new(6));
+        assert_eq!(compression_level(100 * 1024 * 1024, second), Compression::none());
     }
 }

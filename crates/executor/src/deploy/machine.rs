@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
 use muster_fleeting::model::Platform;
+use muster_job::error_chain;
 use muster_remote::Session;
 use parking_lot::Mutex as Lock;
 use tokio::sync::Mutex;
 
 use super::agents::Agents;
-use super::tunnel;
+use super::connect;
+use super::error::DeployError;
 use crate::{Directories, ExecutorError};
 
 /// Opens sessions with one machine.
@@ -21,8 +23,8 @@ pub trait Dial: Send + Sync {
     /// Opens a session.
     ///
     /// # Errors
-    /// Reason why there is no session, as a message.
-    async fn dial(&self) -> Result<Dialed, String>;
+    /// [`DeployError`] if there is no session.
+    async fn dial(&self) -> Result<Dialed, DeployError>;
 
     /// Reports that the machine could not be reached, or that a connection broke, to whoever can find the cause.
     fn report_unreachable(&self) {}
@@ -91,9 +93,9 @@ impl RemoteMachine {
     pub async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), ExecutorError> {
         let mut connected = self.connected.lock().await;
         let was_free = self.is_free.swap(false, Ordering::Relaxed);
-        if let Some(older) = connected.take_if(|known| known.is_outdated && was_free) {
-            tracing::info!(machine = self.name, "the agent of another executable has no job left: it is replaced");
-            older.session.close().await;
+        if let Some(outdated) = connected.take_if(|known| known.is_outdated && was_free) {
+            tracing::info!(machine = self.name, "replacing an outdated agent without jobs");
+            outdated.session.close().await;
         }
         if let Some(known) = &*connected {
             if !known.connection.is_suspect() {
@@ -101,7 +103,7 @@ impl RemoteMachine {
             }
             match known.connection.check().await {
                 Ok(()) => return Ok((known.connection.clone(), known.home.clone())),
-                Err(error) => tracing::warn!(machine = self.name, %error, "the connection to the agent is lost"),
+                Err(error) => tracing::warn!(machine = self.name, %error, "connection to the agent lost"),
             }
         }
         if let Some(known) = connected.take() {
@@ -115,20 +117,20 @@ impl RemoteMachine {
                 return Err(error);
             }
         };
-        let answer = (new.connection.clone(), new.home.clone());
+        let result = (new.connection.clone(), new.home.clone());
         *connected = Some(new);
-        Ok(answer)
+        Ok(result)
     }
 
     async fn reach(&self, dial: &dyn Dial) -> Result<Connected, ExecutorError> {
-        let unreachable = |message: String| ExecutorError::unreachable(self.name.clone(), message);
+        let unreachable = |error: DeployError| ExecutorError::unreachable(self.name.clone(), error_chain(&error));
         let Dialed { session, trace_lines } = dial.dial().await.map_err(unreachable)?;
         let kind = self.kind.lock().clone();
-        let (agent, kind) = tunnel::deploy_agent(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;
+        let (agent, kind) = connect::deploy_agent(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;
         let connection = AgentConnection::from_stream(self.name.clone(), agent.stream).await?;
         tracing::info!(machine = self.name, pid = connection.identity().pid, "connected to the agent");
         if !agent.is_outdated {
-            same_version(&connection.identity().version, &kind).map_err(unreachable)?;
+            check_version(&connection.identity().version, &kind).map_err(unreachable)?;
         }
         *self.kind.lock() = Some(kind);
         *self.home.lock() = Some(agent.home.clone());
@@ -141,12 +143,12 @@ impl RemoteMachine {
 ///
 /// The version of the executable for the manager's own platform was checked before. One for another platform cannot be executed here, so
 /// only the running agent can report its version.
-fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
-    let own = env!("CARGO_PKG_VERSION");
-    if *kind == Platform::this() || version == own {
+fn check_version(version: &str, platform: &Platform) -> Result<(), DeployError> {
+    let manager = env!("CARGO_PKG_VERSION");
+    if *platform == Platform::this() || version == manager {
         return Ok(());
     }
-    Err(format!("its agent, for {kind}, is of version {version}, and this manager {own}: install both of one version"))
+    Err(DeployError::Version { platform: platform.clone(), agent: version.to_owned(), manager })
 }
 
 /// Returns the directories of jobs below the home directory. Jobs of all projects share them.

@@ -14,16 +14,18 @@
 
 mod agents;
 mod command;
+mod connect;
+mod error;
 mod excerpt;
 mod executable;
 mod machine;
 mod shell;
 #[cfg(test)]
 mod tests;
-mod tunnel;
 
 pub use agents::Agents;
 pub use command::run_command;
+pub use error::{DeployError, NoAgentError};
 pub use executable::Executable;
 pub use machine::{Dial, Dialed, RemoteMachine, directories};
-pub use shell::{CONNECTED, FAILED, MARK, OLDER};
+pub use shell::{CONNECTED, FAILED, MARK, OUTDATED};

@@ -7,14 +7,14 @@
 //!
 //! Each command answers with a line that begins with [`MARK`]. Anything that a profile prints before it is ignored.
 
-use super::executable::Known;
+use super::executable::FileIdentity;
 
 /// Prefix of each answer.
 pub const MARK: &str = "muster: ";
 /// Command that prints the SHA-256 of its input, followed by a space.
 ///
 /// OpenSSL uses the processor's SHA instructions, which coreutils often lacks. A missing program reads nothing of the input.
-const SUM: &str = r#"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null"#;
+const SHA256_COMMAND: &str = r#"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null"#;
 /// Answer if the executable is missing on the machine. The output of `uname -sm` follows.
 pub(super) const ABSENT: &str = "absent";
 /// Answer after the executable was placed.
@@ -22,32 +22,32 @@ pub(super) const PLACED: &str = "placed";
 /// Answer of a relay that is connected to the agent. The home directory follows; all bytes after the line are the agent's.
 pub const CONNECTED: &str = "connected ";
 /// Answer of a relay that is connected to an outdated agent, which runs another executable and still has jobs.
-pub const OLDER: &str = "connected to an older one ";
+pub const OUTDATED: &str = "connected to an outdated agent ";
 /// Answer of a relay that cannot connect. The reason follows.
 pub const FAILED: &str = "failed ";
 
-/// Format of `stat` that prints what [`Known::inode`] holds.
-const INODE: &str = "%d:%i:%s:%Y:%Z";
+/// Format of `stat` that prints what [`FileIdentity::inode`] holds.
+const STAT_FORMAT: &str = "%d:%i:%s:%Y:%Z";
 
 /// Returns the command that starts a relay to the agent, and the agent if none runs.
 ///
 /// `at` is a path at which the machine may have the executable, too. A machine that shares the manager's disk has the same file there,
 /// which its inode proves without reading it. On other machines, a cached executable is only the relay while an agent listens; before it
 /// becomes an agent itself, its hash is checked.
-pub(super) fn connect(known: &Known, at: &str) -> String {
+pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
-    let Known { hash, inode } = known;
+    let FileIdentity { hash, inode } = identity;
     wrapped(&format!(
-        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {INODE} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT} $(uname -sm)"; fi"#
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {STAT_FORMAT} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SHA256_COMMAND} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT} $(uname -sm)"; fi"#
     ))
 }
 
 /// Returns the command that installs the compressed executable from its input.
 ///
 /// It also deletes incomplete files of other transfers that are older than an hour.
-pub(super) fn place(hash: &str) -> String {
+pub(super) fn install(hash: &str) -> String {
     wrapped(&format!(
-        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SUM} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "what arrived is not what was sent" >&2; exit 1; fi"#
+        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#
     ))
 }
 
@@ -66,11 +66,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_a_shell_would_read_is_not_looked_at() {
-        let known = Known { hash: "ab".to_owned(), inode: "1:2:3:4:5".to_owned() };
-        assert!(connect(&known, "/usr/bin/muster").contains("have /usr/bin/muster"));
+    fn path_with_shell_characters_is_not_used() {
+        let identity = FileIdentity { hash: "ab".to_owned(), inode: "1:2:3:4:5".to_owned() };
+        assert!(connect(&identity, "/usr/bin/muster").contains("have /usr/bin/muster"));
         for odd in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {
-            assert!(connect(&known, odd).contains("have /nonexistent"), "{odd}");
+            assert!(connect(&identity, odd).contains("have /nonexistent"), "{odd}");
         }
     }
 }

@@ -63,7 +63,7 @@ impl Session for Login {
 
 #[async_trait]
 impl Dial for Machine {
-    async fn dial(&self) -> Result<Dialed, String> {
+    async fn dial(&self) -> Result<Dialed, DeployError> {
         self.dials.fetch_add(1, Ordering::Relaxed);
         let session = Box::new(Login { home: self.home.path().to_owned() });
         Ok(Dialed { session, trace_lines: vec!["connected".to_owned()] })
@@ -92,15 +92,15 @@ impl Machine {
 }
 
 /// Returns agents whose executable answers as `muster agent connect` does, after some output of a profile.
-fn stand_in(place: &Path, then: &str) -> Arc<Agents> {
-    let path = place.join("muster");
-    std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{then}\n")).unwrap();
+fn stand_in(dir: &Path, commands: &str) -> Arc<Agents> {
+    let path = dir.join("muster");
+    std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     Arc::new(Agents::new(Arc::new(Executable::new(path))))
 }
 
 /// Returns the executable for machines of this platform.
-fn own(agents: &Agents) -> Arc<Executable> {
+fn own_executable(agents: &Agents) -> Arc<Executable> {
     agents.executable_for(&Platform::this()).unwrap()
 }
 
@@ -114,20 +114,20 @@ threading.Thread(target=up, daemon=True).start()
 while data := s.recv(65536): os.write(1, data)'"#;
 
 #[tokio::test]
-async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
-    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+async fn agent_is_sent_once_and_broken_connection_is_replaced() {
+    let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let agents = stand_in(place.path(), RELAY);
+    let agents = stand_in(dir.path(), RELAY);
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let (connection, home) = instance.connect(&machine).await.unwrap();
     assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
-    assert_eq!(machine.placed(), [own(&agents).known().await.unwrap().hash.clone()]);
+    assert_eq!(machine.placed(), [own_executable(&agents).identity().await.unwrap().hash.clone()]);
     assert_eq!(instance.trace_lines(), ["connected"]);
 
     // Jobs share the connection. A job that finds it broken has it replaced, without sending the executable again.
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
-    std::fs::write(place.path().join("muster"), "another one").unwrap();
+    std::fs::write(dir.path().join("muster"), "another one").unwrap();
     let agent = machine.home.path().join("agent.sock");
     std::fs::remove_file(&agent).unwrap();
     machine.agent();
@@ -137,22 +137,26 @@ async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
 }
 
 #[tokio::test]
-async fn what_is_on_the_instance_by_another_name_is_used_where_it_is_the_same() {
-    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+async fn same_executable_at_another_path_is_used() {
+    let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let agents = stand_in(place.path(), RELAY);
-    std::fs::set_permissions(own(&agents).path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let agents = stand_in(dir.path(), RELAY);
+    std::fs::set_permissions(own_executable(&agents).path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let connect = async || RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     connect().await;
     let bin = machine.home.path().join(".muster/bin");
-    assert!(!bin.exists(), "the very file needs no other name");
+    assert!(!bin.exists(), "the same file needs no copy");
 
-    let copy = place.path().join("copy");
-    std::fs::copy(own(&agents).path(), &copy).unwrap();
-    std::fs::rename(&copy, own(&agents).path()).unwrap();
+    let copy = dir.path().join("copy");
+    std::fs::copy(own_executable(&agents).path(), &copy).unwrap();
+    std::fs::rename(&copy, own_executable(&agents).path()).unwrap();
     connect().await;
-    let placed = bin.join(&own(&agents).known().await.unwrap().hash);
-    assert_eq!(std::fs::read_link(placed).unwrap(), own(&agents).path(), "another file, and the same content");
+    let placed = bin.join(&own_executable(&agents).identity().await.unwrap().hash);
+    assert_eq!(
+        std::fs::read_link(placed).unwrap(),
+        own_executable(&agents).path(),
+        "the file has another inode and the same content"
+    );
 }
 
 /// Makes `uname` on the machine report another platform.
@@ -164,54 +168,58 @@ fn of_another_kind(machine: &Machine) {
 }
 
 #[tokio::test]
-async fn a_machine_of_another_kind_gets_the_agent_for_it_or_nothing_at_all() {
-    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+async fn other_platform_gets_its_agent_or_nothing() {
+    let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
     of_another_kind(&machine);
-    let agents = stand_in(place.path(), "exit 1");
+    let agents = stand_in(dir.path(), "exit 1");
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let error = instance.connect(&machine).await.unwrap_err().to_string();
-    assert!(error.contains("it is linux/s390x: its agent is") && error.contains("muster-agent-linux-s390x"), "{error}");
+    assert!(
+        error.contains("the platform is linux/s390x: failed to read its agent")
+            && error.contains("muster-agent-linux-s390x"),
+        "{error}"
+    );
     assert!(!machine.home.path().join(".muster/bin").exists(), "nothing was sent");
 
-    let other = place.path().join("muster-agent-linux-s390x");
+    let other = dir.path().join("muster-agent-linux-s390x");
     std::fs::write(&other, format!("#!/bin/sh\n{RELAY}\n")).unwrap();
     let error = instance.connect(&machine).await.unwrap_err().to_string();
-    assert!(error.contains("for linux/s390x, is of version stub"), "{error}");
-    let hash = Executable::new(other).known().await.unwrap().hash.clone();
+    assert!(error.contains("for linux/s390x has version stub"), "{error}");
+    let hash = Executable::new(other).identity().await.unwrap().hash.clone();
     assert_eq!(machine.placed(), [hash]);
 }
 
 #[tokio::test]
-async fn an_executable_that_was_damaged_is_replaced() {
-    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+async fn damaged_executable_is_replaced() {
+    let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let agents = stand_in(place.path(), RELAY);
+    let agents = stand_in(dir.path(), RELAY);
     let bin = machine.home.path().join(".muster/bin");
     std::fs::create_dir_all(&bin).unwrap();
-    let damaged = bin.join(&own(&agents).known().await.unwrap().hash);
+    let damaged = bin.join(&own_executable(&agents).identity().await.unwrap().hash);
     std::fs::write(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n").unwrap();
     std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o700)).unwrap();
     let (_, home) = RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     assert_eq!(home, machine.home.path());
-    assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(own(&agents).path()).unwrap());
+    assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(own_executable(&agents).path()).unwrap());
 }
 
 #[tokio::test]
-async fn an_agent_that_cannot_start_tells_why_and_the_instance_is_doubted() {
-    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
-    let agents = stand_in(place.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
+async fn failed_start_has_a_reason_and_is_reported() {
+    let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
+    let agents = stand_in(dir.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
     let error = RemoteMachine::new("instance i-9", agents).connect(&machine).await.unwrap_err();
     assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
     assert_eq!(machine.reports.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
-async fn a_ready_command_that_fails_tells_its_last_words() {
+async fn failed_command_error_contains_its_stderr() {
     let machine = Machine::new();
     run_command(&machine, "test -d \"$HOME\"").await.unwrap();
-    let error = run_command(&machine, "echo no docker here >&2; exit 3").await.unwrap_err();
-    assert!(error.contains("it ended with status 3: no docker here"), "{error}");
+    let error = run_command(&machine, "echo no docker here >&2; exit 3").await.unwrap_err().to_string();
+    assert!(error.contains("it exited with status 3: no docker here"), "{error}");
 }
 
 /// A machine whose command to place the executable prints endlessly.
@@ -223,11 +231,11 @@ struct Endless {
 impl Session for Endless {
     async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
         let to = if self.to_stderr { run.stderr } else { run.stdout };
-        let to = to.expect("an output that nobody bounds is read without end");
+        let to = to.expect("the output has no limit");
         let mut written = 0;
         loop {
             assert!(written < 64 << 20, "{written} bytes of output are in memory");
-            let what = "the output cannot be written";
+            let what = "failed to write the output";
             to.write_all(&[b'y'; 64 * 1024]).await.map_err(|source| RunError::Local { what, source })?;
             written += 64 * 1024;
         }
@@ -242,12 +250,13 @@ impl Session for Endless {
 }
 
 #[tokio::test]
-async fn an_instance_that_prints_without_end_is_given_up_and_its_output_is_not_kept() {
-    let place = tempfile::tempdir().unwrap();
-    let agents = stand_in(place.path(), RELAY);
+async fn endless_output_is_refused_and_not_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let agents = stand_in(dir.path(), RELAY);
     for to_stderr in [false, true] {
-        let error = super::tunnel::deploy_agent(&Endless { to_stderr }, &agents, None).await.err().unwrap();
-        assert!(error.contains("prints more than 1 MiB"), "{} bytes", error.len());
+        let error =
+            super::connect::deploy_agent(&Endless { to_stderr }, &agents, None).await.err().unwrap().to_string();
+        assert!(error.contains("printed more than 1 MiB"), "{} bytes", error.len());
         assert!(error.contains("bytes omitted]") && error.len() < 16 * 1024, "{} bytes", error.len());
     }
 }

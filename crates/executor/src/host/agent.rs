@@ -41,13 +41,13 @@ impl HostAgent {
     pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, ExecutorError> {
         let HostEnvironment { socket, user, record, options, .. } = environment;
         check_directory(socket, *user)?;
-        let place = socket.display().to_string();
+        let location = socket.display().to_string();
         let stream = UnixStream::connect(socket).await;
-        let stream = stream.map_err(|error| ExecutorError::unreachable(&place, error))?;
-        let process = Process::of(&stream).map_err(|error| ExecutorError::unreachable(&place, error))?;
+        let stream = stream.map_err(|error| ExecutorError::unreachable(&location, error))?;
+        let process = Process::from_peer(&stream).map_err(|error| ExecutorError::unreachable(&location, error))?;
         let is_ours = || {
-            runs(&process, &options.executable)
-                || recorded(record).as_ref() == Some(process.mark())
+            runs_executable(&process, &options.executable)
+                || read_record(record).as_ref() == Some(process.mark())
                 || child.is_some_and(|child| process.descends_from(child))
         };
         if process.user() != *user || !is_ours() {
@@ -62,8 +62,8 @@ impl HostAgent {
             let (socket, process) = (socket.clone(), process.clone());
             move || dial(socket.clone(), process.clone())
         };
-        let connection = AgentConnection::open(place, dial).await?;
-        remember(record, process.mark());
+        let connection = AgentConnection::open(location, dial).await?;
+        write_record(record, process.mark());
         Ok(Self { connection, process })
     }
 
@@ -71,8 +71,8 @@ impl HostAgent {
     ///
     /// A file that was replaced counts as another one, even if its version is the same. If the system does not reveal the file, only the
     /// versions are compared.
-    pub(super) fn is_of(&self, executable: &Path) -> bool {
-        let is_same_file = match (self.process.executable(), FileId::of(executable)) {
+    pub(super) fn runs_file(&self, executable: &Path) -> bool {
+        let is_same_file = match (self.process.executable(), FileId::from_path(executable)) {
             (Some(running), Some(new)) => running == new,
             _ => true,
         };
@@ -89,18 +89,19 @@ pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Resu
     if process.is_peer_of(&stream) {
         return Ok(stream);
     }
-    let message = format!("process {} does not listen there any more", process.pid());
+    let message = format!("process {} no longer listens there", process.pid());
     Err(io::Error::new(io::ErrorKind::ConnectionRefused, message))
 }
 
-fn runs(process: &Process, executable: &Path) -> bool {
-    process.executable().is_some_and(|running| FileId::of(executable) == Some(running))
+fn runs_executable(process: &Process, executable: &Path) -> bool {
+    process.executable().is_some_and(|running| FileId::from_path(executable) == Some(running))
 }
 
 /// Refuses a directory in which another user can replace the socket. A missing directory is fine: it has no socket.
 fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     let directory = socket.parent().unwrap_or(socket);
-    let fail = |source| ExecutorError::File { action: "use the socket directory", path: directory.to_owned(), source };
+    let fail =
+        |source| ExecutorError::File { action: "use the directory of the socket", path: directory.to_owned(), source };
     let found = match std::fs::metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found.map_err(fail)?,
@@ -117,7 +118,7 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
 }
 
 /// Returns the process that is recorded as an agent of this state directory. `None` means that there is no usable record.
-fn recorded(record: &Path) -> Option<ProcessMark> {
+fn read_record(record: &Path) -> Option<ProcessMark> {
     // Jobs that run as the user of this process can replace the record by anything.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;
     serde_json::from_slice(&text).ok()
@@ -126,8 +127,8 @@ fn recorded(record: &Path) -> Option<ProcessMark> {
 /// Records the agent's process.
 ///
 /// Without the record, the manager after the next upgrade would not recognize this agent.
-fn remember(record: &Path, process: &ProcessMark) {
-    if recorded(record).as_ref() == Some(process) {
+fn write_record(record: &Path, process: &ProcessMark) {
+    if read_record(record).as_ref() == Some(process) {
         return;
     }
     let written = || {
@@ -144,7 +145,7 @@ fn remember(record: &Path, process: &ProcessMark) {
 
 #[cfg(test)]
 pub(super) fn record_this_process(record: &Path) {
-    remember(record, &ProcessMark::of(rustix::process::getpid()).unwrap());
+    write_record(record, &ProcessMark::from_pid(rustix::process::getpid()).unwrap());
 }
 
 /// Checks the directory before the first agent is needed.

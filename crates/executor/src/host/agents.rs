@@ -25,9 +25,9 @@ use crate::ExecutorError;
 /// Name of environment number 0, and prefix of the names of the others.
 const HOST: &str = "host";
 /// Numbers of agents: up to 16 executables can have jobs at the same time.
-const NUMBERS: std::ops::Range<u32> = 0..16;
+const AGENT_NUMBERS: std::ops::Range<u32> = 0..16;
 /// Interval at which outdated agents are asked whether they have jobs. The agent has no event for that.
-const LOOK_PERIOD: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All agents of one state directory.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Agents {
     pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
         let (known, current, retiring) = Default::default();
         let agents = Self { options, user, known, current, retiring };
-        agent::check(&*agents.numbered(0)?)?;
+        agent::check(&*agents.by_number(0)?)?;
         Ok(agents)
     }
 
@@ -68,13 +68,13 @@ impl Agents {
     /// # Errors
     /// [`ExecutorError::File`] if there is no usable path for the socket.
     pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, ExecutorError> {
-        self.numbered(0)
+        self.by_number(0)
     }
 
     /// Returns the environment of that name. `None` means that this host has no such environment.
-    pub(super) fn named(&self, name: &str) -> Option<Arc<HostEnvironment>> {
-        let number = NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
-        self.numbered(number).ok()
+    pub(super) fn by_name(&self, name: &str) -> Option<Arc<HostEnvironment>> {
+        let number = AGENT_NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
+        self.by_number(number).ok()
     }
 
     /// Returns the environment for new jobs, and its name.
@@ -87,10 +87,10 @@ impl Agents {
             Some(number) => number,
             None => *current.insert(self.choose().await?),
         };
-        Ok((name(number), self.numbered(number)?))
+        Ok((name(number), self.by_number(number)?))
     }
 
-    fn numbered(&self, number: u32) -> Result<Arc<HostEnvironment>, ExecutorError> {
+    fn by_number(&self, number: u32) -> Result<Arc<HostEnvironment>, ExecutorError> {
         let mut known = self.known.lock();
         if let Some(environment) = known.get(&number) {
             return Ok(Arc::clone(environment));
@@ -98,7 +98,8 @@ impl Agents {
         let agent_dir = user::agent_dir(&self.options);
         let socket = socket_path(&agent_dir, number)?;
         if let Some(name) = self.options.user.as_ref().filter(|_| !socket.starts_with(&agent_dir)) {
-            let message = format!("the path {} is too long for a socket in it", agent_dir.display());
+            let message =
+                format!("the path {} is too long for a socket; use a shorter state directory", agent_dir.display());
             return Err(ExecutorError::User { name: name.clone(), message });
         }
         let dotted = if number == 0 { String::new() } else { format!(".{number}") };
@@ -116,14 +117,14 @@ impl Agents {
 
     /// Chooses the number for new jobs: that of the agent that runs the manager's executable, or the first free one.
     async fn choose(&self) -> Result<u32, ExecutorError> {
-        let (mut own, mut free, mut older) = (None, None, Vec::new());
-        for number in NUMBERS {
-            let environment = self.numbered(number)?;
+        let (mut own, mut free, mut outdated) = (None, None, Vec::new());
+        for number in AGENT_NUMBERS {
+            let environment = self.by_number(number)?;
             if number > 0 && free.is_some() && !environment.spool.exists() {
                 continue;
             }
             match HostAgent::find(&environment, None).await {
-                Ok(agent) if agent.is_of(&self.options.executable) => {
+                Ok(agent) if agent.runs_file(&self.options.executable) => {
                     own.get_or_insert(number);
                 }
                 Ok(agent) => {
@@ -131,22 +132,24 @@ impl Agents {
                         environment = name(number),
                         pid = agent.process.pid(),
                         version = agent.connection.identity().version,
-                        "an agent of another executable ends its jobs; new ones have an agent of this one"
+                        "outdated agent finishes its jobs; a new agent takes new jobs"
                     );
-                    older.push(Older { environment, agent });
+                    outdated.push(OutdatedAgent { environment, agent });
                 }
-                Err(error @ ExecutorError::Untrusted { .. }) => tracing::warn!(%error, "agent refused"),
+                Err(error @ ExecutorError::Untrusted { .. }) => {
+                    tracing::warn!(%error, "untrusted process on the socket of an agent, using another socket")
+                }
                 Err(error @ ExecutorError::File { .. }) => return Err(error),
                 Err(_) => drop(free.get_or_insert(number)),
             }
         }
-        if !older.is_empty() {
-            *self.retiring.lock() = Some(tokio::spawn(retire(older)));
+        if !outdated.is_empty() {
+            *self.retiring.lock() = Some(tokio::spawn(retire(outdated)));
         }
         own.or(free).ok_or_else(|| ExecutorError::Start {
             message: format!(
-                "agents of earlier executables, or other processes, listen on all {} sockets; wait for one to end",
-                NUMBERS.len()
+                "outdated agents or other processes listen on all {} sockets; wait until one of them ends",
+                AGENT_NUMBERS.len()
             ),
             log: self.options.state_dir.join("agent.log"),
         })
@@ -159,30 +162,30 @@ fn name(number: u32) -> String {
 }
 
 /// An agent that runs another executable than the manager.
-struct Older {
+struct OutdatedAgent {
     environment: Arc<HostEnvironment>,
     agent: HostAgent,
 }
 
-impl Older {
+impl OutdatedAgent {
     /// Returns whether no job of this manager holds the environment. Two references remain then: the list of all, and this one.
-    fn is_free(&self) -> bool {
+    fn has_no_jobs(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }
 }
 
 /// Ends each agent as soon as it has no more jobs.
-async fn retire(mut agents: Vec<Older>) {
+async fn retire(mut agents: Vec<OutdatedAgent>) {
     while !agents.is_empty() {
         // Wait first: jobs of an earlier start are still being restored.
-        tokio::time::sleep(LOOK_PERIOD).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let mut left = Vec::new();
-        for older in agents {
-            match older.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
-                Ok(answer) if answer.get_ref().jobs.is_empty() && older.is_free() => end(&older.agent),
-                Ok(_) => left.push(older),
+        for outdated in agents {
+            match outdated.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
+                Ok(answer) if answer.get_ref().jobs.is_empty() && outdated.has_no_jobs() => end(&outdated.agent),
+                Ok(_) => left.push(outdated),
                 // The agent has ended. If a job needs it, it is restarted with the manager's executable.
-                Err(error) => tracing::debug!(%error, "an older agent is gone"),
+                Err(error) => tracing::debug!(%error, "outdated agent has ended"),
             }
         }
         agents = left;
@@ -193,7 +196,7 @@ async fn retire(mut agents: Vec<Older>) {
 fn end(agent: &HostAgent) {
     let pid = agent.process.pid();
     match agent.process.signal(Signal::TERM) {
-        Ok(()) => tracing::info!(pid, "an older agent has no job left and was ended"),
-        Err(error) => tracing::warn!(pid, %error, "an older agent without jobs cannot be ended"),
+        Ok(()) => tracing::info!(pid, "outdated agent without jobs ended"),
+        Err(error) => tracing::warn!(pid, %error, "failed to end an outdated agent without jobs"),
     }
 }

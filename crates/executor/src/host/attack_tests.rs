@@ -36,7 +36,7 @@ impl Drop for Victim {
 }
 
 #[tokio::test]
-async fn no_process_is_ended_because_an_impostor_names_it() {
+async fn impostor_cannot_make_the_manager_end_a_process() {
     let mut victim = Victim::start(Path::new("/bin/sh"));
     // The victim comes first: if it is ended, the other values are not tried.
     for claimed in [victim.pid(), -1, 0, 1, i64::from(u32::MAX), i64::MIN] {
@@ -44,16 +44,16 @@ async fn no_process_is_ended_because_an_impostor_names_it() {
         let options = options(home.path(), "/bin/sh");
         HostExecutor::new(options.clone()).unwrap();
         let impostor = serve(&home.path().join("state/agent.sock"), claimed);
-        let found = one_agent(options).await;
+        let found = find_or_start_agent(options).await;
         assert!(victim.lives(), "the process that the impostor named was ended");
         let error = found.map(|_| claimed).unwrap_err().to_string();
-        assert!(error.contains("is not an agent that this manager started"), "{error}");
+        assert!(error.contains("is not an agent of this manager"), "{error}");
         impostor.shutdown_background();
     }
 }
 
 #[tokio::test]
-async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
+async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
     let home = tempfile::tempdir().unwrap();
     let executable = home.path().join("agent");
     std::fs::copy("/bin/sh", &executable).unwrap();
@@ -68,7 +68,7 @@ async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
     let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
     let lease = provider.restore(&record).await.unwrap();
     let error = lease.environment.connect().await.unwrap_err().to_string();
-    assert!(error.contains("is not an agent that this manager started"), "{error}");
+    assert!(error.contains("is not an agent of this manager"), "{error}");
     assert!(error.contains("agent.sock") && error.contains(&std::process::id().to_string()), "{error}");
     assert!(agent.lives());
     impostor.shutdown_background();
@@ -76,20 +76,20 @@ async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
 
 /// Regression test: the recorded process has ended, and another process has its ID.
 #[tokio::test]
-async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
+async fn reused_process_id_is_not_trusted() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
     let (socket, record) = (home.path().join("state/agent.sock"), home.path().join("state/agent.process"));
     let impostor = serve(&socket, 1);
     agent::record_this_process(&record);
-    provider.agents.named("host").unwrap().connect().await.unwrap();
+    provider.agents.by_name("host").unwrap().connect().await.unwrap();
     let right: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
     for (field, value) in [("started", 1.into()), ("boot", "another".into()), ("executable", serde_json::Value::Null)] {
         let mut record_of_another = right.clone();
         record_of_another[field] = value;
         std::fs::write(&record, record_of_another.to_string()).unwrap();
         let provider = super::tests::provider(home.path(), "/nonexistent");
-        let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
+        let error = provider.agents.by_name("host").unwrap().connect().await.unwrap_err();
         assert!(matches!(error, ExecutorError::Untrusted { .. }), "{field}: {error}");
     }
     // Jobs that run as the user of the manager can replace the record.
@@ -97,7 +97,7 @@ async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
     let fifo = Command::new("mkfifo").arg(&record).status().unwrap();
     assert!(fifo.success());
     let provider = super::tests::provider(home.path(), "/nonexistent");
-    let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
+    let error = provider.agents.by_name("host").unwrap().connect().await.unwrap_err();
     assert!(matches!(error, ExecutorError::Untrusted { .. }), "{error}");
     impostor.shutdown_background();
 }
@@ -112,7 +112,7 @@ while True: s.accept()[0].close()' "$4""#;
 /// The process runs an interpreter, so its executable is not the agent's. In a container, root may not even be allowed to read the
 /// executable of another user's process.
 #[tokio::test]
-async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_manager() {
+async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     if !rustix::process::geteuid().is_root() {
         muster_test_needs::missing("only root can start an agent by su");
         return;
@@ -129,7 +129,7 @@ async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_ma
 }
 
 #[test]
-fn a_directory_in_which_others_can_put_a_socket_is_refused() {
+fn socket_directory_writable_by_others_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let state = home.path().join("state");
     for mode in [0o777, 0o770, 0o1777] {
@@ -147,7 +147,7 @@ fn a_directory_in_which_others_can_put_a_socket_is_refused() {
 
 /// Regression test for directories that a manager with root rights gives to the user of the jobs.
 #[test]
-fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
+fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     if !rustix::process::geteuid().is_root() {
         muster_test_needs::missing("only root can give directories away");
         return;
@@ -166,10 +166,10 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
         let path = jobs.join(below);
         let directories = Directories { builds: path.clone(), cache: home.path().join("cache"), shared: true };
         let user = Some("nobody".to_owned());
-        let made = HostExecutor::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
+        let created = HostExecutor::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
         let left: Vec<_> = std::fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(left.is_empty(), "{below}: {left:?} was made, and given away");
-        let error = made.map(|_| below).unwrap_err().to_string();
+        assert!(left.is_empty(), "{below}: {left:?} was created for the user of the jobs");
+        let error = created.map(|_| below).unwrap_err().to_string();
         assert!(error.contains("is a link"), "{below}: {error}");
     }
     // Links of the administrator are followed. Directories below a job's directory work without links.
@@ -184,36 +184,36 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
 }
 
 /// Starts an agent that exits immediately. Runs on a separate thread, because the tested code may never return.
-fn start_in_vain(home: &Path) -> String {
+fn start_failing_agent(home: &Path) -> String {
     let agent = executable(home, "echo 'no space left' >&2; exit 1");
     let options = options(home, agent);
     let (done, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let error = runtime.block_on(async { one_agent(options).await.map(|_| ()).unwrap_err().to_string() });
+        let error = runtime.block_on(async { find_or_start_agent(options).await.map(|_| ()).unwrap_err().to_string() });
         done.send(error).unwrap();
     });
     ended.recv_timeout(std::time::Duration::from_secs(20)).expect("starting an agent does not end")
 }
 
 #[test]
-fn a_fifo_in_the_place_of_the_log_or_the_lock_is_an_error_and_nothing_waits_for_it() {
+fn fifo_instead_of_log_or_lock_is_an_error() {
     for name in ["agent.log", "agent.lock"] {
         let home = tempfile::tempdir().unwrap();
         HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
         let path = home.path().join("state").join(name);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let error = start_in_vain(home.path());
+        let error = start_failing_agent(home.path());
         assert!(error.contains(name) && error.contains("it is a FIFO"), "{name}: {error}");
     }
 }
 
 #[test]
-fn of_a_huge_log_only_the_end_is_read() {
+fn only_the_end_of_a_huge_log_is_read() {
     let home = tempfile::tempdir().unwrap();
     HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
     let log = std::fs::File::create(home.path().join("state/agent.log")).unwrap();
     log.set_len(1 << 40).unwrap();
-    let error = start_in_vain(home.path());
-    assert!(error.contains("ended before it listened") && error.contains("no space left"), "{error}");
+    let error = start_failing_agent(home.path());
+    assert!(error.contains("exited before it listened") && error.contains("no space left"), "{error}");
 }

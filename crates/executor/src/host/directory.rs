@@ -19,9 +19,9 @@ use rustix::process::geteuid;
 use super::user::Owner;
 
 /// Maximum number of links in one path, as in the Linux kernel.
-const LINKS_MAX: u32 = 40;
+const MAX_LINKS: u32 = 40;
 /// Maximum number of attempts to create a directory that other processes create or remove at the same time.
-const ATTEMPTS_MAX: u32 = 100;
+const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
@@ -43,8 +43,8 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
     }
 }
 
-/// Creates a directory for another user. `made` is called between its creation and the change of its owner.
-fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> io::Result<()> {
+/// Creates a directory for another user. `on_created` is called between its creation and the change of its owner.
+fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut directory = start(path)?;
     let mut walked = PathBuf::from(if path.is_absolute() { "/" } else { "" });
@@ -58,7 +58,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> 
         ) {
             // A manager that was killed before it changed the owner leaves an empty directory.
             Ok(next) if rest.is_empty() && is_empty_and_ours(&directory, &name, &next)? => {
-                return give(&directory, &name, owner);
+                return change_owner(&directory, &name, owner);
             }
             Ok(next) => {
                 directory = next;
@@ -69,11 +69,11 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> 
                 let mode = if is_last { mode } else { Mode::from_raw_mode(0o777) };
                 match mkdirat(&directory, &name, mode) {
                     Ok(()) if is_last => {
-                        made();
-                        return give(&directory, &name, owner);
+                        on_created();
+                        return change_owner(&directory, &name, owner);
                     }
                     // The next round opens it as an existing directory.
-                    Ok(()) | Err(Errno::EXIST) if attempts < ATTEMPTS_MAX => rest.push_front(name),
+                    Ok(()) | Err(Errno::EXIST) if attempts < MAX_ATTEMPTS => rest.push_front(name),
                     Ok(()) => return Err(Errno::BUSY.into()),
                     Err(error) => return Err(error.into()),
                 }
@@ -82,7 +82,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> 
             Err(Errno::LOOP | Errno::NOTDIR) => {
                 let target = follow(&directory, &name, &walked.join(&name))?;
                 links += 1;
-                if links > LINKS_MAX {
+                if links > MAX_LINKS {
                     return Err(Errno::LOOP.into());
                 }
                 if target.is_absolute() {
@@ -126,31 +126,31 @@ fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf>
         return Ok(target);
     }
     let message = format!(
-        "{} is a link in a directory that other users write to; configure the path of the directory itself",
+        "{} is a link in a directory that other users can write to; configure the target of the link instead",
         path.display()
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
 /// Gives a newly created directory to its owner.
-fn give(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
+fn change_owner(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let replaced = |why: &dyn std::fmt::Display| {
+    let replaced = |reason: &dyn std::fmt::Display| {
         let name = name.display();
         io::Error::new(
             io::ErrorKind::PermissionDenied,
-            format!("the new directory {name} was replaced meanwhile: {why}"),
+            format!("the new directory {name} was replaced meanwhile: {reason}"),
         )
     };
-    let made = openat(directory, name, flags, Mode::empty()).map_err(|error| replaced(&error))?;
-    if fstat(&made)?.st_uid != geteuid().as_raw() {
+    let created = openat(directory, name, flags, Mode::empty()).map_err(|error| replaced(&error))?;
+    if fstat(&created)?.st_uid != geteuid().as_raw() {
         return Err(replaced(&"it belongs to another user"));
     }
     // A directory of this user that was moved here is safe, too, if it is empty.
-    if let Some(entry) = first_entry(&made)? {
-        return Err(replaced(&format_args!("it has {}", entry.display())));
+    if let Some(entry) = first_entry(&created)? {
+        return Err(replaced(&format_args!("it contains {}", entry.display())));
     }
-    Ok(fchown(&made, Some(owner.user), Some(owner.group))?)
+    Ok(fchown(&created, Some(owner.user), Some(owner.group))?)
 }
 
 /// Returns whether `name`, opened before as `found`, belongs to the user of this process and has no entries.
@@ -184,7 +184,7 @@ mod tests {
             muster_test_needs::missing("only root can give directories away");
             return None;
         }
-        let (home, owner) = (tempfile::tempdir().unwrap(), Owner::of("nobody").unwrap());
+        let (home, owner) = (tempfile::tempdir().unwrap(), Owner::lookup("nobody").unwrap());
         std::fs::create_dir_all(home.path().join("secret/deep")).unwrap();
         create(&home.path().join("jobs"), Some(owner)).unwrap();
         Some((home, owner))
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_the_place_of_a_new_directory_is_not_given_away() {
+    fn replacement_of_a_new_directory_keeps_its_owner() {
         let Some((home, owner)) = home() else { return };
         let (jobs, secret) = (home.path().join("jobs"), home.path().join("secret"));
         let new = jobs.join("builds");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_a_killed_manager_did_not_give_away_is_given_away_by_the_next() {
+    fn next_manager_changes_owner_of_leftover_directory() {
         let Some((home, owner)) = home() else { return };
         let left = home.path().join("left");
         std::fs::create_dir(&left).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_made_with_those_above_it_which_stay_with_this_user() {
+    fn parents_are_created_and_keep_the_current_user() {
         let Some((home, owner)) = home() else { return };
         let path = home.path().join("one/two/../three");
         std::fs::create_dir_all(home.path().join("one/two")).unwrap();

@@ -15,14 +15,14 @@
 //! - `agent.sock`: the agent's socket, unless the path would be too long for a socket
 
 mod agent;
+mod agent_replacement;
+mod agent_start;
 mod agents;
 #[cfg(test)]
 mod attack_tests;
 mod directory;
 mod process;
-mod replace;
 mod socket;
-mod start;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -38,12 +38,12 @@ use rustix::process::{Uid, geteuid};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
-    SlotKey, Slots, TakenSlot,
+    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, HeldSlot, Lease,
+    LeaseRecord, SlotKey, Slots,
 };
 
+pub use agent_start::READY_MARKER;
 pub use socket::{operator_socket_path, socket_path};
-pub use start::READY_MARKER;
 
 use agent::HostAgent;
 use agents::Agents;
@@ -63,13 +63,13 @@ pub struct HostOptions {
     /// Executable of the agent: `<executable> agent serve --socket .. --spool ..`.
     pub executable: PathBuf,
     /// Process with which the agent exits. `None` means that the agent does not depend on any process.
-    pub until_pid: Option<i32>,
+    pub exit_with_pid: Option<i32>,
     /// User as which the agent and its jobs run. `None` means the user of this process. Another user requires root.
     pub user: Option<String>,
     /// Environment variables of this process that are withheld from the agent and its jobs, because they hold secrets of the manager.
-    pub hidden: Vec<String>,
+    pub hidden_variables: Vec<String>,
     /// Limit of open files for jobs, if this process has raised its own. `None` means the limit with which the agent starts.
-    pub open_files: Option<u64>,
+    pub nofile_limit: Option<u64>,
 }
 
 /// Executor for the manager's host: one environment with a fixed number of slots.
@@ -92,9 +92,9 @@ impl HostExecutor {
         };
         let agent_dir = user::agent_dir(&options);
         muster_files::private_directory(&options.state_dir).map_err(failed(&options.state_dir))?;
-        let owner = options.user.as_deref().map(user::Owner::of).transpose()?;
+        let owner = options.user.as_deref().map(user::Owner::lookup).transpose()?;
         if owner.is_some() {
-            user::let_pass(&options.state_dir).map_err(failed(&options.state_dir))?;
+            user::allow_traversal(&options.state_dir).map_err(failed(&options.state_dir))?;
         }
         directory::create_private(&agent_dir, owner).map_err(failed(&agent_dir))?;
         for path in [&options.directories.builds, &options.directories.cache] {
@@ -106,7 +106,7 @@ impl HostExecutor {
         Ok(Self { agents: Agents::new(options, user)?, slots, capacity })
     }
 
-    fn lease(name: String, environment: Arc<HostEnvironment>, taken: TakenSlot) -> Lease {
+    fn lease(name: String, environment: Arc<HostEnvironment>, taken: HeldSlot) -> Lease {
         let record = LeaseRecord::local(name, taken.slot.clone());
         Lease::new(record, environment, Box::new(taken))
     }
@@ -133,8 +133,8 @@ impl Executor for HostExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        let environment = self.agents.named(&record.environment);
-        let taken = environment.as_ref().and_then(|_| self.slots.take_again(&record.slot));
+        let environment = self.agents.by_name(&record.environment);
+        let taken = environment.as_ref().and_then(|_| self.slots.reacquire(&record.slot));
         let lease = environment
             .zip(taken)
             .map(|(environment, taken)| Self::lease(record.environment.clone(), environment, taken));
@@ -142,17 +142,17 @@ impl Executor for HostExecutor {
     }
 
     fn environment_without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
-        self.agents.named(&record.environment).map(|environment| environment as Arc<dyn ExecutionEnvironment>)
+        self.agents.by_name(&record.environment).map(|environment| environment as Arc<dyn ExecutionEnvironment>)
     }
 }
 
 /// The agent of a state directory that has only one.
 #[derive(Debug)]
-pub struct OneAgent {
+pub struct SharedAgent {
     /// Connection to the agent over which nothing has been sent yet. Calls on it block.
     pub stream: UnixStream,
     /// Whether the agent runs an outdated executable and still has jobs, so that it cannot be replaced yet.
-    pub is_older: bool,
+    pub is_outdated: bool,
 }
 
 /// Finds the only agent of a state directory, or starts it.
@@ -161,21 +161,21 @@ pub struct OneAgent {
 ///
 /// # Errors
 /// [`ExecutorError`] if the agent cannot be started, reached or replaced.
-pub async fn one_agent(options: HostOptions) -> Result<OneAgent, ExecutorError> {
+pub async fn find_or_start_agent(options: HostOptions) -> Result<SharedAgent, ExecutorError> {
     let executable = options.executable.clone();
     let environment = HostExecutor::new(options)?.agents.first()?;
     let mut agent = environment.agent().await?;
-    let mut is_older = !agent.is_of(&executable);
-    if is_older && replace::is_idle(&agent.connection).await {
-        replace::end(&agent).await?;
+    let mut is_outdated = !agent.runs_file(&executable);
+    if is_outdated && agent_replacement::is_idle(&agent.connection).await {
+        agent_replacement::end(&agent).await?;
         agent.connection.mark_suspect();
         agent = environment.agent().await?;
-        is_older = false;
+        is_outdated = false;
     }
     let stream = blocking(agent::dial(&environment.socket, agent.process).await);
-    let place = environment.socket.display().to_string();
-    let stream = stream.map_err(|error| ExecutorError::unreachable(place, error))?;
-    Ok(OneAgent { stream, is_older })
+    let location = environment.socket.display().to_string();
+    let stream = stream.map_err(|error| ExecutorError::unreachable(location, error))?;
+    Ok(SharedAgent { stream, is_outdated })
 }
 
 fn blocking(stream: io::Result<tokio::net::UnixStream>) -> io::Result<UnixStream> {
@@ -207,11 +207,11 @@ impl HostEnvironment {
             }
             match agent.connection.check().await {
                 Ok(()) => return Ok(agent.clone()),
-                Err(error) => tracing::warn!(%error, "the connection to the agent is lost"),
+                Err(error) => tracing::warn!(%error, "connection to the agent lost"),
             }
         }
         *current = None;
-        let agent = start::find_or_start(self).await?;
+        let agent = agent_start::find_or_start(self).await?;
         *current = Some(agent.clone());
         Ok(agent)
     }

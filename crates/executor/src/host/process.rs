@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// Maximum number of bytes that are read from a file in `/proc`.
-const PROC_MAX_BYTES: u64 = 4096;
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+const MAX_PROC_BYTES: u64 = 4096;
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Device and inode of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub(super) struct FileId {
 
 impl FileId {
     /// Returns the ID of the file at `path`. `None` means that it cannot be read.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub(super) fn from_path(path: &Path) -> Option<Self> {
         let file = std::fs::metadata(path).ok()?;
         Some(Self { device: file.dev(), inode: file.ino() })
     }
@@ -49,19 +49,19 @@ pub(super) struct ProcessMark {
 }
 
 impl ProcessMark {
-    pub(super) fn of(pid: Pid) -> io::Result<Self> {
+    pub(super) fn from_pid(pid: Pid) -> io::Result<Self> {
         let pid = pid.as_raw_nonzero().get();
         let unreadable =
-            || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat cannot be understood"));
-        let started = stat_field(pid, STARTED).and_then(|field| field.parse().ok()).ok_or_else(unreadable)?;
+            || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat is not a valid process status"));
+        let started = stat_field(pid, START_FIELD).and_then(|field| field.parse().ok()).ok_or_else(unreadable)?;
         let boot = read_proc("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-        Ok(Self { boot, pid, started, executable: FileId::of(Path::new(&format!("/proc/{pid}/exe"))) })
+        Ok(Self { boot, pid, started, executable: FileId::from_path(Path::new(&format!("/proc/{pid}/exe"))) })
     }
 }
 
 /// Fields of `/proc/<pid>/stat`, counted from the first field after the name.
-const PARENT: usize = 1;
-const STARTED: usize = 19;
+const PARENT_FIELD: usize = 1;
+const START_FIELD: usize = 19;
 
 fn stat_field(pid: i32, field: usize) -> Option<String> {
     let stat = read_proc(&format!("/proc/{pid}/stat")).ok()?;
@@ -72,7 +72,7 @@ fn stat_field(pid: i32, field: usize) -> Option<String> {
 
 fn read_proc(path: &str) -> io::Result<String> {
     let mut text = Vec::new();
-    File::open(path)?.take(PROC_MAX_BYTES).read_to_end(&mut text)?;
+    File::open(path)?.take(MAX_PROC_BYTES).read_to_end(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -90,14 +90,14 @@ impl Process {
     ///
     /// # Errors
     /// An I/O error, also if the process has ended or is in a PID namespace that this process cannot see.
-    pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
-        Self::with(stream, getsockopt(stream, PeerPidfd))
+    pub(super) fn from_peer(stream: &UnixStream) -> io::Result<Self> {
+        Self::from_peer_with(stream, getsockopt(stream, PeerPidfd))
     }
 
-    fn with(stream: &UnixStream, handle: nix::Result<OwnedFd>) -> io::Result<Self> {
+    fn from_peer_with(stream: &UnixStream, handle: nix::Result<OwnedFd>) -> io::Result<Self> {
         let peer = stream.peer_cred()?;
         let pid = peer.pid().filter(|pid| *pid > 0).and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("the process that listens is in another PID namespace"))?;
+        let pid = pid.ok_or_else(|| io::Error::other("the process is in another PID namespace"))?;
         let handle = match handle {
             Ok(handle) => Some(handle),
             // Kernels before Linux 6.5. If the ID was reused meanwhile, the checks apply to the process that has it now.
@@ -108,10 +108,10 @@ impl Process {
             },
             Err(error) => return Err(error.into()),
         };
-        let mark = ProcessMark::of(pid)?;
+        let mark = ProcessMark::from_pid(pid)?;
         let process = Self { mark, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
         // Only now it is certain that the files in `/proc` were those of this process.
-        if process.has_ended() { Err(io::Error::other("the process that listened has ended")) } else { Ok(process) }
+        if process.has_ended() { Err(io::Error::other("the process has ended")) } else { Ok(process) }
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -134,7 +134,7 @@ impl Process {
     pub(super) fn descends_from(&self, child: u32) -> bool {
         let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
         is_child(self.mark.pid)
-            || stat_field(self.mark.pid, PARENT).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
+            || stat_field(self.mark.pid, PARENT_FIELD).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
     }
 
     /// Returns whether this process is at the other end of the connection.
@@ -144,9 +144,9 @@ impl Process {
 
     pub(super) fn has_ended(&self) -> bool {
         match &self.handle {
-            Some(handle) => wait(handle, &AT_ONCE).unwrap_or(true),
+            Some(handle) => wait(handle, &NO_WAIT).unwrap_or(true),
             None => Pid::from_raw(self.mark.pid)
-                .map(ProcessMark::of)
+                .map(ProcessMark::from_pid)
                 .is_none_or(|now| !now.is_ok_and(|now| now == self.mark)),
         }
     }
@@ -155,8 +155,8 @@ impl Process {
     ///
     /// # Errors
     /// An I/O error.
-    pub(super) fn wait(&self, limit: &Timespec) -> io::Result<bool> {
-        self.handle().and_then(|handle| wait(handle, limit))
+    pub(super) fn wait(&self, timeout: &Timespec) -> io::Result<bool> {
+        self.handle().and_then(|handle| wait(handle, timeout))
     }
 
     /// Sends a signal to the process. If it has ended, nothing happens, even if another process has its ID now.
@@ -171,14 +171,17 @@ impl Process {
     }
 
     fn handle(&self) -> io::Result<&OwnedFd> {
-        let missing =
-            || io::Error::other("this kernel has no pidfd (Linux 5.3), so the process cannot be ended safely");
+        let missing = || {
+            io::Error::other(
+                "the process cannot be ended safely, because this kernel has no pidfd; use Linux 5.3 or later",
+            )
+        };
         self.handle.as_deref().ok_or_else(missing)
     }
 }
 
-fn wait(handle: &OwnedFd, limit: &Timespec) -> io::Result<bool> {
-    let ended = retry_on_intr(|| poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(limit)))?;
+fn wait(handle: &OwnedFd, timeout: &Timespec) -> io::Result<bool> {
+    let ended = retry_on_intr(|| poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(timeout)))?;
     Ok(ended > 0)
 }
 
@@ -195,16 +198,16 @@ print(flush=True)
 time.sleep(600)";
 
     #[tokio::test]
-    async fn the_process_that_listens_is_the_one_that_is_named_and_ended() {
-        names_and_ends(Process::of).await;
+    async fn listening_process_is_identified_and_ended() {
+        identifies_and_ends(Process::from_peer).await;
     }
 
     #[tokio::test]
-    async fn a_kernel_that_gives_no_pidfd_of_the_peer_is_asked_for_one_by_its_id() {
-        names_and_ends(|stream| Process::with(stream, Err(NixErrno::ENOPROTOOPT))).await;
+    async fn pidfd_is_opened_by_id_if_the_peer_option_is_missing() {
+        identifies_and_ends(|stream| Process::from_peer_with(stream, Err(NixErrno::ENOPROTOOPT))).await;
     }
 
-    async fn names_and_ends(of: impl Fn(&UnixStream) -> io::Result<Process>) {
+    async fn identifies_and_ends(of: impl Fn(&UnixStream) -> io::Result<Process>) {
         let home = tempfile::tempdir().unwrap();
         let socket = home.path().join("socket");
         let mut python = Command::new("python3");
@@ -217,7 +220,7 @@ time.sleep(600)";
         let process = of(&stream).unwrap();
         assert_eq!(u32::try_from(process.pid()).unwrap(), child.id());
         assert_eq!(process.user(), rustix::process::geteuid());
-        let executable = FileId::of(Path::new(&format!("/proc/{}/exe", child.id())));
+        let executable = FileId::from_path(Path::new(&format!("/proc/{}/exe", child.id())));
         assert!(executable.is_some() && process.executable() == executable);
         assert!(process.descends_from(child.id()) && process.descends_from(std::process::id()));
         assert!(!process.descends_from(u32::MAX));
@@ -225,7 +228,7 @@ time.sleep(600)";
 
         process.signal(Signal::TERM).unwrap();
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert!(process.wait(&limit).unwrap(), "it was signaled");
+        assert!(process.wait(&limit).unwrap(), "the process did not end after its signal");
         assert!(process.has_ended() && !process.is_peer_of(&stream));
         child.wait().unwrap();
         // The ID is free and may belong to another process by now. That process must not get the signal.

@@ -10,7 +10,7 @@ use muster_fleeting::host::runtime_directory;
 use crate::ExecutorError;
 
 /// Maximum length of a socket's path in bytes. The system allows 107; the rest is reserved for a temporary file beside it.
-const PATH_MAX_BYTES: usize = 100;
+const MAX_PATH_BYTES: usize = 100;
 /// Length of the longest name in the private directory: a hash of 16 digits and `.operator.sock`.
 const HASHED_NAME_BYTES: usize = 32;
 
@@ -22,7 +22,7 @@ const HASHED_NAME_BYTES: usize = 32;
 /// [`ExecutorError::File`] if no private directory can be used.
 pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, ExecutorError> {
     let dotted = if number == 0 { String::new() } else { format!(".{number}") };
-    named(state_dir, &format!("agent{dotted}.sock"), &format!("{dotted}.sock"))
+    path_or_hash(state_dir, &format!("agent{dotted}.sock"), &format!("{dotted}.sock"))
 }
 
 /// Returns the path of the socket that accepts operators' actions on instances.
@@ -31,18 +31,18 @@ pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, ExecutorErr
 ///
 /// # Errors
 /// [`ExecutorError::File`] if no private directory can be used.
-pub fn operator_socket_path(books: &Path) -> Result<PathBuf, ExecutorError> {
-    named(books, "operator.sock", ".operator.sock")
+pub fn operator_socket_path(ledgers: &Path) -> Result<PathBuf, ExecutorError> {
+    path_or_hash(ledgers, "operator.sock", ".operator.sock")
 }
 
 /// Returns `near` in the directory, or a hash of that path with the suffix `far` in the private directory.
-fn named(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, ExecutorError> {
+fn path_or_hash(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, ExecutorError> {
     let near = state_dir.join(near);
-    if near.as_os_str().as_bytes().len() <= PATH_MAX_BYTES {
+    if near.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {
         return Ok(near);
     }
     let directory = runtime_directory(HASHED_NAME_BYTES).map_err(|error| ExecutorError::File {
-        action: "use a private directory for sockets instead of",
+        action: "create a private directory for sockets instead of",
         path: state_dir.to_owned(),
         source: io::Error::other(error),
     })?;

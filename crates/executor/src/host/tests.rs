@@ -36,10 +36,10 @@ pub(super) fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOption
         directories: Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true },
         slots: 1,
         executable: executable.into(),
-        until_pid: None,
+        exit_with_pid: None,
         user: None,
-        hidden: Vec::new(),
-        open_files: None,
+        hidden_variables: Vec::new(),
+        nofile_limit: None,
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostExecu
 
 /// Returns the environment of the first agent.
 fn environment(provider: &HostExecutor) -> Arc<HostEnvironment> {
-    provider.agents.named("host").unwrap()
+    provider.agents.by_name("host").unwrap()
 }
 
 /// Creates an executable that runs `script` instead of an agent.
@@ -61,7 +61,7 @@ pub(super) fn executable(home: &Path, script: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
+async fn connection_to_a_restarted_agent_is_replaced() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), std::env::current_exe().unwrap());
     let socket = home.path().join("state/agent.sock");
@@ -74,23 +74,23 @@ async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
     // A caller whose call failed reports the connection as suspect.
     environment.connect().await.unwrap().mark_suspect();
     let connection = environment.connect().await.unwrap();
-    assert_eq!(connection.identity().pid, 2, "a lost connection is mended");
+    assert_eq!(connection.identity().pid, 2, "the lost connection was not replaced");
     let lost = connection.agent().wait_for_result(WaitForResultRequest { id: "7-1".to_owned() }).await.unwrap_err();
     assert_eq!(lost.code(), tonic::Code::NotFound);
     second.shutdown_background();
 }
 
 #[tokio::test]
-async fn an_agent_that_ends_before_it_listens_is_an_error_with_its_last_words() {
+async fn failed_agent_start_error_contains_its_log() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo 'no space left' >&2; exit 1");
     let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("ended before it listened: no space left") && text.contains("agent.log"), "{text}");
+    assert!(text.contains("exited before it listened: no space left") && text.contains("agent.log"), "{text}");
 }
 
 #[tokio::test]
-async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
+async fn agent_command_line_has_socket_and_spool() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo \"$@\" > args; echo \"step-runner is listening on socket $4\"");
     let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
@@ -99,35 +99,36 @@ async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
     let state = home.path().join("state");
     assert_eq!(
         args.trim(),
-        format!("agent serve --socket {0}/agent.sock --spool {0}/spool --end-when-idle 600", state.display())
+        format!("agent serve --socket {0}/agent.sock --spool {0}/spool --idle-timeout 600", state.display())
     );
 }
 
 #[test]
-fn jobs_of_another_user_have_an_agent_of_that_user() {
+fn agent_for_another_user_is_started_by_su() {
     let options = HostOptions {
         state_dir: "/var/lib/muster".into(),
         directories: Directories { builds: "/b".into(), cache: "/c".into(), shared: true },
         slots: 1,
         executable: "/opt/it's/muster".into(),
-        until_pid: None,
+        exit_with_pid: None,
         user: Some("ci".to_owned()),
-        hidden: vec!["TOKEN".to_owned()],
-        open_files: Some(1024),
+        hidden_variables: vec!["TOKEN".to_owned()],
+        nofile_limit: Some(1024),
     };
-    let command = start::command(&options, Path::new("/s/agent.sock"), Path::new("/var/lib/muster/agent-ci/spool"));
+    let command =
+        agent_start::command(&options, Path::new("/s/agent.sock"), Path::new("/var/lib/muster/agent-ci/spool"));
     assert_eq!(
         command.get_envs().collect::<Vec<_>>(),
         [("TOKEN".as_ref(), None)],
-        "the manager's secrets are not handed on"
+        "the manager's secrets were passed on"
     );
-    let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--end-when-idle' '600' '--job-open-files' '1024'";
-    assert_eq!((command.get_program().to_str().unwrap(), words), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
+    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_str().unwrap()).collect();
+    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--idle-timeout' '600' '--job-nofile-limit' '1024'";
+    assert_eq!((command.get_program().to_str().unwrap(), arguments), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
 }
 
 #[test]
-fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
+fn state_directory_is_private_but_traversable() {
     let home = tempfile::tempdir().unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     provider(home.path(), "/nonexistent");
@@ -143,17 +144,17 @@ fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
         directories,
         slots: 1,
         executable: "/nonexistent".into(),
-        until_pid: None,
+        exit_with_pid: None,
         user,
-        hidden: Vec::new(),
-        open_files: None,
+        hidden_variables: Vec::new(),
+        nofile_limit: None,
     };
     HostExecutor::new(options).unwrap();
     assert_eq!((mode(&state_dir), mode(&state_dir.join("agent-nobody"))), (0o711, 0o700));
 }
 
 #[test]
-fn a_user_that_does_not_exist_is_told_by_name() {
+fn unknown_user_is_named_in_the_error() {
     let home = tempfile::tempdir().unwrap();
     for name in ["nobody-of-this-name", "-u", "../root", ""] {
         let options = HostOptions { user: Some(name.to_owned()), ..options(home.path(), "/nonexistent") };
@@ -163,12 +164,12 @@ fn a_user_that_does_not_exist_is_told_by_name() {
 }
 
 #[tokio::test]
-async fn leases_are_bounded_waited_for_and_restored() {
+async fn leases_are_limited_awaited_and_restored() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "jobs that wait are counted by who asks for them");
+    assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "waiting jobs do not change the capacity");
     let record = lease.record.clone();
     assert!(provider.restore(&record).await.is_err(), "one lease per slot");
     let next = EnvironmentRequest::new(JobId(2));
@@ -178,7 +179,7 @@ async fn leases_are_bounded_waited_for_and_restored() {
 }
 
 #[test]
-fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
+fn socket_of_a_long_state_directory_has_a_stable_path() {
     let short = Path::new("/var/lib/muster");
     assert_eq!(socket_path(short, 0).unwrap(), short.join("agent.sock"));
     let long = PathBuf::from(format!("/var/lib/{}", "x".repeat(120)));
@@ -193,10 +194,10 @@ fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
 const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 
 #[test]
-fn a_long_state_directorys_socket_is_where_no_other_user_can_put_anything() {
+fn socket_of_a_long_state_directory_is_private() {
     if std::env::var_os(WITHOUT_SESSION).is_none() {
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        let test = "host::tests::a_long_state_directorys_socket_is_where_no_other_user_can_put_anything";
+        let test = "host::tests::socket_of_a_long_state_directory_is_private";
         again.args(["--exact", test]).env_remove("XDG_RUNTIME_DIR").env(WITHOUT_SESSION, "1");
         let output = again.output().unwrap();
         assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
@@ -206,15 +207,15 @@ fn a_long_state_directorys_socket_is_where_no_other_user_can_put_anything() {
     for socket in [socket_path(&long, 0).unwrap(), operator_socket_path(&long).unwrap()] {
         let directory = socket.parent().unwrap();
         let found = std::fs::symlink_metadata(directory).unwrap();
-        let own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
-        assert!(own && found.mode() & 0o077 == 0, "{}", directory.display());
+        let is_private = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+        assert!(is_private && found.mode() & 0o077 == 0, "{}", directory.display());
         let above = std::fs::metadata(directory.parent().unwrap()).unwrap();
         assert!(above.mode() & 0o002 == 0, "other users can write above {}", directory.display());
     }
 }
 
 #[tokio::test]
-async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_there_stays() {
+async fn new_jobs_avoid_outdated_agents_and_old_jobs_stay() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
     // An earlier manager started this agent. Its executable is not the one of this manager.
@@ -222,9 +223,9 @@ async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_t
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(lease.record.environment, "host-1", "the agent that answers says another version");
+    assert_eq!(lease.record.environment, "host-1", "the job went to an agent of another version");
     let error = lease.environment.connect().await.unwrap_err();
-    assert!(error.to_string().contains("agent.log"), "a new one is to be started: {error}");
+    assert!(error.to_string().contains("agent.log"), "no new agent was started: {error}");
     lease.release();
     let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
     let lease = provider.restore(&record).await.unwrap();

@@ -30,24 +30,23 @@ pub(super) struct Owner {
 
 impl Owner {
     /// Looks up a user by name, including users that only a directory service knows.
-    pub(super) fn of(name: &str) -> Result<Self, ExecutorError> {
+    pub(super) fn lookup(name: &str) -> Result<Self, ExecutorError> {
         let fail = |message: String| ExecutorError::User { name: name.to_owned(), message };
         // Reject names that `id` would read as an option, or that lead out of the state directory.
         if name.is_empty() || name.starts_with('-') || name.contains(['/', '\0']) {
-            return Err(fail("this is no name of a user".to_owned()));
+            return Err(fail("invalid user name".to_owned()));
         }
-        let ask = |what: &str| {
-            let answer = Command::new("id").args([what, name]).output().map_err(|error| fail(error.to_string()))?;
-            let text = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
-            let told = || String::from_utf8_lossy(&answer.stderr).trim().to_owned();
-            text.parse::<u32>().map_err(|_| fail(told()))
+        let id = |flag: &str| {
+            let output = Command::new("id").args([flag, name]).output().map_err(|error| fail(error.to_string()))?;
+            let number = String::from_utf8_lossy(&output.stdout).trim().parse::<u32>();
+            number.map_err(|_| fail(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
         };
-        Ok(Self { user: Uid::from_raw(ask("-u")?), group: Gid::from_raw(ask("-g")?) })
+        Ok(Self { user: Uid::from_raw(id("-u")?), group: Gid::from_raw(id("-g")?) })
     }
 }
 
 /// Lets other users pass through a directory to what they own below it. They cannot list its entries.
-pub(super) fn let_pass(path: &Path) -> io::Result<()> {
+pub(super) fn allow_traversal(path: &Path) -> io::Result<()> {
     let directory = File::open(path)?;
     let mode = directory.metadata()?.permissions().mode();
     directory.set_permissions(Permissions::from_mode(mode | 0o111))
@@ -58,7 +57,7 @@ pub(super) fn as_user(user: &str, command: &Command) -> Command {
     let mut line = OsString::from("exec");
     for word in std::iter::once(command.get_program()).chain(command.get_args()) {
         line.push(" ");
-        line.push(quoted(word.as_bytes()));
+        line.push(quote(word.as_bytes()));
     }
     let mut su = Command::new("su");
     su.args(["-s", "/bin/sh", user, "-c"]).arg(line);
@@ -66,7 +65,7 @@ pub(super) fn as_user(user: &str, command: &Command) -> Command {
 }
 
 /// Quotes a word for a POSIX shell.
-fn quoted(word: &[u8]) -> OsString {
+fn quote(word: &[u8]) -> OsString {
     let mut out = vec![b'\''];
     for byte in word {
         match byte {

@@ -6,7 +6,7 @@ use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, Platform};
 use muster_remote::{self as remote, DialError, KnownHosts, Session};
 
-use crate::deploy::Agents;
+use crate::deploy::{Agents, DeployError};
 
 /// Delay before expired connection details are requested again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ pub(super) struct Addresses {
 
 impl Addresses {
     /// Returns the addresses in a plugin's answer.
-    pub(super) fn of(info: &ConnectInfo) -> Self {
+    pub(super) fn from_info(info: &ConnectInfo) -> Self {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
     }
 }
@@ -45,31 +45,31 @@ pub(super) const NEW_MACHINE_AUTH_GRACE: Duration = Duration::from_secs(120);
 /// details are therefore requested again, for as long as the connection timeout in them allows.
 ///
 /// # Errors
-/// Reason why there is no session, as a message.
-pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
+/// [`DeployError`] if there is no session.
+pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, DeployError>>>(
     id: &str,
     details: impl Fn() -> D,
     options: DialOptions,
     hosts: &KnownHosts,
     is_new: bool,
-) -> Result<(Box<dyn Session>, Addresses), String> {
+) -> Result<(Box<dyn Session>, Addresses), DeployError> {
     let began = tokio::time::Instant::now();
     loop {
         let info = details().await?;
-        let (addresses, limit) = (Addresses::of(&info), info.connector.timeout);
-        let failed = |error: &dyn std::error::Error| format!("instance {id}: {error}");
-        let target = connector::target(&InstanceId::new(id), info, options).map_err(|error| failed(&error))?;
-        let dialled = match is_new {
+        let (addresses, limit) = (Addresses::from_info(&info), info.connector.timeout);
+        let target =
+            connector::target(&InstanceId::new(id), info, options).map_err(|error| DeployError::dial(id, error))?;
+        let dialed = match is_new {
             true => remote::dial_new(&target, hosts, NEW_MACHINE_AUTH_GRACE).await,
             false => remote::dial(&target, hosts).await,
         };
-        match dialled {
+        match dialed {
             Ok(session) => return Ok((session, addresses)),
             Err(DialError::Expired) if began.elapsed() < limit => {
-                tracing::debug!(instance = id, "connection details have expired; they are asked for again");
+                tracing::debug!(instance = id, "connection details expired, requesting new ones");
                 tokio::time::sleep(RETRY_DELAY).await;
             }
-            Err(error) => return Err(failed(&error)),
+            Err(error) => return Err(DeployError::dial(id, error)),
         }
     }
 }
@@ -94,21 +94,25 @@ pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses
 /// The platform is the one that the configuration or the plugin states, or the manager's own.
 ///
 /// # Errors
-/// Reason why there is none, as a message.
-pub(super) fn ensure_supported(agents: &Agents, id: &str, connector: &ConnectorConfig) -> Result<(), String> {
+/// [`DeployError::UnsupportedInstance`] if the platform has no agent.
+pub(super) fn ensure_supported(agents: &Agents, id: &str, connector: &ConnectorConfig) -> Result<(), DeployError> {
     let own = Platform::this();
-    let or = |stated: &str, own: String| if stated.is_empty() { own } else { stated.to_owned() };
-    let platform = Platform { os: or(&connector.os, own.os), arch: or(&connector.arch, own.arch) };
-    let supported = agents.executable_for(&platform).map(drop);
-    supported.map_err(|why| format!("instance {id} is {platform}: {why}, or correct os and arch in connector_config"))
+    let stated_or = |stated: &str, own: String| if stated.is_empty() { own } else { stated.to_owned() };
+    let platform = Platform { os: stated_or(&connector.os, own.os), arch: stated_or(&connector.arch, own.arch) };
+    match agents.executable_for(&platform) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(DeployError::UnsupportedInstance { machine: id.to_owned(), platform, source }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use muster_job::error_chain;
+
     use super::*;
 
     #[test]
-    fn addresses_are_told_only_where_the_configuration_says_so() {
+    fn trace_shows_addresses_only_if_configured() {
         let addresses = Addresses { internal: "10.0.0.5".to_owned(), external: "192.0.2.1".to_owned() };
         let dialing =
             |internal, external| trace_lines("i-1", &addresses, TraceAddresses { internal, external }).remove(1);
@@ -118,35 +122,39 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_another_kind_is_told_before_anything_is_sent() {
-        let place = tempfile::tempdir().unwrap();
-        let agents = Agents::new(std::sync::Arc::new(crate::deploy::Executable::new(place.path().join("muster"))));
+    fn unsupported_platform_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let agents = Agents::new(std::sync::Arc::new(crate::deploy::Executable::new(dir.path().join("muster"))));
         let stated = |os: &str, arch: &str| {
             let connector = ConnectorConfig { os: os.to_owned(), arch: arch.to_owned(), ..ConnectorConfig::default() };
             ensure_supported(&agents, "i-1", &connector)
         };
         stated("", "").unwrap();
         stated("linux", "").unwrap();
-        let error = stated("windows", "").unwrap_err();
+        let error = stated("windows", "").unwrap_err().to_string();
         assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
-        let error = stated("linux", "s390x").unwrap_err();
-        assert!(error.contains("instance i-1 is linux/s390x: its agent is"), "{error}");
+        let error = error_chain(&stated("linux", "s390x").unwrap_err());
+        assert!(
+            error.contains("instance i-1 is linux/s390x;") && error.contains("failed to read its agent"),
+            "{error}"
+        );
     }
 
     /// AWS issues keys that are valid for one minute.
     #[tokio::test]
-    async fn details_that_expire_before_the_machine_answers_are_asked_for_again() {
+    async fn expired_connection_details_are_requested_again() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let asked = std::cell::Cell::new(0);
+        let requests = std::cell::Cell::new(0);
         let details = || {
-            asked.set(asked.get() + 1);
+            requests.set(requests.get() + 1);
             // The machine rejects the first two sets of details. The third one leads to another error.
-            let (expires, protocol) = if asked.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
+            let (expires, protocol) = if requests.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
             let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
             let internal_addr = closed.clone();
             std::future::ready(Ok(ConnectInfo { connector, external_addr: String::new(), internal_addr, expires }))
         };
         let error = dial("i-1", details, DialOptions::default(), &KnownHosts::default(), true).await.err().unwrap();
-        assert!(error.contains("telnet") && asked.get() == 3, "{} {error}", asked.get());
+        let error = error_chain(&error);
+        assert!(error.contains("telnet") && requests.get() == 3, "{} {error}", requests.get());
     }
 }

@@ -15,14 +15,14 @@ use muster_taskscaler::types::GroupId;
 use super::plugin_group::PluginGroup;
 
 /// Interval for polling offers. The extension has no event for price changes.
-const OFFERS_EVERY: Duration = Duration::from_secs(300);
+const OFFERS_POLL_INTERVAL: Duration = Duration::from_secs(300);
 /// Initial and maximum delay before the connection for notices is opened again.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-const MICROS: f64 = 1_000_000.0;
+const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const MICROS_PER_UNIT: f64 = 1_000_000.0;
 
 /// Forwards everything that the plugin reports to the scaler, until the plugin is dropped. Cancel-safe.
-pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupId, runner: &str) {
-    let mut wait = AGAIN.0;
+pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: GroupId, runner: &str) {
+    let mut wait = RECONNECT_BACKOFF.0;
     loop {
         let features = match plugin.upgrade() {
             Some(plugin) => plugin.group().features(),
@@ -32,14 +32,14 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
             return;
         }
         let began = tokio::time::Instant::now();
-        if let Err(error) = follow_once(&plugin, &scaler, of, runner, features.notices).await {
-            tracing::debug!(runner, error, "the plugin's notices are not heard for now");
+        if let Err(error) = follow_once(&plugin, &scaler, group, runner, features.notices).await {
+            tracing::debug!(runner, error, "failed to receive notices of the plugin, retrying");
         }
-        if began.elapsed() > AGAIN.1 {
-            wait = AGAIN.0;
+        if began.elapsed() > RECONNECT_BACKOFF.1 {
+            wait = RECONNECT_BACKOFF.0;
         }
         tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(AGAIN.1);
+        wait = (wait * 2).min(RECONNECT_BACKOFF.1);
     }
 }
 
@@ -47,39 +47,39 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
 async fn follow_once(
     plugin: &Weak<PluginGroup>,
     scaler: &Scaler,
-    of: GroupId,
+    group: GroupId,
     runner: &str,
     has_notices: bool,
 ) -> Result<(), String> {
-    let gone = || "the plugin has ended".to_owned();
+    let stopped = || "the plugin has ended".to_owned();
     // Subscribe to notices first, so that no change is missed while the offers are requested.
     let mut notices = if has_notices {
-        let plugin = plugin.upgrade().ok_or_else(gone)?;
+        let plugin = plugin.upgrade().ok_or_else(stopped)?;
         let notices = plugin.group().notices().await.map_err(|error| error_chain(&error))?;
         notices.boxed()
     } else {
         futures::stream::pending().boxed()
     };
-    let mut market = Market::default();
+    let mut offer_table = OfferTable::default();
     loop {
-        market.restock(offers(plugin).await.ok_or_else(gone)??);
-        market.tell(scaler, of, runner);
-        let look_again = tokio::time::sleep(OFFERS_EVERY);
-        tokio::pin!(look_again);
+        offer_table.set_offers(offers(plugin).await.ok_or_else(stopped)??);
+        offer_table.publish(scaler, group, runner);
+        let next_poll = tokio::time::sleep(OFFERS_POLL_INTERVAL);
+        tokio::pin!(next_poll);
         loop {
             tokio::select! {
                 notice = notices.next() => match notice {
                     Some(Notice::Interruption { instance, at, reason }) => {
-                        tracing::warn!(%instance, runner, at, reason, "the provider takes an instance back: it gets no more jobs");
-                        scaler.retire_instance(of, instance, format!("the provider takes it back: {reason}"));
+                        tracing::warn!(%instance, runner, at, reason, "interruption notice received; the instance gets no more jobs");
+                        scaler.retire_instance(group, instance, format!("the provider will interrupt it: {reason}"));
                     }
                     Some(Notice::StockChange { offer, available }) => {
-                        market.heard(&offer, available);
-                        market.tell(scaler, of, runner);
+                        offer_table.apply_notice(&offer, available);
+                        offer_table.publish(scaler, group, runner);
                     }
-                    None => return Err(gone()),
+                    None => return Err(stopped()),
                 },
-                () = &mut look_again => break,
+                () = &mut next_poll => break,
             }
         }
     }
@@ -88,41 +88,41 @@ async fn follow_once(
 /// Returns the offers of the plugin, without any if it does not support them. `None` means that the plugin was dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
-    let group = plugin.group();
-    if !group.features().offers {
+    let plugin_group = plugin.group();
+    if !plugin_group.features().offers {
         return Some(Ok(Vec::new()));
     }
-    Some(group.offers().await.map_err(|error| error_chain(&error)))
+    Some(plugin_group.offers().await.map_err(|error| error_chain(&error)))
 }
 
 /// Offers of a group, which can consist of several types of machines.
 #[derive(Debug, Default)]
-struct Market {
+struct OfferTable {
     /// Availability and price per hour of each offer, by name.
     offers: BTreeMap<String, (bool, Option<f64>)>,
     /// Price and availability that the scaler received last.
-    told: Option<(Option<f64>, bool)>,
+    published: Option<(Option<f64>, bool)>,
 }
 
-impl Market {
-    fn restock(&mut self, offers: Vec<Offer>) {
+impl OfferTable {
+    fn set_offers(&mut self, offers: Vec<Offer>) {
         if offers.is_empty() {
             return;
         }
-        let price = |offer: &Offer| offer.price.as_ref().map(|price| price.micros_per_hour as f64 / MICROS);
+        let price = |offer: &Offer| offer.price.as_ref().map(|price| price.micros_per_hour as f64 / MICROS_PER_UNIT);
         let before = std::mem::take(&mut self.offers);
         self.offers = offers
             .iter()
             .map(|offer| {
                 // No machine may be left because this group has them all. Only a notice means that the offer is out of stock.
-                let heard = before.get(&offer.name).is_none_or(|(available, _)| *available);
-                let available = heard || offer.available.is_some_and(|left| left > 0);
+                let was_available = before.get(&offer.name).is_none_or(|(available, _)| *available);
+                let available = was_available || offer.available.is_some_and(|left| left > 0);
                 (offer.name.clone(), (available, price(offer)))
             })
             .collect();
     }
 
-    fn heard(&mut self, offer: &str, available: bool) {
+    fn apply_notice(&mut self, offer: &str, available: bool) {
         self.offers.entry(offer.to_owned()).or_insert((available, None)).0 = available;
     }
 
@@ -130,28 +130,28 @@ impl Market {
     ///
     /// The price is the highest among the available offers, or among all offers if none is available: the plugin does not say which offer
     /// the next instance uses, and `max_cost_per_hour` must hold for any of them. Without offers the group counts as available.
-    fn now(&self) -> (Option<f64>, bool) {
+    fn current(&self) -> (Option<f64>, bool) {
         let available = self.offers.is_empty() || self.offers.values().any(|(available, _)| *available);
-        let prices = self.offers.values().filter(|(is, _)| *is || !available).filter_map(|(_, price)| *price);
+        let prices = self.offers.values().filter(|(offered, _)| *offered || !available).filter_map(|(_, price)| *price);
         (prices.max_by(f64::total_cmp), available)
     }
 
-    fn tell(&mut self, scaler: &Scaler, of: GroupId, runner: &str) {
-        let now = self.now();
-        if self.told.replace(now) == Some(now) {
+    fn publish(&mut self, scaler: &Scaler, group: GroupId, runner: &str) {
+        let current = self.current();
+        if self.published.replace(current) == Some(current) {
             return;
         }
-        if let (Some(price), _) = now {
-            scaler.set_price(of, price);
+        if let (Some(price), _) = current {
+            scaler.set_price(group, price);
         }
-        if !now.1 {
+        if !current.1 {
             tracing::warn!(
                 runner,
-                group = of.0 + 1,
-                "the plugin has nothing in stock: no instances are asked for until it has"
+                group = group.0 + 1,
+                "all offers of the group are out of stock; no instances are requested meanwhile"
             );
         }
-        scaler.set_stock(of, now.1);
+        scaler.set_stock(group, current.1);
     }
 }
 
@@ -167,18 +167,18 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_out_of_stock_when_nothing_of_it_can_be_had() {
-        let mut market = Market::default();
-        assert_eq!(market.now(), (None, true), "nobody says");
+    fn group_is_out_of_stock_if_no_offer_is_available() {
+        let mut offer_table = OfferTable::default();
+        assert_eq!(offer_table.current(), (None, true), "without offers");
         let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
-        market.restock(offers());
-        assert_eq!(market.now(), (Some(0.3), true), "none left, and not out of stock");
-        market.heard("a", false);
-        assert_eq!(market.now(), (Some(0.2), true), "the dearest that can be had");
-        market.heard("b", false);
-        market.heard("c", false);
-        assert_eq!(market.now(), (Some(0.3), false));
-        market.restock(offers());
-        assert_eq!(market.now(), (Some(0.2), true), "a notice that was missed is made good");
+        offer_table.set_offers(offers());
+        assert_eq!(offer_table.current(), (Some(0.3), true), "no machine is left, but there was no notice");
+        offer_table.apply_notice("a", false);
+        assert_eq!(offer_table.current(), (Some(0.2), true), "the highest price of the available offers");
+        offer_table.apply_notice("b", false);
+        offer_table.apply_notice("c", false);
+        assert_eq!(offer_table.current(), (Some(0.3), false));
+        offer_table.set_offers(offers());
+        assert_eq!(offer_table.current(), (Some(0.2), true), "a missed notice is corrected by polling");
     }
 }

@@ -8,8 +8,8 @@ use muster_taskscaler::driver::{FileLedger, LedgerError};
 /// Returns the path of the file with the instances' host keys.
 ///
 /// Keeping the keys means that a new key is trusted only once, and not after each start of the manager.
-pub(super) fn hosts(books: &Path) -> PathBuf {
-    books.with_extension("hosts")
+pub(super) fn known_hosts_path(ledger: &Path) -> PathBuf {
+    ledger.with_extension("hosts")
 }
 
 /// Moves the files of a fleet to another ledger in the same directory.
@@ -17,7 +17,7 @@ pub(super) fn hosts(books: &Path) -> PathBuf {
 /// # Errors
 /// [`LedgerError`] if a file cannot be renamed.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
-    done("rename", from, std::fs::rename(hosts(from), hosts(to)))?;
+    ignore_missing("rename", from, std::fs::rename(known_hosts_path(from), known_hosts_path(to)))?;
     FileLedger::rename(from, to)
 }
 
@@ -25,16 +25,16 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
 ///
 /// # Errors
 /// [`LedgerError`] if a file cannot be deleted.
-pub(super) fn discard(books: &Path) -> Result<(), LedgerError> {
-    done("remove", books, std::fs::remove_file(hosts(books)))?;
-    FileLedger::discard(books)
+pub(super) fn discard(ledger: &Path) -> Result<(), LedgerError> {
+    ignore_missing("remove", ledger, std::fs::remove_file(known_hosts_path(ledger)))?;
+    FileLedger::discard(ledger)
 }
 
 /// Treats a missing file as success.
-fn done(doing: &'static str, books: &Path, result: io::Result<()>) -> Result<(), LedgerError> {
+fn ignore_missing(doing: &'static str, ledger: &Path, result: io::Result<()>) -> Result<(), LedgerError> {
     match result {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(LedgerError::File { doing, path: hosts(books), source })
+            Err(LedgerError::File { doing, path: known_hosts_path(ledger), source })
         }
         _ => Ok(()),
     }

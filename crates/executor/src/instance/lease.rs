@@ -9,16 +9,17 @@ use muster_agent_api::result::ResourceUsage;
 use muster_taskscaler::driver::LeaseHandle as Slot;
 use parking_lot::Mutex;
 
-use super::acquire::UnderWay;
+use super::acquire::ActiveJobGuard;
 use super::isolation::NestedMachine;
-use super::provider::Shared;
+use super::provider::ProviderContext;
 use super::share;
-use crate::deploy::{Dial, Dialed, RemoteMachine, directories};
+use crate::deploy::{DeployError, Dial, Dialed, RemoteMachine, directories};
 use crate::{
-    Directories, ExecutionEnvironment, ExecutorError, Guard, Lease, LeaseRecord, Locality, Replaceable, Sharing,
-    SlotShare, Suspend, TakenSlot,
+    Directories, ExecutionEnvironment, ExecutorError, Guard, HeldSlot, Lease, LeaseRecord, Locality, Replaceable,
+    Sharing, SlotShare, Suspend,
 };
 
+const SLOT_RELEASED: &str = "the slot was released";
 const SCALER_ENDED: &str = "the taskscaler has ended";
 
 /// Time without an answer after which an instance is given up, whatever its provider reports.
@@ -48,19 +49,19 @@ pub(super) struct HeldLease {
     slot: Option<Slot>,
     lease_use: Mutex<LeaseUse>,
     /// Both are dropped after the slot, which is therefore free when the next job is requested.
-    _taken: TakenSlot,
-    counted: Option<UnderWay>,
+    _held_slot: HeldSlot,
+    active_job: Option<ActiveJobGuard>,
     record: LeaseRecord,
     /// The job's virtual machine on the instance.
     nested: Option<Arc<NestedMachine>>,
-    shared: Arc<Shared>,
+    shared: Arc<ProviderContext>,
 }
 
 impl HeldLease {
-    pub(super) fn new(slot: Slot, shared: Arc<Shared>, taken: TakenSlot) -> Self {
-        let record = LeaseRecord::remote(slot.instance().as_str(), taken.slot.clone(), slot.key().as_str());
+    pub(super) fn new(slot: Slot, shared: Arc<ProviderContext>, held_slot: HeldSlot) -> Self {
+        let record = LeaseRecord::remote(slot.instance().as_str(), held_slot.slot.clone(), slot.key().as_str());
         let lease_use = Mutex::new(LeaseUse::Unused);
-        Self { slot: Some(slot), lease_use, _taken: taken, counted: None, record, nested: None, shared }
+        Self { slot: Some(slot), lease_use, _held_slot: held_slot, active_job: None, record, nested: None, shared }
     }
 
     /// Adds a virtual machine for the job. It is deleted with the slot.
@@ -83,16 +84,16 @@ impl HeldLease {
         self.slot.as_ref()
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<ProviderContext> {
         &self.shared
     }
 
     /// Returns the machine on which the agent runs: the job's virtual machine, or the instance.
-    pub(super) fn place(&self) -> Arc<RemoteMachine> {
+    pub(super) fn remote_machine(&self) -> Arc<RemoteMachine> {
         match (&self.nested, &self.slot) {
-            (Some(nested), _) => Arc::clone(nested.place()),
+            (Some(nested), _) => Arc::clone(nested.remote_machine()),
             (None, Some(slot)) => self.shared.instance(slot.group(), slot.instance()),
-            (None, None) => self.shared.place(&self.record.environment),
+            (None, None) => self.shared.new_machine(&self.record.environment),
         }
     }
 }
@@ -112,8 +113,8 @@ impl Drop for HeldLease {
 
 #[async_trait]
 impl Dial for HeldLease {
-    async fn dial(&self) -> Result<Dialed, String> {
-        let slot = self.slot.as_ref().ok_or("the slot was given back")?;
+    async fn dial(&self) -> Result<Dialed, DeployError> {
+        let slot = self.slot.as_ref().ok_or_else(|| DeployError::NoSession(SLOT_RELEASED.to_owned()))?;
         match &self.nested {
             Some(nested) => nested.dial(&self.shared, slot).await,
             None => {
@@ -134,16 +135,16 @@ impl Dial for HeldLease {
 /// Execution environment of one lease. Its instance may have others.
 struct InstanceEnvironment {
     /// Dropped before the slot, so that the next owner of the slot can tell that no other job uses the instance.
-    place: Arc<RemoteMachine>,
+    machine: Arc<RemoteMachine>,
     held: Arc<HeldLease>,
 }
 
 impl InstanceEnvironment {
-    fn can_be_left(&self) -> Result<&Slot, String> {
+    fn suspendable_slot(&self) -> Result<&Slot, String> {
         if self.held.nested.is_some() {
-            return Err("with vm_isolation a job's machine goes with the job".to_owned());
+            return Err("vm_isolation is set, so the virtual machine is deleted with its job".to_owned());
         }
-        self.held.slot.as_ref().ok_or_else(|| "the slot was given back".to_owned())
+        self.held.slot.as_ref().ok_or_else(|| SLOT_RELEASED.to_owned())
     }
 }
 
@@ -155,28 +156,28 @@ impl Guard for HeldLeaseGuard {
     }
 }
 
-/// Turns the slot into a job's lease. From now on the slot is held until the job releases it. `counted` counts the job meanwhile.
-pub(super) fn leased(mut held: HeldLease, counted: UnderWay) -> Lease {
+/// Turns the slot into a job's lease. From now on the slot is held until the job releases it. `active_job` counts the job meanwhile.
+pub(super) fn into_lease(mut held: HeldLease, active_job: ActiveJobGuard) -> Lease {
     *held.lease_use.get_mut() = LeaseUse::InUse;
-    held.counted = Some(counted);
-    let (record, place) = (held.record.clone(), held.place());
+    held.active_job = Some(active_job);
+    let (record, machine) = (held.record.clone(), held.remote_machine());
     let held = Arc::new(held);
-    let environment = InstanceEnvironment { place, held: Arc::clone(&held) };
+    let environment = InstanceEnvironment { machine, held: Arc::clone(&held) };
     Lease::new(record, Arc::new(environment), Box::new(HeldLeaseGuard(held)))
 }
 
 #[async_trait]
 impl ExecutionEnvironment for InstanceEnvironment {
     async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
-        Ok(self.place.connect(self.held.as_ref()).await?.0)
+        Ok(self.machine.connect(self.held.as_ref()).await?.0)
     }
 
     async fn directories(&self) -> Result<Directories, ExecutorError> {
-        Ok(directories(&self.place.connect(self.held.as_ref()).await?.1))
+        Ok(directories(&self.machine.connect(self.held.as_ref()).await?.1))
     }
 
     fn trace_lines(&self) -> Vec<String> {
-        self.place.trace_lines()
+        self.machine.trace_lines()
     }
 
     fn sharing(&self) -> Option<&dyn Sharing> {
@@ -194,13 +195,13 @@ impl ExecutionEnvironment for InstanceEnvironment {
     async fn lost(&self) -> String {
         let nested = async {
             match &self.held.nested {
-                Some(nested) => nested.gone().await,
+                Some(nested) => nested.lost().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            why = self.held.lost() => why,
-            why = nested => why,
+            reason = self.held.lost() => reason,
+            reason = nested => reason,
         }
     }
 }
@@ -208,13 +209,13 @@ impl ExecutionEnvironment for InstanceEnvironment {
 impl Sharing for InstanceEnvironment {
     fn slot_share(&self) -> Option<SlotShare> {
         let slot = self.held.slot.as_ref()?;
-        let (settings, home) = (self.held.shared.settings(), self.place.home());
+        let (settings, home) = (self.held.shared.settings(), self.machine.home());
         Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
     }
 
     fn report_usage(&self, used: &ResourceUsage) {
         let Some(slot) = &self.held.slot else { return };
-        slot.report_usage(share::used(used));
+        slot.report_usage(share::job_usage(used));
         if used.share_error.is_empty() {
             return;
         }
@@ -223,9 +224,9 @@ impl Sharing for InstanceEnvironment {
             tracing::warn!(
                 runner = self.held.shared.options.name,
                 instance = %slot.instance(),
-                why = used.share_error,
-                "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
-                 the user on the instance must be allowed to make cgroups"
+                reason = used.share_error,
+                "use_slot_cgroups has no effect, because jobs cannot create cgroups: resources are neither limited nor measured per job; \
+                 allow the user on the instance to create cgroups"
             );
         });
     }
@@ -234,13 +235,13 @@ impl Sharing for InstanceEnvironment {
 #[async_trait]
 impl Suspend for InstanceEnvironment {
     async fn can_suspend(&self) -> Result<(), String> {
-        let slot = self.can_be_left()?;
-        slot.can_suspend().await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())
+        let slot = self.suspendable_slot()?;
+        slot.can_suspend().await.ok_or(SCALER_ENDED)?.map_err(|reason| reason.to_string())
     }
 
     async fn suspend(&self, owner: &str) -> Result<(), String> {
-        let slot = self.can_be_left()?;
-        slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())?;
+        let slot = self.suspendable_slot()?;
+        slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|reason| reason.to_string())?;
         // A job that resumes the instance reaches it with new connection details.
         let name = self.held.shared.name(slot.group(), slot.instance().as_str());
         self.held.shared.instances.lock().remove(&name);

@@ -14,11 +14,12 @@ mod claims;
 mod connect;
 mod extension;
 mod files;
+mod group_plugins;
 mod isolation;
 mod lease;
-mod members;
+
 mod plugin_group;
-mod plugin_numbers;
+mod plugin_metrics;
 mod prepare;
 mod provider;
 mod report;
@@ -44,9 +45,12 @@ pub mod metrics {
         use muster_taskscaler::config::{Config, GroupConfig};
         let scaler =
             muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default());
-        let plugin = super::plugin_numbers::families(&[(String::new(), muster_fleeting::host::Counts::default())]);
-        let of_scaler =
-            scaler.families().into_iter().chain(plugin).chain(super::resources::Usage::default().families());
+        let plugin = super::plugin_metrics::families(&[(String::new(), muster_fleeting::host::Counts::default())]);
+        let of_scaler = scaler
+            .families()
+            .into_iter()
+            .chain(plugin)
+            .chain(super::resources::InstanceUsageTracker::default().families());
         of_scaler.chain(super::isolation::Isolation::default().families()).collect()
     }
 }

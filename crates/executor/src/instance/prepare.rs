@@ -4,50 +4,54 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use muster_config::settings::AutoscalerSettings;
+use muster_job::error_chain;
 use muster_taskscaler::driver::{Prepare, StartingInstance};
 
-use super::provider::Shared;
-use crate::deploy::{Dial, Dialed, run_command};
+use super::provider::ProviderContext;
+use crate::deploy::{DeployError, Dial, Dialed, run_command};
 
 /// Prepares instances: runs the configured command, then starts the agent or clears the nesting daemon.
 pub(super) struct InstancePreparer {
-    pub(super) shared: Weak<Shared>,
+    pub(super) shared: Weak<ProviderContext>,
     /// Settings with which the scaler was started.
     pub(super) settings: Arc<AutoscalerSettings>,
 }
 
 #[async_trait]
 impl Prepare for InstancePreparer {
-    async fn prepare(&self, up: StartingInstance) -> Result<(), String> {
-        let shared = self.shared.upgrade().ok_or("the manager ends")?;
-        if !up.host_keys.is_empty() {
-            shared.hosts().pin(shared.name(&up.group, up.id.as_str()).as_str(), &up.host_keys);
+    async fn prepare(&self, instance: StartingInstance) -> Result<(), String> {
+        let shared = self.shared.upgrade().ok_or("the manager is shutting down")?;
+        if !instance.host_keys.is_empty() {
+            shared.known_hosts().pin(shared.name(&instance.group, instance.id.as_str()).as_str(), &instance.host_keys);
         }
-        let way = PrepareDialer { shared: &shared, up: &up };
+        let dialer = PrepareDialer { shared: &shared, instance: &instance };
         // Runs only once per instance, because it could disturb jobs of an earlier start.
-        if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !up.again) {
-            run_command(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
+        if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !instance.again) {
+            run_command(&dialer, command)
+                .await
+                .map_err(|error| format!("instance_ready_command: {}", error_chain(&error)))?;
         }
         if let Some(settings) = &self.settings.isolation {
-            return shared.isolation.prepare(settings, &way, up.id.as_str()).await;
+            let prepared = shared.isolation.prepare(settings, &dialer, instance.id.as_str()).await;
+            return prepared.map_err(|error| error.to_string());
         }
-        let ready = shared.instance(&up.group, &up.id).connect(&way).await;
+        let ready = shared.instance(&instance.group, &instance.id).connect(&dialer).await;
         ready.map(drop).map_err(|error| error.to_string())
     }
 }
 
 /// Opens sessions with an instance that no job has yet.
 struct PrepareDialer<'a> {
-    shared: &'a Shared,
-    up: &'a StartingInstance,
+    shared: &'a ProviderContext,
+    instance: &'a StartingInstance,
 }
 
 #[async_trait]
 impl Dial for PrepareDialer<'_> {
-    async fn dial(&self) -> Result<Dialed, String> {
+    async fn dial(&self) -> Result<Dialed, DeployError> {
         // An instance that was prepared before has its host key.
-        let id = (self.up.group.as_str(), &self.up.id);
-        let (session, addresses) = self.shared.dial(id, || self.up.connect_info(), !self.up.again).await?;
+        let id = (self.instance.group.as_str(), &self.instance.id);
+        let (session, addresses) = self.shared.dial(id, || self.instance.connect_info(), !self.instance.again).await?;
         Ok(self.shared.dialed(id, session, &addresses))
     }
 }

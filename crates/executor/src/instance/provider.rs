@@ -29,15 +29,15 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
-use super::acquire::UnderWay;
+use super::acquire::ActiveJobGuard;
 use super::claims::PendingClaims;
 use super::connect::{Addresses, dial, ensure_supported, trace_lines};
 use super::isolation::{Isolation, NestedMachine};
-use super::lease::{HeldLease, leased};
-use super::resources::Usage;
+use super::lease::{HeldLease, into_lease};
+use super::resources::InstanceUsageTracker;
 use super::settings;
 use super::{files, work};
-use crate::deploy::{Agents, Dialed, Executable, RemoteMachine};
+use crate::deploy::{Agents, DeployError, Dialed, Executable, RemoteMachine};
 use crate::{Capacity, Elastic, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey, Slots};
 
 /// Options of an executor for the instances of one runner.
@@ -52,40 +52,40 @@ pub struct InstanceOptions {
     /// Maximum number of job requests in flight.
     pub requests: usize,
     /// File of the scaler's ledger. Its directory exists.
-    pub books: PathBuf,
+    pub ledger: PathBuf,
     /// Lock of the ledger. An executor that is shutting down holds it until its last instance is deleted.
-    pub turn: Arc<tokio::sync::Mutex<()>>,
+    pub ledger_lock: Arc<tokio::sync::Mutex<()>>,
     /// Agent for machines of the manager's platform.
     pub executable: Arc<Executable>,
 }
 
 /// Executor for the instances of one runner.
 pub struct InstanceExecutor {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ProviderContext>,
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// State that the executor shares with its leases.
-pub(super) struct Shared {
+pub(super) struct ProviderContext {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,
-    hosts: OnceLock<KnownHosts>,
+    known_hosts: OnceLock<KnownHosts>,
     /// Settings that the scaler uses. Before it runs, these are the newest settings.
     settings: Mutex<Arc<AutoscalerSettings>>,
     /// Newest settings from the configuration file.
-    newest: Mutex<Arc<AutoscalerSettings>>,
+    newest_settings: Mutex<Arc<AutoscalerSettings>>,
     /// Notified if the settings changed while the scaler could not be started.
-    pub(super) changed: Notify,
+    pub(super) settings_changed: Notify,
     pub(super) requests: AtomicUsize,
     pub(super) intake: Mutex<Intake>,
-    pub(super) turn: Mutex<Option<OwnedMutexGuard<()>>>,
+    pub(super) ledger_lock: Mutex<Option<OwnedMutexGuard<()>>>,
     scaler: watch::Sender<Option<Scaler>>,
     pub(super) capacity: watch::Sender<Capacity>,
     /// Number of jobs that wait for a slot or have one.
-    pub(super) under_way: AtomicUsize,
-    pub(super) promises: Mutex<Vec<Reservation>>,
+    pub(super) active_jobs: AtomicUsize,
+    pub(super) reservations: Mutex<Vec<Reservation>>,
     /// Notified if reservations may be missing or possible again.
-    pub(super) again: Notify,
+    pub(super) reservations_changed: Notify,
     pub(super) slots: Slots,
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
     /// Virtual machines of jobs, if `vm_isolation` is set.
@@ -93,7 +93,7 @@ pub(super) struct Shared {
     /// Whether the log says that jobs run without cgroups.
     pub(super) warned_no_cgroup: Once,
     /// Resources that the instances use.
-    pub(super) usage: Usage,
+    pub(super) usage: InstanceUsageTracker,
     /// Counters of the plugin of each group, by name of the group.
     meters: Mutex<BTreeMap<String, Meter>>,
     pending_claims: Mutex<PendingClaims>,
@@ -113,33 +113,33 @@ impl InstanceExecutor {
     /// Starts the plugins and the scaler in the background. Failures are logged and retried.
     #[must_use]
     pub fn start(options: InstanceOptions) -> Arc<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProviderContext {
             settings: Mutex::new(Arc::clone(&options.settings)),
-            newest: Mutex::new(Arc::clone(&options.settings)),
-            changed: Notify::new(),
+            newest_settings: Mutex::new(Arc::clone(&options.settings)),
+            settings_changed: Notify::new(),
             requests: AtomicUsize::new(options.requests),
             intake: Mutex::default(),
-            turn: Mutex::default(),
+            ledger_lock: Mutex::default(),
             agents: Arc::new(Agents::new(Arc::clone(&options.executable))),
             options,
-            hosts: OnceLock::new(),
+            known_hosts: OnceLock::new(),
             scaler: watch::Sender::new(None),
             capacity: watch::Sender::new(Capacity {
                 jobs: 0,
                 limit_reason: Some("its plugin has not been started yet".into()),
             }),
-            under_way: AtomicUsize::new(0),
-            promises: Mutex::default(),
-            again: Notify::new(),
+            active_jobs: AtomicUsize::new(0),
+            reservations: Mutex::default(),
+            reservations_changed: Notify::new(),
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
             isolation: Arc::default(),
             warned_no_cgroup: Once::new(),
-            usage: Usage::default(),
+            usage: InstanceUsageTracker::default(),
             meters: Mutex::default(),
             pending_claims: Mutex::default(),
         });
-        let work = tokio::spawn(work::work(Arc::clone(&shared)));
+        let work = tokio::spawn(work::run(Arc::clone(&shared)));
         Arc::new(Self { shared, work: Mutex::new(Some(work)) })
     }
 
@@ -148,14 +148,14 @@ impl InstanceExecutor {
     /// Policies and `requests` take effect at once. All other settings are used only if the scaler has not been started yet.
     pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
-        self.shared.again.notify_one();
-        self.shared.newest.lock().clone_from(settings);
+        self.shared.reservations_changed.notify_one();
+        self.shared.newest_settings.lock().clone_from(settings);
         let mut own = self.shared.settings.lock();
         match &*self.shared.scaler.borrow() {
             Some(scaler) => work::set_policies(scaler, settings, &self.shared.options.name),
             None if *own != *settings => {
                 own.clone_from(settings);
-                self.shared.changed.notify_one();
+                self.shared.settings_changed.notify_one();
             }
             None => {}
         }
@@ -164,8 +164,8 @@ impl InstanceExecutor {
     /// Stops requesting jobs: no slot is reserved and no idle instance is kept. Jobs that were received are served.
     pub fn drain(&self) {
         *self.shared.intake.lock() = Intake::Closed;
-        self.shared.promises.lock().clear();
-        self.shared.again.notify_one();
+        self.shared.reservations.lock().clear();
+        self.shared.reservations_changed.notify_one();
         if let Some(scaler) = self.scaler() {
             scaler.drain();
         }
@@ -181,8 +181,8 @@ impl InstanceExecutor {
     ///
     /// Instances are deleted if the configuration says so. Returns the names of those that are left.
     pub async fn stop(&self, limit: Duration) -> Vec<String> {
-        let left = self.end(limit, false).await;
-        self.shared.turn.lock().take();
+        let left = self.shut_down(limit, false).await;
+        self.shared.ledger_lock.lock().take();
         left
     }
 
@@ -190,21 +190,21 @@ impl InstanceExecutor {
     ///
     /// Deletes all its instances, and after the last one its ledger.
     pub async fn remove_all_and_stop(&self, limit: Duration) -> Vec<String> {
-        let left = self.end(limit, true).await;
+        let left = self.shut_down(limit, true).await;
         // Without the lock, this executor has not read the ledger.
-        let turn = self.shared.turn.lock().take();
-        if turn.is_some()
+        let ledger_lock = self.shared.ledger_lock.lock().take();
+        if ledger_lock.is_some()
             && left.is_empty()
-            && let Err(error) = files::discard(&self.shared.options.books)
+            && let Err(error) = files::discard(&self.shared.options.ledger)
         {
-            tracing::warn!(error = error_chain(&error), "the books of a runner that is gone are left");
+            tracing::warn!(error = error_chain(&error), "failed to delete the ledger of a removed runner");
         }
         left
     }
 
-    async fn end(&self, limit: Duration, remove: bool) -> Vec<String> {
+    async fn shut_down(&self, limit: Duration, remove: bool) -> Vec<String> {
         // A scaler that has not started does not know the instances in the ledger, which it must delete.
-        if remove && self.scaler().is_none() && self.shared.options.books.exists() {
+        if remove && self.scaler().is_none() && self.shared.options.ledger.exists() {
             let _ = tokio::time::timeout(limit, self.shared.scaler()).await;
         }
         let work = self.work.lock().take();
@@ -213,20 +213,20 @@ impl InstanceExecutor {
             // Only the end of the task matters.
             let _ = work.await;
         }
-        self.shared.promises.lock().clear();
+        self.shared.reservations.lock().clear();
         self.shared.instances.lock().clear();
         let began = tokio::time::Instant::now();
         // Creating a virtual machine may take longer than that. The deletion of instances needs the other half of the time.
-        self.shared.isolation.idle(limit / 2).await;
+        self.shared.isolation.wait_idle(limit / 2).await;
         let limit = limit.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
-            return FileLedger::rows(&self.shared.options.books)
-                .map_or_else(|_| Vec::new(), |rows| instances_of(&rows));
+            return FileLedger::rows(&self.shared.options.ledger)
+                .map_or_else(|_| Vec::new(), |rows| instance_ids(&rows));
         };
         if remove {
             scaler.delete_all_on_shutdown();
         }
-        let limit = if remove { limit } else { limit.min(settings::shutdown_limit(&self.shared.settings())) };
+        let limit = if remove { limit } else { limit.min(settings::shutdown_timeout(&self.shared.settings())) };
         scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
     }
 }
@@ -238,14 +238,14 @@ impl Executor for InstanceExecutor {
     }
 
     async fn acquire(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
-        self.place_for(key, job).await
+        self.acquire_environment(key, job).await
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         // The claim also ends if the caller stops waiting.
         let task_key = record.task_key().unwrap_or_default();
         let _guard = ClaimGuard { shared: &self.shared, task_key };
-        self.restore_expected(record, task_key).await
+        self.restore_claimed(record, task_key).await
     }
 
     fn elastic(&self) -> Option<&dyn Elastic> {
@@ -263,14 +263,14 @@ impl Elastic for InstanceExecutor {
 
     fn announce_lease(&self, record: &LeaseRecord) {
         let Some(task_key) = record.task_key() else { return };
-        self.shared.isolation.expect(record);
+        self.shared.isolation.track_lease(record);
         self.shared.pending_claims.lock().task_keys().insert(task_key.to_owned());
     }
 
     fn leases_announced(&self) {
         self.shared.pending_claims.lock().announced();
-        self.shared.isolation.expected_all();
-        self.shared.settle();
+        self.shared.isolation.all_tracked();
+        self.shared.check_claims();
     }
 
     async fn has_suspended(&self, task_key: &str) -> bool {
@@ -279,8 +279,8 @@ impl Elastic for InstanceExecutor {
 }
 
 impl InstanceExecutor {
-    async fn restore_expected(&self, record: &LeaseRecord, task_key: &str) -> Result<Lease, ExecutorError> {
-        let counted = UnderWay::count(&self.shared);
+    async fn restore_claimed(&self, record: &LeaseRecord, task_key: &str) -> Result<Lease, ExecutorError> {
+        let active_job = ActiveJobGuard::new(&self.shared);
         let lost = |message: &str| ExecutorError::Lost {
             environment: format!("instance {}", record.environment),
             message: message.to_owned(),
@@ -288,22 +288,20 @@ impl InstanceExecutor {
         // This waits until the plugin has started, however long that takes: the job runs on the instance meanwhile and loses nothing.
         let scaler = self.shared.scaler().await;
         let lease = scaler.claim(TaskKey::new(task_key)).await;
-        let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
+        let lease = lease.ok_or_else(|| lost("it no longer existed when the manager was restarted"))?;
         let nested = match (record.vm(), &self.shared.settings().isolation) {
             (None, _) => None,
             (Some(machine), Some(settings)) => {
-                Some(NestedMachine::again(&self.shared, &lease, machine.clone(), settings.clone()))
+                Some(NestedMachine::restore(&self.shared, &lease, machine.clone(), settings.clone()))
             }
             (Some(machine), None) => {
                 let id = &machine.id;
-                return Err(lost(&format!(
-                    "the job ran in its virtual machine {id}, and vm_isolation was switched off"
-                )));
+                return Err(lost(&format!("the job ran in virtual machine {id}, but vm_isolation is no longer set")));
             }
         };
-        let taken = self.shared.slots.take_again(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
+        let taken = self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
         let held = HeldLease::new(lease, Arc::clone(&self.shared), taken);
-        Ok(leased(if let Some(nested) = nested { held.with(nested) } else { held }, counted))
+        Ok(into_lease(if let Some(nested) = nested { held.with(nested) } else { held }, active_job))
     }
 
     pub(super) fn slot_taken(&self, slot: u32) -> ExecutorError {
@@ -313,7 +311,7 @@ impl InstanceExecutor {
 
 /// Marks a lease of an earlier start as claimed, or as no longer needed, when it is dropped.
 struct ClaimGuard<'a> {
-    shared: &'a Shared,
+    shared: &'a ProviderContext,
     task_key: &'a str,
 }
 
@@ -323,31 +321,31 @@ impl Drop for ClaimGuard<'_> {
     }
 }
 
-impl Shared {
+impl ProviderContext {
     /// Returns the settings that are in use.
     pub(super) fn settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.settings.lock())
     }
 
     /// Returns the settings in the configuration file, which apply to anything that is started from now on.
-    pub(super) fn newest(&self) -> Arc<AutoscalerSettings> {
-        Arc::clone(&self.newest.lock())
+    pub(super) fn newest_settings(&self) -> Arc<AutoscalerSettings> {
+        Arc::clone(&self.newest_settings.lock())
     }
 
     /// Returns the known host keys of the instances.
-    pub(super) fn hosts(&self) -> &KnownHosts {
-        self.hosts.get_or_init(|| {
-            let path = files::hosts(&self.options.books);
+    pub(super) fn known_hosts(&self) -> &KnownHosts {
+        self.known_hosts.get_or_init(|| {
+            let path = files::known_hosts_path(&self.options.ledger);
             KnownHosts::kept_in(&path).unwrap_or_else(|error| {
                 let (runner, path) = (&self.options.name, path.display());
-                tracing::error!(runner, %path, %error, "the host keys of earlier starts are not known: the first ones are believed");
+                tracing::error!(runner, %path, %error, "failed to read the known host keys; the next key of each instance will be trusted");
                 KnownHosts::default()
             })
         })
     }
 
     /// Publishes the running scaler, which was started with `settings`. Policies that changed meanwhile are applied.
-    pub(super) fn runs(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
+    pub(super) fn scaler_started(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
         let mut newest = self.settings.lock();
         if *newest != *settings {
             work::set_policies(scaler, &newest, &self.options.name);
@@ -371,9 +369,9 @@ impl Shared {
     }
 
     /// Returns the reason why no jobs are requested now. `None` means that jobs are requested.
-    pub(super) fn no_requests(&self) -> Option<String> {
-        let why = self.capacity.borrow().limit_reason.as_ref().map(ToString::to_string);
-        why.filter(|_| self.promises.lock().is_empty())
+    pub(super) fn requests_paused_reason(&self) -> Option<String> {
+        let reason = self.capacity.borrow().limit_reason.as_ref().map(ToString::to_string);
+        reason.filter(|_| self.reservations.lock().is_empty())
     }
 
     /// Returns the meter that counts all starts and calls of a group's plugin.
@@ -394,11 +392,11 @@ impl Shared {
     pub(super) fn instance(&self, group: &str, id: &InstanceId) -> Arc<RemoteMachine> {
         let mut instances = self.instances.lock();
         let name = self.name(group, id.as_str());
-        Arc::clone(instances.entry(name.clone()).or_insert_with(|| self.place(name.as_str())))
+        Arc::clone(instances.entry(name.clone()).or_insert_with(|| self.new_machine(name.as_str())))
     }
 
     /// Returns a machine that has not been reached yet.
-    pub(super) fn place(&self, name: &str) -> Arc<RemoteMachine> {
+    pub(super) fn new_machine(&self, name: &str) -> Arc<RemoteMachine> {
         Arc::new(RemoteMachine::new(format!("instance {name}"), Arc::clone(&self.agents)))
     }
 
@@ -415,7 +413,7 @@ impl Shared {
     }
 
     /// Checks that there is an agent for the platform that a machine is said to have.
-    pub(super) fn ensure_supported(&self, name: &str, connector: &ConnectorConfig) -> Result<(), String> {
+    pub(super) fn ensure_supported(&self, name: &str, connector: &ConnectorConfig) -> Result<(), DeployError> {
         ensure_supported(&self.agents, name, connector)
     }
 
@@ -424,34 +422,34 @@ impl Shared {
         (group, id): (&str, &InstanceId),
         details: impl Fn() -> D,
         is_new: bool,
-    ) -> Result<(Box<dyn Session>, Addresses), String> {
+    ) -> Result<(Box<dyn Session>, Addresses), DeployError> {
         let settings = self.settings();
-        let of = settings.groups.iter().find(|of| of.name == group);
-        let connector = of.map_or(&settings.connector, |of| &of.connector);
+        let own_group = settings.groups.iter().find(|known| known.name == group);
+        let connector = own_group.map_or(&settings.connector, |own| &own.connector);
         let name = self.name(group, id.as_str());
         // With virtual machines, no agent runs on the instance itself.
         let runs_agent = settings.isolation.is_none();
         let details = || {
-            let (asked, name) = (details(), name.clone());
+            let (details, name) = (details(), name.clone());
             async move {
-                let info = asked.await?;
+                let info = details.await.map_err(DeployError::NoSession)?;
                 if runs_agent {
                     self.ensure_supported(name.as_str(), &info.connector)?;
                 }
                 Ok(info)
             }
         };
-        dial(name.as_str(), details, settings::dial_options(connector), self.hosts(), is_new).await
+        dial(name.as_str(), details, settings::dial_options(connector), self.known_hosts(), is_new).await
     }
 
     /// Records that a lease of an earlier start was claimed, or is no longer needed.
     fn claimed(&self, task_key: &str) {
         self.pending_claims.lock().task_keys().remove(task_key);
-        self.settle();
+        self.check_claims();
     }
 
     /// Notifies the scaler if all leases of an earlier start have been claimed.
-    pub(super) fn settle(&self) {
+    pub(super) fn check_claims(&self) {
         if self.pending_claims.lock().are_complete()
             && let Some(scaler) = &*self.scaler.borrow()
         {
@@ -460,19 +458,19 @@ impl Shared {
     }
 
     /// Publishes the number of jobs that can be served, and the reason why there are no more.
-    pub(super) fn publish(&self, promises: usize, why: Option<Arc<str>>) {
-        let jobs = self.under_way.load(Ordering::Relaxed) + promises;
-        let capacity = Capacity { jobs, limit_reason: why };
-        self.capacity.send_if_modified(|told| {
-            let changed = *told != capacity;
-            *told = capacity;
+    pub(super) fn publish(&self, reservations: usize, limit_reason: Option<Arc<str>>) {
+        let jobs = self.active_jobs.load(Ordering::Relaxed) + reservations;
+        let capacity = Capacity { jobs, limit_reason };
+        self.capacity.send_if_modified(|published| {
+            let changed = *published != capacity;
+            *published = capacity;
             changed
         });
     }
 }
 
 /// Returns the IDs of the instances in the ledger.
-fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::ledger::Row>) -> Vec<String> {
+fn instance_ids(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::ledger::Row>) -> Vec<String> {
     let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
     rows.keys().filter_map(id).collect()
 }

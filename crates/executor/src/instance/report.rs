@@ -9,21 +9,23 @@ use muster_taskscaler::history;
 use muster_taskscaler::operator::{OperatorAction, OperatorError, OperatorOutcome, OperatorTarget};
 use muster_taskscaler::types::GroupId;
 
-use super::plugin_numbers;
+use super::plugin_metrics;
 use super::provider::InstanceExecutor;
 
 impl InstanceExecutor {
     /// Returns the current state of the scaler, its instances and its plugins.
     pub async fn report(&self) -> Report {
-        let (runner, no_requests) = (self.shared.options.name.clone(), self.shared.no_requests());
+        let (runner, requests_paused_reason) = (self.shared.options.name.clone(), self.shared.requests_paused_reason());
         let status = match self.scaler() {
             Some(scaler) => scaler.status().await,
             None => None,
         };
-        let down = status.is_none().then(|| no_requests.clone().unwrap_or_else(|| "it has ended".to_owned()));
+        let unavailable_reason = status
+            .is_none()
+            .then(|| requests_paused_reason.clone().unwrap_or_else(|| "the scaler has ended".to_owned()));
         let groups = status.as_ref().map(|status| status.groups.as_slice()).unwrap_or_default();
-        let resources = self.shared.usage.now(&groups.iter().map(|group| group.name.as_str()).collect::<Vec<_>>());
-        Report { runner, unavailable_reason: down, requests_paused_reason: no_requests, status, resources }
+        let resources = self.shared.usage.current(&groups.iter().map(|group| group.name.as_str()).collect::<Vec<_>>());
+        Report { runner, unavailable_reason, requests_paused_reason, status, resources }
     }
 
     /// Explains a decision of the scaler, as of `unix` seconds.
@@ -32,11 +34,11 @@ impl InstanceExecutor {
     /// An I/O error if the recorded decisions cannot be read.
     pub async fn explain(&self, subject: &Subject, unix: i64) -> std::io::Result<Explanation> {
         let report = self.report().await;
-        let (books, subject) = (self.shared.options.books.clone(), subject.clone());
+        let (ledger, subject) = (self.shared.options.ledger.clone(), subject.clone());
         // Up to a hundred thousand lines are read, which must not block a thread that serves jobs.
         let read = tokio::task::spawn_blocking(move || {
-            explain(&subject, &report, ReportSource::Manager, unix, &|since, most, wanted| {
-                history::read(&books, since, most, wanted)
+            explain(&subject, &report, ReportSource::Manager, unix, &|since, limit, wanted| {
+                history::read(&ledger, since, limit, wanted)
             })
         });
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
@@ -47,19 +49,19 @@ impl InstanceExecutor {
     /// The action is in the ledger when the result is returned. `None` means that the scaler does not run, or cannot write its ledger now.
     pub async fn operate(
         &self,
-        place: &OperatorTarget,
-        act: OperatorAction,
+        target: &OperatorTarget,
+        action: OperatorAction,
         by: String,
     ) -> Option<Result<OperatorOutcome, OperatorError>> {
-        let id = place.instance.clone().map(InstanceId::new);
-        self.scaler()?.apply_operator_action(GroupId(place.group), id, act, by).await
+        let id = target.instance.clone().map(InstanceId::new);
+        self.scaler()?.apply_operator_action(GroupId(target.group), id, action, by).await
     }
 
     /// Returns the metrics of the scaler if it runs, of the plugins, and of virtual machines if `vm_isolation` is set.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
         let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();
-        families.extend(plugin_numbers::families(&self.shared.plugin_counts()));
+        families.extend(plugin_metrics::families(&self.shared.plugin_counts()));
         families.extend(self.shared.usage.families());
         if self.shared.settings().isolation.is_some() {
             families.extend(self.shared.isolation.families());

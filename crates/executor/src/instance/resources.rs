@@ -19,55 +19,55 @@ use tokio::time::Instant;
 use super::plugin_group::PluginGroup;
 
 /// Initial and maximum interval between two samples. The interval doubles, because a sample can be expensive for the provider.
-const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+const SAMPLE_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 /// Maximum number of instances per call.
-const ASKED_MAX: usize = 500;
+const MAX_INSTANCES_PER_CALL: usize = 500;
 
 /// Usage of the instances at the last sample, by the number of their group.
 #[derive(Debug, Default)]
-pub(super) struct Usage(Mutex<BTreeMap<usize, Seen>>);
+pub(super) struct InstanceUsageTracker(Mutex<BTreeMap<usize, GroupUsage>>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct GroupUsage {
     instances: BTreeMap<String, InstanceUsage>,
     /// CPUs that all instances together kept busy between the last two samples.
     cpus: f64,
     at: Option<Instant>,
 }
 
-impl Usage {
+impl InstanceUsageTracker {
     /// Returns the usage of each instance, by its unique name. `names` are the names of the groups.
-    pub(super) fn now(&self, names: &[&str]) -> BTreeMap<String, InstanceUsage> {
+    pub(super) fn current(&self, names: &[&str]) -> BTreeMap<String, InstanceUsage> {
         let groups = self.0.lock();
-        let named = groups.iter().filter_map(|(group, seen)| Some((names.get(*group)?, seen)));
+        let named = groups.iter().filter_map(|(group, usage)| Some((names.get(*group)?, usage)));
         named
-            .flat_map(|(group, seen)| {
-                seen.instances.iter().map(|(id, used)| (name_among(names.len(), group, id), *used))
+            .flat_map(|(group, usage)| {
+                usage.instances.iter().map(|(id, used)| (name_among(names.len(), group, id), *used))
             })
             .collect()
     }
 
-    fn saw(&self, group: GroupId, resources: Vec<ResourceUsage>, at: Instant) {
+    fn record(&self, group: GroupId, resources: Vec<ResourceUsage>, at: Instant) {
         let mut groups = self.0.lock();
-        let seen = groups.entry(group.0).or_default();
+        let usage = groups.entry(group.0).or_default();
         let mut busy = 0.0;
         let mut instances = BTreeMap::new();
         for ResourceUsage { instance, cpu_seconds, memory_bytes, memory_limit_bytes, processes } in resources {
             let name = instance.as_str().to_owned();
-            if let Some(before) = seen.instances.get(&name) {
+            if let Some(before) = usage.instances.get(&name) {
                 busy += (cpu_seconds - before.cpu_seconds).max(0.0);
             }
             instances.insert(name, InstanceUsage { cpu_seconds, memory_bytes, memory_limit_bytes, processes });
         }
-        let between = seen.at.map_or(0.0, |before| at.saturating_duration_since(before).as_secs_f64());
+        let between = usage.at.map_or(0.0, |before| at.saturating_duration_since(before).as_secs_f64());
         let cpus = if between > 0.0 && busy.is_finite() { busy / between } else { 0.0 };
-        *seen = Seen { instances, cpus, at: Some(at) };
+        *usage = GroupUsage { instances, cpus, at: Some(at) };
     }
 
     #[expect(clippy::cast_precision_loss, reason = "bytes of memory are far below 2^52")]
     pub(super) fn families(&self) -> Vec<Family> {
         let groups = self.0.lock();
-        let all = || groups.values().flat_map(|seen| seen.instances.values());
+        let all = || groups.values().flat_map(|usage| usage.instances.values());
         // The numbers come from a plugin: an integer sum could overflow.
         let sum = |of: fn(&InstanceUsage) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
         let gauge = |name, help, value| {
@@ -83,7 +83,7 @@ impl Usage {
             gauge(
                 "muster_instances_busy_cpus",
                 "Processors that these instances keep busy.",
-                groups.values().map(|seen| seen.cpus).sum(),
+                groups.values().map(|usage| usage.cpus).sum(),
             ),
             gauge("muster_instances_memory_bytes", "Memory that these instances use.", sum(|used| used.memory_bytes)),
             gauge("muster_instances_processes", "Processes on these instances.", sum(|used| u64::from(used.processes))),
@@ -92,15 +92,21 @@ impl Usage {
 }
 
 /// Samples the instances of a group until its plugin is dropped. Cancel-safe.
-pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupId, usage: &Usage, runner: &str) {
-    let mut wait = EVERY.0;
+pub(super) async fn follow(
+    plugin: Weak<PluginGroup>,
+    scaler: Scaler,
+    group_id: GroupId,
+    usage: &InstanceUsageTracker,
+    runner: &str,
+) {
+    let mut wait = SAMPLE_INTERVAL.0;
     loop {
         tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(EVERY.1);
+        wait = (wait * 2).min(SAMPLE_INTERVAL.1);
         let Some(status) = scaler.status().await else { return };
-        let Some(own) = status.groups.get(of.0).map(|group| &group.name) else { return };
-        let is_up = |instance: &&InstanceStatus| instance.group == *own && instance.state != "booting";
-        let ids = status.instances.iter().filter(is_up).take(ASKED_MAX);
+        let Some(name) = status.groups.get(group_id.0).map(|group| &group.name) else { return };
+        let is_up = |instance: &&InstanceStatus| instance.group == *name && instance.state != "booting";
+        let ids = status.instances.iter().filter(is_up).take(MAX_INSTANCES_PER_CALL);
         let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
@@ -111,10 +117,10 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupI
             group.resource_usage(&ids).await
         };
         match answer {
-            Ok(resources) => usage.saw(of, resources, Instant::now()),
+            Ok(resources) => usage.record(group_id, resources, Instant::now()),
             Err(error) => {
-                tracing::debug!(runner, error = error_chain(&error), "what the instances use is not known now");
-                usage.saw(of, Vec::new(), Instant::now());
+                tracing::debug!(runner, error = error_chain(&error), "failed to get the resource usage of instances");
+                usage.record(group_id, Vec::new(), Instant::now());
             }
         }
     }
@@ -135,29 +141,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn processors_are_what_was_used_since_the_last_look() {
-        let usage = Usage::default();
-        usage.saw(GroupId(0), vec![used("a", 100.0, 10), used("gone", 7.0, 1)], Instant::now());
+    async fn busy_cpus_are_measured_since_the_last_sample() {
+        let usage = InstanceUsageTracker::default();
+        usage.record(GroupId(0), vec![used("a", 100.0, 10), used("deleted", 7.0, 1)], Instant::now());
         tokio::time::advance(Duration::from_secs(10)).await;
-        usage.saw(GroupId(1), vec![used("other", 1.0, 0)], Instant::now());
-        usage.saw(GroupId(0), vec![used("a", 115.0, 20), used("new", 50.0, 5)], Instant::now());
+        usage.record(GroupId(1), vec![used("other", 1.0, 0)], Instant::now());
+        usage.record(GroupId(0), vec![used("a", 115.0, 20), used("new", 50.0, 5)], Instant::now());
         let families = usage.families();
         let value = |name: &str| families.iter().find(|family| family.name == name).unwrap().samples[0].value;
         let now = ["measured", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
-        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new one counts from the next look on");
-        usage.saw(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
-        assert_eq!(usage.families().len(), 4, "what a plugin claims does not overflow");
-        assert_eq!(usage.now(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);
+        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new instance counts from the next sample on");
+        usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
+        assert_eq!(usage.families().len(), 4, "large numbers of a plugin do not overflow");
+        assert_eq!(usage.current(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn instances_of_one_name_in_two_groups_are_told_apart() {
-        let usage = Usage::default();
-        usage.saw(GroupId(0), vec![used("i-1", 1.0, 10)], Instant::now());
-        assert_eq!(usage.now(&["only"])["i-1"].memory_bytes, 10);
-        usage.saw(GroupId(1), vec![used("i-1", 2.0, 20)], Instant::now());
-        let now = usage.now(&["spot", "fixed"]);
+    async fn instances_of_the_same_name_in_two_groups_are_distinct() {
+        let usage = InstanceUsageTracker::default();
+        usage.record(GroupId(0), vec![used("i-1", 1.0, 10)], Instant::now());
+        assert_eq!(usage.current(&["only"])["i-1"].memory_bytes, 10);
+        usage.record(GroupId(1), vec![used("i-1", 2.0, 20)], Instant::now());
+        let now = usage.current(&["spot", "fixed"]);
         assert_eq!((now["spot/i-1"].memory_bytes, now["fixed/i-1"].memory_bytes, now.len()), (10, 20, 2));
     }
 }

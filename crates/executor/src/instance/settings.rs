@@ -19,12 +19,12 @@ pub enum SettingsError {
     Scaling(Vec<String>),
     /// `nesting_host` is missing, so the nesting daemon cannot be found.
     #[error(
-        "[runners.autoscaler.vm_isolation]: nesting_host is missing: where the nesting daemon listens on an instance, as in \
-         unix:///run/nesting.sock"
+        "[runners.autoscaler.vm_isolation]: nesting_host is missing; set the address of the nesting daemon on an instance, \
+         for example unix:///run/nesting.sock"
     )]
     NoNestingHost,
     /// The private key cannot be read.
-    #[error("{table}: key_path {} cannot be read", path.display())]
+    #[error("{table}: failed to read key_path {}", path.display())]
     Key {
         /// Table that names the key.
         table: &'static str,
@@ -41,7 +41,7 @@ pub enum SettingsError {
 ///
 /// # Errors
 /// [`SettingsError::Scaling`] if the scaler cannot use the settings.
-pub(super) fn scaling(
+pub(super) fn scaler_config(
     settings: &AutoscalerSettings,
     name: &str,
     seed: u64,
@@ -56,16 +56,16 @@ pub(super) fn scaling(
 ///
 /// # Errors
 /// [`SettingsError`] if they are not valid.
-pub(super) fn check(settings: &AutoscalerSettings) -> Result<(), SettingsError> {
+pub(super) fn validate(settings: &AutoscalerSettings) -> Result<(), SettingsError> {
     match &settings.isolation {
         Some(isolation) if isolation.nesting_host.trim().is_empty() => Err(SettingsError::NoNestingHost),
-        Some(isolation) => of_machines(&isolation.connector).map(drop),
+        Some(isolation) => vm_connector(&isolation.connector).map(drop),
         None => Ok(()),
     }
 }
 
 /// Returns the maximum time to delete instances on shutdown: `shutdown_deletion_retries` times its interval.
-pub(super) fn shutdown_limit(settings: &AutoscalerSettings) -> Duration {
+pub(super) fn shutdown_timeout(settings: &AutoscalerSettings) -> Duration {
     let config = &settings.scaling.config;
     config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries)
 }
@@ -84,7 +84,7 @@ pub(super) fn dial_options(settings: &ConnectorSettings) -> DialOptions {
 ///
 /// # Errors
 /// [`SettingsError::Key`] if the private key cannot be read.
-pub(super) fn of_machines(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
+pub(super) fn vm_connector(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
     connector(settings, "vm_isolation.connector_config")
 }
 
@@ -92,7 +92,7 @@ pub(super) fn of_machines(settings: &ConnectorSettings) -> Result<ConnectorConfi
 ///
 /// # Errors
 /// [`SettingsError::Key`] if the private key cannot be read.
-pub(super) fn of_plugins(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
+pub(super) fn plugin_connector(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
     connector(settings, "connector_config")
 }
 
@@ -123,28 +123,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_on_instances_need_a_daemon_and_a_key_that_can_be_read() {
+    fn vm_isolation_needs_a_daemon_and_a_readable_key() {
         let with = |isolation| AutoscalerSettings { isolation: Some(isolation), ..AutoscalerSettings::default() };
-        let error = check(&with(IsolationSettings::default())).unwrap_err().to_string();
+        let error = validate(&with(IsolationSettings::default())).unwrap_err().to_string();
         assert!(error.contains("nesting_host is missing") && error.contains("unix:///run/nesting.sock"), "{error}");
         let connector = ConnectorSettings { key_path: Some("/nonexistent/key".into()), ..ConnectorSettings::default() };
         let host = "unix:///run/nesting.sock".to_owned();
         let mut isolation = IsolationSettings { nesting_host: host, connector, ..IsolationSettings::default() };
-        let error = check(&with(isolation.clone())).unwrap_err().to_string();
+        let error = validate(&with(isolation.clone())).unwrap_err().to_string();
         assert!(
-            error.starts_with("vm_isolation.connector_config: key_path /nonexistent/key cannot be read"),
+            error.starts_with("vm_isolation.connector_config: failed to read key_path /nonexistent/key"),
             "{error}"
         );
         isolation.connector = ConnectorSettings::default();
-        check(&with(isolation)).unwrap();
+        validate(&with(isolation)).unwrap();
     }
 
     #[test]
-    fn what_the_scaler_cannot_act_on_is_told_all_at_once() {
+    fn all_problems_of_scaling_settings_are_reported() {
         let problems = vec!["policy[2].periods: one".to_owned(), "policy[2].timezone: two".to_owned()];
         let of = Scaling { problems, ..Scaling::default() };
         let settings = AutoscalerSettings { scaling: of, ..AutoscalerSettings::default() };
-        let error = scaling(&settings, "main", 0).unwrap_err().to_string();
+        let error = scaler_config(&settings, "main", 0).unwrap_err().to_string();
         assert_eq!(error, "[runners.autoscaler]: policy[2].periods: one; policy[2].timezone: two");
     }
 }

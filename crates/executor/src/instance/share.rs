@@ -29,14 +29,14 @@ pub(super) fn request(
     let sticky = settings.sticky.is_some() && job.sticky;
     SlotRequest {
         resources: ResourceRequest { cpu_milli: job.cpu_milli, memory_bytes: job.memory_bytes },
-        job_kind: (!job.name.is_empty()).then(|| JobKind(number(&[&project, job.name.as_bytes()]))),
-        sticky_context: sticky.then(|| StickyContextId(number(&[&project, &[u8::from(job.protected)]]))),
+        job_kind: (!job.name.is_empty()).then(|| JobKind(hash_number(&[&project, job.name.as_bytes()]))),
+        sticky_context: sticky.then(|| StickyContextId(hash_number(&[&project, &[u8::from(job.protected)]]))),
         avoid,
     }
 }
 
 /// Returns eight bytes of a hash of the parts.
-fn number(parts: &[&[u8]]) -> u64 {
+fn hash_number(parts: &[&[u8]]) -> u64 {
     let mut hash = Sha256::new();
     parts.iter().for_each(|part| hash.update(part));
     hash.finalize().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
@@ -70,7 +70,7 @@ pub(super) fn share(
 }
 
 /// Converts a job's usage for the scaler. Values that cover only some processes are left out, because they are too low.
-pub(super) fn used(used: &ResourceUsage) -> resources::JobUsage {
+pub(super) fn job_usage(used: &ResourceUsage) -> resources::JobUsage {
     let millis = Duration::from_millis;
     resources::JobUsage {
         wall: millis(used.wall_ms),
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_is_of_one_project_and_one_level_and_a_kind_is_of_one_project() {
+    fn contexts_and_kinds_differ_by_project_and_level() {
         let settings = AutoscalerSettings { sticky: Some(StickySettings::default()), ..AutoscalerSettings::default() };
         let of = |project_id, name: &str, protected| {
             let key = SlotKey { runner: "r".to_owned(), project_id };

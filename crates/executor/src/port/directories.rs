@@ -21,16 +21,20 @@ impl Directories {
     /// A relative path is resolved against the parent of the environment's own directory.
     #[must_use]
     pub fn with(self, builds: Option<&Path>, cache: Option<&Path>) -> Self {
-        let instead = |own: PathBuf, named: Option<&Path>| match named {
-            None => own,
-            Some(named) => resolved(&own.parent().unwrap_or(Path::new("/")).join(named)),
+        let configured_or = |default: PathBuf, configured: Option<&Path>| match configured {
+            None => default,
+            Some(path) => resolve(&default.parent().unwrap_or(Path::new("/")).join(path)),
         };
-        Self { builds: instead(self.builds, builds), cache: instead(self.cache, cache), shared: self.shared }
+        Self {
+            builds: configured_or(self.builds, builds),
+            cache: configured_or(self.cache, cache),
+            shared: self.shared,
+        }
     }
 }
 
 /// Resolves `.` and `..` in a path without reading the file system.
-fn resolved(path: &Path) -> PathBuf {
+fn resolve(path: &Path) -> PathBuf {
     let mut whole = PathBuf::new();
     for component in path.components() {
         match component {

@@ -120,7 +120,7 @@ impl EnvironmentRequest {
             memory_bytes: None,
             sticky: false,
             resume: None,
-            image: Err("nobody said which image".to_owned()),
+            image: Err("the request has no image".to_owned()),
         }
     }
 }

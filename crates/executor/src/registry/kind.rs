@@ -11,6 +11,9 @@ use parking_lot::Mutex;
 
 use crate::Executor;
 
+/// Reason why a runner cannot have an executor. Each kind has its own error type.
+pub type ConfigureError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Source of the executors of one name. It may own more than they do: files, machines, a socket.
 #[async_trait]
 pub trait ExecutorKind: Send + Sync + 'static {
@@ -19,12 +22,12 @@ pub trait ExecutorKind: Send + Sync + 'static {
     /// Called for each runner of this kind with each new configuration; `runners` are all configured runners.
     ///
     /// # Errors
-    /// Reason why the runner cannot have an executor, as a message. The manager then requests no jobs for the runner.
+    /// [`ConfigureError`] if the runner cannot have an executor. The manager then requests no jobs for the runner.
     fn configure(
         &self,
         runner: &Arc<RunnerSettings>,
         runners: &[Arc<RunnerSettings>],
-    ) -> Result<Arc<dyn Executor>, String>;
+    ) -> Result<Arc<dyn Executor>, ConfigureError>;
 
     /// Reports which runners have this kind of executor, in the order of the configuration. Called after changes.
     fn configured(&self, _runners: &[RunnerKey]) {}
@@ -65,9 +68,13 @@ impl<F> PerRunner<F> {
 
 impl<F> ExecutorKind for PerRunner<F>
 where
-    F: Fn(&RunnerSettings) -> Result<Arc<dyn Executor>, String> + Send + Sync + 'static,
+    F: Fn(&RunnerSettings) -> Result<Arc<dyn Executor>, ConfigureError> + Send + Sync + 'static,
 {
-    fn configure(&self, runner: &Arc<RunnerSettings>, _: &[Arc<RunnerSettings>]) -> Result<Arc<dyn Executor>, String> {
+    fn configure(
+        &self,
+        runner: &Arc<RunnerSettings>,
+        _: &[Arc<RunnerSettings>],
+    ) -> Result<Arc<dyn Executor>, ConfigureError> {
         let mut executors = self.created.lock();
         if let Some((_, known)) = executors.get(&runner.key).filter(|(settings, _)| Arc::ptr_eq(settings, runner)) {
             return Ok(Arc::clone(known));

@@ -8,8 +8,9 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use muster_executor::{Executor, registry::Registry};
-//! # fn chroot(_: &muster_config::settings::RunnerSettings) -> Result<Arc<dyn Executor>, String> { Err("no root".to_owned()) }
+//! # use muster_executor::Executor;
+//! # use muster_executor::registry::{ConfigureError, Registry};
+//! # fn chroot(_: &muster_config::settings::RunnerSettings) -> Result<Arc<dyn Executor>, ConfigureError> { Err("no root".into()) }
 //! let registry = Registry::new().register("chroot", chroot);
 //! ```
 //!
@@ -36,11 +37,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use muster_config::settings::{RunnerKey, RunnerSettings};
+use muster_job::error_chain;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-pub use self::kind::ExecutorKind;
 use self::kind::PerRunner;
+pub use self::kind::{ConfigureError, ExecutorKind};
 use self::unavailable::UnavailableExecutor;
 use crate::{Capacity, Executor};
 
@@ -95,7 +97,7 @@ impl Registry {
     #[must_use]
     pub fn register<F>(self, name: &'static str, create: F) -> Self
     where
-        F: Fn(&RunnerSettings) -> Result<Arc<dyn Executor>, String> + Send + Sync + 'static,
+        F: Fn(&RunnerSettings) -> Result<Arc<dyn Executor>, ConfigureError> + Send + Sync + 'static,
     {
         self.register_kind(name, Arc::new(PerRunner::new(create)))
     }
@@ -155,7 +157,11 @@ impl Registry {
                     }
                 }
                 Err(error) => {
-                    tracing::error!(runner = runner.name, error, "no jobs are requested for this runner");
+                    tracing::error!(
+                        runner = runner.name,
+                        error = error_chain(error.as_ref()),
+                        "failed to create the executor of a runner; it requests no jobs"
+                    );
                 }
             }
         }

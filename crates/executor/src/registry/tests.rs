@@ -35,12 +35,12 @@ fn runner(token: &str, executor: &str) -> Arc<RunnerSettings> {
 }
 
 #[tokio::test]
-async fn one_registration_gives_each_runner_an_executor_until_its_last_job_ends() {
+async fn runner_has_an_executor_until_its_last_job_ends() {
     let created = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&created);
     let mut registry = Registry::new().register_shared("shell", Empty::with(7)).register("chroot", move |runner| {
         count.fetch_add(1, Ordering::Relaxed);
-        if runner.name == "bad" { Err("no root".to_owned()) } else { Ok(Empty::with(3)) }
+        if runner.name == "bad" { Err("no root".into()) } else { Ok(Empty::with(3)) }
     });
     let runners = [runner("a", "shell"), runner("b", "chroot"), runner("c", "chroot"), runner("d", "unknown")];
     registry.configure(&runners, |_| false);
@@ -49,21 +49,25 @@ async fn one_registration_gives_each_runner_an_executor_until_its_last_job_ends(
     assert_eq!(jobs, [7, 3, 3, 0]);
     assert!(registry.capacities(&runners).is_empty(), "nothing has changed");
     registry.configure(&runners, |_| false);
-    assert_eq!(created.load(Ordering::Relaxed), 2, "runners that are as they were keep their executors");
+    assert_eq!(created.load(Ordering::Relaxed), 2, "an unchanged runner got a new executor");
 
     let own = registry.executor(&runners[1], &runners[1].key);
     registry.configure(&runners[..1], |_| true);
-    assert!(Arc::ptr_eq(&own, &registry.executor(&runners[1], &runners[1].key)), "it has jobs");
+    assert!(
+        Arc::ptr_eq(&own, &registry.executor(&runners[1], &runners[1].key)),
+        "a runner with jobs lost its executor"
+    );
     registry.remove_unused(|_| false);
     assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
 }
 
 #[tokio::test]
-async fn a_job_whose_runner_has_no_executor_is_lost_with_a_reason() {
+async fn restoring_a_lease_without_an_executor_fails() {
     let registry = Registry::new();
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "r".to_owned(), project_id: 1 } };
-    let gone = runner("a", "instance");
-    let lost = registry.executor(&gone, &gone.key).restore(&LeaseRecord::remote("i-1", slot, "key")).await.unwrap_err();
-    let expected = "instance i-1 is gone: its runner is not in the configuration any more, or has another executor";
+    let removed = runner("a", "instance");
+    let lost =
+        registry.executor(&removed, &removed.key).restore(&LeaseRecord::remote("i-1", slot, "key")).await.unwrap_err();
+    let expected = "instance i-1 was lost: its runner was removed from the configuration, or has another executor";
     assert_eq!(lost.to_string(), expected);
 }

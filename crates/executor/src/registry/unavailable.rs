@@ -5,7 +5,7 @@ use tokio::sync::watch;
 
 use crate::{Capacity, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey};
 
-const REASON: &str = "its runner is not in the configuration any more, or has another executor";
+const REASON: &str = "its runner was removed from the configuration, or has another executor";
 
 /// Executor that provides no environments and restores no leases.
 pub(super) struct UnavailableExecutor {
@@ -25,7 +25,7 @@ impl Executor for UnavailableExecutor {
     }
 
     async fn acquire(&self, _: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
-        Err(ExecutorError::NotAcquired(format!("no execution environment can be had for the job: {REASON}")))
+        Err(ExecutorError::NotAcquired(format!("no execution environment is available for the job: {REASON}")))
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {

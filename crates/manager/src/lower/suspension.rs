@@ -49,13 +49,13 @@ pub(crate) enum SuspendUnsupported {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ResumeRefused {
     /// The runner cannot resume any environment for the job.
-    #[error("the job environment is not resumed: {0}")]
+    #[error("failed to resume the job environment: {0}")]
     Unsupported(SuspendUnsupported),
     /// The key was made by another runner or manager.
-    #[error("the job environment is not resumed: its key is from another runner or another system of this runner")]
+    #[error("failed to resume the job environment: its key is from another runner or another system of this runner")]
     OtherRunner,
     /// The key does not name an environment.
-    #[error("the job environment is not resumed: its key has no `{NAME}`")]
+    #[error("failed to resume the job environment: its key has no `{NAME}`")]
     NoName,
 }
 

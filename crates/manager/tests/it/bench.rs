@@ -242,7 +242,7 @@ impl FakeExecutor {
         Self { slots: Slots::new(SLOTS), capacity, environment, given }
     }
 
-    fn lease(&self, taken: muster_executor::TakenSlot) -> Lease {
+    fn lease(&self, taken: muster_executor::HeldSlot) -> Lease {
         let record = LeaseRecord::local("fake", taken.slot.clone());
         Lease::new(record, self.environment.clone(), Box::new(taken))
     }
@@ -261,7 +261,7 @@ impl Executor for FakeExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        Ok(self.lease(self.slots.take_again(&record.slot).expect("a slot of an earlier start is free")))
+        Ok(self.lease(self.slots.reacquire(&record.slot).expect("a slot of an earlier start is free")))
     }
 
     fn environment_without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {

@@ -152,7 +152,7 @@ struct Instances {
 }
 
 impl Instances {
-    fn lease(&self, taken: muster_executor::TakenSlot) -> Lease {
+    fn lease(&self, taken: muster_executor::HeldSlot) -> Lease {
         let record = LeaseRecord::remote("i1", taken.slot.clone(), "key");
         Lease::new(record, self.environment.clone(), Box::new(taken))
     }
@@ -172,7 +172,7 @@ impl Executor for Instances {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        Ok(self.lease(self.slots.take_again(&record.slot).unwrap()))
+        Ok(self.lease(self.slots.reacquire(&record.slot).unwrap()))
     }
 }
 

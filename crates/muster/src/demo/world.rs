@@ -80,10 +80,10 @@ impl World {
             directories: Directories { builds: path("builds"), cache: path("cache"), shared: true },
             slots: 1,
             executable: std::env::current_exe().map_err(DemoError::Executable)?,
-            until_pid: None,
+            exit_with_pid: None,
             user: None,
-            hidden: Vec::new(),
-            open_files: None,
+            hidden_variables: Vec::new(),
+            nofile_limit: None,
         })?;
         let instances = crate::runner::instances(&state).map_err(DemoError::Executable)?;
         let endpoints = FleetEndpoints::new(&observed.telemetry, &instances);

@@ -10,8 +10,8 @@
 //! Orphaned machines are deleted when their instance is prepared, which each start of the manager does, or when their slot is used again,
 //! because the daemon has one machine per slot.
 
+mod metrics;
 mod nested;
-mod numbers;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use muster_config::settings::IsolationSettings;
 use muster_fleeting::nesting::{Nesting, NestingError, NestingLimits};
+use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::Family;
 use parking_lot::Mutex;
@@ -26,14 +27,21 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::lease::HeldLease;
-use crate::deploy::Dial;
+use crate::deploy::{DeployError, Dial};
 use crate::{LeaseRecord, VmImage};
+use metrics::{Operation, VmMetrics};
 pub(super) use nested::NestedMachine;
-use numbers::{Numbers, Operation};
 
 /// A virtual machine could not be created. The text is shown in the job's trace.
-#[derive(Debug)]
-pub(super) struct NotMade(pub(super) String);
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct VmError(pub(super) String);
+
+impl From<DeployError> for VmError {
+    fn from(error: DeployError) -> Self {
+        Self(error_chain(&error))
+    }
+}
 
 /// Virtual machines of all jobs of a runner. Unused if the jobs run on the instances themselves.
 #[derive(Default)]
@@ -46,70 +54,70 @@ pub(super) struct Isolation {
     busy: watch::Sender<usize>,
     /// Host keys of the machines. They are not stored, because a machine is reached through its instance, whose own key is verified.
     hosts: KnownHosts,
-    numbers: Numbers,
+    metrics: VmMetrics,
 }
 
 impl Isolation {
     /// Records that the machine of a lease of an earlier start is in use.
-    pub(super) fn expect(&self, record: &LeaseRecord) {
+    pub(super) fn track_lease(&self, record: &LeaseRecord) {
         if let Some(machine) = record.vm() {
-            self.own(&record.environment, &machine.id);
+            self.track(&record.environment, &machine.id);
         }
     }
 
     /// Records that all machines of an earlier start are known.
-    pub(super) fn expected_all(&self) {
+    pub(super) fn all_tracked(&self) {
         self.announced.send_replace(true);
     }
 
     /// Returns the metrics of virtual machines.
     pub(super) fn families(&self) -> Vec<Family> {
-        self.numbers.families()
+        self.metrics.families()
     }
 
-    fn own(&self, instance: &str, machine: &str) {
+    fn track(&self, instance: &str, machine: &str) {
         self.owned.lock().insert((instance.to_owned(), machine.to_owned()));
     }
 
-    fn disown(&self, instance: &str, machine: &str) {
+    fn untrack(&self, instance: &str, machine: &str) {
         self.owned.lock().remove(&(instance.to_owned(), machine.to_owned()));
     }
 
     /// Prepares an instance: checks that its daemon answers, and deletes machines without jobs.
     ///
     /// # Errors
-    /// Reason why the instance is not ready, human-readable.
+    /// [`VmError`] if the instance is not ready.
     pub(super) async fn prepare(
         &self,
         settings: &IsolationSettings,
-        way: &dyn Dial,
+        dialer: &dyn Dial,
         instance: &str,
-    ) -> Result<(), String> {
+    ) -> Result<(), VmError> {
         let mut announced = self.announced.subscribe();
         // The sender is a field of `self`.
         let _ = announced.wait_for(|all| *all).await;
-        let host: Arc<dyn Session> = Arc::from(way.dial().await?.session);
-        let cleared = self.clear(settings, &host, instance).await;
+        let host: Arc<dyn Session> = Arc::from(dialer.dial().await?.session);
+        let cleared = self.delete_orphans(settings, &host, instance).await;
         host.close().await;
-        cleared.map_err(|error| format!("vm_isolation: {error}"))
+        cleared.map_err(|error| VmError(format!("vm_isolation: {}", error_chain(&error))))
     }
 
-    async fn clear(
+    async fn delete_orphans(
         &self,
         settings: &IsolationSettings,
         host: &Arc<dyn Session>,
         instance: &str,
     ) -> Result<(), NestingError> {
         let owned = |machine: &str| self.owned.lock().contains(&(instance.to_owned(), machine.to_owned()));
-        for (machine, removed) in daemon(settings, host).await?.clear(owned).await? {
+        for (machine, removed) in connect_daemon(settings, host).await?.clear(owned).await? {
             let machine = machine.id;
             match removed {
                 Ok(()) => {
-                    self.numbers.count(Operation::Orphan);
-                    tracing::info!(instance, machine, "a virtual machine of nobody was removed");
+                    self.metrics.count(Operation::Orphan);
+                    tracing::info!(instance, machine, "orphaned virtual machine deleted");
                 }
                 // It is kept until its slot is used again. Jobs can run nevertheless.
-                Err(error) => tracing::warn!(instance, machine, %error, "a virtual machine of nobody is left"),
+                Err(error) => tracing::warn!(instance, machine, %error, "failed to delete an orphaned virtual machine"),
             }
         }
         Ok(())
@@ -120,57 +128,57 @@ impl Isolation {
     /// If the caller stops waiting, a machine that is created anyway is deleted, and then the slot is released.
     ///
     /// # Errors
-    /// [`NotMade`]. The slot has been released, or will be.
-    pub(super) async fn machine(
+    /// [`VmError`]. The slot has been released, or will be.
+    pub(super) async fn create_vm(
         self: &Arc<Self>,
         held: HeldLease,
         settings: IsolationSettings,
         image: VmImage,
-    ) -> Result<HeldLease, NotMade> {
+    ) -> Result<HeldLease, VmError> {
         let (mut reply, answer) = oneshot::channel();
-        let (busy, isolation) = (Busy::new(&self.busy), Arc::clone(self));
+        let (busy, isolation) = (VmOperationGuard::new(&self.busy), Arc::clone(self));
         tokio::spawn(async move {
             let _busy = busy;
             let began = Instant::now();
-            let made = tokio::select! {
-                nested = NestedMachine::make(&isolation, &held, settings, &image) => nested,
-                why = held.lost() => Err(NotMade(why)),
+            let created = tokio::select! {
+                nested = NestedMachine::create(&isolation, &held, settings, &image) => nested,
+                reason = held.lost() => Err(VmError(reason)),
             };
-            let made = match made {
+            let created = match created {
                 Ok(nested) => {
                     let held = held.with(nested);
                     // A machine that is half created cannot be deleted, a complete one can.
                     tokio::select! {
                         reached = reach(&held) => reached.map(|()| held),
-                        why = held.lost() => Err(NotMade(why)),
+                        reason = held.lost() => Err(VmError(reason)),
                         () = reply.closed() => return,
                     }
                 }
                 Err(error) => Err(error),
             };
-            match &made {
-                Ok(_) => isolation.numbers.created(began.elapsed()),
-                Err(_) => isolation.numbers.count(Operation::CreateFailed),
+            match &created {
+                Ok(_) => isolation.metrics.created(began.elapsed()),
+                Err(_) => isolation.metrics.count(Operation::CreateFailed),
             }
             // If the caller stopped waiting, dropping the lease deletes the machine.
-            let _ = reply.send(made);
+            let _ = reply.send(created);
         });
-        answer.await.unwrap_or_else(|_| Err(NotMade("the manager ends".to_owned())))
+        answer.await.unwrap_or_else(|_| Err(VmError("the manager is shutting down".to_owned())))
     }
 
     /// Waits until no machine is being created or deleted, for at most `limit`. The next start deletes the rest.
-    pub(super) async fn idle(&self, limit: Duration) {
+    pub(super) async fn wait_idle(&self, limit: Duration) {
         let mut busy = self.busy.subscribe();
         // The sender is a field of `self`.
         if tokio::time::timeout(limit, busy.wait_for(|busy| *busy == 0)).await.is_err() {
             let left = *self.busy.borrow();
-            tracing::warn!(left, "virtual machines on instances are left: the next start removes them");
+            tracing::warn!(left, "virtual machines are still being created or deleted; the next start deletes them");
         }
     }
 }
 
 /// Connects to the nesting daemon of an instance.
-async fn daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result<Nesting, NestingError> {
+async fn connect_daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result<Nesting, NestingError> {
     let IsolationSettings { nesting_host, nesting_config, .. } = settings;
     let none = serde_json::json!({});
     let config = if nesting_config.is_null() { &none } else { nesting_config };
@@ -178,8 +186,8 @@ async fn daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result
 }
 
 /// Waits until the agent of a new machine answers.
-async fn reach(held: &HeldLease) -> Result<(), NotMade> {
-    let reached = held.place().connect(held).await;
+async fn reach(held: &HeldLease) -> Result<(), VmError> {
+    let reached = held.remote_machine().connect(held).await;
     let Some(slot) = held.slot() else { return Ok(()) };
     match reached {
         Ok(_) => {
@@ -189,22 +197,22 @@ async fn reach(held: &HeldLease) -> Result<(), NotMade> {
         Err(error) => {
             let error = error.to_string();
             slot.health(Err(error.clone()));
-            Err(NotMade(error))
+            Err(VmError(error))
         }
     }
 }
 
 /// Counts a machine as being created or deleted until it is dropped.
-struct Busy(watch::Sender<usize>);
+struct VmOperationGuard(watch::Sender<usize>);
 
-impl Busy {
+impl VmOperationGuard {
     fn new(count: &watch::Sender<usize>) -> Self {
         count.send_modify(|count| *count += 1);
         Self(count.clone())
     }
 }
 
-impl Drop for Busy {
+impl Drop for VmOperationGuard {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count = count.saturating_sub(1));
     }

@@ -15,20 +15,20 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Busy, Isolation, NotMade, Operation, daemon};
-use crate::deploy::{Dialed, RemoteMachine};
+use super::{Isolation, Operation, VmError, VmOperationGuard, connect_daemon};
+use crate::deploy::{DeployError, Dialed, RemoteMachine};
 use crate::instance::connect::{Addresses, NEW_MACHINE_AUTH_GRACE, TraceAddresses, trace_lines};
 use crate::instance::lease::HeldLease;
-use crate::instance::provider::Shared;
+use crate::instance::provider::ProviderContext;
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
 /// Maximum time to connect to a machine that was reached before.
-const AGAIN_LIMIT: Duration = Duration::from_secs(60);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time to delete a machine (`docs/spec/fleeting.md`, section 8.4).
-const DELETE_LIMIT: Duration = Duration::from_secs(60);
+const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Initial and maximum pause between two attempts to delete a machine.
-const DELETE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+const DELETE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Virtual machine of one job on its instance.
 pub(in crate::instance) struct NestedMachine {
@@ -40,15 +40,15 @@ pub(in crate::instance) struct NestedMachine {
     machine: NestedVm,
     settings: IsolationSettings,
     /// Connection to the machine's agent. No other job uses it.
-    place: Arc<RemoteMachine>,
+    remote_machine: Arc<RemoteMachine>,
     /// Trace lines that follow those about the connection to the instance.
-    told: Vec<String>,
+    trace_lines: Vec<String>,
     /// Addresses of the instance. Empty before it was reached.
     addresses: Mutex<Addresses>,
     /// Session with the instance over which the machine was created, until it is used.
     first: Mutex<Option<Arc<dyn Session>>>,
-    /// Reason why the machine was lost.
-    gone: watch::Sender<Option<String>>,
+    /// Reason reason the machine was lost.
+    lost: watch::Sender<Option<String>>,
     shown: TraceAddresses,
 }
 
@@ -56,38 +56,39 @@ impl NestedMachine {
     /// Creates a machine in the slot.
     ///
     /// # Errors
-    /// [`NotMade`] if the instance cannot be reached or the daemon cannot create the machine.
-    pub(super) async fn make(
+    /// [`VmError`] if the instance cannot be reached or the daemon cannot create the machine.
+    pub(super) async fn create(
         isolation: &Arc<Isolation>,
         held: &HeldLease,
         settings: IsolationSettings,
         image: &VmImage,
-    ) -> Result<Arc<Self>, NotMade> {
+    ) -> Result<Arc<Self>, VmError> {
         let (Some(slot), shared) = (held.slot(), held.shared()) else {
-            return Err(NotMade("the slot was given back".to_owned()));
+            return Err(VmError("the slot was released".to_owned()));
         };
         let name = shared.name(slot.group(), slot.instance().as_str());
         let instance = name.as_str();
         let at_fault = |error: String| {
             slot.health(Err(error.clone()));
-            NotMade(format!("instance {instance}: {error}"))
+            VmError(format!("instance {instance}: {error}"))
         };
         let host = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
         let (host, addresses) = host.map_err(|error| {
             slot.connection_lost();
-            at_fault(error)
+            at_fault(error_chain(&error))
         })?;
         let host: Arc<dyn Session> = Arc::from(host);
         let began = Instant::now();
         let number = i32::try_from(slot.slot()).unwrap_or(i32::MAX);
-        let created = async { daemon(&settings, &host).await?.create(&image.name, Some(number)).await }.await;
+        let created = async { connect_daemon(&settings, &host).await?.create(&image.name, Some(number)).await }.await;
         let created = match created {
             Ok(created) => created,
             Err(error) => {
                 host.close().await;
-                let text = format!("no virtual machine of image {:?}: {error}{}", image.name, remedy(&error));
+                let text =
+                    format!("failed to create a virtual machine of image {:?}: {error}{}", image.name, remedy(&error));
                 return Err(match error.is_about_the_image() && image.is_of_job {
-                    true => NotMade(format!("instance {instance}: {text}")),
+                    true => VmError(format!("instance {instance}: {text}")),
                     false => at_fault(text),
                 });
             }
@@ -100,9 +101,9 @@ impl NestedMachine {
             address = machine.address,
             image = image.name,
             took_ms = began.elapsed().as_millis(),
-            "a virtual machine was made for a job"
+            "virtual machine created for a job"
         );
-        let mut told = vec![
+        let mut trace_lines = vec![
             "Enforcing VM Isolation".to_owned(),
             "Dialing nesting daemon".to_owned(),
             "Creating nesting VM tunnel".to_owned(),
@@ -110,54 +111,55 @@ impl NestedMachine {
             format!("Created nesting VM {} {}", machine.id, machine.address),
         ];
         if let Some(stomped) = created.stomped {
-            isolation.numbers.count(Operation::Stomp);
-            isolation.disown(slot.instance().as_str(), &stomped);
-            tracing::warn!(
-                instance,
-                slot = number,
-                machine = stomped,
-                "the slot had a virtual machine of nobody: it was removed"
-            );
-            told.push(format!("Stomped nesting VM:  {stomped}"));
+            isolation.metrics.count(Operation::Stomp);
+            isolation.untrack(slot.instance().as_str(), &stomped);
+            tracing::warn!(instance, slot = number, machine = stomped, "orphaned virtual machine in the slot deleted");
+            trace_lines.push(format!("Stomped nesting VM:  {stomped}"));
         }
-        let nested = Self::new(shared, slot, machine, settings, told);
+        let nested = Self::new(shared, slot, machine, settings, trace_lines);
         *nested.addresses.lock() = addresses;
         *nested.first.lock() = Some(host);
         Ok(Arc::new(nested))
     }
 
     /// Restores the machine of a lease of an earlier start.
-    pub(in crate::instance) fn again(
-        shared: &Shared,
+    pub(in crate::instance) fn restore(
+        shared: &ProviderContext,
         slot: &Slot,
         machine: NestedVm,
         settings: IsolationSettings,
     ) -> Arc<Self> {
-        let told =
+        let trace_lines =
             vec!["Enforcing VM Isolation".to_owned(), format!("Found nesting VM {} {}", machine.id, machine.address)];
-        shared.isolation.numbers.count(Operation::Reuse);
-        let nested = Self::new(shared, slot, machine, settings, told);
+        shared.isolation.metrics.count(Operation::Reuse);
+        let nested = Self::new(shared, slot, machine, settings, trace_lines);
         let (instance, machine) = (&nested.instance, &nested.machine.id);
-        tracing::info!(instance, machine, "a job goes on in the virtual machine that it has");
+        tracing::info!(instance, machine, "job continues in its virtual machine");
         Arc::new(nested)
     }
 
-    fn new(shared: &Shared, slot: &Slot, machine: NestedVm, settings: IsolationSettings, told: Vec<String>) -> Self {
+    fn new(
+        shared: &ProviderContext,
+        slot: &Slot,
+        machine: NestedVm,
+        settings: IsolationSettings,
+        trace_lines: Vec<String>,
+    ) -> Self {
         let isolation = &shared.isolation;
         let id = slot.instance().as_str().to_owned();
         let instance = shared.name(slot.group(), &id).as_str().to_owned();
-        isolation.own(&id, &machine.id);
+        isolation.track(&id, &machine.id);
         Self {
             id,
-            place: shared.place(&format!("{instance}/{}", machine.id)),
+            remote_machine: shared.new_machine(&format!("{instance}/{}", machine.id)),
             isolation: Arc::clone(isolation),
             instance,
             machine,
             settings,
-            told,
+            trace_lines,
             addresses: Mutex::default(),
             first: Mutex::default(),
-            gone: watch::Sender::new(None),
+            lost: watch::Sender::new(None),
             shown: settings::trace_addresses(&shared.settings()),
         }
     }
@@ -166,28 +168,28 @@ impl NestedMachine {
         &self.machine
     }
 
-    pub(in crate::instance) fn place(&self) -> &Arc<RemoteMachine> {
-        &self.place
+    pub(in crate::instance) fn remote_machine(&self) -> &Arc<RemoteMachine> {
+        &self.remote_machine
     }
 
     /// Returns the trace lines that describe the connection to the machine.
     fn trace_lines(&self) -> Vec<String> {
-        let way = trace_lines(&self.instance, &self.addresses.lock(), self.shown);
-        way.into_iter().chain(self.told.iter().cloned()).collect()
+        let lines = trace_lines(&self.instance, &self.addresses.lock(), self.shown);
+        lines.into_iter().chain(self.trace_lines.iter().cloned()).collect()
     }
 
     /// Waits until the machine is known to be lost while its instance exists, and returns the reason. Cancel-safe.
-    pub(in crate::instance) async fn gone(&self) -> String {
-        let mut gone = self.gone.subscribe();
+    pub(in crate::instance) async fn lost(&self) -> String {
+        let mut lost = self.lost.subscribe();
         // The sender is a field of `self`.
-        let why = gone.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
-        match why {
-            Some(why) => why,
+        let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        match reason {
+            Some(reason) => reason,
             None => std::future::pending().await,
         }
     }
 
-    async fn host(&self, shared: &Shared, slot: &Slot) -> Result<Arc<dyn Session>, String> {
+    async fn dial_instance(&self, shared: &ProviderContext, slot: &Slot) -> Result<Arc<dyn Session>, DeployError> {
         let (host, addresses) = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await?;
         *self.addresses.lock() = addresses;
         Ok(Arc::from(host))
@@ -196,13 +198,13 @@ impl NestedMachine {
     /// Opens a session with the machine, through a session with its instance.
     ///
     /// # Errors
-    /// Reason why there is no session, human-readable.
-    pub(in crate::instance) async fn dial(&self, shared: &Shared, slot: &Slot) -> Result<Dialed, String> {
+    /// [`DeployError`] if there is no session.
+    pub(in crate::instance) async fn dial(&self, shared: &ProviderContext, slot: &Slot) -> Result<Dialed, DeployError> {
         let first = self.first.lock().take();
         let is_first = first.is_some();
         let host = match first {
             Some(host) => host,
-            None => self.host(shared, slot).await?,
+            None => self.dial_instance(shared, slot).await?,
         };
         match self.dial_through(shared, &host, is_first).await {
             Ok(machine) => {
@@ -217,28 +219,29 @@ impl NestedMachine {
 
     async fn dial_through(
         &self,
-        shared: &Shared,
+        shared: &ProviderContext,
         host: &Arc<dyn Session>,
         is_first: bool,
-    ) -> Result<Box<dyn Session>, String> {
+    ) -> Result<Box<dyn Session>, DeployError> {
         if !is_first {
-            self.look(host).await?;
+            self.verify_exists(host).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
-        let mut connector = settings::of_machines(&self.settings.connector).map_err(|error| error_chain(&error))?;
+        let connector = settings::vm_connector(&self.settings.connector);
+        let mut connector = connector.map_err(|error| DeployError::NoSession(error_chain(&error)))?;
         let mut grace = NEW_MACHINE_AUTH_GRACE.min(connector.timeout);
         if !is_first {
-            connector.timeout = connector.timeout.min(AGAIN_LIMIT);
+            connector.timeout = connector.timeout.min(RECONNECT_TIMEOUT);
             grace = Duration::ZERO;
         }
         let internal_addr = self.machine.address.clone();
         let info = ConnectInfo { connector, internal_addr, external_addr: String::new(), expires: None };
         shared.ensure_supported(&name, &info.connector)?;
         let target = connector::target(&InstanceId::new(name.as_str()), info, DialOptions::default());
-        let target = target.map_err(|error| format!("instance {name}: {error}"))?;
-        let dialled = remote::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
-        dialled.map_err(|error| {
-            format!("instance {name}: {error} (a virtual machine on the instance: vm_isolation.connector_config says how it is reached)")
+        let target = target.map_err(|error| DeployError::dial(&name, error))?;
+        let dialed = remote::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
+        dialed.map_err(|error| {
+            DeployError::NoSession(format!("instance {name}: {error} (a virtual machine on the instance: see vm_isolation.connector_config for its connection)"))
         })
     }
 
@@ -248,30 +251,32 @@ impl NestedMachine {
     ///
     /// # Errors
     /// The machine was lost, or the daemon does not answer.
-    async fn look(&self, host: &Arc<dyn Session>) -> Result<(), String> {
-        let listed = async { daemon(&self.settings, host).await?.list().await }.await;
+    async fn verify_exists(&self, host: &Arc<dyn Session>) -> Result<(), DeployError> {
+        let listed = async { connect_daemon(&self.settings, host).await?.list().await }.await;
         let (NestedVm { id, .. }, instance) = (&self.machine, &self.instance);
         let listed = listed.map_err(|error| {
-            format!("whether virtual machine {id} on instance {instance} is still there cannot be told: {error}")
+            DeployError::NoSession(format!(
+                "failed to verify that virtual machine {id} on instance {instance} exists: {error}"
+            ))
         })?;
         if listed.iter().any(|machine| machine.id == *id) {
             return Ok(());
         }
         let daemon = &self.settings.nesting_host;
-        let why = format!(
-            "virtual machine {id} on instance {instance} was lost: the nesting daemon at {daemon} does not list it any more"
+        let reason = format!(
+            "virtual machine {id} on instance {instance} was lost: the nesting daemon at {daemon} no longer lists it"
         );
-        if self.gone.send_replace(Some(why.clone())).is_none() {
-            self.isolation.numbers.count(Operation::Lost);
-            tracing::warn!(instance, machine = id, "the virtual machine of a job ended by itself");
+        if self.lost.send_replace(Some(reason.clone())).is_none() {
+            self.isolation.metrics.count(Operation::Lost);
+            tracing::warn!(instance, machine = id, "virtual machine of a running job lost");
         }
-        Err(why)
+        Err(DeployError::NoSession(reason))
     }
 
     /// Deletes the machine, and then releases its slot. The job has ended or never started.
-    pub(in crate::instance) fn remove(self: Arc<Self>, slot: Slot, shared: Arc<Shared>) {
+    pub(in crate::instance) fn remove(self: Arc<Self>, slot: Slot, shared: Arc<ProviderContext>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return slot.finish_job() };
-        let busy = Busy::new(&self.isolation.busy);
+        let busy = VmOperationGuard::new(&self.isolation.busy);
         runtime.spawn(async move {
             let _busy = busy;
             let deleted = tokio::select! {
@@ -279,32 +284,32 @@ impl NestedMachine {
                 _ = slot.lost() => Ok(None),
                 deleted = self.delete(&shared, &slot) => deleted.map(Some),
             };
-            let (numbers, instance, machine) = (&self.isolation.numbers, &self.instance, &self.machine.id);
+            let (metrics, instance, machine) = (&self.isolation.metrics, &self.instance, &self.machine.id);
             match deleted {
                 Ok(Some(took)) => {
-                    numbers.deleted(took);
-                    tracing::info!(instance, machine, took_ms = took.as_millis(), "the virtual machine of a job was removed");
+                    metrics.deleted(took);
+                    tracing::info!(instance, machine, took_ms = took.as_millis(), "virtual machine of a job deleted");
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    numbers.count(Operation::DeleteFailed);
-                    slot.health(Err(format!("a virtual machine could not be removed: {error}")));
+                    metrics.count(Operation::DeleteFailed);
+                    slot.health(Err(format!("failed to delete a virtual machine: {error}")));
                     tracing::warn!(
-                        instance, machine, error,
-                        "the virtual machine of a job is left: the next job in its slot removes it, or the next start of the manager"
+                        instance, machine, %error,
+                        "failed to delete the virtual machine of a job; the next job in its slot or the next start of the manager deletes it"
                     );
                 }
             }
-            self.isolation.disown(&self.id, machine);
+            self.isolation.untrack(&self.id, machine);
             self.isolation.hosts.forget(&format!("{instance}/{machine}"));
             slot.finish_job();
         });
     }
 
-    async fn delete(&self, shared: &Shared, slot: &Slot) -> Result<Duration, String> {
-        let (began, mut last) = (Instant::now(), String::new());
+    async fn delete(&self, shared: &ProviderContext, slot: &Slot) -> Result<Duration, VmError> {
+        let (began, mut last) = (Instant::now(), VmError(String::new()));
         let tries = async {
-            let (mut pause, cap) = DELETE_PAUSES;
+            let (mut pause, cap) = DELETE_BACKOFF;
             loop {
                 match self.delete_once(shared, slot).await {
                     Ok(()) => return,
@@ -314,20 +319,20 @@ impl NestedMachine {
                 pause = (pause * 2).min(cap);
             }
         };
-        match tokio::time::timeout(DELETE_LIMIT, tries).await {
+        match tokio::time::timeout(DELETE_TIMEOUT, tries).await {
             Ok(()) => Ok(began.elapsed()),
-            Err(_) => Err(format!("not within {} s: {last}", DELETE_LIMIT.as_secs())),
+            Err(_) => Err(VmError(format!("not deleted within {} s: {last}", DELETE_TIMEOUT.as_secs()))),
         }
     }
 
-    async fn delete_once(&self, shared: &Shared, slot: &Slot) -> Result<(), String> {
+    async fn delete_once(&self, shared: &ProviderContext, slot: &Slot) -> Result<(), VmError> {
         let first = self.first.lock().take();
         let host = match first {
             Some(host) => host,
-            None => self.host(shared, slot).await?,
+            None => self.dial_instance(shared, slot).await?,
         };
         let deleted = async {
-            let daemon = daemon(&self.settings, &host).await?;
+            let daemon = connect_daemon(&self.settings, &host).await?;
             match daemon.delete(&self.machine.id).await {
                 // Some daemons refuse to delete a machine that does not exist.
                 Err(error @ NestingError::Refused { .. }) => {
@@ -337,7 +342,7 @@ impl NestedMachine {
                 deleted => deleted,
             }
         };
-        let deleted = deleted.await.map_err(|error| error.to_string());
+        let deleted = deleted.await.map_err(|error| VmError(error_chain(&error)));
         host.close().await;
         deleted
     }
@@ -346,7 +351,7 @@ impl NestedMachine {
 /// Returns a hint for errors about the image, which the daemon does not explain.
 fn remedy(error: &NestingError) -> &'static str {
     if error.is_about_the_image() {
-        "; is there an image of that name on the instance, and room for one more machine?"
+        "; check that the instance has the image and enough resources for another machine"
     } else {
         ""
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
+use muster_taskscaler::driver::LedgerError;
 use muster_taskscaler::fleet;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -54,9 +55,23 @@ pub(super) struct OrphanedLedger {
     pub(super) instances: Vec<String>,
 }
 
+/// Error from reading or writing a file in the directory of ledgers.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LedgerDirError {
+    #[error("failed to {action} {}", path.display())]
+    File { action: &'static str, path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerDirError {
+    let path = path.to_owned();
+    move |source| LedgerDirError::File { action, path, source }
+}
+
 /// Directory of all ledgers.
 pub(super) struct LedgerDir<'a> {
-    pub(super) folder: &'a Path,
+    pub(super) directory: &'a Path,
 }
 
 impl LedgerDir<'_> {
@@ -65,24 +80,23 @@ impl LedgerDir<'_> {
     /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have instances.
     ///
     /// # Errors
-    /// Path and reason of a failed read or write, as a message.
+    /// [`LedgerDirError`] if a file cannot be read or written.
     pub(super) fn open_for(
         &self,
         runner: &RunnerSettings,
         known: &BTreeSet<RunnerKey>,
-    ) -> Result<RunnerLedger, String> {
-        let folder = self.folder;
-        muster_files::private_directory(folder)
-            .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
+    ) -> Result<RunnerLedger, LedgerDirError> {
+        let directory = self.directory;
+        muster_files::private_directory(directory).map_err(file_error("create directory", directory))?;
         let ledger = self.ledger(&runner.key);
-        let mut was = read_owner(&ledger);
+        let mut owner_before = read_owner(&ledger);
         if !ledger.exists()
             && let Some(earlier) = self.adopt_after_token_change(runner, known, &ledger)?
         {
-            was = Some(earlier);
+            owner_before = Some(earlier);
         }
         let prefix = runner.autoscaler.as_ref().filter(|settings| settings.has_token_prefix).and_then(|settings| {
-            let first = was.as_ref().and_then(|was| was.prefix.clone());
+            let first = owner_before.as_ref().and_then(|owner| owner.prefix.clone());
             first.or_else(|| Some(settings.plugin_config.get(PREFIX)?.as_str()?.to_owned()))
         });
         let owner = Owner {
@@ -93,9 +107,9 @@ impl LedgerDir<'_> {
             id: runner.id,
             prefix: prefix.clone(),
         };
-        if was.as_ref() != Some(&owner) {
-            let path = owner_of(&ledger);
-            write_owner(&path, &owner).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        if owner_before.as_ref() != Some(&owner) {
+            let path = owner_path(&ledger);
+            write_owner(&path, &owner).map_err(file_error("write", &path))?;
         }
         Ok(RunnerLedger { ledger, prefix })
     }
@@ -106,29 +120,29 @@ impl LedgerDir<'_> {
         runner: &RunnerSettings,
         known: &BTreeSet<RunnerKey>,
         to: &Path,
-    ) -> Result<Option<Owner>, String> {
+    ) -> Result<Option<Owner>, LedgerDirError> {
         if runner.id > 0 || runner.name.is_empty() {
             return Ok(None);
         }
-        let folder = self.folder;
-        let entries =
-            std::fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
+        let directory = self.directory;
+        let entries = std::fs::read_dir(directory).map_err(file_error("read", directory))?;
         for entry in entries.flatten().map(|entry| entry.path()) {
             let from = entry.with_extension("ledger");
-            let was = (entry.extension().is_some_and(|end| end == "owner") && from.exists()).then(|| read_owner(&from));
-            let Some(was) = was.flatten() else { continue };
-            if !known.contains(&was.key)
-                && was.id == 0
-                && was.name == runner.name
-                && was.url == runner.coordinator_url()
+            let previous = (entry.extension().is_some_and(|extension| extension == "owner") && from.exists())
+                .then(|| read_owner(&from));
+            let Some(previous) = previous.flatten() else { continue };
+            if !known.contains(&previous.key)
+                && previous.id == 0
+                && previous.name == runner.name
+                && previous.url == runner.coordinator_url()
             {
-                tracing::info!(runner = runner.name, "its token is new: its instances are taken over");
+                tracing::info!(runner = runner.name, "token of the runner changed; its instances are kept");
                 // The owner is written first, so that the ledger never lacks the prefix of the machines' names, even after a crash.
-                write_owner(&owner_of(to), &was).map_err(|error| format!("its owner cannot be written: {error}"))?;
-                files::rename(&from, to).map_err(|error| format!("its ledger cannot be taken over: {error}"))?;
+                write_owner(&owner_path(to), &previous).map_err(file_error("write", &owner_path(to)))?;
+                files::rename(&from, to)?;
                 // An owner file without a ledger means nothing.
                 let _ = std::fs::remove_file(entry);
-                return Ok(Some(was));
+                return Ok(Some(previous));
             }
         }
         Ok(None)
@@ -137,15 +151,15 @@ impl LedgerDir<'_> {
     /// Returns the ledgers with instances that belong to none of these runners.
     ///
     /// # Errors
-    /// A ledger cannot be read, as a message.
+    /// [`LedgerDirError`] if a ledger cannot be read.
     pub(super) fn orphans<'r>(
         &self,
         keys: impl Iterator<Item = &'r RunnerKey>,
         unix: i64,
-    ) -> Result<Vec<OrphanedLedger>, String> {
-        let own: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
-        let fleets = fleet::read_fleets(self.folder, unix).map_err(|error| error.to_string())?;
-        let orphans = fleets.into_iter().filter(|fleet| !own.contains(&fleet.ledger)).map(|fleet| {
+    ) -> Result<Vec<OrphanedLedger>, LedgerDirError> {
+        let configured: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
+        let fleets = fleet::read_fleets(self.directory, unix)?;
+        let orphans = fleets.into_iter().filter(|fleet| !configured.contains(&fleet.ledger)).map(|fleet| {
             let status = fleet.report.status.map(|status| status.instances).unwrap_or_default();
             let runner = match read_owner(&fleet.ledger) {
                 Some(owner) if !owner.name.is_empty() => owner.name,
@@ -165,23 +179,23 @@ impl LedgerDir<'_> {
     pub(super) fn forget(&self, key: &RunnerKey) {
         let ledger = self.ledger(key);
         if !ledger.exists() {
-            remove_owner(&owner_of(&ledger));
+            remove_owner(&owner_path(&ledger));
         }
     }
 
     /// Deletes all other owner files without a ledger, which a killed manager left.
     pub(super) fn remove_stale_owners<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
-        let own: BTreeSet<PathBuf> = keys.map(|key| owner_of(&self.ledger(key))).collect();
-        let entries = std::fs::read_dir(self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let configured: BTreeSet<PathBuf> = keys.map(|key| owner_path(&self.ledger(key))).collect();
+        let entries = std::fs::read_dir(self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
         entries
-            .filter(|path| path.extension().is_some_and(|end| end == "owner") && !own.contains(path))
+            .filter(|path| path.extension().is_some_and(|extension| extension == "owner") && !configured.contains(path))
             .filter(|path| !path.with_extension("ledger").exists())
             .for_each(|path| remove_owner(&path));
     }
 
     fn ledger(&self, key: &RunnerKey) -> PathBuf {
         let digest = format!("{:x}", Sha256::digest(key.as_str()));
-        self.folder.join(format!("{}.ledger", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
+        self.directory.join(format!("{}.ledger", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
     }
 }
 
@@ -199,39 +213,39 @@ impl RunnerLedger {
     }
 }
 
-fn owner_of(ledger: &Path) -> PathBuf {
+fn owner_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("owner")
 }
 
 /// Returns the owner of a ledger. `None` means that the file does not exist or is not readable; it is written again then.
 fn read_owner(ledger: &Path) -> Option<Owner> {
-    let path = owner_of(ledger);
+    let path = owner_path(ledger);
     let text = match std::fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         text => text,
     };
     let owner = text.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::from));
     owner
-        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "it cannot be read whose ledger these are"))
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "failed to read the owner of a ledger"))
         .ok()
 }
 
 fn remove_owner(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "it is left, and can be removed");
+            tracing::warn!(path = %path.display(), %error, "failed to delete the owner file of a ledger; it can be deleted");
         }
         _ => {}
     }
 }
 
 fn write_owner(path: &Path, owner: &Owner) -> io::Result<()> {
-    let beside = path.with_extension("owner.new");
+    let new = path.with_extension("owner.new");
     let mut options = std::fs::OpenOptions::new();
-    let file = options.create(true).write(true).truncate(true).mode(0o600).open(&beside)?;
+    let file = options.create(true).write(true).truncate(true).mode(0o600).open(&new)?;
     serde_json::to_writer(&file, owner)?;
     file.sync_all()?;
-    std::fs::rename(&beside, path)
+    std::fs::rename(&new, path)
 }
 
 #[cfg(test)]
@@ -269,10 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn a_new_token_keeps_the_books_and_the_names_of_the_machines() {
+    fn ledger_and_name_prefix_survive_a_token_change() {
         for id in [0, 7] {
-            let place = tempfile::tempdir().unwrap();
-            let ledgers = LedgerDir { folder: &place.path().join("instances") };
+            let dir = tempfile::tempdir().unwrap();
+            let ledgers = LedgerDir { directory: &dir.path().join("instances") };
             let (old, new, other) = (runner("one-1", id, "a"), runner("two-2", id, "a"), runner("three", 0, "b"));
             let own = ledgers.open_for(&old, &keys(&[&old, &other])).unwrap();
             ledgers.open_for(&other, &keys(&[&old, &other])).unwrap();
@@ -283,15 +297,15 @@ mod tests {
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "and so at each later start");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start differs");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
 
     #[test]
-    fn books_of_a_runner_that_is_in_the_file_or_has_jobs_are_not_taken_over_and_those_of_nobody_are_told() {
-        let place = tempfile::tempdir().unwrap();
-        let ledgers = LedgerDir { folder: place.path() };
+    fn ledger_in_use_is_not_adopted_and_orphans_are_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledgers = LedgerDir { directory: dir.path() };
         let (old, new) = (runner("one-1", 0, "a"), runner("two-2", 0, "a"));
         let both = keys(&[&old, &new]);
         let ledger = ledgers.open_for(&old, &both).unwrap().ledger;
@@ -302,19 +316,19 @@ mod tests {
     }
 
     #[test]
-    fn whose_books_they_were_is_forgotten_with_the_books_and_not_before() {
-        let place = tempfile::tempdir().unwrap();
-        let ledgers = LedgerDir { folder: place.path() };
-        let (stays, gone, with_books) = (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
-        let all = keys(&[&stays, &gone, &with_books]);
-        let take = |runner: &Arc<RunnerSettings>| owner_of(&ledgers.open_for(runner, &all).unwrap().ledger);
-        let [of_stays, of_gone, of_books] = [&stays, &gone, &with_books].map(take);
-        one_row(&of_books.with_extension("ledger"), "i-1");
-        ledgers.forget(&with_books.key);
-        ledgers.remove_stale_owners([&stays.key].into_iter());
-        assert_eq!([&of_stays, &of_gone, &of_books].map(|path| path.exists()), [true, false, true]);
-        std::fs::remove_file(of_books.with_extension("ledger")).unwrap();
-        ledgers.forget(&with_books.key);
-        assert!(!of_books.exists());
+    fn owner_file_is_deleted_with_its_ledger() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledgers = LedgerDir { directory: dir.path() };
+        let (kept, removed, with_ledger) = (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
+        let all = keys(&[&kept, &removed, &with_ledger]);
+        let take = |runner: &Arc<RunnerSettings>| owner_path(&ledgers.open_for(runner, &all).unwrap().ledger);
+        let [of_kept, of_removed, of_ledger] = [&kept, &removed, &with_ledger].map(take);
+        one_row(&of_ledger.with_extension("ledger"), "i-1");
+        ledgers.forget(&with_ledger.key);
+        ledgers.remove_stale_owners([&kept.key].into_iter());
+        assert_eq!([&of_kept, &of_removed, &of_ledger].map(|path| path.exists()), [true, false, true]);
+        std::fs::remove_file(of_ledger.with_extension("ledger")).unwrap();
+        ledgers.forget(&with_ledger.key);
+        assert!(!of_ledger.exists());
     }
 }

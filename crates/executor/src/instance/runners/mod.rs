@@ -17,17 +17,18 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
 use muster_fleeting::host::PluginSpec;
+use muster_job::error_chain;
 use parking_lot::Mutex;
 
 use self::fleet_list::Fleets;
-use self::ledger_dir::{LedgerDir, RunnerLedger};
+use self::ledger_dir::{LedgerDir, LedgerDirError, RunnerLedger};
 use self::operator_socket::OperatorSocket;
-use super::members::unix_now;
+use super::group_plugins::unix_now;
 use super::provider::{InstanceExecutor, InstanceOptions};
 use crate::Executor;
 use crate::deploy::Executable;
 use crate::port::Elastic as _;
-use crate::registry::ExecutorKind;
+use crate::registry::{ConfigureError, ExecutorKind};
 
 pub use self::fleet_list::{Fleet, FleetList};
 
@@ -36,7 +37,7 @@ pub const NAME: &str = "instance";
 /// Maximum time to delete the instances of a runner that was removed from the configuration.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Hint in log lines about instances that a manager leaves.
-const FOUND_AGAIN: &str = "the next start finds them";
+const NEXT_START_HINT: &str = "the next start of the manager uses them again";
 
 /// Options of the executors for instances.
 #[derive(Debug, Clone)]
@@ -65,14 +66,14 @@ struct State {
     configured: Vec<RunnerKey>,
     /// Locks of the ledgers, by runner. A fleet that is shutting down may still hold its lock.
     ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
-    life: Life,
+    phase: ManagerPhase,
     /// Socket for operators. Open after the first fleet was created.
     operators: Option<OperatorSocket>,
 }
 
-/// Life cycle of the manager, as far as it concerns fleets. It only moves forward.
+/// Phase of the manager, as far as it concerns fleets. It only moves forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Life {
+enum ManagerPhase {
     /// Leases of an earlier start are being announced.
     #[default]
     Restoring,
@@ -107,8 +108,8 @@ impl ExecutorKind for InstanceExecutors {
         &self,
         runner: &Arc<RunnerSettings>,
         runners: &[Arc<RunnerSettings>],
-    ) -> Result<Arc<dyn Executor>, String> {
-        let settings = runner.autoscaler.as_ref().ok_or("executor `instance` needs [runners.autoscaler]")?;
+    ) -> Result<Arc<dyn Executor>, ConfigureError> {
+        let settings = runner.autoscaler.as_ref().ok_or("executor `instance` requires [runners.autoscaler]")?;
         let mut state = self.0.state.lock();
         if let Some(known) = state.fleets.get_mut(&runner.key) {
             known.fleet.executor.apply_settings(&known.ledger.settings(settings), runner.request_concurrency);
@@ -118,7 +119,7 @@ impl ExecutorKind for InstanceExecutors {
             state.fleets.insert(runner.key.clone(), fleet);
         }
         let executor = state.fleets.get(&runner.key).map(|known| Arc::clone(&known.fleet.executor));
-        executor.map(|executor| executor as Arc<dyn Executor>).ok_or_else(|| "it was removed".to_owned())
+        executor.map(|executor| executor as Arc<dyn Executor>).ok_or_else(|| "it was removed".into())
     }
 
     fn configured(&self, runners: &[RunnerKey]) {
@@ -131,10 +132,10 @@ impl ExecutorKind for InstanceExecutors {
         let RunnerFleet { fleet, .. } = self.0.state.lock().fleets.remove(runner)?;
         let (shared, key) = (Arc::clone(&self.0), runner.clone());
         let name = fleet.runner.name.clone();
-        tracing::info!(runner = name, "it is gone from the configuration: its instances are removed");
+        tracing::info!(runner = name, "runner was removed from the configuration, deleting its instances");
         let removed = async move {
             let left = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
-            log_left(&name, &left, "they are not removed by anyone any more: remove them at the provider");
+            log_left(&name, &left, "delete them at the provider, because no manager will");
             // Keep the owner file if the runner is in the configuration again.
             let state = shared.state.lock();
             if !state.fleets.contains_key(&key) {
@@ -146,14 +147,14 @@ impl ExecutorKind for InstanceExecutors {
 
     fn leases_announced(&self) {
         let mut state = self.0.state.lock();
-        state.life = state.life.max(Life::Working);
+        state.phase = state.phase.max(ManagerPhase::Working);
         self.0.warn_orphaned_ledgers(&state);
         state.fleets.values().for_each(|known| known.fleet.executor.leases_announced());
     }
 
     fn drain(&self) {
         let mut state = self.0.state.lock();
-        state.life = Life::Draining;
+        state.phase = ManagerPhase::Draining;
         state.fleets.values().for_each(|known| known.fleet.executor.drain());
     }
 
@@ -161,7 +162,7 @@ impl ExecutorKind for InstanceExecutors {
         let fleets = std::mem::take(&mut self.0.state.lock().fleets);
         join_all(fleets.into_values().map(|RunnerFleet { fleet, .. }| async move {
             let left = fleet.executor.stop(timeout).await;
-            log_left(&fleet.runner.name, &left, FOUND_AGAIN);
+            log_left(&fleet.runner.name, &left, NEXT_START_HINT);
         }))
         .await;
     }
@@ -169,7 +170,7 @@ impl ExecutorKind for InstanceExecutors {
 
 impl Shared {
     fn ledger_dir(&self) -> LedgerDir<'_> {
-        LedgerDir { folder: &self.options.ledgers }
+        LedgerDir { directory: &self.options.ledgers }
     }
 
     fn start(
@@ -178,7 +179,7 @@ impl Shared {
         runner: &Arc<RunnerSettings>,
         settings: &Arc<AutoscalerSettings>,
         runners: &[Arc<RunnerSettings>],
-    ) -> Result<RunnerFleet, String> {
+    ) -> Result<RunnerFleet, LedgerDirError> {
         // Runners that still have jobs, or whose instances are still being deleted, keep their ledgers.
         let busy = state.ledger_locks.iter().filter(|(_, lock)| lock.try_lock().is_err()).map(|(key, _)| key);
         let known: BTreeSet<RunnerKey> =
@@ -190,15 +191,15 @@ impl Shared {
             settings: ledger.settings(settings),
             find_plugin: self.options.find_plugin,
             requests: runner.request_concurrency,
-            books: ledger.ledger.clone(),
-            turn: Arc::clone(state.ledger_locks.entry(runner.key.clone()).or_default()),
+            ledger: ledger.ledger.clone(),
+            ledger_lock: Arc::clone(state.ledger_locks.entry(runner.key.clone()).or_default()),
             executable: Arc::clone(&self.options.executable),
         });
-        if state.life >= Life::Working {
+        if state.phase >= ManagerPhase::Working {
             // No job of an earlier start will claim a lease in this ledger anymore.
             executor.leases_announced();
         }
-        if state.life == Life::Draining {
+        if state.phase == ManagerPhase::Draining {
             executor.drain();
         }
         Ok(RunnerFleet { fleet: Fleet { runner: Arc::clone(runner), executor }, ledger })
@@ -239,33 +240,36 @@ impl Shared {
                     runner = orphan.runner,
                     instances = orphan.instances.join(", "),
                     ledger = %orphan.ledger.display(),
-                    "these instances are of a runner that is not in the configuration with executor `instance` any more: \
-                     nobody uses or removes them, and they may cost money; put the runner back and take it out while the \
-                     manager runs, or remove them at the provider, and then the ledger"
+                    "instances belong to a runner that was removed from the configuration while the manager did not run; no manager \
+                     uses or deletes them, and they may cost money. Add the runner again and remove it while the manager \
+                     runs, or delete the instances at the provider and then the ledger"
                 );
             }),
-            Err(error) => tracing::error!(error, "the ledgers of earlier fleets cannot be read"),
+            Err(error) => tracing::error!(error = error_chain(&error), "failed to read the ledgers of earlier fleets"),
         }
     }
 }
 
-/// Logs the instances in the ledgers of `folder`, for a manager that exits before it could delete them.
-pub fn log_instances_left(folder: &Path) {
-    if !folder.exists() {
+/// Logs the instances in the ledgers of `directory`, for a manager that exits before it could delete them.
+pub fn log_instances_left(directory: &Path) {
+    if !directory.exists() {
         return;
     }
-    match (LedgerDir { folder }).orphans(std::iter::empty(), unix_now()) {
-        Ok(fleets) => fleets.iter().for_each(|fleet| log_left(&fleet.runner, &fleet.instances, FOUND_AGAIN)),
+    match (LedgerDir { directory }).orphans(std::iter::empty(), unix_now()) {
+        Ok(fleets) => fleets.iter().for_each(|fleet| log_left(&fleet.runner, &fleet.instances, NEXT_START_HINT)),
         Err(error) => {
-            tracing::error!(error, "the ledgers of the instances cannot be read: which are left is not known")
+            tracing::error!(
+                error = error_chain(&error),
+                "failed to read the ledgers, so the remaining instances are unknown"
+            )
         }
     }
 }
 
-fn log_left(runner: &str, left: &[String], what_then: &str) {
+fn log_left(runner: &str, left: &[String], hint: &str) {
     if left.is_empty() {
-        tracing::info!(runner, "no instance is left");
+        tracing::info!(runner, "all instances deleted");
     } else {
-        tracing::info!(runner, left = left.join(", "), "these instances are left; {what_then}");
+        tracing::info!(runner, left = left.join(", "), "instances left; {hint}");
     }
 }

@@ -21,7 +21,7 @@ use crate::instance::InstanceExecutor;
 /// Maximum number of concurrent connections. Further ones wait.
 const MAX_CONNECTIONS: usize = 16;
 /// Maximum time for one connection.
-const LIMIT: Duration = Duration::from_secs(20);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum length of a request in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 /// Delay before connections are accepted again after an error.
@@ -51,7 +51,7 @@ impl OperatorSocket {
     pub(super) fn open(ledger: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
         let path = crate::host::operator_socket_path(ledger).map_err(io::Error::other)?;
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager answers there"));
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager listens on the socket"));
         }
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -64,24 +64,26 @@ impl OperatorSocket {
 }
 
 async fn serve(listener: UnixListener, fleets: Arc<FleetList>) {
-    let mut conversations = JoinSet::new();
+    let mut connections = JoinSet::new();
     loop {
-        while conversations.try_join_next().is_some() {}
-        if conversations.len() >= MAX_CONNECTIONS {
-            conversations.join_next().await;
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= MAX_CONNECTIONS {
+            connections.join_next().await;
         }
         match listener.accept().await {
             Ok((stream, _)) => {
                 let fleets = Arc::clone(&fleets);
-                conversations.spawn(async move {
+                connections.spawn(async move {
                     // A slow client gets no reply.
-                    if let Ok(Err(error)) = tokio::time::timeout(LIMIT, handle_connection(stream, &fleets)).await {
-                        tracing::debug!(%error, "an operator went away");
+                    if let Ok(Err(error)) =
+                        tokio::time::timeout(CONNECTION_TIMEOUT, handle_connection(stream, &fleets)).await
+                    {
+                        tracing::debug!(%error, "connection of an operator failed");
                     }
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "an operator was not heard");
+                tracing::warn!(%error, "failed to accept the connection of an operator");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
@@ -95,98 +97,98 @@ async fn handle_connection(mut stream: UnixStream, fleets: &FleetList) -> io::Re
         let mut line = Vec::new();
         BufReader::new(read.take(MAX_REQUEST_BYTES)).read_until(b'\n', &mut line).await?;
         match serde_json::from_slice::<OperatorRequest>(&line) {
-            Ok(order) => operate(fleets, &order, user).await,
-            Err(error) => Err(format!("this is no order that this manager understands: {error}")),
+            Ok(request) => operate(fleets, &request, user).await,
+            Err(error) => Err(format!("invalid request: {error}")),
         }
     } else {
-        Err(format!("user {user} is neither the one that the manager runs as nor root"))
+        Err(format!("user {user} is neither root nor the user of the manager"))
     };
-    let (done, text) = match answer {
-        Ok(text) => (true, text),
-        Err(text) => (false, text),
+    let (ok, message) = match answer {
+        Ok(message) => (true, message),
+        Err(message) => (false, message),
     };
-    let mut line = serde_json::to_vec(&OperatorReply { version: VERSION, ok: done, message: text })?;
+    let mut line = serde_json::to_vec(&OperatorReply { version: VERSION, ok, message })?;
     line.push(b'\n');
     write.write_all(&line).await
 }
 
 /// Applies the action. Returns a message about the result, or the reason for its failure.
-async fn operate(fleets: &FleetList, order: &OperatorRequest, user: u32) -> Result<String, String> {
+async fn operate(fleets: &FleetList, request: &OperatorRequest, user: u32) -> Result<String, String> {
     let executors: Vec<_> = fleets.current().into_iter().map(|fleet| fleet.executor).collect();
     let reports = join_all(executors.iter().map(|executor| executor.report())).await;
     let found: Vec<(&Arc<InstanceExecutor>, String, OperatorTarget)> =
-        executors.iter().zip(&reports).flat_map(|(executor, report)| places(order, executor, report)).collect();
-    let (executor, words, place) = match found.as_slice() {
-        [] => return Err(not_found(order, &reports)),
+        executors.iter().zip(&reports).flat_map(|(executor, report)| find_targets(request, executor, report)).collect();
+    let (executor, description, target) = match found.as_slice() {
+        [] => return Err(not_found(request, &reports)),
         [one] => one,
         several => {
-            let names: Vec<&str> = several.iter().map(|(_, words, _)| words.as_str()).collect();
-            return Err(format!("`{}` is {}: say which with --runner or --group", order.name, names.join(", ")));
+            let names: Vec<&str> = several.iter().map(|(_, description, _)| description.as_str()).collect();
+            return Err(format!("`{}` is ambiguous: {}; use --runner or --group", request.name, names.join(", ")));
         }
     };
-    let by = requester(order, user);
-    let act = match order.action {
+    let by = requester(request, user);
+    let action = match request.action {
         OperatorAction::Cordon => "cordon",
         OperatorAction::Uncordon => "uncordon",
         OperatorAction::Drain => "drain",
         OperatorAction::Delete { .. } => "delete",
     };
-    tracing::info!(act, on = words, by, "an operator's act");
-    match executor.operate(place, order.action, by).await {
-        Some(Ok(done)) => Ok(format!("{words}: {done}")),
-        Some(Err(refused)) => Err(format!("{words}: {refused}")),
+    tracing::info!(action, target = description, by, "operator action requested");
+    match executor.operate(target, request.action, by).await {
+        Some(Ok(done)) => Ok(format!("{description}: {done}")),
+        Some(Err(refused)) => Err(format!("{description}: {refused}")),
         None => Err(format!(
-            "{words}: its scaler has ended, or cannot write its ledger; then it is done when it can: see `muster fleet status`"
+            "{description}: the scaler has ended or cannot write its ledger; the action is applied when it can, see `muster fleet status`"
         )),
     }
 }
 
 /// Returns the targets in one fleet that a request can refer to.
-fn places<'a>(
-    order: &OperatorRequest,
+fn find_targets<'a>(
+    request: &OperatorRequest,
     executor: &'a Arc<InstanceExecutor>,
     report: &Report,
 ) -> Vec<(&'a Arc<InstanceExecutor>, String, OperatorTarget)> {
-    let of_runner = order.runner.as_ref().is_none_or(|runner| report.runner == *runner);
+    let of_runner = request.runner.as_ref().is_none_or(|runner| report.runner == *runner);
     let Some(status) = report.status.as_ref().filter(|_| of_runner) else { return Vec::new() };
-    let wanted = |group: &str| order.group.as_ref().is_none_or(|wanted| group == wanted);
+    let wanted = |group: &str| request.group.as_ref().is_none_or(|wanted| group == wanted);
     let mut found = Vec::new();
     for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| wanted(&group.name)) {
         let of = format!("group {} of runner {}", group.name, report.runner);
-        if group.name == order.name {
+        if group.name == request.name {
             found.push((executor, of.clone(), OperatorTarget { group: number, instance: None }));
         }
-        let ours = status.instances.iter().any(|one| one.group == group.name && one.id == order.name);
-        if ours || group.unmanaged.contains(&order.name) {
-            let place = OperatorTarget { group: number, instance: Some(order.name.clone()) };
-            found.push((executor, format!("instance {} in {of}", order.name), place));
+        let is_managed = status.instances.iter().any(|one| one.group == group.name && one.id == request.name);
+        if is_managed || group.unmanaged.contains(&request.name) {
+            let target = OperatorTarget { group: number, instance: Some(request.name.clone()) };
+            found.push((executor, format!("instance {} in {of}", request.name), target));
         }
     }
     found
 }
 
-fn not_found(order: &OperatorRequest, reports: &[Report]) -> String {
+fn not_found(request: &OperatorRequest, reports: &[Report]) -> String {
     let quoted = |before: &str, name: &Option<String>| name.as_ref().map(|name| format!("{before}`{name}`"));
-    let runner = quoted(" ", &order.runner).unwrap_or_default();
-    let group = quoted(" in a group ", &order.group).unwrap_or_default();
-    let mut text = format!("no runner{runner} has an instance or a group `{}`{group}", order.name);
-    let down = reports.iter().filter_map(|report| Some((&report.runner, report.unavailable_reason.as_ref()?)));
-    for (runner, why) in down {
-        text.push_str(&format!("; the scaler of runner {runner} does not run: {why}"));
+    let runner = quoted(" ", &request.runner).unwrap_or_default();
+    let group = quoted(" in a group ", &request.group).unwrap_or_default();
+    let mut text = format!("no runner{runner} has an instance or a group `{}`{group}", request.name);
+    let unavailable = reports.iter().filter_map(|report| Some((&report.runner, report.unavailable_reason.as_ref()?)));
+    for (runner, reason) in unavailable {
+        text.push_str(&format!("; the scaler of runner {runner} is not running: {reason}"));
     }
-    text.push_str("; `muster fleet status` shows all");
+    text.push_str("; run `muster fleet status` to list all");
     text
 }
 
 /// Returns the operator and the reason. The user ID comes from the system, the user's name from the request.
-fn requester(order: &OperatorRequest, user: u32) -> String {
-    let who = order.user.as_deref().map(sanitize).filter(|who| !who.is_empty());
-    let mut by = match who {
-        Some(who) => format!("operator {who} (user {user})"),
+fn requester(request: &OperatorRequest, user: u32) -> String {
+    let user_name = request.user.as_deref().map(sanitize).filter(|user_name| !user_name.is_empty());
+    let mut by = match user_name {
+        Some(user_name) => format!("operator {user_name} (user {user})"),
         None => format!("operator (user {user})"),
     };
-    if let Some(why) = order.reason.as_deref().map(sanitize).filter(|why| !why.is_empty()) {
-        by = format!("{by}: {why}");
+    if let Some(reason) = request.reason.as_deref().map(sanitize).filter(|reason| !reason.is_empty()) {
+        by = format!("{by}: {reason}");
     }
     by
 }
@@ -207,48 +209,48 @@ mod tests {
         serde_json::from_slice(&answer).unwrap()
     }
 
-    fn order() -> OperatorRequest {
+    fn request() -> OperatorRequest {
         let (runner, group) = (None, None);
-        let (who, why) = (Some("ann\n".to_owned()), Some(format!("disk\u{7} full{}", "!".repeat(1000))));
+        let (user_name, reason) = (Some("ann\n".to_owned()), Some(format!("disk\u{7} full{}", "!".repeat(1000))));
         OperatorRequest {
             version: VERSION,
             action: OperatorAction::Cordon,
             name: "i-1".to_owned(),
             runner,
             group,
-            user: who,
-            reason: why,
+            user: user_name,
+            reason,
         }
     }
 
     #[tokio::test]
-    async fn the_socket_is_for_its_owner_and_goes_with_the_manager() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("operator.sock");
+    async fn socket_is_private_and_deleted_with_the_manager() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("operator.sock");
         // A killed manager left its socket.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let socket = OperatorSocket::open(place.path(), Arc::default()).unwrap();
+        let socket = OperatorSocket::open(dir.path(), Arc::default()).unwrap();
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let second = OperatorSocket::open(place.path(), Arc::default()).err().unwrap().to_string();
-        assert_eq!(second, "another manager answers there");
-        let mut line = serde_json::to_vec(&order()).unwrap();
+        let second = OperatorSocket::open(dir.path(), Arc::default()).err().unwrap().to_string();
+        assert_eq!(second, "another manager listens on the socket");
+        let mut line = serde_json::to_vec(&request()).unwrap();
         line.push(b'\n');
         let answer = ask(&path, &line).await;
-        let text = "no runner has an instance or a group `i-1`; `muster fleet status` shows all".to_owned();
+        let text = "no runner has an instance or a group `i-1`; run `muster fleet status` to list all".to_owned();
         assert_eq!(answer, OperatorReply { version: VERSION, ok: false, message: text });
-        let of = OperatorRequest { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..order() };
+        let of = OperatorRequest { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..request() };
         let answer = ask(&path, &[serde_json::to_vec(&of).unwrap(), b"\n".to_vec()].concat()).await;
         assert!(answer.message.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
         let answer = ask(&path, b"{\"action\":\"explode\"}\n").await;
-        assert!(!answer.ok && answer.message.starts_with("this is no order"), "{answer:?}");
+        assert!(!answer.ok && answer.message.starts_with("invalid request"), "{answer:?}");
         drop(socket);
         assert!(!path.exists());
     }
 
     #[test]
-    fn who_and_why_are_short_and_of_one_line() {
-        let by = requester(&order(), 7);
+    fn user_and_reason_are_sanitized() {
+        let by = requester(&request(), 7);
         assert!(by.starts_with("operator ann (user 7): disk full!!!") && by.chars().count() < 400, "{by}");
     }
 }

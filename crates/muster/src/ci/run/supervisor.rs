@@ -171,13 +171,13 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.arg("--token-file").arg(&options.token_file).arg("--state-dir").arg(&options.state_dir);
     command.arg("--builds-dir").arg(&options.builds_dir).arg("--cache-dir").arg(&options.cache_dir);
     if let Some(files) = options.open_files {
-        command.arg("--job-open-files").arg(files.to_string());
+        command.arg("--job-nofile-limit").arg(files.to_string());
     }
     command.arg("--concurrent").arg(options.concurrent.to_string());
     command.arg("--output-limit").arg(OUTPUT_LIMIT_KIB.to_string());
     command.arg("--agent-grace").arg(AGENT_GRACE_SECONDS.to_string());
     command.args(options.unpack.flags());
-    command.arg("--until-pid").arg(std::process::id().to_string());
+    command.arg("--exit-with-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
     // Ctrl-C is for this process, which then ends the jobs in order; the manager must not take it too.
     #[cfg(unix)]

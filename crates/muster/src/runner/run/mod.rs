@@ -161,7 +161,7 @@ async fn work(args: Args, open_files: Option<u64>) -> Result<ExitCode, RunError>
         "Starting multi-runner from {}...", source.config.display()
     );
     let user = args.user.filter(|user| !user.is_empty());
-    let host = Host { state_dir, user, until_pid: None, open_files };
+    let host = Host { state_dir, user, exit_with_pid: None, open_files };
     manage(Work { settings, source: Some(source), store, host, quota: RunLimits::default() }, signals).await
 }
 
@@ -180,7 +180,7 @@ struct Host {
     /// Whose commands they are; none is the user of this process.
     user: Option<String>,
     /// Whom the agent does not outlive.
-    until_pid: Option<i32>,
+    exit_with_pid: Option<i32>,
     /// The limit of open files that jobs have.
     open_files: Option<u64>,
 }
@@ -224,10 +224,10 @@ fn host_executor(host: Host, hidden: Vec<String>) -> Result<HostExecutor, RunErr
         directories,
         slots: open_files::jobs_max(),
         executable,
-        until_pid: host.until_pid,
+        exit_with_pid: host.exit_with_pid,
         user: host.user,
-        hidden,
-        open_files: host.open_files,
+        hidden_variables: hidden,
+        nofile_limit: host.open_files,
     })?)
 }
 

@@ -91,8 +91,8 @@ async fn work(args: &Args, open_files: Option<u64>) -> Result<ExitCode, SingleEr
         jobs: positive(args.max_builds).map(|jobs| usize::try_from(jobs).unwrap_or(usize::MAX)),
         idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(MAX_WAIT)),
     };
-    let until_pid = i32::try_from(std::process::id()).ok();
-    let host = Host { state_dir, user: None, until_pid, open_files };
+    let exit_with_pid = i32::try_from(std::process::id()).ok();
+    let host = Host { state_dir, user: None, exit_with_pid, open_files };
     Ok(manage(Work { settings, source: None, store, host, quota }, signals).await?)
 }
 

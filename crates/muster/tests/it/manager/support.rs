@@ -95,7 +95,7 @@ impl Bench {
             .arg(self.path("builds"))
             .arg("--cache-dir")
             .arg(self.path("cache"))
-            .args(["--until-pid", &self.keeper.id().to_string()])
+            .args(["--exit-with-pid", &self.keeper.id().to_string()])
             .args(more)
             .kill_on_drop(true);
         set(&mut command);

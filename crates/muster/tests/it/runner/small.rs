@@ -27,9 +27,9 @@ fn health_check_waits_for_all_ports_or_one_of_the_variables() {
 fn an_agent_that_nobody_connects_to_ends_by_itself() {
     let home = Home::new();
     let (socket, spool) = (home.path("agent.sock").display().to_string(), home.path("spool").display().to_string());
-    let agent = ["agent", "serve", "--socket", &socket, "--spool", &spool, "--end-when-idle", "1"];
+    let agent = ["agent", "serve", "--socket", &socket, "--spool", &spool, "--idle-timeout", "1"];
     let ended = std::process::Command::new(env!("CARGO_BIN_EXE_muster")).args(agent).output().unwrap();
-    Ended::of(ended).check(0, &["nobody was connected for 1 s, and no job is left: the agent ends"]);
+    Ended::of(ended).check(0, &["agent is idle, shutting down"]);
     assert!(!home.path("agent.sock").exists());
 }
 

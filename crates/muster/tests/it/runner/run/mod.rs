@@ -195,7 +195,7 @@ async fn after_an_upgrade_jobs_end_at_the_old_agent_and_new_ones_have_a_new_one(
         assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
         assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
     }
-    run.logged("an older agent has no job left and was ended", 1).await;
+    run.logged("outdated agent without jobs ended", 1).await;
     run.signal(Signal::QUIT);
     assert_eq!(run.code().await, 0);
 }

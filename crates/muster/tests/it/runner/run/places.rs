@@ -61,7 +61,7 @@ async fn a_job_whose_prepare_hook_fails_is_a_system_failure_with_the_words_of_th
     let job = bench.coordinator(0).wait_for_end(JobId(1)).await;
     let reports: Vec<_> = job.reports().map(|report| (&*report.state, report.failure_reason.as_deref())).collect();
     assert_eq!(reports, [("failed", Some("runner_system_failure"))], "{}", job.text());
-    let why = "its plugin could not prepare it for the job: ";
+    let why = "its plugin failed to prepare it for the job: ";
     let text = job.text();
     assert!(
         text.contains(why) && text.contains("prepare_command failed (exit status: 3): the license server is away"),

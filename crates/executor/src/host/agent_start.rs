@@ -23,9 +23,9 @@ use crate::ExecutorError;
 /// Text that the agent prints when it listens (`docs/spec/job-execution.md`, section 12.2).
 pub const READY_MARKER: &str = "step-runner is listening on socket";
 /// Maximum time from the start of the process until it listens.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time after which an unused agent exits. It is unused while no manager is connected and no result waits to be fetched.
-const IDLE_LIMIT: Duration = Duration::from_secs(600);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Number of bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 1000;
 /// Maximum time that another process may hold the lock. A manager holds it until its agent listens.
@@ -72,7 +72,9 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
             Err(Errno::WOULDBLOCK) => {
                 let seconds = LOCK_TIMEOUT.as_secs();
-                let message = format!("another process has held it for {seconds} s; `fuser` shows which one, end it");
+                let message = format!(
+                    "another process has held it for {seconds} s; run `fuser` to find that process, and end it"
+                );
                 return Err(failed(io::Error::new(io::ErrorKind::TimedOut, message)));
             }
             Err(error) => return Err(failed(error.into())),
@@ -97,15 +99,15 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     // The agent leaves this session as its first act. Dropping the child is intended: the agent outlives this process, and the runtime
     // reaps it if it ends earlier.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    match tokio::time::timeout(START_LIMIT, ready(&mut child)).await {
+    match tokio::time::timeout(START_TIMEOUT, ready(&mut child)).await {
         Ok(true) => Ok(child.id()),
-        Ok(false) => Err(failed(format!("it ended before it listened: {}", tail(log_path.clone()).await))),
+        Ok(false) => Err(failed(format!("it exited before it listened: {}", tail(log_path.clone()).await))),
         Err(_) => {
             let killed = child.kill().await;
-            tracing::warn!(?killed, "the agent that did not become ready was killed");
+            tracing::warn!(?killed, "agent killed, because it did not become ready");
             Err(failed(format!(
                 "it did not listen within {} s: {}",
-                START_LIMIT.as_secs(),
+                START_TIMEOUT.as_secs(),
                 tail(log_path.clone()).await
             )))
         }
@@ -116,18 +118,18 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
-    agent.arg("--end-when-idle").arg(IDLE_LIMIT.as_secs().to_string());
-    if let Some(files) = options.open_files {
-        agent.arg("--job-open-files").arg(files.to_string());
+    agent.arg("--idle-timeout").arg(IDLE_TIMEOUT.as_secs().to_string());
+    if let Some(files) = options.nofile_limit {
+        agent.arg("--job-nofile-limit").arg(files.to_string());
     }
-    if let Some(pid) = options.until_pid {
-        agent.arg("--until-pid").arg(pid.to_string());
+    if let Some(pid) = options.exit_with_pid {
+        agent.arg("--exit-with-pid").arg(pid.to_string());
     }
     let mut command = match &options.user {
         Some(user) => user::as_user(user, &agent),
         None => agent,
     };
-    for name in &options.hidden {
+    for name in &options.hidden_variables {
         command.env_remove(name);
     }
     command
@@ -148,7 +150,7 @@ async fn ready(child: &mut Child) -> bool {
 /// Returns the end of the agent's log, for an error.
 async fn tail(log: PathBuf) -> String {
     match muster_files::read_tail(log, LOG_TAIL_BYTES).await {
-        Ok(text) if text.trim().is_empty() => "it said nothing".to_owned(),
+        Ok(text) if text.trim().is_empty() => "it logged nothing".to_owned(),
         Ok(text) => text.trim().to_owned(),
         Err(error) => error.to_string(),
     }
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_lock_that_another_process_keeps_is_not_waited_for_without_limit() {
+    async fn lock_times_out_while_another_process_holds_it() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("agent.lock");
         let other = File::create(&path).unwrap();

@@ -24,7 +24,7 @@ use crate::job::{AgentContext, Finished, Job};
 use crate::spool::LogSink;
 
 /// A parsed request.
-pub(crate) struct Work {
+pub(crate) struct ParsedRequest {
     /// The plan without its steps.
     pub(crate) plan: JobPlan,
     steps: Vec<Step<Context>>,
@@ -32,38 +32,50 @@ pub(crate) struct Work {
     env: HashMap<String, String>,
 }
 
+/// Reason why a request cannot be parsed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ParseError {
+    #[error("invalid plan of the job: {0}")]
+    Plan(#[from] serde_json::Error),
+    #[error("{0:?} is not a valid project directory; use an absolute path")]
+    ProjectDir(String),
+    /// Message of the step language, which names the step.
+    #[error("{0}")]
+    Steps(String),
+}
+
 /// Parses a request.
 ///
 /// # Errors
-/// Reason why the request is not valid, as a message.
-pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
+/// [`ParseError`] if the request is not valid.
+pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
     let build_dir = request.job.as_ref().map(|job| job.build_dir.as_str()).filter(|dir| !dir.is_empty());
     let work_dir = build_dir.unwrap_or(&request.work_dir);
-    let mut plan = job_plan(&request.steps, work_dir).map_err(|error| format!("the plan of the job: {error}"))?;
+    let mut plan = job_plan(&request.steps, work_dir)?;
     if !plan.project_dir.starts_with('/') {
-        return Err(format!("the directory of the job must be an absolute path, and is {:?}", plan.project_dir));
+        return Err(ParseError::ProjectDir(plan.project_dir));
     }
     if plan.bare {
         // Temporary files are stored beside the project directory.
         let above = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = above.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
-    let steps = registry().load(std::mem::take(&mut plan.steps))?;
-    Ok(Work { plan, steps, env: request.env.clone() })
+    let steps = registry().load(std::mem::take(&mut plan.steps)).map_err(ParseError::Steps)?;
+    Ok(ParsedRequest { plan, steps, env: request.env.clone() })
 }
 
 /// Executes a job, and writes its result to the spool before it is reported.
-pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, work: Work) {
+pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, work: ParsedRequest) {
     let began = Began::now();
     let variables = Variables::new(variables(request));
     let secrets = secrets(&work.plan, &variables);
     let running = run(&agent, &job, variables, &work, &secrets);
     let end = match AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(end)) => end,
-        Ok(Err(error)) => broken(&job, began, &secrets.mask(&format!("cannot start the job: {error}"))),
-        Err(_) => broken(&job, began, "a defect in the agent ended the job; its own log says more"),
+        Ok(Err(error)) => fail_job(&job, began, &secrets.mask(&format!("failed to start the job: {error}"))),
+        Err(_) => fail_job(&job, began, "the agent panicked while it ran the job; see the agent's log"),
     };
-    settle(&agent, &job, end, &secrets);
+    persist_result(&agent, &job, end, &secrets);
 }
 
 /// Returns the values that must not appear in the log or in the result.
@@ -79,7 +91,7 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 /// Writes the result of a job to the spool, then publishes it.
 ///
 /// All texts in the result are masked, because names and errors of steps can quote values.
-pub(crate) fn settle(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Secrets) {
+pub(crate) fn persist_result(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Secrets) {
     let mut tree = end.tree;
     mask(&mut tree, secrets);
     let result = JobResult {
@@ -94,7 +106,7 @@ pub(crate) fn settle(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Sec
         agent.spool.release_reserve();
         if let Err(again) = job.journal.result(&result) {
             // Publish it anyway: the manager can still report it to the coordinator.
-            tracing::error!(job = job.id, %error, %again, "the result cannot be written to the spool");
+            tracing::error!(job = job.id, %error, %again, "failed to write the result to the spool");
         }
     }
     job.result.send_replace(Some(Arc::new(Finished { result, ended: SystemTime::now() })));
@@ -112,10 +124,10 @@ async fn run(
     agent: &Arc<AgentContext>,
     job: &Arc<Job>,
     variables: Variables,
-    work: &Work,
+    work: &ParsedRequest,
     secrets: &Secrets,
 ) -> Result<JobEnd, std::io::Error> {
-    let Work { plan, steps, env } = work;
+    let ParsedRequest { plan, steps, env } = work;
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
@@ -125,7 +137,7 @@ async fn run(
     let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
     let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
     let on_fault = Box::new(move |error: &std::io::Error| {
-        tracing::error!(job = full_job.id, %error, "the log of a job cannot be written: the job is ended");
+        tracing::error!(job = full_job.id, %error, "failed to write the log of a job, stopping the job");
         full_agent.spool.release_reserve();
         full_job.brakes.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
@@ -134,21 +146,23 @@ async fn run(
             let _ = full_job.log.append(format!("\n{line}").as_bytes());
         }
     });
-    let already = job.log.bytes();
-    let trace = Arc::new(Trace::new(&options, Box::new(LogSink(Arc::clone(&job.log))), already, on_fault));
-    let (gate, asks) = (job.gate.clone(), plan.require_start_approval);
+    let logged_bytes = job.log.bytes();
+    let trace = Arc::new(Trace::new(&options, Box::new(LogSink(Arc::clone(&job.log))), logged_bytes, on_fault));
+    let (gate, needs_approval) = (job.gate.clone(), plan.require_start_approval);
     let on_user_code: OnUserCode = Box::new(move || {
         let (journal, gate) = (Arc::clone(&journal), gate.clone());
         Box::pin(async move {
-            if asks {
-                gate.pass().await;
+            if needs_approval {
+                gate.wait_open().await;
             }
             journal.user_code()
         })
     });
     let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.shared), on_user_code));
-    if already > 0 {
-        context.say(&style::warning("the agent was restarted before the first command of the job; it starts again"));
+    if logged_bytes > 0 {
+        context.say(&style::warning(
+            "the agent was restarted before the first command of the job, so the job starts again",
+        ));
     }
     let mut end = job::run(context, plan, steps, &job.brakes).await;
     if let (Some(used), Some(why)) = (&mut end.used, share_error) {
@@ -168,11 +182,11 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
 }
 
 /// Returns the end of a job that could not be executed, and logs the reason.
-fn broken(job: &Job, began: Began, message: &str) -> JobEnd {
+fn fail_job(job: &Job, began: Began, message: &str) -> JobEnd {
     let line = style::error(&format!("Job failed (system failure): {message}"));
-    let gap = if job.log.ends_a_line() { "" } else { "\n" };
-    if let Err(error) = job.log.append(format!("{gap}{line}").as_bytes()) {
-        tracing::error!(job = job.id, %error, "the last words of a job could not be written to its log");
+    let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
+    if let Err(error) = job.log.append(format!("{line_break}{line}").as_bytes()) {
+        tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
     }
     system_failure(began, message, None)
 }

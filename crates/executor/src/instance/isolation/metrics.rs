@@ -7,7 +7,7 @@ use muster_taskscaler::driver::{Family, Histogram, Kind, Sample};
 use parking_lot::Mutex;
 
 /// Bounds of the histograms for creations and deletions, in seconds.
-const SECONDS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
+const DURATION_BOUNDS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
 
 /// Counted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +44,7 @@ impl Operation {
 }
 
 #[derive(Debug)]
-struct Counted {
+struct Counters {
     operations: BTreeMap<Operation, u64>,
     create: Histogram,
     delete: Histogram,
@@ -52,16 +52,16 @@ struct Counted {
 
 /// Counters and histograms of virtual machines.
 #[derive(Debug)]
-pub(super) struct Numbers(Mutex<Counted>);
+pub(super) struct VmMetrics(Mutex<Counters>);
 
-impl Default for Numbers {
+impl Default for VmMetrics {
     fn default() -> Self {
-        let histogram = || Histogram::new(&[&SECONDS]);
-        Self(Mutex::new(Counted { operations: BTreeMap::new(), create: histogram(), delete: histogram() }))
+        let histogram = || Histogram::new(&[&DURATION_BOUNDS]);
+        Self(Mutex::new(Counters { operations: BTreeMap::new(), create: histogram(), delete: histogram() }))
     }
 }
 
-impl Numbers {
+impl VmMetrics {
     pub(super) fn count(&self, operation: Operation) {
         *self.0.lock().operations.entry(operation).or_default() += 1;
     }
@@ -115,8 +115,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_done_is_counted_by_name_and_the_times_of_what_went_well_are_observed() {
-        let numbers = Numbers::default();
+    fn operations_are_counted_and_durations_are_observed() {
+        let numbers = VmMetrics::default();
         numbers.created(Duration::from_secs(2));
         numbers.created(Duration::from_secs(40));
         numbers.count(Operation::CreateFailed);

@@ -11,13 +11,13 @@ use super::agent::HostAgent;
 use crate::ExecutorError;
 
 /// Time for an agent without jobs to end: it only deletes old workspaces. After this time it is killed.
-const END_LIMIT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
-const KILL_LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
-const LIST_LIMIT: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
+const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns whether no job runs at the agent. Finished jobs stay in its spool, where the next agent finds them.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
-    match tokio::time::timeout(LIST_LIMIT, connection.agent().list_jobs(ListJobsRequest {})).await {
+    match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),
         Ok(Err(_)) | Err(_) => false,
     }
@@ -33,9 +33,9 @@ pub(super) async fn end(agent: &HostAgent) -> Result<(), ExecutorError> {
     let process = agent.process.clone();
     let pid = process.pid();
     let ended = tokio::task::spawn_blocking(move || {
-        for (signal, limit) in [(Signal::TERM, &END_LIMIT), (Signal::KILL, &KILL_LIMIT)] {
+        for (signal, timeout) in [(Signal::TERM, &END_TIMEOUT), (Signal::KILL, &KILL_TIMEOUT)] {
             process.signal(signal)?;
-            if process.wait(limit)? {
+            if process.wait(timeout)? {
                 return Ok(true);
             }
         }
@@ -43,16 +43,12 @@ pub(super) async fn end(agent: &HostAgent) -> Result<(), ExecutorError> {
     });
     let message = match ended.await.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
         Ok(true) => {
-            tracing::info!(
-                pid,
-                version = agent.connection.identity().version,
-                "an agent of another executable was ended"
-            );
+            tracing::info!(pid, version = agent.connection.identity().version, "outdated agent ended");
             return Ok(());
         }
-        Ok(false) => "it does not end".to_owned(),
+        Ok(false) => "it did not end in time".to_owned(),
         Err(error) => error.to_string(),
     };
-    let message = format!("an agent of another executable cannot be replaced: {message}");
+    let message = format!("failed to end the outdated agent: {message}");
     Err(ExecutorError::unreachable(format!("process {pid}"), message))
 }

@@ -9,12 +9,12 @@ use muster_taskscaler::driver::{Family, Kind, Sample};
 pub(super) fn families(groups: &[(String, Counts)]) -> Vec<Family> {
     let mut all: Vec<Family> = Vec::new();
     for (group, counts) in groups {
-        for (index, mut family) in of_one(counts).into_iter().enumerate() {
+        for (index, mut family) in plugin_families(counts).into_iter().enumerate() {
             for sample in &mut family.samples {
                 sample.labels.insert(0, ("group", group.clone()));
             }
             match all.get_mut(index) {
-                Some(told) => told.samples.append(&mut family.samples),
+                Some(known) => known.samples.append(&mut family.samples),
                 None => all.push(family),
             }
         }
@@ -23,15 +23,15 @@ pub(super) fn families(groups: &[(String, Counts)]) -> Vec<Family> {
 }
 
 /// Returns the metrics of one plugin, always in the same order.
-fn of_one(counts: &Counts) -> Vec<Family> {
+fn plugin_families(counts: &Counts) -> Vec<Family> {
     let family = |name, help, kind, samples| Family { name, help, kind, samples };
     let calls = |of: &dyn Fn(&'static str, &Calls) -> Vec<Sample>| {
         counts.calls.iter().flat_map(|(call, calls)| of(call, calls)).collect()
     };
     let results = |call, calls: &Calls| {
         let count = |result: &CallResult| calls.results.get(result).copied().unwrap_or_default();
-        let told = |result: &CallResult| number(&[("rpc", call), ("result", result.label())], count(result));
-        CallResult::ALL.iter().map(told).collect()
+        let sample = |result: &CallResult| number(&[("rpc", call), ("result", result.label())], count(result));
+        CallResult::ALL.iter().map(sample).collect()
     };
     vec![
         family(
@@ -68,7 +68,7 @@ fn of_one(counts: &Counts) -> Vec<Family> {
     ]
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^52 is none that anyone reads")]
+#[expect(clippy::cast_precision_loss, reason = "counters stay far below 2^52")]
 fn number(labels: &[(&'static str, &str)], value: u64) -> Sample {
     let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
     Sample { labels, value: value as f64, buckets: Vec::new() }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_by_name_and_result_and_their_times_add_up() {
+    fn calls_are_counted_by_name_and_result() {
         let mut calls = Calls { invalid_responses: 1, seconds: 6.5, ..Calls::default() };
         calls.results = BTreeMap::from([(CallResult::Ok, 3), (CallResult::Timeout, 1)]);
         calls.times[0] = 2;
@@ -99,19 +99,19 @@ mod tests {
         let counts = Counts { is_up: true, starts: 4, calls: BTreeMap::from([("Update", calls)]), ..Counts::default() };
         let families = families(&[("g".to_owned(), counts), ("h".to_owned(), Counts::default())]);
         let samples = |name: &str| &families.iter().find(|family| family.name == name).unwrap().samples;
-        let told = |name: &str, values: &[&str]| {
+        let sample = |name: &str, values: &[&str]| {
             let is_it =
                 |sample: &&Sample| sample.labels.iter().map(|(_, value)| value.as_str()).eq([&["g"], values].concat());
             samples(name).iter().find(is_it).unwrap().clone()
         };
         assert_eq!(samples("muster_plugin_up").iter().map(|sample| sample.value).collect::<Vec<_>>(), [1.0, 0.0]);
-        assert_eq!(told("muster_plugin_up", &[]).value, 1.0);
-        assert_eq!(told("muster_plugin_starts_total", &["ok"]).value, 4.0);
-        assert_eq!(told("muster_plugin_starts_total", &["failed"]).value, 0.0);
-        assert_eq!(told("muster_plugin_calls_total", &["Update", "timeout"]).value, 1.0);
-        assert_eq!(told("muster_plugin_calls_total", &["Update", "disconnected"]).value, 0.0);
-        assert_eq!(told("muster_plugin_invalid_responses_total", &["Update"]).value, 1.0);
-        let times = told("muster_plugin_call_seconds", &["Update"]);
+        assert_eq!(sample("muster_plugin_up", &[]).value, 1.0);
+        assert_eq!(sample("muster_plugin_starts_total", &["ok"]).value, 4.0);
+        assert_eq!(sample("muster_plugin_starts_total", &["failed"]).value, 0.0);
+        assert_eq!(sample("muster_plugin_calls_total", &["Update", "timeout"]).value, 1.0);
+        assert_eq!(sample("muster_plugin_calls_total", &["Update", "disconnected"]).value, 0.0);
+        assert_eq!(sample("muster_plugin_invalid_responses_total", &["Update"]).value, 1.0);
+        let times = sample("muster_plugin_call_seconds", &["Update"]);
         assert_eq!((times.value, times.buckets[0]), (6.5, (0.005, 2)));
         assert_eq!(times.buckets.last(), Some(&(f64::INFINITY, 4)));
     }

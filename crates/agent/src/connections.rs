@@ -27,57 +27,57 @@ use tokio::sync::watch;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 /// Delay before connections are accepted again after an error, which is mostly a lack of file descriptors.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Counts the open connections.
 #[derive(Debug)]
-pub(crate) struct Door {
-    inside: Mutex<Inside>,
+pub(crate) struct ConnectionTracker {
+    connections: Mutex<Connections>,
     /// Whether no connection is open. Changes whenever a connection is opened or closed.
     is_empty: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct Inside {
-    visits: usize,
-    is_shut: bool,
+struct Connections {
+    open: usize,
+    is_closed: bool,
 }
 
-impl Default for Door {
+impl Default for ConnectionTracker {
     fn default() -> Self {
-        Self { inside: Mutex::default(), is_empty: watch::Sender::new(true) }
+        Self { connections: Mutex::default(), is_empty: watch::Sender::new(true) }
     }
 }
 
-impl Door {
+impl ConnectionTracker {
     /// Admits a connection. `None` means that the agent is closed for connections.
-    fn enter(self: &Arc<Self>, stream: UnixStream) -> Option<Visit> {
-        let mut inside = self.inside.lock();
-        if inside.is_shut {
+    fn admit(self: &Arc<Self>, stream: UnixStream) -> Option<TrackedConnection> {
+        let mut connections = self.connections.lock();
+        if connections.is_closed {
             return None;
         }
-        inside.visits += 1;
+        connections.open += 1;
         self.is_empty.send_replace(false);
-        Some(Visit { stream, door: Arc::clone(self) })
+        Some(TrackedConnection { stream, tracker: Arc::clone(self) })
     }
 
-    fn leave(&self) {
-        let mut inside = self.inside.lock();
-        inside.visits -= 1;
-        self.is_empty.send_replace(inside.visits == 0);
+    fn release(&self) {
+        let mut connections = self.connections.lock();
+        connections.open -= 1;
+        self.is_empty.send_replace(connections.open == 0);
     }
 
     /// Closes the agent for connections if none is open and `may` agrees. No connection is admitted meanwhile.
-    fn shut_if(&self, may: impl FnOnce() -> bool) -> bool {
-        let mut inside = self.inside.lock();
-        inside.is_shut = inside.visits == 0 && may();
-        inside.is_shut
+    fn close_if(&self, may: impl FnOnce() -> bool) -> bool {
+        let mut connections = self.connections.lock();
+        connections.is_closed = connections.open == 0 && may();
+        connections.is_closed
     }
 
     /// Waits until no connection was open for `limit` and `may` agrees, and then closes the agent for connections.
     ///
     /// If `may` disagrees, it is called again after another `limit`.
-    pub(crate) async fn shut_when_idle(&self, limit: Duration, may: impl Fn() -> bool) {
+    pub(crate) async fn close_when_idle(&self, limit: Duration, may: impl Fn() -> bool) {
         let mut is_empty = self.is_empty.subscribe();
         loop {
             if is_empty.wait_for(|empty| *empty).await.is_err() {
@@ -85,26 +85,26 @@ impl Door {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(limit) => if self.shut_if(&may) { return },
+                () = tokio::time::sleep(limit) => if self.close_if(&may) { return },
                 _ = is_empty.changed() => {}
             }
         }
     }
 
     /// Accepts connections indefinitely.
-    pub(crate) fn visits(self: Arc<Self>, listener: UnixListener) -> impl Stream<Item = io::Result<Visit>> {
-        futures::stream::unfold((self, listener), |(door, listener)| async move {
+    pub(crate) fn accept(self: Arc<Self>, listener: UnixListener) -> impl Stream<Item = io::Result<TrackedConnection>> {
+        futures::stream::unfold((self, listener), |(tracker, listener)| async move {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        if let Some(visit) = door.enter(stream) {
-                            return Some((Ok(visit), (door, listener)));
+                        if let Some(connection) = tracker.admit(stream) {
+                            return Some((Ok(connection), (tracker, listener)));
                         }
                     }
                     Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(error) => {
-                        tracing::warn!(%error, "a connection cannot be taken for the moment");
-                        tokio::time::sleep(ACCEPT_AGAIN).await;
+                        tracing::warn!(%error, "failed to accept a connection, retrying");
+                        tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                     }
                 }
             }
@@ -114,18 +114,18 @@ impl Door {
 
 /// An open connection that is counted until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Visit {
+pub(crate) struct TrackedConnection {
     stream: UnixStream,
-    door: Arc<Door>,
+    tracker: Arc<ConnectionTracker>,
 }
 
-impl Drop for Visit {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
-        self.door.leave();
+        self.tracker.release();
     }
 }
 
-impl Connected for Visit {
+impl Connected for TrackedConnection {
     type ConnectInfo = UdsConnectInfo;
 
     fn connect_info(&self) -> UdsConnectInfo {
@@ -133,13 +133,13 @@ impl Connected for Visit {
     }
 }
 
-impl AsyncRead for Visit {
+impl AsyncRead for TrackedConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Visit {
+impl AsyncWrite for TrackedConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
     }
@@ -167,12 +167,12 @@ impl AsyncWrite for Visit {
 
 /// A file, identified by device and inode: another agent may have created one with the same name meanwhile.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct SocketFile {
     path: PathBuf,
     id: (u64, u64),
 }
 
-impl Owned {
+impl SocketFile {
     /// Returns the file that is at `path` now.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let found = fs::symlink_metadata(path)?;
@@ -180,7 +180,7 @@ impl Owned {
     }
 
     /// Returns whether the file still exists.
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
     }
 }

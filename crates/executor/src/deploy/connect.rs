@@ -1,0 +1,157 @@
+//! Sends the agent's executable to a machine, and opens a stream to the agent there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_fleeting::model::Platform;
+use muster_job::error_chain;
+use muster_remote::{Exit, RemoteCommand, Session, Stream};
+use tokio::io::AsyncReadExt;
+
+use super::agents::Agents;
+use super::error::DeployError;
+use super::excerpt::Excerpt;
+use super::executable::Executable;
+use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, OUTDATED, PLACED};
+
+/// Maximum time from the command to its answer. An agent that starts reads its spool first.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
+/// Maximum time to transfer the executable.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
+/// Maximum length of a line of an answer, in bytes.
+const MAX_LINE_BYTES: usize = 8 * 1024;
+/// Maximum number of lines that a profile may print before the answer.
+const MAX_LINES: usize = 100;
+
+/// A stream to an agent.
+pub(super) struct AgentStream {
+    /// Bytes to and from the agent.
+    pub(super) stream: Box<dyn Stream>,
+    /// Home directory on the machine.
+    pub(super) home: PathBuf,
+    /// Whether the agent runs another executable and still has jobs. After its last job, the next stream leads to a new agent.
+    pub(super) is_outdated: bool,
+}
+
+/// Returns a stream to the machine's agent, and the platform of the machine.
+///
+/// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform of the machine when it was reached
+/// before. If the platform has changed, the machine reports so before anything is sent.
+///
+/// # Errors
+/// [`DeployError`] if there is no agent for the machine, or if it cannot be sent or started.
+pub(super) async fn deploy_agent(
+    session: &dyn Session,
+    agents: &Agents,
+    platform: Option<Platform>,
+) -> Result<(AgentStream, Platform), DeployError> {
+    let mut platform = platform.unwrap_or_else(Platform::this);
+    let mut executable = agents.executable_for(&platform)?;
+    let (mut hash, mut command) = connect_command(&executable).await?;
+    match connect(session, &command).await? {
+        ConnectAnswer::Connected(stream) => return Ok((stream, platform)),
+        ConnectAnswer::Absent(Some(reported)) if reported != platform => {
+            platform = reported;
+            let unsupported = |source| DeployError::UnsupportedPlatform { platform: platform.clone(), source };
+            executable = agents.executable_for(&platform).map_err(unsupported)?;
+            (hash, command) = connect_command(&executable).await?;
+            if let ConnectAnswer::Connected(stream) = connect(session, &command).await? {
+                return Ok((stream, platform));
+            }
+        }
+        ConnectAnswer::Absent(_) => {}
+    }
+    tokio::time::timeout(TRANSFER_TIMEOUT, transfer(session, &executable, &hash))
+        .await
+        .map_err(|_| DeployError::TransferTimeout(TRANSFER_TIMEOUT))??;
+    match connect(session, &command).await? {
+        ConnectAnswer::Connected(stream) => Ok((stream, platform)),
+        ConnectAnswer::Absent(_) => Err(DeployError::NotExecutable),
+    }
+}
+
+/// Returns the hash of an executable, and the command that connects to its agent.
+async fn connect_command(executable: &Executable) -> Result<(String, String), DeployError> {
+    let failed = |source| DeployError::Executable { path: executable.path().to_owned(), source };
+    let identity = executable.identity().await.map_err(failed)?;
+    Ok((identity.hash.clone(), shell::connect(identity, &executable.path().to_string_lossy())))
+}
+
+/// Answer of the machine to the command that connects to the agent.
+enum ConnectAnswer {
+    Connected(AgentStream),
+    /// The executable is missing. Has the platform of the machine, if it is known.
+    Absent(Option<Platform>),
+}
+
+async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, DeployError> {
+    let connecting = async {
+        let mut stream = session.dial_command(command).await?;
+        let answer = read_answer(&mut *stream).await?;
+        if let Some(machine) = answer.strip_prefix(ABSENT) {
+            return Ok(ConnectAnswer::Absent(Platform::of_uname(machine)));
+        }
+        for (prefix, is_outdated) in [(OUTDATED, true), (CONNECTED, false)] {
+            if let Some(home) = answer.strip_prefix(prefix) {
+                return Ok(ConnectAnswer::Connected(AgentStream { stream, home: PathBuf::from(home), is_outdated }));
+            }
+        }
+        let message = answer.strip_prefix(FAILED).map(str::to_owned);
+        Err(DeployError::Relay(message.unwrap_or_else(|| format!("unexpected answer {answer:?}"))))
+    };
+    let timed_out = |_| Err(DeployError::NoAnswer(ANSWER_TIMEOUT));
+    tokio::time::timeout(ANSWER_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
+}
+
+/// Returns the first line with the mark, without the mark. Reads nothing after that line.
+async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
+    let mut last = String::new();
+    for _ in 0..MAX_LINES {
+        let mut line = Vec::new();
+        loop {
+            match stream.read_u8().await {
+                Ok(b'\n') => break,
+                Ok(byte) if line.len() < MAX_LINE_BYTES => line.push(byte),
+                Ok(_) => return Err(DeployError::TooMuchOutput(String::new())),
+                Err(_) if last.trim().is_empty() => {
+                    let needed = "it needs sh, sha256sum and a home directory";
+                    return Err(DeployError::ShellExited(needed.to_owned()));
+                }
+                Err(_) => return Err(DeployError::ShellExited(last)),
+            }
+        }
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if let Some(answer) = line.strip_prefix(MARK) {
+            return Ok(answer.trim_end().to_owned());
+        }
+        last = line;
+    }
+    Err(DeployError::TooMuchOutput(last))
+}
+
+async fn transfer(session: &dyn Session, executable: &Executable, hash: &str) -> Result<(), DeployError> {
+    let mut compressed = executable.compressed();
+    let (mut output, mut errors) = (Excerpt::default(), Excerpt::default());
+    let command = shell::install(hash);
+    let run = RemoteCommand {
+        stdin: Some(&mut compressed),
+        stdout: Some(&mut output),
+        stderr: Some(&mut errors),
+        ..RemoteCommand::new(&command)
+    };
+    let outcome = session.run(run).await;
+    let reason = match outcome {
+        _ if output.exceeded_limit() => format!("the instance's shell printed more than 1 MiB: {output}"),
+        _ if errors.exceeded_limit() => format!("the instance's shell printed more than 1 MiB of errors: {errors}"),
+        Err(error) => error_chain(&error),
+        Ok(outcome) => {
+            let is_placed = |line: &str| line.strip_prefix(MARK) == Some(PLACED);
+            if outcome.exit == Exit::Code(0) && output.to_string().lines().any(is_placed) {
+                tracing::info!(hash, "agent's executable sent");
+                return Ok(());
+            }
+            format!("{:?}: {errors}", outcome.exit)
+        }
+    };
+    Err(DeployError::Transfer(reason))
+}

@@ -1,0 +1,127 @@
+//! Errors on the way to a machine and its agent.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_fleeting::model::Platform;
+use muster_remote::RunError;
+
+/// Error from opening a session with a machine, or from deploying the agent there. A retry may succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum DeployError {
+    /// No session can be opened. Has the reason that the provider of the machine reported.
+    #[error("{0}")]
+    NoSession(String),
+    /// The machine cannot be dialed.
+    #[error("instance {machine}")]
+    Dial {
+        /// Name of the machine.
+        machine: String,
+        /// Cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The configuration or the plugin states a platform that has no agent.
+    #[error("instance {machine} is {platform}; correct os and arch in connector_config, or install the agent")]
+    UnsupportedInstance {
+        /// Name of the instance.
+        machine: String,
+        /// Stated platform.
+        platform: Platform,
+        /// Reason why there is no agent.
+        source: NoAgentError,
+    },
+    /// The machine reports a platform that has no agent.
+    #[error("the platform is {platform}")]
+    UnsupportedPlatform {
+        /// Reported platform.
+        platform: Platform,
+        /// Reason why there is no agent.
+        source: NoAgentError,
+    },
+    /// The platform has no agent.
+    #[error(transparent)]
+    NoAgent(#[from] NoAgentError),
+    /// The agent's executable cannot be read.
+    #[error("failed to read the agent's executable {}", path.display())]
+    Executable {
+        /// Path of the executable.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// A command cannot be run on the machine.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The shell did not answer in time.
+    #[error("no answer from the instance's shell within {} s", .0.as_secs())]
+    NoAnswer(Duration),
+    /// The shell exited without an answer. Has its last line.
+    #[error("the instance's shell exited without an answer{}", last_line(.0))]
+    ShellExited(String),
+    /// The shell printed more than an answer can have. Has the last line.
+    #[error("the instance's shell printed more than an answer{}", last_line(.0))]
+    TooMuchOutput(String),
+    /// The agent cannot be reached on the machine. Has the message of the relay.
+    #[error("{0}")]
+    Relay(String),
+    /// The executable was not sent in time.
+    #[error("the agent's executable was not sent within {} s", .0.as_secs())]
+    TransferTimeout(Duration),
+    /// The executable was not installed. Has the output of the machine.
+    #[error("failed to send the agent's executable: {0}")]
+    Transfer(String),
+    /// The executable was installed, but cannot be run.
+    #[error(
+        "the agent's executable was sent, but cannot be found or executed there; check that the home directory of the \
+         instance is persistent and not mounted noexec"
+    )]
+    NotExecutable,
+    /// The agent on the machine has another version than the manager.
+    #[error("its agent for {platform} has version {agent}, this manager {manager}; install both in the same version")]
+    Version {
+        /// Platform of the machine.
+        platform: Platform,
+        /// Version of the agent.
+        agent: String,
+        /// Version of the manager.
+        manager: &'static str,
+    },
+    /// A command on the machine failed.
+    #[error("it exited with {status}{}", last_line(stderr))]
+    Command {
+        /// Exit status or signal.
+        status: String,
+        /// Standard error output in one line.
+        stderr: String,
+    },
+}
+
+impl DeployError {
+    /// Returns the error of a machine that cannot be dialed.
+    pub(crate) fn dial(machine: &str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Dial { machine: machine.to_owned(), source: Box::new(source) }
+    }
+}
+
+/// Reason why there is no agent for a platform.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAgentError {
+    /// The agent runs on Linux only.
+    #[error("the agent is for Linux only; use Linux machines")]
+    NotLinux,
+    /// The file with the agent cannot be read.
+    #[error("failed to read its agent {}; install version {version} there", path.display())]
+    Missing {
+        /// Expected path of the agent.
+        path: PathBuf,
+        /// Expected version of the agent.
+        version: &'static str,
+        /// Cause.
+        source: io::Error,
+    },
+}
+
+fn last_line(line: &str) -> String {
+    if line.trim().is_empty() { String::new() } else { format!(": {}", line.trim()) }
+}
