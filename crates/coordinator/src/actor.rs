@@ -210,7 +210,7 @@ impl Actor {
         loop {
             let was_failing = self.storage_problem.is_some();
             self.dispatch().await;
-            self.residency.note_open(&mut self.state);
+            self.residency.update_open_marks(&mut self.state);
             let written = self.write().await;
             let undelivered = self.send_replies(written.as_ref().err());
             let all_delivered = undelivered.is_empty();
@@ -357,7 +357,7 @@ impl Actor {
             UndeliveredChange::Assignment(job, assignment) => self.requeue(job, assignment),
             UndeliveredChange::Pipeline(id) => {
                 let target = Target::Pipeline(id);
-                if let Err(rejection) = self.event(id, schedule::Event::Cancel { target }) {
+                if let Err(rejection) = self.apply_event(id, schedule::Event::Cancel { target }) {
                     tracing::debug!(pipeline = %id, %rejection, "pipeline that could not be stored has already ended");
                 }
             }
@@ -414,73 +414,4 @@ async fn sleep(until: Option<futures::future::BoxFuture<'static, ()>>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use muster_job::ProjectId;
-    use muster_pipeline::context::Context;
-    use muster_runner_api::wire::JobRequest;
-    use tokio::sync::oneshot;
-
-    use super::*;
-    use crate::blobs::memory::MemoryBlobs;
-    use crate::command::Outcome;
-    use crate::facts::{GitFacts, NewPipeline, NewRunner, NoFiles, ProjectFacts};
-    use crate::keys;
-    use crate::store::memory::MemoryStore;
-    use crate::store::{Contents, LastIds};
-
-    fn actor() -> Actor {
-        let mut options = Options::new("unused");
-        options.limits.finished_in_memory = 0;
-        let first_ids = (PipelineId(1), JobId(1));
-        let restored = CoordinatorState::restore(Contents::default(), LastIds::default(), first_ids, true, 0);
-        let blobs: Arc<dyn Blobs> = Arc::new(MemoryBlobs::default());
-        Actor::new(
-            options,
-            Arc::new(MemoryStore::new()),
-            restored.expect("an empty state"),
-            (Keys::random(), keys::random_signer().expect("random bytes")),
-            (blobs, ArtifactLocks::default()),
-            broadcast::channel(16).0,
-        )
-    }
-
-    /// Processes one command and returns its answer.
-    async fn call<T, E: std::fmt::Debug>(
-        actor: &mut Actor,
-        command: impl FnOnce(oneshot::Sender<Result<T, E>>) -> Command,
-    ) -> T {
-        let (reply, answer) = oneshot::channel();
-        let (_, mut no_commands) = mpsc::channel(1);
-        actor.ingest(Some(command(reply)), &mut no_commands).await;
-        actor.commit().await;
-        answer.await.expect("an answer").expect("success")
-    }
-
-    /// Runs a pipeline with one job, from its creation to its success.
-    async fn run_pipeline(actor: &mut Actor, token: &str) {
-        let compiled = muster_pipeline::compile(b"test: {script: [x]}", &Context::default(), &NoFiles).pipeline;
-        let project = ProjectFacts::new(ProjectId(1), "group/app");
-        let compiled = compiled.expect("a pipeline");
-        let new = NewPipeline::new(project, Context::default(), compiled, GitFacts::default(), Arc::new(NoFiles));
-        call(actor, |reply| Command::CreatePipeline { new: Box::new(new), reply }).await;
-        let (token, key) = (token.to_owned(), Some("key".to_owned()));
-        let request = JobRequest { token, idempotency_key: key, ..JobRequest::default() };
-        let answer = call(actor, |reply| Command::RequestJob { request: Box::new(request), reply }).await;
-        let payload = answer.job.expect("a job");
-        let (job, token) = (payload.id, payload.token.clone());
-        let outcome = Outcome { success: true, reason: None, exit_code: None, coverage: None, result_tree: None };
-        call(actor, |reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await;
-    }
-
-    #[tokio::test]
-    async fn finished_pipelines_leave_nothing_in_memory() {
-        let mut actor = actor();
-        let settings = NewRunner { run_untagged: true, ..NewRunner::default() };
-        let token = call(&mut actor, |reply| Command::CreateRunner { new: settings, reply }).await.token;
-        for _ in 0..3000 {
-            run_pipeline(&mut actor, &token).await;
-        }
-        assert_eq!((actor.state.pipeline_entries(), actor.queue.len()), (0, 0));
-        assert!(actor.timers.len() <= 4096 + 8, "stale timers are pruned: {}", actor.timers.len());
-    }
-}
+mod tests;

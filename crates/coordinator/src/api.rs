@@ -146,7 +146,7 @@ impl Actor {
         let priorities = priority(&graph, &[]);
         let options = PipelineOptions { play: new.play.iter().cloned().collect(), parent };
         let event = Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options };
-        let actions = self.apply(project, event)?;
+        let actions = self.apply_to_engine(project, event)?;
         if let Some(repository) = &new.git.repo_path
             && let Err(error) = pin(repository, id, &new.git.sha)
         {
@@ -174,7 +174,7 @@ impl Actor {
         self.carry_out(project, &actions);
         if parent.is_none() {
             for older in self.older_on_same_ref(id) {
-                if let Err(rejection) = self.event(older, Event::NewerPipeline { older }) {
+                if let Err(rejection) = self.apply_event(older, Event::NewerPipeline { older }) {
                     tracing::debug!(%older, %rejection, "older pipeline has already ended");
                 }
             }
@@ -247,7 +247,7 @@ impl Actor {
     /// Creates the pipeline of a compiled child configuration, or fails its bridge.
     pub(crate) fn on_child_compiled(&mut self, bridge: JobId, result: ChildResult) {
         let Err(error) = result.and_then(|child| self.create_child(bridge, *child)) else { return };
-        match self.job_event(bridge, |bridge| Event::ChildFailed { bridge, reason: error.reason }) {
+        match self.apply_job_event(bridge, |bridge| Event::ChildFailed { bridge, reason: error.reason }) {
             Ok(()) => {
                 if let Some(row) = self.state.job_mut(bridge) {
                     row.detail.message = Some(error.message);
@@ -287,7 +287,7 @@ impl Actor {
     fn cancel(&mut self, pipeline: PipelineId, target: Target, force: bool) -> Result<(), CoordinatorError> {
         self.known(pipeline)?;
         let event = if force { Event::ForceCancel { target } } else { Event::Cancel { target } };
-        Ok(self.event(pipeline, event)?)
+        Ok(self.apply_event(pipeline, event)?)
     }
 
     fn play(&mut self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
@@ -296,7 +296,7 @@ impl Actor {
         if bridge && !variables.is_empty() {
             return Err(CoordinatorError::BridgeVariables);
         }
-        self.job_event(job, |job| Event::Play { job })?;
+        self.apply_job_event(job, |job| Event::Play { job })?;
         if let Some(row) = self.state.job_mut(job) {
             row.detail.variables = variables;
         }
@@ -305,7 +305,7 @@ impl Actor {
 
     fn retry(&mut self, job: JobId) -> Result<JobId, CoordinatorError> {
         let record = self.record(job)?;
-        self.job_event(job, |job| Event::RetryJob { job })?;
+        self.apply_job_event(job, |job| Event::RetryJob { job })?;
         let newest = self
             .project_of(record.pipeline)
             .and_then(|project| self.state.engines.get(&project))

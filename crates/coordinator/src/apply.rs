@@ -16,25 +16,29 @@ use crate::timers::Timer;
 
 impl Actor {
     /// Applies an event about a job, and carries out the actions.
-    pub(crate) fn job_event(&mut self, job: JobId, event: impl FnOnce(JobRef) -> Event) -> Result<(), RejectedEvent> {
+    pub(crate) fn apply_job_event(
+        &mut self,
+        job: JobId,
+        event: impl FnOnce(JobRef) -> Event,
+    ) -> Result<(), RejectedEvent> {
         let Some(row) = self.state.jobs.get(&job) else {
             let unknown = JobRef { pipeline: PipelineId(0), job_index: 0, retry: 0 };
             return Err(RejectedEvent::UnknownJob(unknown));
         };
         let (job, pipeline) = (row.job_ref(), row.pipeline);
-        self.event(pipeline, event(job))
+        self.apply_event(pipeline, event(job))
     }
 
     /// Applies an event to the engine of a pipeline's project, and carries out the actions.
-    pub(crate) fn event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), RejectedEvent> {
+    pub(crate) fn apply_event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), RejectedEvent> {
         let project = self.project_of(pipeline).ok_or(RejectedEvent::UnknownPipeline(pipeline))?;
-        let actions = self.apply(project, event)?;
+        let actions = self.apply_to_engine(project, event)?;
         self.carry_out(project, &actions);
         Ok(())
     }
 
     /// Applies an event without carrying out the actions, for pipelines that have no rows yet.
-    pub(crate) fn apply(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, RejectedEvent> {
+    pub(crate) fn apply_to_engine(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, RejectedEvent> {
         let now = engine_time(self.now());
         self.state.engines.entry(project).or_default().apply(event, now)
     }
@@ -170,7 +174,7 @@ impl Actor {
     /// Fails a job with a reason and a message. A job that has already ended is not changed.
     pub(crate) fn drop_job(&mut self, job: JobId, reason: FailureReason, message: impl Into<String>) {
         let outcome = Outcome::Failed { reason, exit_code: None };
-        match self.job_event(job, |job| Event::JobFinished { job, outcome }) {
+        match self.apply_job_event(job, |job| Event::JobFinished { job, outcome }) {
             Ok(()) => {
                 if let Some(row) = self.state.job_mut(job) {
                     row.detail.message = Some(message.into());

@@ -151,7 +151,7 @@ impl Actor {
         let last_update = self.queue.version();
         let Some(held) = self.long_polls.take(index) else { return };
         let supports_graceful_cancel = held.request.info.has("cancel_gracefully");
-        if let Err(rejection) = self.job_event(job, |job| Event::JobAssigned { job, supports_graceful_cancel }) {
+        if let Err(rejection) = self.apply_job_event(job, |job| Event::JobAssigned { job, supports_graceful_cancel }) {
             tracing::error!(%job, %rejection, "failed to assign a job from the queue");
             self.queue.remove(job);
             self.service_reply(held.reply, Ok(JobRequestAnswer { job: None, last_update }));
@@ -185,7 +185,7 @@ impl Actor {
         if !current.is_some_and(|row| row.detail.assignment == assignment && !row.detail.accepted) {
             return;
         }
-        if let Err(rejection) = self.job_event(job, |job| Event::JobRequeued { job }) {
+        if let Err(rejection) = self.apply_job_event(job, |job| Event::JobRequeued { job }) {
             tracing::debug!(%job, %rejection, "job was not requeued because it has ended");
             return;
         }

@@ -93,11 +93,11 @@ impl Actor {
                 exit_code: outcome.exit_code.and_then(|code| i32::try_from(code).ok()),
             }
         };
-        self.job_event(job, |job| Event::JobFinished { job, outcome: engine_outcome })
+        self.apply_job_event(job, |job| Event::JobFinished { job, outcome: engine_outcome })
             .map_err(|rejection| ServiceError::Conflict(rejection.to_string()))?;
         let Some(row) = self.state.job_mut(job) else { return Ok(status) };
         row.exit_code = outcome.exit_code;
-        let (code, has_ended) = (outcome.exit_code, row.status().is_complete());
+        let has_ended = row.status().is_complete();
         row.coverage = outcome.coverage;
         row.detail.result_tree = outcome.result_tree;
         if row.status() == JobStatus::Failed {
@@ -110,7 +110,7 @@ impl Actor {
         }
         let status = row.status();
         if has_ended {
-            self.state.dirty.complete_end(job, code);
+            self.state.dirty.complete_end(job, outcome.exit_code);
         }
         Ok(status)
     }
@@ -119,14 +119,14 @@ impl Actor {
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         let before = self.state.artifact(job, &kind).map(|row| row.filename.clone());
-        let result = self.note_artifact(job, token, artifact);
+        let result = self.record_artifact(job, token, artifact);
         let leftover = if result.is_ok() { before } else { Some(filename) };
         let row = self.state.artifact(job, &kind);
         let leftover = leftover.filter(|name| row.is_none_or(|row| row.filename != *name));
         StoredUpload { result, leftover }
     }
 
-    fn note_artifact(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Result<(), ServiceError> {
+    fn record_artifact(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Result<(), ServiceError> {
         self.authorize(job, token, TokenUse::Transfer)?;
         let now = self.now();
         let expires_at = artifacts::expiry(artifact.expire_in.as_deref())?.map(|after| now + after);
@@ -151,10 +151,10 @@ impl Actor {
         };
         self.state.dirty.jobs.insert(job);
         self.state.dirty.artifacts.insert((job, row.kind.clone()));
-        let all = self.state.artifacts.entry(job).or_default();
-        all.retain(|known| known.kind != row.kind);
-        all.push(row);
-        self.state.note_producer(job);
+        let rows = self.state.artifacts.entry(job).or_default();
+        rows.retain(|known| known.kind != row.kind);
+        rows.push(row);
+        self.state.record_producer(job);
         Ok(())
     }
 
@@ -230,7 +230,7 @@ impl Actor {
     pub(crate) fn on_timer(&mut self, timer: Timer) {
         match timer {
             Timer::Delayed(job) => {
-                if let Err(rejection) = self.job_event(job, |job| Event::TimerFired { job }) {
+                if let Err(rejection) = self.apply_job_event(job, |job| Event::TimerFired { job }) {
                     tracing::debug!(%job, %rejection, "ignored stale delay timer");
                 }
             }
@@ -261,7 +261,7 @@ impl Actor {
             // No manager can cancel the job gracefully.
             let target = schedule::Target::Job(row.job_ref());
             let pipeline = row.pipeline;
-            if let Err(rejection) = self.event(pipeline, Event::ForceCancel { target }) {
+            if let Err(rejection) = self.apply_event(pipeline, Event::ForceCancel { target }) {
                 tracing::debug!(%job, %rejection, "canceled job has already ended");
             }
         } else if row.status() == JobStatus::Running {

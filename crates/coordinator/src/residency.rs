@@ -79,7 +79,7 @@ impl Residency {
     }
 
     /// Updates in the rows of each changed family whether it is open. Called before a write.
-    pub(crate) fn note_open(&mut self, state: &mut CoordinatorState) {
+    pub(crate) fn update_open_marks(&mut self, state: &mut CoordinatorState) {
         for root in state.changed_families() {
             self.update_open(state, root);
         }

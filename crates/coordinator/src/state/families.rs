@@ -54,7 +54,7 @@ impl CoordinatorState {
             let (id, left) = (row.id, !row.detail.dotenv.is_empty() || self.artifacts.contains_key(&row.id));
             self.add(row);
             if left {
-                self.note_producer(id);
+                self.record_producer(id);
             }
         }
     }

@@ -128,7 +128,7 @@ impl CoordinatorState {
     }
 
     /// Records that a job left something for later jobs.
-    pub(crate) fn note_producer(&mut self, job: JobId) {
+    pub(crate) fn record_producer(&mut self, job: JobId) {
         let Some(row) = self.jobs.get(&job) else { return };
         if let Some(records) = self.records.get_mut(&row.pipeline) {
             records.producers.insert(row.job_index);
