@@ -128,7 +128,7 @@ impl Coordinator {
         }
         match answer.await {
             Ok(Ok(_)) => TokenCheck::Current,
-            Ok(Err(ServiceError::Forbidden { .. })) => TokenCheck::Over,
+            Ok(Err(ServiceError::Forbidden { .. })) => TokenCheck::Expired,
             Ok(Err(_)) | Err(_) => TokenCheck::Unavailable,
         }
     }

@@ -12,8 +12,8 @@ pub const FILE_LIMIT: u64 = 11 << 20;
 #[derive(Debug)]
 pub struct BlobReader {
     child: Child,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    requests: ChildStdin,
+    responses: BufReader<ChildStdout>,
 }
 
 impl BlobReader {
@@ -25,7 +25,7 @@ impl BlobReader {
         let mut command = git.command(&["cat-file", "--batch"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(questions), Some(answers)) => Ok(Self { child, questions, answers: BufReader::new(answers) }),
+            (Some(requests), Some(responses)) => Ok(Self { child, requests, responses: BufReader::new(responses) }),
             _ => Err(io::Error::other("the process has no pipes")),
         }
     }
@@ -35,18 +35,18 @@ impl BlobReader {
     /// # Errors
     /// Error of the pipe to git. The next file needs another reader.
     pub fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        writeln!(self.questions, "{name}")?;
+        writeln!(self.requests, "{name}")?;
         let mut head = String::new();
-        self.answers.read_line(&mut head)?;
+        self.responses.read_line(&mut head)?;
         let mut words = head.trim_end().rsplit(' ');
         let (size, kind) = (words.next().and_then(|size| size.parse::<u64>().ok()), words.next());
         let Some(size) = size else {
             return if head.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(None) };
         };
         let mut bytes = Vec::new();
-        self.answers.by_ref().take(size.min(FILE_LIMIT)).read_to_end(&mut bytes)?;
+        self.responses.by_ref().take(size.min(FILE_LIMIT)).read_to_end(&mut bytes)?;
         let rest = size.saturating_sub(FILE_LIMIT) + 1; // The line end after the content.
-        io::copy(&mut self.answers.by_ref().take(rest), &mut io::sink())?;
+        io::copy(&mut self.responses.by_ref().take(rest), &mut io::sink())?;
         Ok((kind == Some("blob")).then_some(bytes))
     }
 }

@@ -46,7 +46,7 @@ pub enum TokenCheck {
     /// The job is assigned with this token.
     Current,
     /// The job has ended, or was assigned again with another token.
-    Over,
+    Expired,
     /// The token is not from this coordinator.
     Unknown,
     /// The coordinator cannot check tokens at the moment.
@@ -145,7 +145,7 @@ impl GitServer {
         match (self.check_token)(token).await {
             TokenCheck::Current => Ok(()),
             TokenCheck::Unknown => Err(unauthorized()),
-            TokenCheck::Over => {
+            TokenCheck::Expired => {
                 let reason = "the job of this token has ended, or was assigned to another runner manager";
                 Err((StatusCode::FORBIDDEN, reason).into_response())
             }

@@ -22,4 +22,4 @@ pub use commit::Commit;
 pub use error::SnapshotError;
 pub use git::{Git, line, nul_separated};
 pub use git_http::{CheckToken, GitServer, TokenCheck, git_routes};
-pub use snapshot::{Difference, Entry, Parting, Snapshot};
+pub use snapshot::{Difference, Entry, MergeBase, Snapshot};

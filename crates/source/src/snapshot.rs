@@ -31,19 +31,19 @@ pub struct Difference {
     /// Changed paths.
     pub paths: Vec<String>,
     /// Commit that the snapshot is compared with.
-    pub since: Parting,
+    pub since: MergeBase,
 }
 
 /// The last commit that the snapshot has in common with another history.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parting {
+pub struct MergeBase {
     /// ID of the commit.
     pub commit: String,
     /// Ref of the other history: `main`, `origin/main`, a tag or a commit.
     pub name: String,
 }
 
-impl std::fmt::Display for Parting {
+impl std::fmt::Display for MergeBase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let short = self.commit.get(..8).unwrap_or(&self.commit);
         if self.commit.starts_with(&self.name) {
@@ -87,14 +87,14 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError`]. Nothing but objects in `store` is left behind.
     pub fn take(directory: &Path, store: &Path) -> Result<Self, SnapshotError> {
-        let place = locate(directory)?;
+        let located = locate(directory)?;
         let store = &std::path::absolute(store).map_err(in_store(store))?;
-        prepare_store(store, &place)?;
+        prepare_store(store, &located)?;
         let work = tempfile::Builder::new().prefix("index-").tempdir_in(store).map_err(in_store(store))?;
         let index = work.path().join("index");
-        copy_index(&place.git_dir.join("index"), &index)?;
-        let reader = Git { git_dir: Some(place.git_dir.clone()), ..Git::discover(&place.worktree) }
-            .with("GIT_WORK_TREE", place.worktree.as_os_str())
+        copy_index(&located.git_dir.join("index"), &index)?;
+        let reader = Git { git_dir: Some(located.git_dir.clone()), ..Git::discover(&located.worktree) }
+            .with("GIT_WORK_TREE", located.worktree.as_os_str())
             .with("GIT_OBJECT_DIRECTORY", store.join("objects"));
         let writer = reader.clone().with("GIT_INDEX_FILE", index.as_os_str());
 
@@ -106,17 +106,17 @@ impl Snapshot {
             let tree = writer.run(&["write-tree", "--missing-ok"]).map(|output| line(&output))?;
             Ok::<_, SnapshotError>((joined(head)?, joined(entries)?, tree))
         })?;
-        let dirty = tree != place.tree;
-        let sha = if dirty { commit_tree(&reader, &tree, &head)? } else { place.head.clone() };
+        let dirty = tree != located.tree;
+        let sha = if dirty { commit_tree(&reader, &tree, &head)? } else { located.head.clone() };
         let tracked_paths = Arc::new(entries.keys().cloned().collect());
         let snapshot = Self {
             repository: store.to_owned(),
-            worktree: place.worktree,
+            worktree: located.worktree,
             sha,
             dirty,
             head,
-            branch: place.branch,
-            object_format: place.object_format,
+            branch: located.branch,
+            object_format: located.object_format,
             tracked_paths,
             entries: Arc::new(entries),
             git: reader,
@@ -181,9 +181,9 @@ impl Snapshot {
     /// `None` if there is no such commit.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
-        let since = match self.parting(base) {
-            Some(parting) => parting,
-            None => Parting { commit: self.resolve(base)?, name: base.to_owned() },
+        let since = match self.merge_base(base) {
+            Some(merge_base) => merge_base,
+            None => MergeBase { commit: self.resolve(base)?, name: base.to_owned() },
         };
         let paths = self.changed_between(&since.commit, &self.sha)?;
         Some(Difference { paths, since })
@@ -191,10 +191,10 @@ impl Snapshot {
 
     /// Returns the commit where the snapshot diverged from the history of `name`. `None` if there is no such commit.
     #[must_use]
-    pub fn parting(&self, name: &str) -> Option<Parting> {
+    pub fn merge_base(&self, name: &str) -> Option<MergeBase> {
         let (tip, name) = self.tip(name)?;
         let output = self.git.output(&["merge-base", &tip, &self.head.sha]).ok()?;
-        output.status.success().then(|| Parting { commit: line(&output.stdout), name })
+        output.status.success().then(|| MergeBase { commit: line(&output.stdout), name })
     }
 
     /// Returns the commit of a name as the server knows it, and the ref that it was read from.

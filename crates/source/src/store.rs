@@ -8,27 +8,27 @@ use crate::SnapshotError;
 use crate::locate::Located;
 
 /// Creates a bare repository that uses the objects of the user's repository. Idempotent.
-pub(super) fn prepare_store(store: &Path, place: &Located) -> Result<(), SnapshotError> {
+pub(super) fn prepare_store(store: &Path, located: &Located) -> Result<(), SnapshotError> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(store.join("objects/info"))?;
         fs::create_dir_all(store.join("refs"))?;
-        write_whole(&store.join("objects/info/alternates"), &alternates(&place.common_dir.join("objects")))?;
+        write_whole(&store.join("objects/info/alternates"), &alternates(&located.common_dir.join("objects")))?;
         let mut config = String::from("[core]\n\tbare = true\n");
-        if place.object_format == "sha1" {
+        if located.object_format == "sha1" {
             config.push_str("\trepositoryformatversion = 0\n");
         } else {
             config.push_str("\trepositoryformatversion = 1\n[extensions]\n\tobjectFormat = ");
-            config.push_str(&place.object_format);
+            config.push_str(&located.object_format);
             config.push('\n');
         }
         config.push_str("[uploadpack]\n\tallowAnySHA1InWant = true\n\tallowFilter = true\n");
         write_whole(&store.join("config"), config.as_bytes())?;
-        match fs::read(place.common_dir.join("shallow")) {
+        match fs::read(located.common_dir.join("shallow")) {
             Ok(shallow) => write_whole(&store.join("shallow"), &shallow)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        write_whole(&store.join("HEAD"), format!("{}\n", place.head).as_bytes())
+        write_whole(&store.join("HEAD"), format!("{}\n", located.head).as_bytes())
     };
     write().map_err(in_store(store))
 }

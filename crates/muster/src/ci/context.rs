@@ -1,7 +1,7 @@
 //! From git facts and the event's flags to the context that a pipeline is compiled for.
 
 use muster_pipeline::context::{Changes, Context, PipelineSource, RefKind};
-use muster_source::{Parting, Snapshot};
+use muster_source::{MergeBase, Snapshot};
 
 use super::args::{Event, PipelineArgs};
 use super::config::{Config, matches};
@@ -35,7 +35,7 @@ pub(super) struct MergeRequest {
     /// The branch it goes to.
     pub(super) target: String,
     /// Where the branch left the target, if the target is known here.
-    pub(super) base: Option<Parting>,
+    pub(super) base: Option<MergeBase>,
 }
 
 /// What the predefined variables are made of.
@@ -197,7 +197,7 @@ fn merge_request(
     identity: &ProjectIdentity,
 ) -> Result<MergeRequest, CiError> {
     let target = args.mr_target.clone().unwrap_or_else(|| identity.default_branch.clone());
-    let base = snapshot.parting(&target);
+    let base = snapshot.merge_base(&target);
     if base.is_none() && args.mr_target.is_some() {
         let text = format!("`--mr-target {target}`: the repository has no such branch, or one without a common commit");
         return Err(usage(&text));
