@@ -92,7 +92,7 @@ pub(super) async fn traces(blobs: &dyn Blobs) {
     assert_eq!(append(blobs, 0, "hello ").await, Appended::WrongOffset(6));
     assert_eq!(append(blobs, 7, "gap").await, Appended::WrongOffset(6));
     blobs.close_trace(JobId(1));
-    assert_eq!(append(blobs, 6, "state").await, Appended::Yes(11), "also after it was closed");
+    assert_eq!(append(blobs, 6, "state").await, Appended::Yes(11), "also after closing it");
     assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("read"), "state");
     assert_eq!(blobs.read_trace(JobId(1), 11).await.expect("read"), "");
     assert_eq!(blobs.read_trace(JobId(1), 99).await.expect("read"), "");

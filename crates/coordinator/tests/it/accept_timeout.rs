@@ -49,7 +49,7 @@ async fn active_assignee_keeps_its_job() {
         match sign {
             "running" => manager.running(&taken).await,
             "upload" => manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept"),
-            _ => assert!(manager.log(&taken, 0, "x").await.expect("taken").accepted),
+            _ => assert!(manager.log(&taken, 0, "x").await.expect("accepted").accepted),
         }
         bench.clock.advance(Duration::from_secs(600));
         assert_eq!(bench.status(pipeline, "a").await, JobStatus::Running, "after {sign}");
@@ -65,7 +65,7 @@ async fn closed_request_loses_no_job() {
         let manager = manager.clone();
         async move { manager.take().await }
     });
-    bench.coordinator.stuck_jobs().await.expect("alive");
+    bench.coordinator.stuck_jobs().await.expect("running");
     given_up.abort();
     let _ = given_up.await;
     bench.create(vec![vec![job("a")]]).await;
@@ -94,7 +94,7 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
     let again = manager.take_with(Some("k")).await;
     assert_eq!(again.token, lost.token);
     bench.clock.advance(Duration::from_secs(30));
-    bench.coordinator.stuck_jobs().await.expect("alive");
+    bench.coordinator.stuck_jobs().await.expect("running");
     manager.running(&again).await;
     bench.clock.advance(Duration::from_secs(600));
     assert_eq!(manager.succeed(&again).await, JobStatus::Success);

@@ -261,10 +261,10 @@ async fn c198_job_without_matching_runner_is_stuck() {
     let mut gpu = job("train");
     gpu.tags = vec!["gpu".to_owned()];
     let id = bench.create(vec![vec![gpu, job("plain")]]).await;
-    let stuck = bench.coordinator.stuck_jobs().await.expect("alive");
+    let stuck = bench.coordinator.stuck_jobs().await.expect("running");
     assert!(stuck.iter().all(|job| job.reason == "there is no runner"), "{stuck:?}");
     let manager = bench.manager().await;
-    let stuck = bench.coordinator.stuck_jobs().await.expect("alive");
+    let stuck = bench.coordinator.stuck_jobs().await.expect("running");
     assert_eq!(stuck.len(), 1);
     assert_eq!((stuck[0].name.as_str(), stuck[0].reason.as_str()), ("train", "no runner has the tag `gpu`"));
     let plain = manager.take().await;
@@ -325,5 +325,5 @@ async fn empty_graph_succeeds_and_invalid_graph_is_rejected() {
     let new = crate::support::new_pipeline(pipeline(vec![vec![circle]]), std::sync::Arc::new(Files(Vec::new())));
     let error = bench.coordinator.create_pipeline(new).await.expect_err("a circle");
     assert!(error.to_string().contains("`a`"), "{error}");
-    assert!(bench.coordinator.pipelines(None, 10).await.expect("alive").is_empty());
+    assert!(bench.coordinator.pipelines(None, 10).await.expect("running").is_empty());
 }

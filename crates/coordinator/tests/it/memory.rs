@@ -17,7 +17,7 @@ async fn finished(bench: &Bench, manager: &Manager) -> (PipelineId, muster_runne
     let build = manager.take().await;
     manager.upload(&build, ("archive", "zip", Some("1 day")), zip_of("out", "x")).await.expect("kept");
     manager.upload(&build, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("kept");
-    manager.log(&build, 0, "a log").await.expect("taken");
+    manager.log(&build, 0, "a log").await.expect("accepted");
     manager.succeed(&build).await;
     (id, build)
 }
@@ -52,7 +52,7 @@ async fn late_reports_for_finished_jobs_are_answered() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     let (_, build) = finished(&bench, &manager).await;
-    assert_eq!(manager.succeed(&build).await, JobStatus::Success, "said again");
+    assert_eq!(manager.succeed(&build).await, JobStatus::Success, "repeated");
     let refused = manager.update(&build, "failed", |_| {}).await;
     assert!(matches!(refused, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{refused:?}");
     let refused = manager.log(&build, 5, "more").await;
@@ -95,7 +95,7 @@ async fn manual_job_of_a_finished_pipeline_can_be_played() {
     let view = bench.view(id).await;
     assert_eq!(view.summary.status, JobStatus::Success);
     let deploy = view.job("deploy").expect("a job").id;
-    bench.coordinator.play_job(deploy, Vec::new()).await.expect("it waits for that");
+    bench.coordinator.play_job(deploy, Vec::new()).await.expect("a manual job");
     let taken = manager.take().await;
     assert_eq!(taken.id, deploy);
     manager.succeed(&taken).await;
@@ -164,7 +164,7 @@ async fn in_memory_coordinator_leaves_no_files() {
     let id = coordinator.create_pipeline(new_pipeline(compiled, Arc::new(NoFiles))).await.expect("a pipeline");
     let build = manager.take().await;
     manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
-    manager.log(&build, 0, "a log").await.expect("taken");
+    manager.log(&build, 0, "a log").await.expect("accepted");
     manager.succeed(&build).await;
     let test = manager.take().await;
     assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), zip_of("out", "x"));

@@ -18,7 +18,7 @@ async fn ask(manager: &Manager) -> JoinHandle<JobRequestAnswer> {
     let asking = tokio::spawn(async move { coordinator.request_job(request).await.expect("a job or 204") });
     // The runtime of the test has one thread, so the request is in the channel before this call.
     tokio::task::yield_now().await;
-    manager.coordinator.stuck_jobs().await.expect("alive");
+    manager.coordinator.stuck_jobs().await.expect("running");
     asking
 }
 
@@ -37,7 +37,7 @@ async fn held_requests_are_limited() {
     let plain = bench.manager().await;
     let tagged = bench.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
     let held = [ask(&plain).await, ask(&plain).await];
-    assert_eq!(answer(ask(&plain).await).await, None, "the clock stands still, and it is answered");
+    assert_eq!(answer(ask(&plain).await).await, None, "an answer although the clock stands still");
     assert!(held.iter().all(|asking| !asking.is_finished()));
 
     // A closed request frees its slot.
@@ -62,11 +62,11 @@ async fn first_request_gets_queue_version_or_job_at_once() {
     let manager = bench.manager().await;
     let first = || JobRequest { last_update: String::new(), ..manager.request(None) };
     let ask = |request| tokio::time::timeout(SOON, bench.coordinator.request_job(request));
-    let nothing = ask(first()).await.expect("the clock stands still, and it is answered").expect("204");
+    let nothing = ask(first()).await.expect("an answer although the clock stands still").expect("204");
     assert!(nothing.job.is_none() && !nothing.last_update.is_empty());
     let held = ask(JobRequest { last_update: nothing.last_update, ..manager.request(None) });
     let (held, _) = tokio::join!(held, bench.create(vec![vec![job("a")]]));
-    assert_eq!(held.expect("soon").expect("201").job.expect("it was held for it").job_info.name, "a");
+    assert_eq!(held.expect("soon").expect("201").job.expect("the held request got the job").job_info.name, "a");
     bench.create(vec![vec![job("b")]]).await;
     assert_eq!(ask(first()).await.expect("soon").expect("201").job.expect("a job").job_info.name, "b");
 }

@@ -32,7 +32,7 @@ async fn reports_and_traces_count_as_contact_but_artifacts_do_not() {
     while_later();
     manager.upload(&taken, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
     assert_eq!(contacted_at(&bench).await, first);
-    manager.log(&taken, 0, "hello\n").await.expect("taken");
+    manager.log(&taken, 0, "hello\n").await.expect("accepted");
     let second = contacted_at(&bench).await;
     assert!(second > first);
     while_later();
@@ -46,10 +46,10 @@ async fn unregistered_manager_can_finish_its_jobs() {
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
-    bench.coordinator.unregister(manager.token.clone()).await.expect("gone");
-    manager.log(&taken, 0, "hello\n").await.expect("taken");
+    bench.coordinator.unregister(manager.token.clone()).await.expect("deleted");
+    manager.log(&taken, 0, "hello\n").await.expect("accepted");
     manager.succeed(&taken).await;
-    bench.coordinator.stuck_jobs().await.expect("the database takes what is written");
+    bench.coordinator.stuck_jobs().await.expect("no failed write");
 }
 
 #[tokio::test]
@@ -60,9 +60,9 @@ async fn trace_interval_is_short_while_a_user_reads_the_trace() {
     let taken = manager.take().await;
     let mut at = 0;
     let mut interval = async || {
-        let answer = manager.log(&taken, at, "x").await.expect("taken");
+        let answer = manager.log(&taken, at, "x").await.expect("accepted");
         at += 1;
-        let of_update = manager.update(&taken, "running", |_| {}).await.expect("its own").update_interval;
+        let of_update = manager.update(&taken, "running", |_| {}).await.expect("accepted").update_interval;
         assert_eq!(answer.update_interval, of_update);
         answer.update_interval.as_secs()
     };

@@ -26,7 +26,7 @@ async fn job_runs_from_request_to_success() {
     let build = manager.take().await;
     assert_eq!((build.job_info.name.as_str(), build.job_info.pipeline_id), ("build", pipeline.0));
     manager.running(&build).await;
-    let answer = manager.log(&build, 0, "hello\n").await.expect("taken");
+    let answer = manager.log(&build, 0, "hello\n").await.expect("accepted");
     assert_eq!((answer.accepted, answer.size, answer.status), (true, 6, JobStatus::Running));
     assert_eq!(bench.status(pipeline, "test").await, JobStatus::Created);
     assert_eq!(manager.succeed(&build).await, JobStatus::Success);
@@ -70,7 +70,7 @@ async fn held_request_ends_after_the_long_poll_time() {
         loop {
             // The request may not be held yet when the clock is moved for the first time.
             bench.clock.advance(Duration::from_secs(50));
-            bench.coordinator.stuck_jobs().await.expect("alive");
+            bench.coordinator.stuck_jobs().await.expect("running");
             tokio::task::yield_now().await;
             if waiting.is_finished() {
                 return (&mut waiting).await.expect("no panic");
@@ -126,10 +126,10 @@ async fn twenty_managers_get_each_of_300_jobs_once() {
                 let Some(job) = over.run_until_cancelled(manager.take()).await else { return done };
                 manager.running(&job).await;
                 let text = format!("log of {}\n", job.id);
-                manager.log(&job, 0, &text).await.expect("taken");
+                manager.log(&job, 0, &text).await.expect("accepted");
                 assert!(!manager.log(&job, 0, &text).await.expect("answered").accepted, "the same bytes twice");
                 manager.succeed(&job).await;
-                assert_eq!(manager.succeed(&job).await, JobStatus::Success, "said again");
+                assert_eq!(manager.succeed(&job).await, JobStatus::Success, "repeated");
                 done.push(job.id);
             }
         });
@@ -197,15 +197,15 @@ async fn trace_accepts_each_byte_once() {
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
     let job = manager.take().await;
-    assert_eq!(manager.log(&job, 0, "one ").await.expect("taken").size, 4);
+    assert_eq!(manager.log(&job, 0, "one ").await.expect("accepted").size, 4);
     let again = manager.log(&job, 0, "one ").await.expect("answered");
     assert_eq!((again.accepted, again.size), (false, 4));
     let gap = manager.log(&job, 9, "x").await.expect("answered");
     assert_eq!((gap.accepted, gap.size), (false, 4));
-    assert_eq!(manager.log(&job, 4, "two").await.expect("taken").size, 7);
+    assert_eq!(manager.log(&job, 4, "two").await.expect("accepted").size, 7);
     // A wrong checksum is logged, and the report of the runner counts.
     let output = Output { checksum: Some("crc32:00000000".to_owned()), bytesize: Some(7) };
-    let ended = manager.update(&job, "success", |request| request.output = output).await.expect("taken");
+    let ended = manager.update(&job, "success", |request| request.output = output).await.expect("accepted");
     assert_eq!(ended.status, JobStatus::Success);
     assert_eq!(bench.coordinator.read_trace(job.id, 0).await.expect("readable"), "one two");
 }
@@ -216,7 +216,7 @@ async fn too_large_trace_fails_the_job() {
     let manager = bench.manager().await;
     let pipeline = bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
-    manager.log(&taken, 0, "0123456789").await.expect("taken");
+    manager.log(&taken, 0, "0123456789").await.expect("accepted");
     assert_eq!(forbidden(manager.log(&taken, 10, "x").await), Some(JobStatus::Failed));
     assert_eq!(bench.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
 }
@@ -243,7 +243,7 @@ async fn success_while_canceling_is_canceled() {
     let taken = manager.take().await;
     manager.running(&taken).await;
     bench.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
-    let answer = manager.log(&taken, 0, "winding down").await.expect("taken");
+    let answer = manager.log(&taken, 0, "winding down").await.expect("accepted");
     assert_eq!((answer.accepted, answer.status), (true, JobStatus::Canceling));
     assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
     assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
@@ -306,10 +306,10 @@ async fn report_sets_coverage_and_environment_url() {
     });
     let pipeline = bench.create(vec![vec![covered]]).await;
     let taken = manager.take().await;
-    manager.log(&taken, 0, "total: 81%\n").await.expect("taken");
+    manager.log(&taken, 0, "total: 81%\n").await.expect("accepted");
     manager.upload(&taken, ("dotenv", "raw", None), b"NAME=app".to_vec()).await.expect("kept");
     let tree = serde_json::json!({"steps": []});
-    manager.update(&taken, "success", |request| request.result_tree = Some(tree.clone())).await.expect("taken");
+    manager.update(&taken, "success", |request| request.result_tree = Some(tree.clone())).await.expect("accepted");
     let view = bench.job(pipeline, "a").await;
     assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree)));
     assert_eq!(view.environment.and_then(|environment| environment.url).as_deref(), Some("https://app.example.org"));
@@ -341,7 +341,7 @@ async fn runners_register_verify_reset_and_unregister() {
     assert_eq!(forbidden(service.verify(as_manager("unknown", "s_1")).await), None);
     let gone = service.unregister_manager(as_manager(&runner.token, "s_2")).await.expect_err("no such manager");
     assert!(matches!(gone, ServiceError::NotFound(_)), "{gone}");
-    service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("gone");
+    service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("deleted");
     let renewed = service.reset_token(runner.token.clone()).await.expect("another token");
     assert_eq!(renewed.id, runner.id);
     assert_eq!(forbidden(service.verify(as_manager(&runner.token, "s_1")).await), None);
@@ -350,7 +350,7 @@ async fn runners_register_verify_reset_and_unregister() {
     assert!(matches!(by_person(99, "glpat-abc").await, Err(ServiceError::NotFound(_))));
     let last = by_person(runner.id, "glpat-abc").await.expect("another token");
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
-    service.unregister(last.token.clone()).await.expect("gone");
+    service.unregister(last.token.clone()).await.expect("deleted");
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
     let next = bench.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
     assert!(next.id > runner.id, "an id that jobs may name is not used again");

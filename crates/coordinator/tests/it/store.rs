@@ -27,9 +27,9 @@ async fn killed_coordinator_resumes_all_jobs() {
     let (first, second, third) = (manager.take().await, manager.take().await, manager.take().await);
     manager.upload(&first, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
     manager.upload(&first, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("kept");
-    manager.log(&first, 0, "first ").await.expect("taken");
+    manager.log(&first, 0, "first ").await.expect("accepted");
     manager.succeed(&first).await;
-    manager.log(&second, 0, "half of ").await.expect("taken");
+    manager.log(&second, 0, "half of ").await.expect("accepted");
     manager.fail(&third, "script_failure", Some(1)).await;
 
     let after = before.restart_after_kill().await;
@@ -44,7 +44,7 @@ async fn killed_coordinator_resumes_all_jobs() {
     // The running job continues with its token and its trace; the retry is in the queue; later jobs follow.
     let lost = manager.log(&second, 0, "").await.expect("answered");
     assert_eq!((lost.accepted, lost.size), (false, 8));
-    manager.log(&second, 8, "it").await.expect("taken");
+    manager.log(&second, 8, "it").await.expect("accepted");
     manager.succeed(&second).await;
     let again = manager.take().await;
     assert_eq!(again.job_info.name, "c");
@@ -107,7 +107,7 @@ async fn past_run_is_readable_after_a_kill() {
     let manager = bench.manager().await;
     let id = bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
-    manager.log(&taken, 0, "a log").await.expect("taken");
+    manager.log(&taken, 0, "a log").await.expect("accepted");
     manager.fail(&taken, "script_failure", Some(1)).await;
     let view = bench.view(id).await;
 
@@ -174,7 +174,7 @@ async fn secrets_are_readable_by_their_owner_only() {
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
-    manager.log(&taken, 0, "x").await.expect("taken");
+    manager.log(&taken, 0, "x").await.expect("accepted");
     for name in
         ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", taken.id)]
     {
@@ -223,7 +223,7 @@ async fn full_disk(dir: &Path) {
     let new = new_pipeline(pipeline(vec![vec![job("a")], vec![job("b")]]), Arc::new(NoFiles));
     let id = coordinator.create_pipeline(new).await.expect("a pipeline");
     let taken = manager.take().await;
-    manager.log(&taken, 0, "before\n").await.expect("taken");
+    manager.log(&taken, 0, "before\n").await.expect("accepted");
     let mut events = coordinator.subscribe();
 
     let ballast = dir.join("ballast");
@@ -251,7 +251,7 @@ async fn full_disk(dir: &Path) {
             }
         }
     });
-    assert!(problem.await.expect("told").to_lowercase().contains("no space left"));
+    assert!(problem.await.expect("an event").to_lowercase().contains("no space left"));
     let summary = coordinator.pipeline(id).await.expect("still readable").summary;
     assert!(summary.problems.iter().any(|problem| problem.contains("no space left")), "{summary:?}");
     let refused = manager.update(&taken, "success", |_| {}).await.expect_err("not durable, not acknowledged");
@@ -260,7 +260,7 @@ async fn full_disk(dir: &Path) {
     assert!(matches!(full, OpenError::DiskFull { .. }), "{full}");
 
     std::fs::remove_file(&ballast).expect("space again");
-    assert_eq!(manager.succeed(&taken).await, JobStatus::Success, "said again, and taken now");
+    assert_eq!(manager.succeed(&taken).await, JobStatus::Success, "the repeated report is accepted");
     let next = manager.take().await;
     assert_eq!(next.job_info.name, "b");
     manager.succeed(&next).await;

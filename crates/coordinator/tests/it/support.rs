@@ -204,7 +204,7 @@ impl Bench {
             }
         })
         .await
-        .expect("it happens soon")
+        .expect("the condition holds soon")
     }
 }
 
@@ -289,11 +289,11 @@ impl Manager {
     }
 
     pub(crate) async fn running(&self, job: &JobPayload) {
-        self.update(job, "running", |_| {}).await.expect("the job is its own");
+        self.update(job, "running", |_| {}).await.expect("the job is assigned to this manager");
     }
 
     pub(crate) async fn succeed(&self, job: &JobPayload) -> JobStatus {
-        self.update(job, "success", |_| {}).await.expect("success is taken").status
+        self.update(job, "success", |_| {}).await.expect("success is accepted").status
     }
 
     pub(crate) async fn fail(&self, job: &JobPayload, reason: &str, exit_code: Option<i64>) -> JobStatus {
@@ -301,7 +301,7 @@ impl Manager {
             request.failure_reason = Some(reason.to_owned());
             request.exit_code = exit_code;
         };
-        self.update(job, "failed", change).await.expect("failure is taken").status
+        self.update(job, "failed", change).await.expect("failure is accepted").status
     }
 
     pub(crate) async fn log(&self, job: &JobPayload, start: u64, text: &str) -> Result<TraceAnswer, ServiceError> {

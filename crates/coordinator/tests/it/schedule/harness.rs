@@ -159,7 +159,7 @@ impl EngineHarness {
 
     fn add_with(&mut self, pipeline: Pipeline, options: PipelineOptions) -> Result<PipelineId, RejectedEvent> {
         let id = PipelineId(i64::try_from(self.pipelines.len()).expect("few pipelines") + 1);
-        let graph = Graph::new(&pipeline).expect("a sound graph");
+        let graph = Graph::new(&pipeline).expect("a valid graph");
         for job_index in 0..graph.len() {
             self.stored.insert(JobRef { pipeline: id, job_index, retry: 0 }, JobStatus::Created);
         }
@@ -236,7 +236,7 @@ impl EngineHarness {
     pub(crate) fn rows(&self) -> Vec<StoredPipeline> {
         let row = |(&pipeline, (model, options)): (&PipelineId, &(Pipeline, PipelineOptions))| StoredPipeline {
             pipeline,
-            graph: Graph::new(model).expect("a sound graph"),
+            graph: Graph::new(model).expect("a valid graph"),
             parent: options.parent,
             status: self.published[&pipeline],
             jobs: self.engine.jobs(pipeline).expect("a known pipeline").to_vec(),
@@ -246,7 +246,7 @@ impl EngineHarness {
 
     /// Restores the engine from the rows, which must change nothing.
     pub(crate) fn restart(&mut self) {
-        let (engine, actions) = Engine::restore(self.rows(), &BTreeMap::new(), self.now).expect("sound rows");
+        let (engine, actions) = Engine::restore(self.rows(), &BTreeMap::new(), self.now).expect("valid rows");
         let asks_again = |action: &Action| {
             matches!(
                 action,

@@ -45,7 +45,7 @@ fn composite(words: &[&str], dag: bool) -> &'static str {
 
 /// Returns the job indexes of the needs. `None` means stage order.
 fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
-    let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("a sound graph");
+    let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("a valid graph");
     job.needs.as_ref().map(|needs| {
         let named = needs.iter().filter_map(|need| match need {
             Need::Job { name, .. } => Some(job_index(name)),
