@@ -8,7 +8,7 @@ pub const MAX_BYTES: usize = 5 * 1024;
 /// Maximum number of variables in a report.
 pub const MAX_VARIABLES: usize = 20;
 
-/// Reason why a report is invalid. Its job fails with it.
+/// Reason why a report is invalid. The job that uploaded it fails with this reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DotenvError {
     /// The report has [`MAX_BYTES`] or more. Holds its size in bytes.
@@ -35,7 +35,7 @@ pub enum DotenvError {
 
 /// Parses a report.
 ///
-/// Each line is `KEY=value`. Nothing is expanded, quotes around a value are removed, and the last of several equal keys counts.
+/// Each line is `KEY=value`. Nothing is expanded, and quotes around a value are removed. The last line with a key takes precedence.
 ///
 /// # Errors
 /// [`DotenvError`], with which the job fails.

@@ -22,10 +22,12 @@ use crate::store::{ArtifactRow, Store};
 /// Number of artifacts that are deleted at a time.
 const MAX_DELETIONS: usize = 64;
 
-/// Delay after expired files could not be read or deleted, before the next query.
+/// Minimum delay before the next query, if expired artifacts were found or could not be read.
+///
+/// Some of those that were found may not be deleted, because they are in use or the deletion fails.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A completed step of the work.
+/// Result of a query for expired artifacts, or of a deletion.
 pub(crate) enum ExpiryStep {
     /// The artifacts that have expired, and when the next one expires.
     Found(Result<(Vec<ArtifactRow>, Option<Timestamp>), StoreError>),
@@ -33,7 +35,7 @@ pub(crate) enum ExpiryStep {
     Deleted(Vec<(JobId, String)>, Vec<OwnedMutexGuard<()>>),
 }
 
-/// The state of the work.
+/// Finds and deletes expired artifacts in the background.
 pub(crate) struct ArtifactExpiry {
     store: Arc<dyn Store>,
     locks: ArtifactLocks,
@@ -46,7 +48,7 @@ pub(crate) struct ArtifactExpiry {
 }
 
 impl ArtifactExpiry {
-    /// Creates the state. Work starts with the first call of [`ArtifactExpiry::query`].
+    /// Creates it idle. Work starts with the first call of [`ArtifactExpiry::query`].
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, locks: ArtifactLocks) -> Self {
         Self { store, locks, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
@@ -96,18 +98,18 @@ impl ArtifactExpiry {
     ) -> Option<Timestamp> {
         match step {
             ExpiryStep::Found(Ok((expired, next))) => {
-                // Files that were uploaded again after the query are in memory: only open jobs upload.
+                // An artifact may have been uploaded again after the query. Only open jobs upload, so its row is in memory then.
                 let is_expired = |row: &ArtifactRow| {
                     let current = state.artifact(row.job, &row.kind);
                     current.is_none_or(|current| current.expires_at.is_some_and(|at| at <= now) && !current.deleted)
                 };
-                // If nothing had expired, the next artifact may have expired since. It is not delayed.
+                // If nothing had expired, `next` may have passed since the query, and the next query need not be delayed.
                 let delay = if expired.is_empty() { Duration::ZERO } else { RETRY_DELAY };
                 let expired: Vec<_> = expired.into_iter().filter(is_expired).collect();
                 if !expired.is_empty() {
                     self.delete(expired);
                 }
-                // Also while files are being deleted: some of them may be in use.
+                // Needed even while files are being deleted, because those that are in use are not.
                 next.map(|at| at.max(now + delay)).filter(|at| self.is_first(*at))
             }
             ExpiryStep::Found(Err(error)) => {
@@ -134,7 +136,7 @@ impl ArtifactExpiry {
         let mut guards = BTreeMap::new();
         let mut free = Vec::new();
         for row in expired {
-            // Jobs share locks, and the guard of one may be that of another.
+            // Several jobs share a lock, which may already have been acquired for another job of this batch.
             let lock = self.locks.number(row.job);
             if let Entry::Vacant(entry) = guards.entry(lock) {
                 let Some(guard) = self.locks.try_lock(row.job) else { continue };

@@ -23,19 +23,23 @@ pub struct Options {
     pub long_poll: Duration,
     /// Time for a runner manager to accept an assigned job before the job returns to the queue. Defaults to 60 seconds.
     pub accept_timeout: Duration,
-    /// Whether to send [`crate::GitFacts::repo_path`] to managers on this machine, so that they need no transport for the checkout.
+    /// Whether managers on this machine may fetch from [`crate::GitFacts::repo_path`] instead of over HTTP.
     pub local_repository: bool,
     /// Base URL of the coordinator, such as `http://127.0.0.1:1234`.
     ///
-    /// Jobs find its API there. It is also their `CI_SERVER_URL`, unless the pipeline's context has another one.
+    /// Jobs call the coordinator's API at this URL. It is also their `CI_SERVER_URL`, unless the pipeline's context sets another one.
     pub server_url: String,
     /// Registration token that `POST /runners` accepts. `None` means that runners cannot register themselves.
     pub registration_token: Option<String>,
-    /// Personal access token (`PRIVATE-TOKEN`) that may reset the token of any runner. `None` means that no token may.
+    /// Personal access token (`PRIVATE-TOKEN`) that may reset the token of any runner.
+    ///
+    /// `None` means that every personal access token is rejected.
     pub personal_token: Option<String>,
-    /// Lifetime of a runner's authentication token, which its manager renews before the end. `None` means that tokens do not expire.
+    /// Lifetime of a runner's authentication token. `None` means that tokens do not expire.
+    ///
+    /// The manager renews the token before it expires.
     pub runner_token_lifetime: Option<Duration>,
-    /// Whether to write the life of each job to the [outbox](crate::outbox). Defaults to false.
+    /// Whether to write the events of each job to the [outbox](crate::outbox). Defaults to false.
     ///
     /// Set it only if a reader acknowledges the events: they are stored until then.
     pub write_job_events: bool,
@@ -78,7 +82,9 @@ pub struct Limits {
     pub child_config_bytes: u64,
     /// Maximum number of job requests that are held. Further ones are answered without a job. Defaults to 10,000.
     pub held_requests: usize,
-    /// Number of finished families of pipelines that are kept in memory, so that late calls are fast. Defaults to 8.
+    /// Number of finished families that are kept in memory. Defaults to 8.
+    ///
+    /// A family is a pipeline with its child pipelines. Calls about one that has just finished need not read it from the database.
     pub finished_in_memory: usize,
     /// Time that a job may run beyond its timeout before the coordinator ends it. Defaults to 15 minutes.
     pub timeout_grace: Duration,
@@ -88,7 +94,9 @@ pub struct Limits {
     pub pending_without_runner: Duration,
     /// Maximum time that a job waits although a runner matches. Defaults to 24 hours.
     pub pending_with_runner: Duration,
-    /// Time that the bridges of an earlier process wait for [`crate::Coordinator::attach_sources`]. Defaults to 60 seconds.
+    /// Maximum time that a bridge waits for the files of a pipeline from an earlier process.
+    ///
+    /// [`crate::Coordinator::attach_sources`] provides the files. Defaults to 60 seconds.
     pub sources_timeout: Duration,
     /// Minimum time between two trace uploads while a user reads the trace, sent in whole seconds. Defaults to 3 seconds.
     pub trace_interval: Duration,

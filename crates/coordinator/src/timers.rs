@@ -10,9 +10,9 @@ use muster_job::JobId;
 
 use crate::clock::Timestamp;
 
-/// Number of timers per job in memory above which stale timers are removed.
+/// Maximum number of timers per job. Above it, stale timers are removed.
 const PER_JOB: usize = 8;
-/// Minimum number of jobs that the size of the heap is compared with, so that a small heap is never scanned.
+/// Number added to the jobs in memory for this limit, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
 /// A timer.
@@ -28,7 +28,7 @@ pub(crate) enum Timer {
     Pending(JobId),
     /// Artifacts may have expired.
     Expiry,
-    /// A bridge has waited for the files of its pipeline.
+    /// A bridge may have waited too long for the files of its pipeline.
     Sources(JobId),
     /// A held job request must be answered.
     LongPoll(u64),

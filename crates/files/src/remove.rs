@@ -26,7 +26,9 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     remove(path, false)
 }
 
-/// Removes a directory like [`remove_tree`], even if the permissions of directories in it deny that to their owner.
+/// Removes a directory like [`remove_tree`], even if its owner lacks permissions for directories in it.
+///
+/// The mode of such directories is changed to 0700 first.
 ///
 /// # Errors
 /// The error of the system.
@@ -136,7 +138,7 @@ fn open_directory(above: BorrowedFd<'_>, name: &CString, unlock: bool) -> Result
     }
     let place = openat(above, name, flags | OFlags::PATH, Mode::empty())?;
     if fstat(&place)?.st_mode & 0o700 != 0o700 {
-        // This changes the open directory, whatever has its name now. If it is not permitted, later operations fail.
+        // The path names the open directory, even if another file has replaced it. If this fails, so do later operations.
         let _ = chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::RWXU);
     }
     openat(&place, c".", flags | OFlags::RDONLY, Mode::empty())
@@ -163,7 +165,7 @@ mod tests {
         let (tree, kept) = (dir.path().join("tree"), dir.path().join("kept"));
         fs::create_dir_all(kept.join("inner")).unwrap();
         fs::write(kept.join("inner/file"), "").unwrap();
-        // Further down than directories are entered, with several directories at each level.
+        // Deeper than `DEPTH`, with several directories at each level.
         let mut at = tree.clone();
         for _ in 0..2 * DEPTH {
             for name in ["a", "b/c"] {
@@ -173,7 +175,7 @@ mod tests {
             symlink(&kept, at.join("link")).unwrap();
             at.push("d");
         }
-        // More directories than names are kept.
+        // More directories than the `NAMES` that are kept in memory.
         for number in 0..NAMES + 10 {
             fs::create_dir(tree.join(number.to_string())).unwrap();
         }

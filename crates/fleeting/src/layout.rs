@@ -2,8 +2,9 @@
 //! See docs/spec/fleeting.md, section 6.5.
 
 /// Escapes a name.
-/// An upper-case letter becomes `!` and the lower-case one, so that names differ on every file system. The colon before a port becomes `!`,
-/// because `:` separates paths in environment variables.
+///
+/// An upper-case letter becomes `!` and its lower-case letter, so that names differ on case-insensitive file systems, too. A colon
+/// becomes `!`, because `:` separates paths in environment variables.
 pub(crate) fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, letter| {
         if letter == ':' {
@@ -18,8 +19,9 @@ pub(crate) fn escape(text: &str) -> String {
     })
 }
 
-/// Reverses [`escape`].
-/// Returns `None` for a text that it cannot produce. An address in brackets has no upper-case letters.
+/// Reverses [`escape`]. Returns `None` for a text that [`escape`] cannot produce.
+///
+/// In an address in brackets, `!` is always a colon, because such an address has no upper-case letters.
 #[cfg(feature = "install")]
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Interruption notices of a plugin: `fleeting-plugin-local` announces to Muster's runner that instances will be taken back.
+//! Interruption notices: `fleeting-plugin-local` announces that instances will be preempted.
 
 use crate::instance_executor::Fleet;
 
@@ -11,7 +11,7 @@ fn jobs() -> (Vec<String>, String) {
 
 #[test]
 fn an_instance_that_the_provider_takes_back_gets_no_jobs() {
-    // Every second instance is announced to be taken back as soon as it runs, and exists for another hour.
+    // At this rate, about 70 % of the instances are preempted within an hour, which the plugin announces as soon as they run.
     let plugin = "      preemptions_per_minute = 0.02\n      preemption_notice_s = 3600\n      seed = 7\n";
     let (names, yaml) = jobs();
     let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 2\n", plugin);

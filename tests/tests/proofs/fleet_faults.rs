@@ -1,7 +1,7 @@
 //! Jobs run on unreliable instances, with a server that behaves like GitLab: requests to the plugin fail, are accepted in part or are
 //! slow; instances do not boot, fail their heartbeats or vanish; the network breaks. Each assigned job ends, and none starts twice.
 //!
-//! All of it: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test proofs fleet_faults -- --nocapture`
+//! Long run: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test proofs fleet_faults -- --nocapture`
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::life::{self, Lines};
 
 /// Number of environments that run at the same time. They mostly wait.
 const WORLDS: usize = 3;
-/// Number of seeds of one environment, whose plugin has the faults of the first seed.
+/// Number of consecutive seeds that share one environment, and so the faults of its plugin.
 const SEEDS: u64 = 10;
 const CONCURRENT: usize = 4;
 /// Maximum time for thirty small jobs.
@@ -62,7 +62,7 @@ async fn a_plugin_that_fails_at_first_and_grants_half_loses_no_job_of_a_burst() 
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
 
-/// Starts a manager on instances that gets this signal while the server holds a request. Then the server assigns it a job.
+/// Sends a signal to a manager while the server holds its request, and then assigns it a job.
 async fn job_after(signal: &str) -> (Bench, muster_runner_api::test_support::Job) {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
     let bench = Bench::with_instances_at_gitlab(1, autoscaler, "").await;
@@ -95,7 +95,7 @@ async fn a_job_that_comes_during_a_forced_stop_is_reported() {
     assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
 }
 
-/// Upgrade in place: a job that is assigned in the meantime is run by the next start.
+/// Upgrade in place: a job that is assigned while the manager exits is run by the next manager.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_comes_while_the_manager_leaves_is_run_by_the_next_one() {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
@@ -190,7 +190,7 @@ async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
         let hit = left > 0 && chance.random_bool(0.2);
         left -= u32::from(hit);
         let fault = hit.then(|| Fault::any(&mut chance));
-        // Nothing could recover the loss of the only response with the job.
+        // A job whose response is lost cannot be recovered: GitLab sends it only once.
         fault.filter(|fault| kind != Kind::Request || !fault.loses_an_answer())
     }));
     let jobs: Vec<_> = (first..first + JOBS).map(|id| (JobId(id), Lines::any(&mut rng))).collect();

@@ -1,4 +1,4 @@
-//! Job that counts its starts and writes a known log, and the checks of its result.
+//! A job that counts its starts and writes a known log, and checks of its result.
 
 use muster_job::invariants::{self, LogExtent, Violation};
 use muster_job::{JobId, JobStatus};
@@ -7,7 +7,9 @@ use muster_tests::bench::{Bench, SECRET};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-/// Returns the number of runs and the first seed, from `MUSTER_TEST_RUNS` and `MUSTER_TEST_SEED`. The default is a sample of new seeds.
+/// Returns the seeds to run: `MUSTER_TEST_RUNS` of them from `MUSTER_TEST_SEED` on.
+///
+/// Without these variables, returns `sample` seeds from a random one on.
 pub(crate) fn seeds(sample: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
@@ -56,7 +58,7 @@ pub(crate) fn check(bench: &Bench, id: JobId, job: &Job) -> Result<(), Violation
     invariants::no_secret(&format!("the trace of job {id}"), &job.trace, [SECRET.as_bytes()])
 }
 
-/// Checks a job that only network faults have disturbed.
+/// Checks that a job succeeded, started once, and has its complete log.
 pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
     check(bench, id, job).unwrap();
@@ -64,7 +66,9 @@ pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
     assert!(job.text().contains(&lines.text()), "the log is not what the script wrote:\n{}", job.text());
 }
 
-/// Checks J4, J5 and J6 for a whole environment in which all jobs have ended. Only jobs that recorded their end count.
+/// Checks J1, J4, J5 and J6 for a whole environment in which all jobs have ended.
+///
+/// J4 is checked for the jobs whose scripts recorded their end.
 pub(crate) async fn check_world(bench: &Bench, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
     let (assigned, ended) = bench.coordinator.assigned_and_ended();
     println!("{assigned} jobs assigned, {ended} ended");

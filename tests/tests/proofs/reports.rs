@@ -1,4 +1,6 @@
-//! Checks the reports of `benches/` that requirements cite: they exist and are complete, and the page has the measured numbers.
+//! Checks the reports of `benches/` that requirements cite.
+//!
+//! The reports exist and are complete, and `docs/benchmarks.md` has the measured numbers.
 
 use std::path::Path;
 
@@ -9,7 +11,7 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(root.join(name)).unwrap()
 }
 
-/// Returns the cells of a row of the page.
+/// Returns the numbers in a row of `docs/benchmarks.md`.
 fn row(page: &str, figure: &str) -> Vec<f64> {
     let head = format!("| {figure} | ");
     let line = page.lines().find_map(|line| line.strip_prefix(&head)).unwrap_or_else(|| panic!("no row of {figure}"));

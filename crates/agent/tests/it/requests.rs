@@ -1,4 +1,6 @@
-//! Requests that are step files, as a step-runner receives them (`docs/spec/steps.md`, section 6.4), instead of jobs of a manager.
+//! Tests requests that contain a step file.
+//!
+//! Clients of step-runner send them (`docs/spec/steps.md`, section 6.4), while a manager sends a whole job.
 
 use muster_agent_api::step_runner::step_result::Status;
 use muster_agent_api::step_runner::{Job, RunRequest, StatusRequest, Variable};

@@ -39,7 +39,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Returns an entry of some size.
+/// Returns a `[[runners]]` entry of 20 kB.
 fn entry() -> Table {
     let mut entry = Table::new();
     entry.insert("name", toml_edit::value("n".repeat(20_000)));

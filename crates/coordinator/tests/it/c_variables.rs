@@ -1,4 +1,6 @@
-//! Variables of a job: C154 to C163. (C164, masking, is tested with the agent.)
+//! Variables of a job: cases C154 to C163 of docs/spec/pipeline-yaml.md, section 8.
+//!
+//! C164, masking, is tested with the agent.
 
 use muster_coordinator::dotenv::{self, DotenvError};
 use muster_coordinator::variables::{self, RUNNER_OWNED};

@@ -18,7 +18,7 @@ pub(super) const UNKNOWN_ID: &str = "muster-no-such-instance";
 /// Longest interval between two snapshots.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A process of the plugin, and what is known of its instances.
+/// A process of the plugin, and the instances that its snapshots have listed.
 pub(super) struct Life<'a> {
     pub(super) plan: &'a Plan,
     pub(super) plugin: PluginUnderTest,
@@ -253,7 +253,7 @@ async fn restart(plan: &Plan) -> Outcome {
     plugin.end().await;
     let (started, refused) = match Life::start(plan).await {
         Ok(started) => (Ok(started), None),
-        // The created instance must be deleted.
+        // Start it once more, because the created instance must be deleted.
         Err(error) => (Life::start(plan).await, Some(format!("after the process was killed: {error}"))),
     };
     let (mut life, _) = match (started, &refused) {

@@ -1,4 +1,4 @@
-//! The actor of one job: from its row to its report. The module `job` draws its life.
+//! The actor of one job: from its row to its report. The module `job` has a diagram of its states.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use crate::running::RunPermit;
 use crate::state::{InvalidTransition, JobState};
 use crate::store::StoredJob;
 
-/// What follows a step in a job's life.
+/// What the actor does after a step.
 pub(super) enum Next {
-    /// The job is in the state that its row has now.
+    /// Continues with the state that the row has now.
     State,
-    /// The coordinator has acknowledged the final update.
+    /// Cleans up, because the coordinator has acknowledged the final update.
     Reported,
-    /// The coordinator no longer expects the job.
+    /// Cleans up, because the coordinator no longer expects the job.
     JobGone,
 }
 
-/// What a job keeps if the manager continues with it after a failure of `state.log`.
+/// What an actor leaves to the next actor of its job after a failed write of `state.log`.
 pub(super) struct Retained {
     pub(super) lease: Option<Lease>,
     pub(super) permit: Option<RunPermit>,
@@ -51,7 +51,9 @@ pub(super) struct JobActor {
 }
 
 impl JobActor {
-    /// Returns the actor of a stored job, which starts to restore the lease of an earlier start.
+    /// Creates the actor of a stored job.
+    ///
+    /// Starts to restore the job's lease if an earlier manager acquired it.
     pub(super) fn new(
         runner: Arc<RunnerContext>,
         watch: &Arc<JobWatch>,
@@ -75,7 +77,7 @@ impl JobActor {
         }
     }
 
-    /// Returns what the job keeps after [`Self::run`] has failed.
+    /// Returns what the next actor needs after [`Self::run`] has failed.
     pub(super) fn into_retained(self) -> Retained {
         Retained { lease: self.environment.into_lease(), permit: self.permit }
     }
@@ -120,7 +122,7 @@ impl JobActor {
         self.row.transition(change).map(|()| Next::State)
     }
 
-    /// Waits for the lease of an earlier start.
+    /// Waits until a lease that an earlier manager acquired is restored.
     ///
     /// An executor may take long to start, which costs the job nothing: its agent continues. A job that must end anyway waits only for
     /// as long as closing it may take.
@@ -139,7 +141,7 @@ impl JobActor {
         }
     }
 
-    /// Does the next step of the job's life.
+    /// Performs the next step of the job.
     async fn advance(&mut self) -> Result<Next, JobError> {
         match self.row.state() {
             JobState::Received { .. } => match self.payload.decode_error().map(str::to_owned) {
@@ -162,11 +164,11 @@ impl JobActor {
 
     /// Accepts the job, which is stored by now (R1).
     ///
-    /// gitlab-runner accepts once and continues after any answer. Muster repeats until the coordinator answers, so that a coordinator
-    /// that has requeued the job can say so before anything is started (J2). A coordinator without two-phase commit takes it as a
-    /// keep-alive.
+    /// gitlab-runner accepts once and continues after any answer. Muster repeats the call until the coordinator answers. A coordinator
+    /// that has requeued the job can then reject it before anything is started (J2). For a coordinator without two-phase commit, the
+    /// call is a keep-alive.
     async fn accept(&mut self) -> Option<Interruption> {
-        // An agent may have the job already. The trace is the next contact then.
+        // In the other states, an agent may already have the job, and the next upload of the trace contacts the coordinator.
         if !matches!(self.row.state(), JobState::Received { .. } | JobState::Leased { .. }) {
             return None;
         }
@@ -210,7 +212,9 @@ impl JobActor {
     }
 }
 
-/// Returns what a job in `state` holds of its environment. `retained` is the lease that this start of the manager has of it.
+/// Returns the environment of a job in `state`.
+///
+/// `retained` is the lease of the job's previous actor in this process. Any other lease is restored by the executor.
 fn environment_of(runner: &RunnerContext, state: &JobState, retained: Option<Lease>) -> JobEnvironment {
     if let JobState::AwaitingReport { lease, .. } = state {
         return match runner.executor.environment_without_lease(lease) {

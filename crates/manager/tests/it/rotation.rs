@@ -38,7 +38,9 @@ struct World {
 }
 
 impl World {
-    /// Starts a rotation on `text`, 10 hours after the token was created. New tokens are valid for 200 hours.
+    /// Starts a rotation with `text` as config.toml, 10 hours after the token was created.
+    ///
+    /// New tokens are valid for 200 hours.
     async fn start(text: &str) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(1)));
         coordinator.add_runner("glrt-old", Some("2026-11-12T11:00:00Z"));

@@ -41,7 +41,7 @@ async fn with_running_job() -> (Arc<MemoryCoordinator>, Served, Client) {
     (coordinator, served, client)
 }
 
-/// Starts a server that sends the same response to every call, and returns the headers it received.
+/// Starts a server that sends the same response to every call. Returns a client, and the server's task.
 async fn answering(status: u16, headers: &[(&str, &str)], body: &'static str) -> (Client, tokio::task::JoinHandle<()>) {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
@@ -244,8 +244,7 @@ async fn unanswered_upload_ends_with_timeout() {
     server.abort();
 }
 
-/// Starts a coordinator that redirects every call to `to` with `status`, and counts the calls with a token that arrive
-/// there.
+/// Starts a server that redirects every call to `to`. Returns a client, and the server's task.
 async fn redirecting(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<()>) {
     let (status, to) = (StatusCode::from_u16(status).unwrap(), to.trim_end_matches('/').to_owned());
     let app = Router::new().fallback(any(move |uri: http::Uri| async move {

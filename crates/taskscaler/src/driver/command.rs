@@ -18,30 +18,38 @@ pub(super) type OperatorResult = Result<OperatorOutcome, OperatorError>;
 /// Command to the scaler task.
 #[derive(Debug)]
 pub(super) enum Command {
+    /// Reserves a slot for a job request that is about to be sent.
     Reserve {
         key: TaskKey,
         reply: oneshot::Sender<Result<Reservation, NoCapacity>>,
     },
+    /// Reserves a slot for a job that has already been received.
     Admit {
         key: TaskKey,
     },
+    /// Changes the key of a reservation to that of the job that was received.
     Rename {
         from: TaskKey,
         to: TaskKey,
     },
+    /// Requests the slots of a job that has a reservation.
     Acquire {
         key: TaskKey,
         request: SlotRequest,
         reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>>,
     },
+    /// Call about a suspended environment.
     Environment(EnvironmentQuery),
+    /// Cancels a request that has timed out, and returns why it had to wait.
     TimedOut {
         key: TaskKey,
         reply: oneshot::Sender<Option<WaitReason>>,
     },
+    /// Cancels a request, or releases a reservation.
     GiveUp {
         key: TaskKey,
     },
+    /// Returns the lease that a job has from before a restart of the manager.
     Claim {
         key: TaskKey,
         reply: oneshot::Sender<Option<LeaseHandle>>,

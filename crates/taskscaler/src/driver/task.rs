@@ -28,7 +28,9 @@ use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, TaskKey};
 
-/// Engine time at the start of the process: ten years, so that earlier moments, such as those in the ledger, have a time.
+/// Engine time at the start of the process.
+///
+/// Ten years, because engine times cannot be negative, and the ledger has times before the start.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
 /// Maximum number of commands that share one write of the ledger.
 const MAX_EVENTS_PER_WRITE: usize = 256;
@@ -157,7 +159,7 @@ impl ScalerTask {
         self.end().await;
     }
 
-    /// Handles commands that have arrived meanwhile, so that all of them share one write of the ledger.
+    /// Handles all commands that have arrived by now, so that they share one write of the ledger.
     fn more(&mut self) {
         for _ in 0..MAX_EVENTS_PER_WRITE {
             let Ok(command) = self.received.try_recv() else { return };
@@ -272,7 +274,8 @@ impl ScalerTask {
         self.waiting.remove(&key);
         self.reservations.remove(&key);
         self.metrics.unreserved();
-        // In this order, because a canceled request becomes a reservation again, which would make the engine check all of them.
+        // `Unreserve` must be first. Otherwise the canceled request would count as an unused reservation again, and the engine
+        // would check all reservations.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }
@@ -284,7 +287,7 @@ impl ScalerTask {
         Some(LeaseHandle { inner, group_name, shared: Arc::clone(&self.shared), lost, is_left: false })
     }
 
-    /// Performs the engine's actions, as far as the ledger contains what they require.
+    /// Performs those of the engine's actions whose changes the ledger already contains.
     ///
     /// Does not wait for a slow or failing ledger. [`LedgerWriter::next_event`] continues the write.
     async fn flush(&mut self) {
@@ -389,7 +392,7 @@ impl ScalerTask {
                     return;
                 };
                 if let Some(lease) = self.lease(lease) {
-                    // If the caller is gone, the handle is dropped, which releases the slots.
+                    // If the caller no longer waits, the handle is dropped, which releases the slots.
                     let _ = reply.send(Ok(lease));
                 }
             }

@@ -1,6 +1,7 @@
-//! Invariants that must hold after every event (I1-I6): the state is consistent and within the limits.
+//! Invariants that must hold after every event: the state is consistent and within the limits.
 //!
-//! Tests, the simulator and debug builds of the driver check them.
+//! I1 to I6 are those of the crate's documentation, J4 is that of `docs/spec/life-of-a-job.md`. Tests, the simulator and debug
+//! builds of the driver check them.
 
 use super::instance::InstancePhase;
 use super::pool::{Pool, PoolTotals};

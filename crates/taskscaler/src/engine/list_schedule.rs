@@ -1,8 +1,12 @@
-//! When the instances of a group are listed.
+//! Decides when the instances of a group are listed.
 //!
-//! Lists are rare while nothing is expected, and made at [`Config::update_interval_when_expecting`] while something is. While a
-//! job waits for an instance that should be running soon according to earlier boot times, lists are made so often that the
-//! delay is at most [`BOOT_TIME_FRACTION`] of the boot time, as long as listing takes less than [`LIST_TIME_FRACTION`] of the time.
+//! - While no change is expected, the interval is [`Config::update_interval`].
+//! - While a change is expected, the interval is [`Config::update_interval_when_expecting`].
+//! - While a job waits for a change that is due soon, by the duration of earlier ones, the interval is that duration divided by
+//!   [`BOOT_TIME_FRACTION`], so that the job is hardly delayed.
+//!
+//! If lists take long, the interval is at least [`LIST_TIME_FRACTION`] times their average duration, up to
+//! [`Config::update_interval`].
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,12 +17,15 @@ use crate::time::Time;
 
 /// Minimum pause between two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum delay of a waiting job by the interval of lists: one fiftieth of the boot time.
+/// Divisor of the boot time: the list interval delays a waiting job by at most a fiftieth of it.
 const BOOT_TIME_FRACTION: u32 = 50;
-/// Maximum share of the time that listing takes: one tenth. The pause that follows from it is at most the usual interval,
-/// because a list that hangs for minutes says nothing about the next one.
+/// Minimum interval as a multiple of the duration of a list: listing takes at most a tenth of the time.
+///
+/// This minimum is at most [`Config::update_interval`], because a list that hangs for minutes says nothing about the next one.
 const LIST_TIME_FRACTION: u32 = 10;
-/// Time for which a refused reservation counts as a waiting job. While a job waits, each event renews it.
+/// Time for which a refused reservation counts as a waiting job.
+///
+/// While a caller waits for capacity, each change of the engine renews the refusal.
 const RECENT_REFUSAL: Duration = Duration::from_secs(1);
 /// Time after which a list in flight no longer delays the next one.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -166,7 +173,7 @@ fn interval(config: &Config, demand: &ListDemand, last: Time) -> Duration {
 /// Returns the time from the last list until one of the changes is likely to be visible.
 fn next_change_in(last: Time, changes: ExpectedChanges) -> Duration {
     match changes.typical {
-        // No change completes earlier, so that the next list can wait.
+        // No change is likely to complete earlier, so the next list can wait until then.
         Some(typical) if last.since(changes.oldest) < typical * 9 / 10 => {
             (changes.oldest + typical * 9 / 10).since(last)
         }

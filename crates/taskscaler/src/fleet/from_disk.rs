@@ -18,8 +18,9 @@ pub struct FleetFromDisk {
     pub report: Report,
 }
 
-/// Reads the fleets whose ledgers are in a directory, at `unix` seconds since 1970. A missing directory has none.
+/// Reads the fleets whose ledgers are in a directory. A missing directory has none.
 ///
+/// `unix` is the current time in seconds since 1970, from which the ages of instances are computed.
 /// The report of a fleet whose ledger is unreadable contains the error.
 ///
 /// # Errors
@@ -118,7 +119,7 @@ fn fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     })
 }
 
-/// Returns the group of the latest decision, or the name of the file.
+/// Returns a name for a fleet: the group of its latest decision, or the name of its file.
 fn name_of(ledger: &Path) -> String {
     let latest = history::read(ledger, 0, 1, |entry| entry.group.is_some());
     let group = latest.ok().and_then(|mut entries| entries.pop()?.group);

@@ -26,7 +26,7 @@ impl Cloud {
                 false => (InstanceState::Running, InstanceState::Suspending, InstanceState::Suspended),
             };
             let now = machine.slept(at);
-            // A repeated call is accepted, but not one for a machine that is going to the opposite state.
+            // A repeated call is accepted. A call for a machine that is in transition to the opposite state is not.
             let accepted = [from, over, to].contains(&now);
             if now == from && !chance(random, sleepless) {
                 machine.suspend_states.extend([(at, over), (at + takes, to)]);
@@ -44,7 +44,7 @@ impl Cloud {
 }
 
 impl Machine {
-    /// Returns the state that a booted machine has at a time.
+    /// Returns the state of a booted machine at this time.
     pub(super) fn slept(&self, at: Time) -> InstanceState {
         let last = self.suspend_states.iter().rev().find(|(from, _)| *from <= at);
         last.map_or(InstanceState::Running, |(_, state)| *state)

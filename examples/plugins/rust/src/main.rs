@@ -39,7 +39,7 @@ struct Sshd {
     instances: Mutex<BTreeMap<InstanceId, Instance>>,
 }
 
-/// Dropped, its server ends and its directory goes.
+/// An instance. Dropping it ends its server and deletes its directory.
 struct Instance {
     home: TempDir,
     port: u16,

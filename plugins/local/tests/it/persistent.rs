@@ -15,7 +15,7 @@ use super::{group, output, target, wait};
 /// Timeout for fast operations of the plugin on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the process of an instance's directory whose last argument is `last`.
+/// Returns the ID of the process in an instance's directory that has the last argument `last`.
 fn process(directory: &Path, last: &str) -> Option<String> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
@@ -67,7 +67,7 @@ async fn next_plugin_restores_and_deletes_instances() {
     second.stop().await;
 }
 
-/// Returns the plugin that holds the lock of a directory.
+/// Returns the process ID of the plugin that holds the lock of a directory.
 fn plugin(directory: &Path) -> Option<String> {
     let lock = directory.join(".lock");
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
@@ -102,7 +102,7 @@ async fn next_plugin_removes_interrupted_starts() {
         assert_eq!(entries(directory), ["local-abcd-7", "mine"], "what nobody began as an instance is not touched");
         let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
         killed.increase(3).await.unwrap();
-        // Directories, records, and records that are being written.
+        // Kill the plugin when this many directories and records exist. A record that is being written counts, too.
         let since = Instant::now();
         while entries(directory).len() < 2 + begun {
             assert!(since.elapsed() < TIMEOUT, "{begun} are waited for: {:?}", entries(directory));
@@ -214,7 +214,7 @@ async fn key_of_an_instance_is_private_and_removed_with_it() {
     let group = group(json!({"directory": directory.path(), "persistent_instances": true})).await;
     group.increase(1).await.unwrap();
     let ids = wait(&group, InstanceState::Running, 1).await;
-    // Other processes may come and go, but no one else has a key.
+    // Returns the files beside the instances' directories that contain a private key.
     let keys = || {
         let files = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.path());
         let holds = |path: &std::path::PathBuf| {

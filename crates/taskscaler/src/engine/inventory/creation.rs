@@ -93,7 +93,7 @@ impl Inventory {
         let (mut left, mut passed) = (missing, Vec::new());
         for (id, block) in self.scale_up_blocks(now, limits) {
             match block {
-                // The block ends in a moment, and the next group may cost more.
+                // Wait instead of using the next group, which may cost more: this block ends in a moment.
                 Some(ScaleUpBlock::Throttled | ScaleUpBlock::NotListedYet { error: None }) => break,
                 Some(block) => {
                     passed.push((id, block));
@@ -116,7 +116,7 @@ impl Inventory {
         left
     }
 
-    /// Records a request that is about to be sent. Returns the number of the call.
+    /// Records a request that is about to be sent. Returns the ID of the call.
     fn record_request(&mut self, now: Now, id: GroupId, count: u32) -> u64 {
         let call = self.number();
         if let Some(group) = self.groups.get_mut(id) {
@@ -191,12 +191,12 @@ impl Inventory {
         self.decide(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
     }
 
-    /// Number of instances that boot, are expected, or could be requested at this moment within all limits.
+    /// Returns the number of instances that boot, are expected, or can be requested within all limits.
     pub(in crate::engine) fn instances_soon(&mut self, now: Now, limits: ScaleUpLimits) -> u64 {
         let (mut booting, mut possible) = (0, 0);
         for (id, block) in self.scale_up_blocks(now, limits) {
             let additional = match block {
-                // A call in a moment will request all instances that are missing then.
+                // A throttled group can request instances again in a moment.
                 None | Some(ScaleUpBlock::Throttled) => u64::from(self.request_size(now, id, UNBOUNDED, limits)),
                 Some(_) => 0,
             };
@@ -223,7 +223,7 @@ impl Inventory {
         booting + possible
     }
 
-    /// Number of slots of existing, requested and possible instances that no job holds.
+    /// Returns the number of slots of existing, requested and possible instances that no job holds.
     pub(in crate::engine) fn future_slots(
         &self,
         blocks: &[(GroupId, Option<ScaleUpBlock>)],
