@@ -1,4 +1,4 @@
-//! The manager's main loop: restores the jobs of an earlier start, requests new ones, and shuts down in order.
+//! The manager's main loop: restores jobs of an earlier process, requests new ones, and shuts down.
 
 mod control;
 mod notices;
@@ -205,7 +205,9 @@ impl Manager {
         self.run_state != RunState::Leaving && !self.jobs.is_empty()
     }
 
-    /// Restores the jobs of an earlier start. They count for admission even beyond the limits that apply now.
+    /// Restores the jobs of an earlier manager process.
+    ///
+    /// They count for admission even beyond the limits that apply now.
     async fn restore_jobs(&mut self) -> Result<(), ManagerError> {
         let mut contexts: Vec<Arc<RunnerContext>> = Vec::new();
         for job in self.store.jobs() {

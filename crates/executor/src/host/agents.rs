@@ -177,7 +177,7 @@ impl OutdatedAgent {
 /// Ends each agent as soon as it has no more jobs.
 async fn retire(mut agents: Vec<OutdatedAgent>) {
     while !agents.is_empty() {
-        // Wait first: jobs of an earlier start are still being restored.
+        // Wait first: jobs of an earlier manager process are still being restored.
         tokio::time::sleep(POLL_INTERVAL).await;
         let mut left = Vec::new();
         for outdated in agents {

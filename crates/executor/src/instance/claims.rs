@@ -1,8 +1,8 @@
-//! Leases of an earlier start of the manager that have not been claimed yet.
+//! Leases of an earlier manager process that have not been claimed yet.
 
 use std::collections::BTreeSet;
 
-/// Task keys of the leases of an earlier start that have not been claimed yet.
+/// Task keys of the leases of an earlier manager process that have not been claimed yet.
 pub(super) enum PendingClaims {
     /// More leases may be announced.
     Announcing(BTreeSet<String>),

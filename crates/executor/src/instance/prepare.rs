@@ -25,7 +25,7 @@ impl Prepare for InstancePreparer {
             shared.known_hosts().pin(shared.name(&instance.group, instance.id.as_str()).as_str(), &instance.host_keys);
         }
         let dialer = PrepareDialer { shared: &shared, instance: &instance };
-        // Runs only once per instance, because it could disturb jobs of an earlier start.
+        // Runs only once per instance, because it could disturb jobs of an earlier manager process.
         if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !instance.again) {
             run_command(&dialer, command)
                 .await

@@ -309,7 +309,7 @@ impl InstanceExecutor {
     }
 }
 
-/// Marks a lease of an earlier start as claimed, or as no longer needed, when it is dropped.
+/// Marks a lease of an earlier manager process as claimed, or as no longer needed, when it is dropped.
 struct ClaimGuard<'a> {
     shared: &'a ProviderContext,
     task_key: &'a str,
@@ -442,13 +442,13 @@ impl ProviderContext {
         dial(name.as_str(), details, settings::dial_options(connector), self.known_hosts(), is_new).await
     }
 
-    /// Records that a lease of an earlier start was claimed, or is no longer needed.
+    /// Records that a lease of an earlier manager process was claimed, or is no longer needed.
     fn claimed(&self, task_key: &str) {
         self.pending_claims.lock().task_keys().remove(task_key);
         self.check_claims();
     }
 
-    /// Notifies the scaler if all leases of an earlier start have been claimed.
+    /// Notifies the scaler if all leases of an earlier manager process have been claimed.
     pub(super) fn check_claims(&self) {
         if self.pending_claims.lock().are_complete()
             && let Some(scaler) = &*self.scaler.borrow()

@@ -16,10 +16,10 @@ pub trait Elastic: Send + Sync {
     /// `at_once` means that the answer was a job, and that the coordinator did not hold the request as it does if there is no job.
     fn request_answered(&self, at_once: bool);
 
-    /// Announces a lease of an earlier start that will be restored. The executor keeps it until then.
+    /// Announces a lease of an earlier manager process. The executor keeps it until it is restored.
     fn announce_lease(&self, record: &LeaseRecord);
 
-    /// Reports that all leases of an earlier start that are still in use have been announced.
+    /// Reports that all leases of an earlier manager process that are still in use have been announced.
     fn leases_announced(&self);
 
     /// Returns whether a job left a suspended environment for a later job. `task_key` identifies the lease of that job.

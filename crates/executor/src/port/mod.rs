@@ -36,7 +36,7 @@ pub trait Executor: Send + Sync + 'static {
     /// [`ExecutorError`] if the executor cannot provide an environment at all.
     async fn acquire(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError>;
 
-    /// Restores the lease of an earlier start of the manager from its record.
+    /// Restores the lease of an earlier manager process from its record.
     ///
     /// # Errors
     /// [`ExecutorError::SlotTaken`] if the slot is in use or unknown; [`ExecutorError::Lost`] if the environment no longer exists.

@@ -39,7 +39,7 @@ pub trait ExecutorKind: Send + Sync + 'static {
         None
     }
 
-    /// Reports that all leases of an earlier start have been announced.
+    /// Reports that all leases of an earlier manager process have been announced.
     fn leases_announced(&self) {}
 
     /// Reports that the manager requests no more jobs.

@@ -199,7 +199,7 @@ impl Registry {
         self.kinds.values().for_each(|kind| kind.drain());
     }
 
-    /// Reports to all executors that all leases of an earlier start have been announced.
+    /// Reports to all executors that all leases of an earlier manager process have been announced.
     pub fn leases_announced(&mut self) {
         self.kinds.values().for_each(|kind| kind.leases_announced());
     }

@@ -158,7 +158,7 @@ impl Admission {
         }
     }
 
-    /// Counts a job of an earlier start.
+    /// Counts a job of an earlier manager process.
     pub(crate) fn job_recovered(&mut self, runner: &RunnerKey) {
         *self.jobs.entry(runner.clone()).or_default() += 1;
     }

@@ -32,7 +32,7 @@ impl UnreportedJobs {
         Some(ReleasedEnvironment { environment, _permit: Some(permit) })
     }
 
-    /// Admits a job whose slot was released by an earlier start of the manager, also beyond the bound.
+    /// Admits a job whose slot was released by an earlier manager process, also beyond the bound.
     pub(super) fn readmit(&self, environment: Arc<dyn ExecutionEnvironment>) -> ReleasedEnvironment {
         ReleasedEnvironment { environment, _permit: Arc::clone(&self.permits).try_acquire_owned().ok() }
     }
@@ -47,7 +47,7 @@ impl UnreportedJobs {
 /// Environment of a job that has ended there and no longer holds a slot.
 pub(super) struct ReleasedEnvironment {
     environment: Arc<dyn ExecutionEnvironment>,
-    /// `None` if an earlier start of the manager released the slot, and the bound was reached on restart.
+    /// `None` if an earlier manager process released the slot, and the bound was reached on restart.
     _permit: Option<OwnedSemaphorePermit>,
 }
 

@@ -34,7 +34,7 @@ pub(super) enum JobEnvironment {
     /// No lease is held: the job waits for one, or does not need one.
     #[default]
     Unassigned,
-    /// The lease of an earlier start of the manager is being restored.
+    /// The lease of an earlier manager process is being restored.
     Restoring(AbortOnDropHandle<Result<Lease, ExecutorError>>),
     /// The job holds a slot of the environment and uses its agent.
     Leased(Lease),
@@ -46,7 +46,7 @@ pub(super) enum JobEnvironment {
     Suspended(Option<Lease>),
     /// The slot belongs to another job by now. The agent still keeps this job's log and result.
     Released(ReleasedEnvironment),
-    /// The environment of an earlier start cannot be used, for this reason.
+    /// The environment of an earlier manager process cannot be used, for this reason.
     Lost(String),
 }
 
@@ -56,7 +56,7 @@ impl JobEnvironment {
         *self = Self::Leased(lease);
     }
 
-    /// Waits until the lease of an earlier start is restored, or until the restore fails.
+    /// Waits until the lease of an earlier manager process is restored, or until the restore fails.
     ///
     /// May be dropped at any time: call [`Self::abandon_restore`] then.
     pub(super) async fn wait_restored(&mut self, timeout: Duration) {

@@ -39,8 +39,8 @@ impl JobActor {
             }
         }
         self.uploader.set_ended();
-        // A job that was canceled, but not by the coordinator, was ended by a manager: this one, or an earlier start that ended before
-        // it could report.
+        // A job that was canceled, but not by the coordinator, was ended by a manager: this one, or an earlier process that ended
+        // before it could report.
         let interrupted = self.runner.cancel.is_cancelled() || !self.uploader.is_canceled();
         let update = failure::from_result(&self.payload, result, self.row.state().trace_offset(), interrupted);
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);

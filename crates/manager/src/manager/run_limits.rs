@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// Limits after which the manager exits. Without any it runs until a command stops it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunLimits {
-    /// Maximum number of jobs to receive, including those of an earlier start. `None` means no limit.
+    /// Maximum number of jobs to receive, including restored ones. `None` means no limit.
     pub jobs: Option<usize>,
     /// Maximum time to wait for a job, from the start and after the end of the last one. `None` means no limit.
     pub idle: Option<Duration>,

@@ -150,7 +150,7 @@ impl JobWatch {
         }
     }
 
-    /// Records that an agent got the job in an earlier start of the manager, at an unknown time.
+    /// Records that an agent got the job in an earlier manager process, at an unknown time.
     pub(crate) fn restored_running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
         self.progress.lock().stage.0 = manager_stage::HEALTH;

@@ -176,7 +176,9 @@ impl Store {
         self.index.lock().limit()
     }
 
-    /// Returns the jobs of an earlier start, oldest first. A job that cannot be read is logged and keeps its row.
+    /// Returns the jobs of an earlier manager process, oldest first.
+    ///
+    /// A job that cannot be read is logged and keeps its row.
     #[must_use]
     pub fn jobs(&self) -> Vec<StoredJob> {
         self.index.lock().jobs()

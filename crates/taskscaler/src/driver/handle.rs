@@ -146,7 +146,7 @@ impl Scaler {
         Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), used: false }
     }
 
-    /// Returns the lease that this key has from an earlier start of the manager. `None` means that it has no lease.
+    /// Returns the lease that this key has from an earlier manager process. `None` means that none exists.
     pub async fn claim(&self, key: TaskKey) -> Option<LeaseHandle> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Claim { key, reply });
@@ -160,7 +160,7 @@ impl Scaler {
         answer.await.ok()
     }
 
-    /// Releases all leases of an earlier start that have not been claimed, and deletes their instances.
+    /// Releases the unclaimed leases of an earlier manager process, and deletes their instances.
     pub fn claims_complete(&self) {
         self.send(Event::ClaimsComplete);
     }

@@ -165,7 +165,7 @@ impl EntryMetrics {
         }
     }
 
-    /// Counts a job of an earlier start of the manager that was resumed.
+    /// Counts a job of an earlier manager process that was resumed.
     pub fn recovered(&self) {
         self.recovered.inc();
     }

@@ -100,7 +100,7 @@ pub struct JobFacts {
     pub url: String,
     /// Whether the job uses steps or scripts.
     pub mode: Mode,
-    /// Time since the job was received, if an earlier start of the manager did. Otherwise zero.
+    /// Time since the job was received, if an earlier manager process received it. Otherwise zero.
     pub age: Duration,
     /// Time in the coordinator's queue.
     pub queued: Duration,

@@ -48,7 +48,7 @@ impl From<DeployError> for VmError {
 pub(super) struct Isolation {
     /// Machines that belong to jobs, with the IDs of their instances.
     owned: Mutex<BTreeSet<(String, String)>>,
-    /// Whether all machines of an earlier start are known.
+    /// Whether all machines of an earlier manager process are known.
     announced: watch::Sender<bool>,
     /// Number of machines that are being created or deleted.
     busy: watch::Sender<usize>,
@@ -58,14 +58,14 @@ pub(super) struct Isolation {
 }
 
 impl Isolation {
-    /// Records that the machine of a lease of an earlier start is in use.
+    /// Records that the machine of a lease of an earlier manager process is in use.
     pub(super) fn track_lease(&self, record: &LeaseRecord) {
         if let Some(machine) = record.vm() {
             self.track(&record.environment, &machine.id);
         }
     }
 
-    /// Records that all machines of an earlier start are known.
+    /// Records that all machines of an earlier manager process are known.
     pub(super) fn all_tracked(&self) {
         self.announced.send_replace(true);
     }

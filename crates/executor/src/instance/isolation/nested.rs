@@ -122,7 +122,7 @@ impl NestedMachine {
         Ok(Arc::new(nested))
     }
 
-    /// Restores the machine of a lease of an earlier start.
+    /// Restores the machine of a lease of an earlier manager process.
     pub(in crate::instance) fn restore(
         shared: &ProviderContext,
         slot: &Slot,

@@ -74,10 +74,10 @@ struct State {
 /// Phase of the manager, as far as it concerns fleets. It only moves forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum ManagerPhase {
-    /// Leases of an earlier start are being announced.
+    /// Leases of an earlier manager process are being announced.
     #[default]
     Restoring,
-    /// All leases of an earlier start have been announced.
+    /// All leases of an earlier manager process have been announced.
     Working,
     /// No more jobs are requested.
     Draining,
@@ -196,7 +196,7 @@ impl Shared {
             executable: Arc::clone(&self.options.executable),
         });
         if state.phase >= ManagerPhase::Working {
-            // No job of an earlier start will claim a lease in this ledger anymore.
+            // No job of an earlier manager process will claim a lease in this ledger anymore.
             executor.leases_announced();
         }
         if state.phase == ManagerPhase::Draining {
