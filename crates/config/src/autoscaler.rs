@@ -10,7 +10,9 @@ use crate::settings::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
 };
 
-/// Returns the settings of an entry with this table. An invalid value counts as not set: it has a problem that says so.
+/// Returns the autoscaler settings of a `[[runners]]` entry. `None` if it has no such table.
+///
+/// An invalid value counts as not set, because a problem already reports it.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
     let defaults = AutoscalerSettings::default();
@@ -43,7 +45,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     })
 }
 
-/// Returns the settings of an entry's jobs on instances.
+/// Returns the settings for jobs of an entry that run on instances.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {
         return OnInstances::default();
@@ -100,7 +102,7 @@ fn connector(table: &Table) -> ConnectorSettings {
     }
 }
 
-/// Returns the text of a table as JSON, as the protocol passes it on.
+/// Converts the TOML text of a table to JSON, the form in which plugins receive it.
 fn json(text: &str) -> serde_json::Value {
     let inline = text.trim_start().starts_with('{');
     let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };

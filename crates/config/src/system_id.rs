@@ -8,7 +8,7 @@ use rand::Rng;
 use rand::distr::Alphanumeric;
 use ring::hmac;
 
-/// Key with which the machine's ID is hashed, so that it is not revealed.
+/// Message of the HMAC whose key is the machine's ID. The hash does not reveal that ID.
 const APPLICATION: &[u8] = b"gitlab-runner";
 const MACHINE_ID_FILES: [&str; 2] = ["/var/lib/dbus/machine-id", "/etc/machine-id"];
 const FILE: &str = ".runner_system_id";
@@ -19,7 +19,7 @@ const DIGITS: usize = 12;
 /// If there is no valid ID, one is derived from the machine's ID (`s_`), or a random one is used if the machine has none (`r_`). The
 /// new ID is stored.
 ///
-/// An ID that cannot be stored is valid for this process. The log says so, because the next start may get another random ID.
+/// An ID that cannot be stored is valid for this process. A warning is logged, because the next start may get another random ID.
 #[must_use]
 pub fn system_id(directory: &Path) -> String {
     let path = directory.join(FILE);

@@ -15,7 +15,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
     ("metric_queries", "12.7", "queries"),
 ];
 
-/// Reports a name that the table does not have.
+/// Reports a key that the schema of its table does not contain.
 pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.is_full() {

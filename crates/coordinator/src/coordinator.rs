@@ -118,7 +118,9 @@ impl Coordinator {
         self.ask(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Returns whether a job's token may read the repository, which is as long as the job is assigned with this token.
+    /// Returns whether a job's token may read the repository.
+    ///
+    /// It may while the job is assigned with this token.
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
@@ -203,13 +205,13 @@ impl Coordinator {
         let mut all: BTreeMap<PipelineId, PipelineSummary> =
             stored.into_iter().map(|found| (found.id, found)).collect();
         all.extend(in_memory.into_iter().filter(|found| found.id > after).map(|found| (found.id, found)));
-        // Pipelines after this page of the store may be in memory only in part. They are cut off, because `limit` others come before them.
+        // Memory may hold only some of the pipelines after this page of the store. `take` drops these, because `limit` others come before.
         Ok(all.into_values().take(limit).collect())
     }
 
     /// Returns at most `limit` events in the life of jobs, in order: those after the event `sequence`. 0 starts with the first.
     ///
-    /// There are none unless [`Options::write_job_events`] is set. [`Coordinator::subscribe`] signals when there may be more.
+    /// No events exist unless [`Options::write_job_events`] is set. [`Coordinator::subscribe`] signals when there may be more.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].

@@ -1,7 +1,7 @@
 //! Files, directories and sockets at paths that a job or another user may write.
 //!
-//! A job can put anything there: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte. Reading such a path is
-//! an error whose text has the path.
+//! A job can put anything there: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte. Reading such a
+//! path fails with an error that names the path.
 //!
 //! - [`open`] and its variants open regular files only, and never wait. A symbolic link is followed only by [`open_chosen`].
 //! - [`read_open`] reads at most as much as the caller permits.

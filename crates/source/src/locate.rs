@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::SnapshotError;
 use crate::git::{Git, path_from_bytes};
 
-/// Arguments of `git rev-parse`. Each one after the first prints one line.
+/// Arguments of `git rev-parse`. Each one after the first prints one line, except the two that change how later ones are
+/// printed: `--path-format` and `--symbolic-full-name`.
 const LOCATE: [&str; 11] = [
     "rev-parse",
     "--is-bare-repository",
@@ -33,7 +34,7 @@ pub(super) struct Located {
 
 /// Finds the repository around `directory`.
 ///
-/// `git rev-parse` prints one line per argument and stops at the first that fails, so the number of lines shows what is missing.
+/// `git rev-parse` stops at the first argument that fails, so the number of lines shows what is missing.
 pub(super) fn locate(directory: &Path) -> Result<Located, SnapshotError> {
     let git = Git::discover(directory);
     let output = git.output(&LOCATE)?;

@@ -56,7 +56,7 @@ fn alternates(objects: &Path) -> Vec<u8> {
 
 /// Copies the index with its modification time.
 ///
-/// git checks files again that are not older than the index, because they may have changed since.
+/// git reads each file again that is not older than the index, because it may have changed after the index was written.
 pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     let copy = || -> io::Result<()> {
         let modified = match fs::metadata(from) {

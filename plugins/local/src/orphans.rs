@@ -8,7 +8,7 @@ use tokio::signal::unix::SignalKind;
 
 use crate::server::Commands;
 
-/// Timeout until all of them have ended after they were killed.
+/// Maximum time to wait until the killed processes have ended.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const END_PAUSE: Duration = Duration::from_millis(5);
 
@@ -28,7 +28,7 @@ pub(crate) async fn reap(own: Commands) {
 }
 
 /// Kills all descendants of this process. Children of a killed process become children of this one, so this terminates.
-/// Blocks, so that no command reports its end, as on a machine that was lost.
+/// Blocks the thread, so that no command can report that it ended. On a lost machine, none would either.
 pub(crate) fn end_all() {
     let end = Instant::now() + KILL_TIMEOUT;
     loop {

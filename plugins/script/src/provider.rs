@@ -1,4 +1,4 @@
-//! Implements each call of the protocol by a program.
+//! Implements each call of the plugin protocol by running a program of the user.
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::program::{Finished, ProgramError};
@@ -21,7 +21,7 @@ fn words(call: Call, error: output::OutputError) -> Error {
     format!("{}: {error}", call.name()).into()
 }
 
-/// Returns the output of a program that is required.
+/// Returns the output of a call that the script must support.
 fn required_output(call: Call, finished: Result<Option<Finished>, ProgramError>) -> Result<Finished, Error> {
     let missing = || format!("{}: the script does not support this call (exit status 64)", call.name());
     Ok(finished?.ok_or_else(missing)?)

@@ -8,7 +8,8 @@
 //! "user_code"
 //! {"result":{..}}
 //! ```
-//! An incomplete request counts as not written. An incomplete line counts as the start of user code, because it may have said so.
+//! An incomplete request counts as not written. An incomplete line counts as the start of user code, because it may be the
+//! beginning of `"user_code"`.
 
 use std::fs::File;
 use std::io::{self, Write};

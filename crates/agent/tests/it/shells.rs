@@ -116,7 +116,7 @@ async fn hooks_and_operator_commands_run_in_order() {
     assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
 }
 
-/// A script may remove more than its project, as a cleanup job of the machine does. Later steps must still find their files.
+/// A script may remove more than its project, such as a job that cleans up the machine. Later steps must still find their files.
 #[tokio::test]
 async fn deleting_the_temporary_directory_breaks_nothing() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {

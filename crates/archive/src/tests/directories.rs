@@ -6,10 +6,12 @@ use std::rc::Rc;
 
 use super::*;
 
-/// Bytes that may be read of an archive that is refused before its entries: the end of the file, and a few headers.
+/// Maximum number of bytes to read from an archive that is refused before its entries are read.
+///
+/// Enough for the end of the file and a few headers.
 const FEW_BYTES: u64 = 256 * 1024;
 
-/// A file of which only a part is in memory. The parts repeat, and lie one behind the other. Counts what is read.
+/// A large file that consists of repeated parts, each of which is in memory once. Counts the bytes that are read.
 struct Large {
     parts: Vec<(Vec<u8>, u64)>,
     at: u64,
@@ -90,7 +92,7 @@ fn end(entries: u16, directory: u32, offset: u32) -> Vec<u8> {
     end
 }
 
-/// The same with 64-bit numbers. The record lies at `at`.
+/// The records at the end of an archive with 64-bit numbers (zip64). `at` is the offset of the first.
 fn end64(entries: u64, directory: u64, offset: u64, at: u64) -> Vec<u8> {
     let mut end64 = b"PK\x06\x06\x2c\0\0\0\0\0\0\0\x2d\0\x2d\0\0\0\0\0\0\0\0\0".to_vec();
     end64.extend([entries, entries, directory, offset].map(u64::to_le_bytes).concat());
@@ -184,7 +186,7 @@ fn archive(contents: &[u8], headers: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn entries_that_share_one_content_are_counted_each() {
-    // A zip bomb without nesting: many headers in the directory stand for the same bytes.
+    // A zip bomb without nesting: many headers in the directory refer to the same bytes.
     let content = [local("n", 50_000), vec![0; 50_000]].concat();
     let crc = crc_of(&[0; 50_000]);
     let headers: Vec<Vec<u8>> = (0..9).map(|n| with_crc(central(&n.to_string(), 50_000, 0), crc)).collect();
@@ -214,7 +216,7 @@ fn the_directory_alone_names_an_entry_and_its_content_must_be_the_one_that_it_sa
         let error = Place::new().attack(Format::Zip, &archive(&content, &[wrong])).unwrap_err();
         assert!(matches!(&error, UnpackError::Broken(_)), "{error:?}");
     }
-    // More entries than there are, and a directory that is larger than the file.
+    // End records that claim more entries than exist, or a directory that is larger than the file.
     for wrong in [end(2, 50, 48), end(1, 1 << 20, 0), end(1, 50, 1 << 20)] {
         let bytes = [content.clone(), good.clone(), wrong].concat();
         let error = Place::new().attack(Format::Zip, &bytes).unwrap_err();

@@ -10,7 +10,7 @@ fn problems(code: &str, text: &str, facts: &HostFacts) -> Vec<Problem> {
     parse(text, facts).problems.into_iter().filter(|problem| problem.code == code).collect()
 }
 
-/// Returns each problem with the code as `line:column severity[code]: message` and its help.
+/// Returns each problem that has this code, as `line:column severity[code]: message` and its help.
 ///
 /// # Panics
 /// If there is no such problem.
@@ -25,7 +25,7 @@ pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&m
     let found = problems(code, text, &given);
     assert!(!found.is_empty(), "{code} is not found in:\n{text}");
     let line = |problem: &Problem| {
-        // The rendered problem must be consistent, too.
+        // The rendered problem must contain the code, too.
         assert!(problem.render(Path::new("c.toml")).contains(code));
         let place = problem.place.as_ref().map(|place| format!("{}:{} ", place.line, place.column)).unwrap_or_default();
         format!("{place}{problem}; {}\n", problem.help.clone().unwrap_or_default())

@@ -1,4 +1,6 @@
-//! The locks of a configuration: the short one of writers, and the one of the running manager (C030).
+//! The two locks of a configuration file.
+//!
+//! A writer holds one briefly, and a running manager holds the other (C030).
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::EditError;
 
-/// Time between two attempts to get a lock, because the system has no wait with a timeout.
+/// Time between two attempts to get a lock. The system call that waits for a lock has no timeout.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A lock. It is released when it is dropped, or when the process ends for any reason.
@@ -17,12 +19,12 @@ pub struct Held {
     _file: File,
 }
 
-/// Locks the configuration for a running manager, so that no second one runs with it.
+/// Locks the configuration for a running manager, so that no second manager uses it.
 ///
-/// If the directory is not writable, the file itself is locked: it cannot be replaced there.
+/// If the directory is not writable, the file itself is locked. It cannot be replaced in such a directory.
 ///
 /// # Errors
-/// [`EditError::Locked`] at once if another process runs with it.
+/// [`EditError::Locked`] without waiting if another process holds the lock.
 pub fn hold(path: &Path) -> Result<Held, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {
@@ -32,7 +34,7 @@ pub fn hold(path: &Path) -> Result<Held, EditError> {
                 File::open(&path).map_err(|source| EditError::Io { doing: "read", path: path.clone(), source })?;
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => Err(EditError::Locked { path, pid: None }),
-                // A file system without locks cannot tell two processes apart.
+                // On a file system without locks, a second manager cannot be detected.
                 Ok(()) | Err(TryLockError::Error(_)) => Ok(Held { _file: file }),
             }
         }

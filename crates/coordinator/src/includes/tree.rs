@@ -25,7 +25,7 @@ pub(super) enum Tree {
 }
 
 impl Tree {
-    /// Returns a regular file. `None` if it does not exist.
+    /// Returns the content of a regular file. `None` if it does not exist.
     pub(super) fn read(&self, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
         match self {
             // `git cat-file` reads one line per request, so it cannot read a path with a line break.
@@ -65,7 +65,7 @@ pub(super) fn is_repository(directory: &Path) -> bool {
     directory.join(".git").exists() || directory.join("HEAD").is_file() && directory.join("objects").is_dir()
 }
 
-/// Returns the commit of a ref, or of `HEAD` without one. A branch may exist locally or on the remote `origin`.
+/// Returns the commit of a ref, or of `HEAD` if no ref is given. A branch may exist locally or on the remote `origin`.
 pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>, SourceError> {
     let name = git_ref.unwrap_or("HEAD");
     if name.starts_with('-') {
@@ -77,7 +77,7 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
         if output.status.success() {
             return Ok(Some(line(&output.stdout)));
         }
-        // With `--quiet`, a missing ref prints no message. Any message is another error.
+        // With `--quiet`, a missing ref prints no message. Any message therefore reports a different error.
         if !output.stderr.is_empty() {
             return Err(unreachable(&git.failure(&["rev-parse"], &output)));
         }
@@ -85,7 +85,7 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
     Ok(None)
 }
 
-/// Returns a regular file below a directory. `None` for a path that leads out of the directory.
+/// Returns the content of a regular file below a directory. `None` for a path that leads out of the directory.
 pub(super) fn read_in(directory: &Path, path: &str) -> io::Result<Option<Vec<u8>>> {
     if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         return Ok(None);
@@ -112,7 +112,7 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Res
         if found.len() >= MAX_DIRECTORY_FILES {
             return Err(io::Error::other(format!("it has more than {MAX_DIRECTORY_FILES} files")));
         }
-        // Symbolic links are skipped: they may lead out of the directory, or form a circle.
+        // Symbolic links are skipped: they may lead out of the directory, or form a loop.
         if kind.is_dir() {
             list(&entry.path(), &format!("{path}/"), found)?;
         } else if kind.is_file() {

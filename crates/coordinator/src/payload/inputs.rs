@@ -1,6 +1,8 @@
-//! Job inputs: replaces `${{ job.inputs.name }}` where a runner would (docs/spec/runner-api.md, section 2.5.10).
+//! Job inputs: replaces `${{ job.inputs.name }}` in the fields in which a runner replaces it.
 //!
-//! Job inputs only have their default values here. The coordinator therefore inserts them, and every runner can run the job.
+//! See docs/spec/runner-api.md, section 2.5.10.
+//!
+//! The coordinator knows only the default values of job inputs. It inserts them itself, so that every runner can run the job.
 
 use std::sync::LazyLock;
 

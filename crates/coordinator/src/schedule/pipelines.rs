@@ -1,4 +1,4 @@
-//! The pipelines of an engine, and questions about them.
+//! The pipelines of an engine, and queries on them.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ impl Pipelines {
         self.0.get(&pipeline)
     }
 
-    /// Returns a pipeline for a change.
+    /// Returns a pipeline that can be changed.
     pub(super) fn get_mut(&mut self, pipeline: PipelineId) -> Option<&mut PipelineState> {
         self.0.get_mut(&pipeline)
     }
@@ -108,7 +108,7 @@ impl Pipelines {
         ancestors.any(|ancestor| (ancestor.pipeline, ancestor.job_index) == (bridge.pipeline, bridge.job_index))
     }
 
-    /// Returns the actions outside the engine that the state of the jobs says are still to be done.
+    /// Returns the actions that the caller must still perform, according to the state of the jobs.
     pub(super) fn open_actions(&self, pipelines: &[PipelineId]) -> Vec<Action> {
         let jobs = pipelines.iter().filter_map(|id| self.get(*id)).flat_map(PipelineState::entries);
         let action = |entry: JobEntry<'_>| {

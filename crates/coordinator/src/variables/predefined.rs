@@ -1,6 +1,6 @@
 //! The predefined variables that only the coordinator knows: ids, URLs, the token and the runner.
 //!
-//! They are those of phase J in docs/spec/pipeline-yaml.md, section 4.5.
+//! These are the variables of phase J in docs/spec/pipeline-yaml.md, section 4.5.
 
 use muster_job::Variable;
 use muster_pipeline::model::{Job, When};

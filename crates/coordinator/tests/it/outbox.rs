@@ -48,7 +48,7 @@ async fn events_describe_the_life_of_a_job_in_order() {
     assert!(sequences.is_sorted_by(|before, after| before < after), "{sequences:?}");
     assert_eq!(life(&events, first.id), ["created", "queued", "assigned", "accepted", "ended", "replaced"]);
     assert_eq!(life(&events, again.id), ["created", "queued", "assigned", "accepted", "ended"]);
-    // A graceful cancel waits for the manager.
+    // The cancellation moves the job to `canceling`. The job ends when its manager reports.
     assert_eq!(life(&events, second.id), ["created", "queued", "assigned", "moved", "accepted", "ended"]);
     let ends = events.iter().filter_map(|event| match &event.change {
         JobChange::Ended { status, reason, exit_code } => Some((event.job, *status, *reason, *exit_code)),

@@ -1,4 +1,6 @@
-//! Contact of managers through the calls of their jobs, and the update interval (docs/spec/runner-api.md, sections 3.2 and 9.2).
+//! Tests of which calls of jobs count as contact of their manager, and of the update interval.
+//!
+//! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 

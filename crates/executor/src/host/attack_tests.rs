@@ -38,7 +38,7 @@ impl Drop for Victim {
 #[tokio::test]
 async fn impostor_cannot_make_the_manager_end_a_process() {
     let mut victim = Victim::start(Path::new("/bin/sh"));
-    // The victim comes first: if it is ended, the other values are not tried.
+    // The victim's PID comes first: if the victim is ended, the test fails before it tries the more dangerous values.
     for claimed in [victim.pid(), -1, 0, 1, i64::from(u32::MAX), i64::MIN] {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path(), "/bin/sh");

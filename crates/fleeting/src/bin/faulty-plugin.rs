@@ -30,7 +30,7 @@ struct Config {
 }
 
 impl Config {
-    /// Returns the fault and the lock file, or the error of a fault in the configuration.
+    /// Returns the fault and the lock file, or the error that the chosen fault causes in `init`.
     fn check(self) -> Result<(String, Option<PathBuf>), Error> {
         let is_uppercase = self.uppercase_fault.is_some();
         let fault = self.uppercase_fault.or(self.fault).ok_or("no fault is configured")?;

@@ -117,7 +117,7 @@ pub(super) fn build_info() -> String {
 }
 
 /// Copies this executable to `<plugins>/<repository>/<version>/plugin`.
-/// It runs in the plugin's container image (docs/spec/fleeting.md, section 6.7).
+/// This code runs in the plugin's container image (docs/spec/fleeting.md, section 6.7).
 fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, String> {
     let repository = repository
         .filter(|repository| !repository.is_empty())

@@ -1,6 +1,6 @@
-//! Payloads that cannot be lowered because they request something unsupported. The error names it.
+//! Payloads that cannot be lowered because they request something unsupported. The error names what is unsupported.
 //!
-//! Ignoring it instead would run a job that does something else than its author meant.
+//! Ignoring it instead would run a job that does something other than its author intended.
 
 use std::collections::BTreeMap;
 

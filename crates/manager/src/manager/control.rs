@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerStats;
 
-/// Maximum number of commands in the queue. The manager takes them at once, so more are never needed.
+/// Maximum number of commands in the queue. The manager takes each one immediately, so the queue stays short.
 const MAX_COMMANDS: usize = 16;
 
 /// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.

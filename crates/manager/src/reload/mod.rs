@@ -1,9 +1,9 @@
 //! Live reload of `config.toml`: detects that the file's content changed, reads it, and describes the differences.
 //!
-//! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. What counts is its content. So a file that was replaced with an old
-//! modification time is noticed (`mv`, a ConfigMap's symbolic link, a restored backup; C034), and a file that was only touched is not.
-//! An invalid file changes nothing and is reported once. A missing file changes nothing either, also on SIGHUP: gitlab-runner drops
-//! all runners then.
+//! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. Only a change of its content counts. A file that was replaced by
+//! one with an older modification time is therefore noticed (`mv`, a ConfigMap's symbolic link, a restored backup; C034), and a file
+//! that was only touched is not. An invalid file changes nothing and is reported once. A missing file changes nothing either, not even
+//! on SIGHUP, when gitlab-runner would drop all runners.
 
 mod changes;
 mod stamp;
@@ -19,7 +19,7 @@ use muster_config::settings::Settings;
 use muster_config::{self, Config, HostFacts, Loaded, Problem, SettingsContext};
 use stamp::{Digest, Stamp};
 
-/// Time between two checks of the file. No system event covers network file systems and replaced links.
+/// Time between two checks of the file. The file is polled because no system event covers network file systems and replaced links.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Time after which a file that is being written is checked again, until it is stable.
 const STABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -68,7 +68,7 @@ pub struct ConfigWatch {
 }
 
 impl ConfigWatch {
-    /// Reads the file for the first time. A missing file is an empty configuration with a problem that says so.
+    /// Reads the file for the first time. A missing file yields an empty configuration and a problem that reports it.
     #[must_use]
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
         let mut watch = Self { path, context, current: None, stamp: None, digest: None };
@@ -135,7 +135,7 @@ impl ConfigWatch {
         HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
-    /// Reads the file. `digest` was taken before, so a change in between counts as another change.
+    /// Reads the file. `digest` must be computed before, so that a later check notices a change in between.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;

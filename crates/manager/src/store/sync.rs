@@ -10,7 +10,7 @@ use super::StoreError;
 use super::index::{StateIndex, encode};
 use super::record::{Record, VERSION};
 
-/// Time between two syncs: the most that a loss of power may cost.
+/// Time between two syncs. A power failure loses at most what was written in this time.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The task that syncs and compacts.
@@ -18,7 +18,7 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct SyncTask(Mutex<Option<JoinHandle<()>>>);
 
 impl SyncTask {
-    /// Starts the task unless it runs: something was written.
+    /// Starts the task unless it runs. Called after each write.
     pub(super) fn wake(&self, index: &Arc<Mutex<StateIndex>>) {
         if std::mem::replace(&mut index.lock().kept, true) {
             return;

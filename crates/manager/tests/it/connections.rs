@@ -34,7 +34,7 @@ async fn listener(scheme: &str) -> (TcpListener, Url) {
     (listener, url)
 }
 
-/// What happens to an answer after its first half.
+/// Lets the test decide how an answer continues after its first half.
 struct Half(oneshot::Sender<bool>);
 
 impl Half {
@@ -42,13 +42,13 @@ impl Half {
         self.0.send(true).unwrap();
     }
 
-    /// The connection breaks.
+    /// Breaks the connection.
     fn breaks_off(self) {
         self.0.send(false).unwrap();
     }
 }
 
-/// A proxy that stops in the middle of each answer with a job, until the test says how it continues.
+/// A proxy that stops in the middle of each answer with a job, until the test decides how it continues.
 async fn halving(bench: &Bench) -> (Url, mpsc::UnboundedReceiver<Half>) {
     let (to, (listener, url)) = (coordinator_of(bench), listener("http").await);
     let (send, halves) = mpsc::unbounded_channel();
@@ -196,7 +196,7 @@ async fn connect_time_does_not_count_as_hold_time() {
     let manager = bench.manager_of(slow.settings(&bench)).await;
     slow.came().await;
     slow.may_be_made.add_permits(1);
-    // The second request knows the queue's version, which has changed when it arrives, so it is passed on.
+    // The second request carries a version of the queue. It is outdated on arrival, so the front end passes the request on.
     slow.came().await;
     bench.coordinator.look_for_jobs(false);
     bench.push(&json!({}));

@@ -19,10 +19,10 @@ impl Client {
         reply::decode("register", send("register", call).await?, &[StatusCode::CREATED]).await
     }
 
-    /// Checks that the token is that of a runner (`POST /runners/verify`).
+    /// Checks that the token belongs to a runner (`POST /runners/verify`).
     ///
     /// # Errors
-    /// Returns [`ClientError::Forbidden`] if it is not.
+    /// Returns [`ClientError::Forbidden`] if it does not.
     pub async fn verify(&self, request: &TokenRequest) -> Result<RunnerCredentials, ClientError> {
         let call = self.json(Method::POST, "runners/verify", request).header("RUNNER-TOKEN", &request.token);
         reply::decode("verify", send("verify", call).await?, &[StatusCode::OK]).await
@@ -61,7 +61,7 @@ impl Client {
     /// Returns [`ClientError`].
     pub async fn reset_token_with_pat(&self, runner: i64, pat: &str) -> Result<RunnerCredentials, ClientError> {
         let path = format!("runners/{runner}/reset_authentication_token");
-        // gitlab-runner sends JSON null here, and no other token.
+        // Like gitlab-runner, sends JSON null as the body, and no token other than the personal access token.
         let call = self.json(Method::POST, &path, &serde_json::Value::Null).header("PRIVATE-TOKEN", pat);
         reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }

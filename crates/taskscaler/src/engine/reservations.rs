@@ -1,10 +1,10 @@
 //! Reservations: slots that are promised to job requests before a job is known.
 //!
 //! A preemptive policy reserves free slots only. With two idle slots and a full queue at the coordinator, only two jobs would
-//! start per boot. While job requests immediately return jobs, slots of instances that boot or can be created now are therefore
-//! reserved ahead. The maximum is the number of jobs that came immediately in a row, so that it doubles with each round of
-//! requests, like the window of TCP's slow start. The first answer without a job, or a second without any answer, ends it, and
-//! the reservations ahead are revoked.
+//! start per boot time. While job requests immediately return jobs, slots of instances that boot or can be created now are
+//! therefore reserved ahead. The maximum is the number of jobs that came immediately in a row, so that it doubles with each round
+//! of requests, like the window of TCP's slow start. After the first answer without a job, or after [`HELD_AFTER`] without any
+//! answer, no more slots are reserved ahead, and those reservations are revoked.
 //!
 //! A reservation creates no instance. Instances are created for jobs that have arrived.
 
@@ -84,7 +84,7 @@ impl Reservations {
         self.is_ahead && self.ahead(queue, free_slots) > 0
     }
 
-    /// Whether requests have been without an answer for so long that no job waits at the coordinator.
+    /// Whether requests were unanswered for [`HELD_AFTER`], so that no job waits at the coordinator.
     fn is_held(&self, now: Now, queue: &Queue) -> bool {
         self.unused(queue) > 0 && now.at.since(self.last_answer) >= HELD_AFTER
     }
@@ -129,7 +129,7 @@ impl Reservations {
         keys
     }
 
-    /// Returns when requests without an answer will show that no job waits at the coordinator.
+    /// Returns the time from which unanswered requests show that no job waits at the coordinator.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
         let waits = self.is_ahead && self.unused(queue) > 0;
         waits.then_some(self.last_answer + HELD_AFTER).filter(|at| *at > now.at)

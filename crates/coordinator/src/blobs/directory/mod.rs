@@ -46,7 +46,7 @@ struct Received {
 }
 
 impl DirectoryBlobs {
-    /// Opens a state directory for writing, and deletes partly received content of the last process.
+    /// Opens a state directory for writing, and deletes what the previous process received only in part.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(dir.join(TRACES))?;
         let incoming = dir.join(ARTIFACTS).join(INCOMING);
@@ -129,7 +129,7 @@ impl Blobs for DirectoryBlobs {
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError> {
         let path = path(&self.artifacts, name);
         let Some(file) = existing(&path)? else { return Ok(None) };
-        // The size of the file counts: the file may have been replaced since its row was written.
+        // The size is that of the file, not that in its row: the file may have been replaced since the row was written.
         let size = file.metadata().map_err(failed(&path))?.len();
         Ok(Some((size, ReaderStream::new(tokio::fs::File::from_std(file)).boxed())))
     }

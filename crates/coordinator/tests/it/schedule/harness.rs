@@ -1,4 +1,4 @@
-//! A caller of the engine for tests: stores its actions, checks them, and finds jobs by name.
+//! Test harness of the engine: applies events, checks the returned actions, and finds jobs by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl Build for Pipeline {
     }
 }
 
-/// An engine, and what its actions have said.
+/// An engine, and the state that its actions describe.
 pub(crate) struct EngineHarness {
     pub(crate) engine: Engine,
     pub(crate) now: u64,
@@ -232,7 +232,7 @@ impl EngineHarness {
         }
     }
 
-    /// Returns the rows that a caller has stored.
+    /// Returns the rows that a caller of the engine would have stored.
     pub(crate) fn rows(&self) -> Vec<StoredPipeline> {
         let row = |(&pipeline, (model, options)): (&PipelineId, &(Pipeline, PipelineOptions))| StoredPipeline {
             pipeline,
@@ -316,7 +316,7 @@ impl EngineHarness {
         self.engine.status(PipelineId(number)).expect("a known pipeline")
     }
 
-    /// Checks statuses: `b1:success t1:skipped` are those of jobs, `@1:failed` is that of the first pipeline.
+    /// Checks statuses, such as `b1:success t1:skipped` for jobs, or `@1:failed` for the first pipeline.
     #[track_caller]
     pub(crate) fn expect(&self, statuses: &str) {
         for entry in statuses.split_whitespace() {

@@ -1,4 +1,4 @@
-//! Tests of what the runner's configuration decides instead of the payload.
+//! Tests of how the runner's configuration overrides or completes the payload.
 
 use std::time::Duration;
 

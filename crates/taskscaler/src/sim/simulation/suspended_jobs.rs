@@ -41,7 +41,7 @@ impl Simulation<'_> {
         self.queue.push_back(job);
     }
 
-    /// Lets a completed job save its environment, if it is one that does. Returns true if the lease ended with that.
+    /// Lets a completed job save its environment if it is the first of its group. Returns true if this ended the lease.
     pub(super) fn leaves_environment(&mut self, job: usize, lease: &SlotAssignment) -> bool {
         let (Some(most), next) = (self.scenario.suspended_jobs, job + 1) else { return false };
         if !job.is_multiple_of(OF) || next >= self.jobs.len() {
@@ -108,7 +108,7 @@ impl Simulation<'_> {
         self.gives_up(job, Event::Cancel { key })
     }
 
-    /// Chooses whether a job is canceled after the assignment of its slots and before it learns of it. Returns the job then.
+    /// Returns the job if it is randomly canceled after its slots were assigned, before it is notified.
     pub(super) fn is_canceled_at_its_grant(&mut self, lease: &SlotAssignment) -> Option<usize> {
         let job = self.keys.get(&lease.key).copied()?;
         let may = self.now.at < self.scenario.faults_end && self.waits_for_environment(job);
