@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn c1_the_internal_address_unless_the_external_one_is_wanted() {
+    fn c1_internal_address_is_the_default() {
         let both = info("10.0.0.5", "192.0.2.1");
         assert_eq!(address(&both, false), Ok("10.0.0.5"));
         assert_eq!(address(&both, true), Ok("192.0.2.1"));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_has_what_the_plugin_and_the_user_said() {
+    fn target_combines_plugin_and_user_settings() {
         let options = DialOptions { use_external_addr: true, allow_unencrypted: true };
         let target = target(&InstanceId::new("i-1"), info("10.0.0.5", "192.0.2.1"), options).unwrap();
         assert_eq!((target.machine.as_str(), target.host_and_port().as_str()), ("i-1", "192.0.2.1:2022"));

@@ -135,7 +135,8 @@ impl Script {
         let mut behaviors: Behaviors =
             std::array::from_fn(|_| BEHAVIORS.choose(random).copied().unwrap_or(Behavior::Normal));
         if random.random_ratio(3, 4) {
-            behaviors[Call::Init as usize] = Behavior::Normal;
+            let [init, ..] = &mut behaviors;
+            *init = Behavior::Normal;
         }
         Self { begin, body: BODIES.choose(random).unwrap_or(&IDLE_BODY), behaviors }
     }
@@ -263,8 +264,8 @@ impl InstanceGroup for FaultyPlugin {
             normal.push(Ok(UpdateResponse { instance: self.text(Call::Update, ""), state: 1 }));
         }
         let nameless = UpdateResponse { instance: String::new(), state: -7 };
-        let broken = vec![Ok(nameless), Err(Status::internal("half way"))];
-        let messages = self.respond(Call::Update, normal, broken).await?.into_inner();
+        let invalid = vec![Ok(nameless), Err(Status::internal("half way"))];
+        let messages = self.respond(Call::Update, normal, invalid).await?.into_inner();
         Ok(Response::new(Box::pin(futures::stream::iter(messages))))
     }
 

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_from_the_folder() {
+    fn escaped_names_can_be_unescaped() {
         for (text, escaped) in [
             ("registry.gitlab.com", "registry.gitlab.com"),
             ("Group/P", "!group/!p"),

@@ -32,8 +32,8 @@ impl Platform {
 
     /// Parses the output of `uname -sm`. Returns `None` if it is not two plain words.
     #[must_use]
-    pub fn of_uname(said: &str) -> Option<Self> {
-        let (os, machine) = said.trim().split_once(' ')?;
+    pub fn from_uname(uname: &str) -> Option<Self> {
+        let (os, machine) = uname.trim().split_once(' ')?;
         let arch = match machine {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
@@ -59,8 +59,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_words_become_those_of_the_protocol() {
-        for (said, is) in [
+    fn uname_is_converted_to_go_names() {
+        for (uname, expected) in [
             ("Linux x86_64\n", "linux/amd64"),
             ("Linux aarch64", "linux/arm64"),
             ("Linux armv7l", "linux/arm"),
@@ -69,10 +69,10 @@ mod tests {
             ("Linux riscv64", "linux/riscv64"),
             ("Darwin arm64", "darwin/arm64"),
         ] {
-            assert_eq!(Platform::of_uname(said).unwrap().to_string(), is);
+            assert_eq!(Platform::from_uname(uname).unwrap().to_string(), expected);
         }
-        for said in ["", "Linux", "Linux ", "Linux ../x", "sh: uname: not found"] {
-            assert_eq!(Platform::of_uname(said), None, "{said}");
+        for uname in ["", "Linux", "Linux ", "Linux ../x", "sh: uname: not found"] {
+            assert_eq!(Platform::from_uname(uname), None, "{uname}");
         }
     }
 }

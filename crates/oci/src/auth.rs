@@ -9,11 +9,10 @@ use url::Url;
 
 use crate::body::read_body;
 use crate::credentials::Credentials;
-use crate::error::RegistryError;
-use crate::error_chain::error_chain;
+use crate::error::{RegistryError, ResponseError};
 
 /// Maximum size of a token response in bytes.
-const TOKEN_MAX_BYTES: u64 = 1024 * 1024;
+const MAX_TOKEN_BYTES: u64 = 1024 * 1024;
 
 /// Authentication method that a registry requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,14 +68,11 @@ pub(super) async fn bearer(
     credentials: Option<&Credentials>,
 ) -> Result<String, RegistryError> {
     let (realm, service, scope) = challenge;
-    let nonsense = |what: String| RegistryError::Nonsense { url: realm.to_owned(), what };
-    let mut url = Url::parse(realm)
-        .map_err(|error| nonsense(format!("the registry {registry} sends there for a token: {error}")))?;
+    let invalid = |error: ResponseError| RegistryError::invalid(realm, error);
+    let mut url = Url::parse(realm).map_err(|error| invalid(error.into()))?;
     // Credentials are sent without encryption only if the registry itself runs on this machine.
     if url.scheme() != "https" && !(plain_http && url.scheme() == "http") {
-        return Err(nonsense(format!(
-            "the registry {registry} sends there for a token, which is not safe; https is expected"
-        )));
+        return Err(invalid(ResponseError::InsecureTokenUrl { registry: registry.to_owned() }));
     }
     let mut query: Vec<(&str, &str)> = scope.map(|scope| ("scope", scope)).into_iter().collect();
     query.extend(service.map(|service| ("service", service)));
@@ -96,22 +92,18 @@ pub(super) async fn bearer(
             }
         }
     };
-    let unreachable =
-        |error: &dyn std::error::Error| RegistryError::Unreachable { url: realm.to_owned(), cause: error_chain(error) };
-    let answer = request.send().await.map_err(|error| unreachable(&error.without_url()))?;
-    let status = answer.status();
-    let body = read_body(answer, realm, TOKEN_MAX_BYTES).await?;
+    let response = request.send().await.map_err(|error| RegistryError::unreachable(realm, error))?;
+    let status = response.status();
+    let body = read_body(response, realm, MAX_TOKEN_BYTES).await?;
     if !status.is_success() {
-        let by = credentials
-            .map_or("nobody is logged in".to_owned(), |credentials| format!("as {:?}", credentials.username));
-        let why = format!("{realm} gives no token: {status}, {by}");
-        return Err(RegistryError::Refused { url: realm.to_owned(), registry: registry.to_owned(), why });
+        let user = credentials.map_or("anonymously".to_owned(), |credentials| format!("as {:?}", credentials.username));
+        let reason = format!("{realm} issues no token: {status}, {user}");
+        return Err(RegistryError::Refused { url: realm.to_owned(), registry: registry.to_owned(), reason });
     }
-    let token: Token =
-        serde_json::from_slice(&body).map_err(|error| nonsense(format!("no token in its answer: {error}")))?;
+    let token: Token = serde_json::from_slice(&body).map_err(|error| invalid(error.into()))?;
     let token = if token.token.is_empty() { token.access_token } else { token.token };
     if token.is_empty() || token.contains(|c: char| c.is_control()) {
-        return Err(nonsense("no token in its answer".to_owned()));
+        return Err(invalid(ResponseError::NoToken));
     }
     Ok(format!("Bearer {token}"))
 }
@@ -120,7 +112,7 @@ pub(super) async fn bearer(
 mod tests {
     use super::*;
 
-    fn read(texts: &[&str]) -> Option<Challenge> {
+    fn parse(texts: &[&str]) -> Option<Challenge> {
         let mut headers = HeaderMap::new();
         for text in texts {
             headers.append(WWW_AUTHENTICATE, text.parse().unwrap());
@@ -129,17 +121,17 @@ mod tests {
     }
 
     #[test]
-    fn challenges_are_read_and_the_token_preferred() {
+    fn bearer_challenge_is_preferred() {
         let bearer =
             r#"Bearer realm="https://auth.example/token",service="r.example",scope="repository:g/p:pull,push""#;
-        let wanted = Challenge::Bearer {
+        let expected = Challenge::Bearer {
             realm: "https://auth.example/token".to_owned(),
             service: Some("r.example".to_owned()),
             scope: Some("repository:g/p:pull,push".to_owned()),
         };
-        assert_eq!(read(&["Basic realm=\"x\"", bearer]), Some(wanted));
-        assert_eq!(read(&["basic realm=\"x\""]), Some(Challenge::Basic));
-        assert_eq!(read(&["Digest realm=\"x\", nonce=\"1\""]), None);
-        assert_eq!(read(&["nonsense \"", ""]), None);
+        assert_eq!(parse(&["Basic realm=\"x\"", bearer]), Some(expected));
+        assert_eq!(parse(&["basic realm=\"x\""]), Some(Challenge::Basic));
+        assert_eq!(parse(&["Digest realm=\"x\", nonce=\"1\""]), None);
+        assert_eq!(parse(&["nonsense \"", ""]), None);
     }
 }

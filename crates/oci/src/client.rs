@@ -13,28 +13,29 @@ use url::Url;
 use crate::auth::{self, Challenge};
 use crate::body::read_body;
 use crate::credentials::Credentials;
-use crate::digest::Digest;
-use crate::error::RegistryError;
-use crate::error_chain::error_chain;
+use crate::digest::{Digest, DigestError};
+use crate::error::{RegistryError, ResponseError};
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use crate::reference::Repository;
+use crate::retry::{MAX_ATTEMPTS, wait};
 
 /// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Maximum size of an index, a manifest or a page of tags in bytes.
 /// The specification requires registries to accept this size.
-const DOCUMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;
+const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
 /// Maximum number of pages of tags. A page has up to 1000 tags.
-const TAG_PAGES_MAX: usize = 100;
-/// Number of attempts for a request without a response, or with status 429 or 5xx.
-pub(super) const TRIES: u32 = 4;
-/// Delay after the first attempt; it doubles with each attempt.
-pub(super) const PAUSE: Duration = Duration::from_millis(250);
-const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+const MAX_TAG_PAGES: usize = 100;
+/// Timeout for establishing a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout for a connection on which no data arrives.
-const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of redirects of one request.
-const REDIRECTS_MAX: usize = 5;
+const MAX_REDIRECTS: usize = 5;
+
+/// Maximum size of an error response that is read, and number of its characters that an error quotes.
+const MAX_ERROR_BYTES: u64 = 64 * 1024;
+const MAX_QUOTED_CHARS: usize = 200;
 
 /// Tags of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,20 +62,20 @@ impl Registry {
     /// Registries on this machine are accessed with HTTP, all others with HTTPS.
     ///
     /// # Errors
-    /// [`RegistryError::Setup`].
+    /// [`RegistryError::Name`] or [`RegistryError::Client`].
     pub fn new(repository: Repository, credentials: Option<Credentials>) -> Result<Self, RegistryError> {
-        let setup = |error: String| RegistryError::Setup(error);
         let host = match repository.registry.as_str() {
             "docker.io" | "index.docker.io" => "registry-1.docker.io",
             other => other,
         };
         let scheme = if is_this_machine(host) { "http" } else { "https" };
-        let base = Url::parse(&format!("{scheme}://{host}/v2/")).map_err(|error| setup(format!("{host}: {error}")))?;
+        let base = Url::parse(&format!("{scheme}://{host}/v2/"))
+            .map_err(|source| RegistryError::Name { name: host.to_owned(), source })?;
         let policy = Policy::custom(|attempt| {
             let from_https = attempt.previous().iter().any(|url| url.scheme() == "https");
             if from_https && attempt.url().scheme() != "https" {
-                attempt.error("a redirect from https to an unencrypted address")
-            } else if attempt.previous().len() > REDIRECTS_MAX {
+                attempt.error("redirect from https to an unencrypted address")
+            } else if attempt.previous().len() > MAX_REDIRECTS {
                 attempt.error("too many redirects")
             } else {
                 attempt.follow()
@@ -82,13 +83,13 @@ impl Registry {
         });
         let http = reqwest::Client::builder()
             .user_agent(USER_AGENT)
-            .connect_timeout(CONNECT_LIMIT)
-            .read_timeout(SILENCE_LIMIT)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
             .redirect(policy)
             // Digests are computed from the bytes as they are sent.
             .no_gzip()
             .build()
-            .map_err(|error| setup(error_chain(&error)))?;
+            .map_err(RegistryError::Client)?;
         Ok(Self { http, repository, base, credentials, authorization: Mutex::default() })
     }
 
@@ -118,22 +119,22 @@ impl Registry {
         let mut url = self.url(&["tags", "list"])?;
         url.set_query(Some("n=1000"));
         let mut tags = Vec::new();
-        for _ in 0..TAG_PAGES_MAX {
-            let answer = match self.get(&url, HeaderMap::new(), Some(self.repository.to_string())).await {
+        for _ in 0..MAX_TAG_PAGES {
+            let response = match self.get(&url, HeaderMap::new(), Some(self.repository.to_string())).await {
                 Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) if tags.is_empty() => {
                     return Ok(TagList::Unlisted);
                 }
-                answer => answer?,
+                response => response?,
             };
-            let next = next_page(&url, answer.headers());
-            let page: Page = parse(&url, &read_body(answer, url.as_str(), DOCUMENT_MAX_BYTES).await?)?;
+            let next = next_page(&url, response.headers());
+            let page: Page = parse(&url, &read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?)?;
             tags.extend(page.tags.unwrap_or_default());
             match next {
                 Some(next) => url = next,
                 None => return Ok(TagList::Tags(tags)),
             }
         }
-        Err(RegistryError::Nonsense { url: url.to_string(), what: format!("more than {TAG_PAGES_MAX} pages of tags") })
+        Err(RegistryError::invalid(url, ResponseError::TooManyPages(MAX_TAG_PAGES)))
     }
 
     /// Fetches the index to which a tag points.
@@ -143,19 +144,17 @@ impl Registry {
     pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
         let url = self.url(&["manifests", tag])?;
         let what = format!("{}:{tag}", self.repository);
-        let answer = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(what)).await?;
-        let announced = answer.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
+        let response = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(what)).await?;
+        let announced = response.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
         let announced = announced.map(str::to_owned);
-        let body = read_body(answer, url.as_str(), DOCUMENT_MAX_BYTES).await?;
+        let body = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
         if let Some(announced) = announced {
-            check(&url, &announced, Digest::of(&body))?;
+            verify(&url, &announced, Digest::of(&body))?;
         }
         let index: Index = parse(&url, &body)?;
         let is_index = INDEX_TYPES.contains(&index.media_type.as_str()) || !index.manifests.is_empty();
         if !is_index {
-            let what = "the tag points to an image for one platform without saying which, where an index of platforms is \
-                        expected; publish an index of platforms";
-            return Err(RegistryError::Nonsense { url: url.to_string(), what: what.to_owned() });
+            return Err(RegistryError::invalid(url, ResponseError::NotAnIndex));
         }
         Ok(index)
     }
@@ -166,17 +165,15 @@ impl Registry {
     /// [`RegistryError`], also if the content does not match its digest.
     pub async fn manifest(&self, entry: &Descriptor) -> Result<Manifest, RegistryError> {
         let url = self.url(&["manifests", &entry.digest])?;
-        let answer = self.get(&url, accept(&MANIFEST_TYPES), Some(entry.digest.clone())).await?;
-        let body = read_body(answer, url.as_str(), DOCUMENT_MAX_BYTES).await?;
-        check(&url, &entry.digest, Digest::of(&body))?;
+        let response = self.get(&url, accept(&MANIFEST_TYPES), Some(entry.digest.clone())).await?;
+        let body = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
+        verify(&url, &entry.digest, Digest::of(&body))?;
         parse(&url, &body)
     }
 
     pub(super) fn url(&self, parts: &[&str]) -> Result<Url, RegistryError> {
         let path = format!("{}/{}", self.repository.path, parts.join("/"));
-        self.base
-            .join(&path)
-            .map_err(|error| RegistryError::Nonsense { url: format!("{}{path}", self.base), what: error.to_string() })
+        self.base.join(&path).map_err(|source| RegistryError::Name { name: path, source })
     }
 
     /// Sends a GET request until it succeeds. `what` is the name in the error if nothing is found.
@@ -186,48 +183,45 @@ impl Registry {
         headers: HeaderMap,
         what: Option<String>,
     ) -> Result<Response, RegistryError> {
-        let mut asked = false;
-        let mut tries = 0;
+        let (mut authorized, mut attempts) = (false, 0);
         loop {
             let authorization = self.authorization.lock().await.clone();
             let mut request = self.http.get(url.clone()).headers(headers.clone());
             if let Some(authorization) = authorization {
                 request = request.header(AUTHORIZATION, authorization);
             }
-            tries += 1;
-            let answer = match request.send().await {
-                Ok(answer) => answer,
-                Err(error) if tries < TRIES && !error.is_redirect() && !error.is_builder() => {
-                    tokio::time::sleep(PAUSE * 2_u32.pow(tries)).await;
+            attempts += 1;
+            let response = match request.send().await {
+                Ok(response) => response,
+                Err(error) if attempts < MAX_ATTEMPTS && !error.is_redirect() && !error.is_builder() => {
+                    wait(attempts).await;
                     continue;
                 }
-                Err(error) => {
-                    return Err(RegistryError::Unreachable {
-                        url: url.to_string(),
-                        cause: error_chain(&error.without_url()),
-                    });
-                }
+                Err(error) => return Err(RegistryError::unreachable(url.as_str(), error)),
             };
-            match answer.status() {
-                status if status.is_success() => return Ok(answer),
-                StatusCode::UNAUTHORIZED if !asked => {
-                    asked = true;
-                    self.authorize(url, answer.headers()).await?;
+            match response.status() {
+                status if status.is_success() => return Ok(response),
+                StatusCode::UNAUTHORIZED if !authorized => {
+                    authorized = true;
+                    self.authorize(url, response.headers()).await?;
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    return Err(self.refused(url, &answer.status().to_string()));
+                    return Err(self.refused(url, &response.status().to_string()));
                 }
                 StatusCode::NOT_FOUND => {
                     let what = what.unwrap_or_else(|| self.repository.to_string());
                     return Err(RegistryError::NotFound { url: url.to_string(), what });
                 }
-                status if tries < TRIES && (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()) => {
-                    tokio::time::sleep(PAUSE * 2_u32.pow(tries)).await;
+                status
+                    if attempts < MAX_ATTEMPTS
+                        && (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()) =>
+                {
+                    wait(attempts).await;
                 }
                 status => {
-                    let body = read_body(answer, url.as_str(), 64 * 1024).await.unwrap_or_default();
-                    let said = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
-                    return Err(RegistryError::Status { url: url.to_string(), status: status.as_u16(), said });
+                    let body = read_body(response, url.as_str(), MAX_ERROR_BYTES).await.unwrap_or_default();
+                    let body = String::from_utf8_lossy(&body).trim().chars().take(MAX_QUOTED_CHARS).collect();
+                    return Err(RegistryError::Status { url: url.to_string(), status: status.as_u16(), body });
                 }
             }
         }
@@ -245,34 +239,33 @@ impl Registry {
             }
             (Some(Challenge::Basic), Some(credentials)) => auth::basic(credentials),
             (Some(Challenge::Basic), None) => {
-                return Err(self.refused(url, "a login is required, and none is configured"));
+                return Err(self.refused(url, "a login is required, but no credentials are configured"));
             }
-            (None, _) => return Err(self.refused(url, "it wants a login of a kind that is not known here")),
+            (None, _) => return Err(self.refused(url, "unsupported authentication method")),
         };
         *self.authorization.lock().await = Some(authorization);
         Ok(())
     }
 
-    fn refused(&self, url: &Url, why: &str) -> RegistryError {
-        let by = self.credentials.as_ref().map(|credentials| format!(", as {:?}", credentials.username));
-        let why = format!("{why}{}", by.unwrap_or_default());
-        RegistryError::Refused { url: url.to_string(), registry: self.repository.registry.clone(), why }
+    fn refused(&self, url: &Url, reason: &str) -> RegistryError {
+        let user = self.credentials.as_ref().map(|credentials| format!(", as {:?}", credentials.username));
+        let reason = format!("{reason}{}", user.unwrap_or_default());
+        RegistryError::Refused { url: url.to_string(), registry: self.repository.registry.clone(), reason }
     }
 }
 
 fn parse<T: DeserializeOwned>(url: &Url, body: &[u8]) -> Result<T, RegistryError> {
-    serde_json::from_slice(body).map_err(|error| RegistryError::Nonsense {
-        url: url.to_string(),
-        what: format!("the answer is not what a registry answers: {error}"),
-    })
+    serde_json::from_slice(body).map_err(|error| RegistryError::invalid(url.as_str(), error))
 }
 
-pub(super) fn check(url: &Url, wanted: &str, found: Digest) -> Result<(), RegistryError> {
-    let wanted: Digest = wanted.parse().map_err(|what| RegistryError::Nonsense { url: url.to_string(), what })?;
-    if wanted == found {
+/// Checks that content has the expected digest.
+pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), RegistryError> {
+    let expected: Digest =
+        expected.parse().map_err(|error: DigestError| RegistryError::invalid(url.as_str(), error))?;
+    if expected == found {
         return Ok(());
     }
-    Err(RegistryError::Digest { url: url.to_string(), wanted: wanted.to_string(), found: found.to_string() })
+    Err(RegistryError::Digest { url: url.to_string(), expected: expected.to_string(), found: found.to_string() })
 }
 
 fn accept(types: &[&str]) -> HeaderMap {

@@ -1,7 +1,9 @@
 //! Credentials for registries.
 
-use std::fmt;
 use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+use std::{fmt, io};
 
 /// User name and password for a registry.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,34 +35,71 @@ impl fmt::Debug for Credentials {
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// The file cannot be read or written.
-    #[error("{}: cannot be {what}", path.display())]
+    #[error("failed to {operation} {}", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,
-        /// The failed operation, as a participle.
-        what: &'static str,
+        /// The failed operation: `read` or `write`.
+        operation: &'static str,
         /// Error of the operating system.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The content of the file is invalid.
-    #[error("{}: {what}; it is the configuration file of docker, fix it or move it away", path.display())]
+    #[error("{}: {what}; fix docker's configuration file or move it away", path.display())]
     Content {
         /// Path of the file.
         path: PathBuf,
         /// What is wrong with the content.
         what: String,
     },
+    /// The file is not valid JSON.
+    #[error("failed to parse {}; fix docker's configuration file or move it away", path.display())]
+    Json {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the parser.
+        source: serde_json::Error,
+    },
     /// A credential helper failed.
-    #[error("docker-credential-{helper}: {what}; it is named in {}", config.display())]
+    #[error("docker-credential-{helper}, which {} names, failed", config.display())]
     Helper {
         /// Name of the helper, without the prefix `docker-credential-`.
         helper: String,
-        /// What went wrong.
-        what: String,
         /// Path of the file that names the helper.
         config: PathBuf,
+        /// What went wrong. Boxed to keep errors small.
+        source: Box<HelperError>,
     },
     /// Neither `DOCKER_CONFIG` nor `HOME` is set.
-    #[error("there is no home directory to keep credentials in; set HOME or DOCKER_CONFIG")]
+    #[error("no directory for credentials; set HOME or DOCKER_CONFIG")]
     NoHome,
+}
+
+/// Reason why a credential helper failed.
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    /// The name contains characters that names of helpers cannot have.
+    #[error("invalid name of a credential helper")]
+    Name,
+    /// The helper cannot be started, or its output cannot be read.
+    #[error("failed to run it; check that it is installed in a directory of PATH")]
+    Run(#[source] io::Error),
+    /// The helper did not exit in time.
+    #[error("no response to {verb} within {} s", timeout.as_secs())]
+    Timeout {
+        /// The helper's command.
+        verb: String,
+        /// Timeout of the helper.
+        timeout: Duration,
+    },
+    /// The helper exited with an error.
+    #[error("{verb} failed ({status}): {message}")]
+    Failed {
+        /// The helper's command.
+        verb: String,
+        /// Exit status of the helper.
+        status: ExitStatus,
+        /// Start of the helper's output.
+        message: String,
+    },
 }

@@ -11,6 +11,14 @@ use sha2::{Digest as _, Sha256};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
 
+/// A text is not a digest that can be verified.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not a valid digest; expected sha256: and 64 hexadecimal digits")]
+pub struct DigestError {
+    /// The invalid text.
+    pub found: String,
+}
+
 impl Digest {
     /// Returns the digest of bytes.
     #[must_use]
@@ -55,16 +63,14 @@ impl fmt::Display for Digest {
 }
 
 impl FromStr for Digest {
-    type Err = String;
+    type Err = DigestError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, DigestError> {
         let mut bytes = [0; 32];
         let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64);
         match digits.map(|digits| hex::decode_to_slice(digits, &mut bytes)) {
             Some(Ok(())) => Ok(Self(bytes)),
-            _ => Err(format!(
-                "{text:?} is no digest that can be checked: sha256: and 64 hexadecimal digits are expected"
-            )),
+            _ => Err(DigestError { found: text.to_owned() }),
         }
     }
 }

@@ -13,14 +13,14 @@ use serde_json::{Map, Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::credentials::{Credentials, CredentialsError};
+use crate::credentials::{Credentials, CredentialsError, HelperError};
 
 /// Key of Docker Hub, from a time when it was the only registry.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 /// User name which means that the secret is an identity token.
 const TOKEN_USER: &str = "<token>";
 /// Timeout of a credential helper, which may prompt the user.
-const HELPER_LIMIT: Duration = Duration::from_secs(120);
+const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Docker's configuration file.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ impl DockerConfig {
     ///
     /// # Errors
     /// [`CredentialsError::NoHome`].
-    pub fn of_environment() -> Result<Self, CredentialsError> {
+    pub fn from_environment() -> Result<Self, CredentialsError> {
         let set = |key| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
         let directory = set("DOCKER_CONFIG").or_else(|| set("HOME").map(|home| home.join(".docker")));
         Ok(Self::in_directory(&directory.ok_or(CredentialsError::NoHome)?))
@@ -56,16 +56,15 @@ impl DockerConfig {
         let text = match std::fs::read(&self.path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
-            Err(source) => return Err(CredentialsError::File { path: path(), what: "read", source }),
+            Err(source) => return Err(CredentialsError::File { path: path(), operation: "read", source }),
         };
         if text.iter().all(u8::is_ascii_whitespace) {
             return Ok(Map::new());
         }
-        let content = |what: String| CredentialsError::Content { path: path(), what };
         match serde_json::from_slice(&text) {
             Ok(Value::Object(config)) => Ok(config),
-            Ok(_) => Err(content("it is no JSON object".to_owned())),
-            Err(error) => Err(content(format!("it is no JSON: {error}"))),
+            Ok(_) => Err(CredentialsError::Content { path: path(), what: "not a JSON object".to_owned() }),
+            Err(source) => Err(CredentialsError::Json { path: path(), source }),
         }
     }
 
@@ -77,11 +76,16 @@ impl DockerConfig {
         let config = self.read()?;
         let key = key(registry);
         if let Some(helper) = helper(&config, &key) {
-            return self.ask(&helper, "get", key.as_bytes()).await.map(|answer| answer.as_deref().and_then(answered));
+            return self
+                .call_helper(&helper, "get", key.as_bytes())
+                .await
+                .map(|output| output.as_deref().and_then(parse_helper_response));
         }
         let Some(auths) = config.get("auths").and_then(Value::as_object) else { return Ok(None) };
-        let entry =
-            auths.iter().find(|(name, _)| **name == key).or_else(|| auths.iter().find(|(name, _)| same(name, &key)));
+        let entry = auths
+            .iter()
+            .find(|(name, _)| **name == key)
+            .or_else(|| auths.iter().find(|(name, _)| is_same_registry(name, &key)));
         let Some((_, entry)) = entry else { return Ok(None) };
         let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
         if !text("identitytoken").is_empty() {
@@ -99,7 +103,7 @@ impl DockerConfig {
             Some((username, password)) => Ok(Some(Credentials::new(username, password.trim_end_matches('\0')))),
             None => Err(CredentialsError::Content {
                 path: self.path.clone(),
-                what: format!("auths.{key}.auth is not the base64 of NAME:PASSWORD"),
+                what: format!("auths.{key}.auth is not NAME:PASSWORD in base64"),
             }),
         }
     }
@@ -114,19 +118,19 @@ impl DockerConfig {
         let key = key(registry);
         if let Some(helper) = helper(&config, &key) {
             let entry = json!({"ServerURL": key, "Username": credentials.username, "Secret": credentials.password});
-            return self.ask(&helper, "store", entry.to_string().as_bytes()).await.map(drop);
+            return self.call_helper(&helper, "store", entry.to_string().as_bytes()).await.map(drop);
         }
         let auths = config.entry("auths").or_insert_with(|| json!({}));
         let Some(auths) = auths.as_object_mut() else {
-            let what = "auths is no JSON object".to_owned();
+            let what = "auths is not a JSON object".to_owned();
             return Err(CredentialsError::Content { path: self.path.clone(), what });
         };
-        auths.retain(|name, _| *name == key || !same(name, &key));
+        auths.retain(|name, _| *name == key || !is_same_registry(name, &key));
         let auth = STANDARD.encode(format!("{}:{}", credentials.username, credentials.password));
         auths.insert(key, json!({ "auth": auth }));
         self.write(&config).map_err(|source| CredentialsError::File {
             path: self.path.clone(),
-            what: "written",
+            operation: "write",
             source,
         })
     }
@@ -148,15 +152,18 @@ impl DockerConfig {
     }
 
     /// Calls a credential helper. Returns `None` if it has no credentials.
-    async fn ask(&self, name: &str, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, CredentialsError> {
-        let failed =
-            |what: String| CredentialsError::Helper { helper: name.to_owned(), what, config: self.path.clone() };
+    async fn call_helper(&self, name: &str, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, CredentialsError> {
+        let failed = |error| CredentialsError::Helper {
+            helper: name.to_owned(),
+            config: self.path.clone(),
+            source: Box::new(error),
+        };
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-            return Err(failed("that is no name of a credential helper".to_owned()));
+            return Err(failed(HelperError::Name));
         }
         let mut command = Command::new(format!("docker-credential-{name}"));
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| failed(format!("cannot be run: {error}")))?;
+        let mut child = command.spawn().map_err(|error| failed(HelperError::Run(error)))?;
         let work = async {
             if let Some(mut stdin) = child.stdin.take() {
                 // A helper that does not read its input reports an error by its exit status.
@@ -164,25 +171,26 @@ impl DockerConfig {
             }
             child.wait_with_output().await
         };
-        let output = tokio::time::timeout(HELPER_LIMIT, work)
+        let output = tokio::time::timeout(HELPER_TIMEOUT, work)
             .await
-            .map_err(|_| failed(format!("{verb} had no answer within {} s", HELPER_LIMIT.as_secs())))?
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|_| failed(HelperError::Timeout { verb: verb.to_owned(), timeout: HELPER_TIMEOUT }))?
+            .map_err(|error| failed(HelperError::Run(error)))?;
         if output.status.success() {
             return Ok(Some(output.stdout));
         }
-        let said = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
-        if verb == "get" && said.contains("credentials not found") {
+        let text = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
+        if verb == "get" && text.contains("credentials not found") {
             return Ok(None);
         }
-        Err(failed(format!("{verb} failed ({}): {}", output.status, said.trim().chars().take(200).collect::<String>())))
+        let message = text.trim().chars().take(200).collect();
+        Err(failed(HelperError::Failed { verb: verb.to_owned(), status: output.status, message }))
     }
 }
 
 /// Parses a helper's response.
-fn answered(answer: &[u8]) -> Option<Credentials> {
-    let answer: Value = serde_json::from_slice(answer).ok()?;
-    let text = |name: &str| answer.get(name).and_then(Value::as_str).map(str::to_owned);
+fn parse_helper_response(response: &[u8]) -> Option<Credentials> {
+    let response: Value = serde_json::from_slice(response).ok()?;
+    let text = |name: &str| response.get(name).and_then(Value::as_str).map(str::to_owned);
     let (username, password) = (text("Username")?, text("Secret").filter(|secret| !secret.is_empty())?);
     let is_identity_token = username == TOKEN_USER;
     Some(Credentials {
@@ -201,7 +209,7 @@ fn key(registry: &str) -> String {
 }
 
 /// Returns whether a name and a key denote the same registry. Old entries have a scheme and a path.
-fn same(name: &str, key: &str) -> bool {
+fn is_same_registry(name: &str, key: &str) -> bool {
     let host = |text: &str| {
         let text = text.trim_start_matches("https://").trim_start_matches("http://");
         text.split('/').next().unwrap_or_default().to_owned()

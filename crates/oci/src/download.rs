@@ -10,14 +10,14 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 use url::Url;
 
-use crate::client::{PAUSE, Registry, TRIES, check};
+use crate::client::{Registry, verify};
 use crate::digest::{self, Digest};
 use crate::error::RegistryError;
-use crate::error_chain::error_chain;
 use crate::manifest::Descriptor;
+use crate::retry::{MAX_ATTEMPTS, wait};
 
 /// Timeout of a whole download.
-const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Registry {
     /// Downloads a blob into a file.
@@ -29,15 +29,9 @@ impl Registry {
     pub async fn download(&self, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
         let url = self.url(&["blobs", &blob.digest])?;
         let work = self.download_all(&url, blob, to);
-        match tokio::time::timeout(DOWNLOAD_LIMIT, work).await {
+        match tokio::time::timeout(DOWNLOAD_TIMEOUT, work).await {
             Ok(done) => done,
-            Err(_) => Err(RegistryError::Unreachable {
-                url: url.to_string(),
-                cause: format!(
-                    "the download took more than {} s; it is taken up there the next time",
-                    DOWNLOAD_LIMIT.as_secs()
-                ),
-            }),
+            Err(_) => Err(RegistryError::Timeout { url: url.to_string(), timeout: DOWNLOAD_TIMEOUT }),
         }
     }
 
@@ -51,26 +45,26 @@ impl Registry {
             let before = part.length;
             match self.download_part(url, blob, (to, &mut file), &mut part).await {
                 Ok(()) => {}
-                Err(Broken::Final(error)) => {
+                Err(PartError::Permanent(error)) => {
                     drop(file);
                     if matches!(error, RegistryError::TooLarge { .. }) {
                         let _ = tokio::fs::remove_file(to).await;
                     }
                     return Err(error);
                 }
-                Err(Broken::Off(cause)) => {
+                Err(PartError::Interrupted(error)) => {
                     failures = if part.length > before { 0 } else { failures + 1 };
-                    if failures == TRIES {
-                        return Err(RegistryError::Unreachable { url: url.to_string(), cause });
+                    if failures == MAX_ATTEMPTS {
+                        return Err(error);
                     }
-                    tracing::debug!(%url, cause, at = part.length, "download broke off");
-                    tokio::time::sleep(PAUSE * 2_u32.pow(failures)).await;
+                    tracing::debug!(%url, %error, received = part.length, "download interrupted, continuing");
+                    wait(failures).await;
                 }
             }
         }
         file.sync_all().await.map_err(failed)?;
         let found = Digest::finish(part.hash);
-        if let Err(error) = check(url, &blob.digest, found) {
+        if let Err(error) = verify(url, &blob.digest, found) {
             let _ = tokio::fs::remove_file(to).await;
             return Err(error);
         }
@@ -83,44 +77,49 @@ impl Registry {
         blob: &Descriptor,
         (path, file): (&Path, &mut tokio::fs::File),
         part: &mut Part,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PartError> {
         let mut headers = HeaderMap::new();
         if part.length > 0
             && let Ok(range) = format!("bytes={}-", part.length).parse()
         {
             headers.insert(RANGE, range);
         }
-        let mut answer = self.get(url, headers, Some(blob.digest.clone())).await.map_err(Broken::Final)?;
-        let io = |source| Broken::Final(RegistryError::File { path: path.to_owned(), source });
-        if answer.status() != StatusCode::PARTIAL_CONTENT || !starts_at(answer.headers(), part.length) {
+        let mut response = self.get(url, headers, Some(blob.digest.clone())).await.map_err(PartError::Permanent)?;
+        let io = |source| PartError::Permanent(RegistryError::File { path: path.to_owned(), source });
+        if response.status() != StatusCode::PARTIAL_CONTENT || !starts_at(response.headers(), part.length) {
             // The registry does not support ranges, so the download starts over.
             *part = Part::default();
         }
         file.set_len(part.length).await.map_err(io)?;
         file.seek(std::io::SeekFrom::Start(part.length)).await.map_err(io)?;
         loop {
-            let chunk = answer.chunk().await.map_err(|error| Broken::Off(error_chain(&error.without_url())))?;
+            let chunk = response
+                .chunk()
+                .await
+                .map_err(|error| PartError::Interrupted(RegistryError::unreachable(url.as_str(), error)))?;
             let Some(chunk) = chunk else { break };
             part.length += chunk.len() as u64;
             if part.length > blob.size {
-                return Err(Broken::Final(RegistryError::TooLarge { url: url.to_string(), limit: blob.size }));
+                return Err(PartError::Permanent(RegistryError::TooLarge { url: url.to_string(), limit: blob.size }));
             }
             part.hash.update(&chunk);
             file.write_all(&chunk).await.map_err(io)?;
         }
         file.flush().await.map_err(io)?;
         if part.length < blob.size {
-            return Err(Broken::Off(format!("only {} of {} bytes came", part.length, blob.size)));
+            let (received, size) = (part.length, blob.size);
+            return Err(PartError::Interrupted(RegistryError::Incomplete { url: url.to_string(), received, size }));
         }
         Ok(())
     }
 }
 
 /// Reason why a download stopped.
-enum Broken {
+enum PartError {
     /// The connection failed, so the download can be continued.
-    Off(String),
-    Final(RegistryError),
+    Interrupted(RegistryError),
+    /// A retry would fail, too.
+    Permanent(RegistryError),
 }
 
 /// The downloaded part of a blob.
@@ -143,7 +142,7 @@ impl Part {
     }
 }
 
-fn starts_at(headers: &HeaderMap, at: u64) -> bool {
+fn starts_at(headers: &HeaderMap, offset: u64) -> bool {
     let range = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    range.strip_prefix("bytes ").and_then(|range| range.split('-').next()?.parse().ok()) == Some(at)
+    range.strip_prefix("bytes ").and_then(|range| range.split('-').next()?.parse().ok()) == Some(offset)
 }

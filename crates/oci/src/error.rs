@@ -1,30 +1,51 @@
 //! Errors of the registry client.
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::digest::DigestError;
 
 /// Reason why a request to a registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// The registry did not respond.
-    #[error("{url}: no answer: {cause}; is the registry's name right, and can it be reached from here?")]
+    /// The registry did not respond, or the connection broke.
+    #[error("{url}: no response; check the name of the registry and the network")]
     Unreachable {
         /// Requested URL.
         url: String,
-        /// Cause of the failure.
-        cause: String,
+        /// Error of the HTTP client, without the URL.
+        source: reqwest::Error,
+    },
+    /// The connection was closed before the end of a download.
+    #[error("{url}: the connection was closed after {received} of {size} bytes; repeat the download to continue it")]
+    Incomplete {
+        /// Requested URL.
+        url: String,
+        /// Number of bytes received so far.
+        received: u64,
+        /// Size of the content in bytes.
+        size: u64,
+    },
+    /// The download took too long.
+    #[error("{url}: the download was not complete after {} s; repeat it to continue", timeout.as_secs())]
+    Timeout {
+        /// Requested URL.
+        url: String,
+        /// Timeout of the download.
+        timeout: Duration,
     },
     /// The registry requires a login or denies access.
-    #[error("{url}: {registry} refuses access ({why})")]
+    #[error("{url}: {registry} denies access ({reason})")]
     Refused {
         /// Requested URL.
         url: String,
         /// Name of the registry.
         registry: String,
         /// The registry's reason, and the user name that was sent.
-        why: String,
+        reason: String,
     },
     /// The registry does not have the requested content.
-    #[error("{url}: not found at the registry; is {what} spelt right?")]
+    #[error("{url}: not found at the registry; check the spelling of {what}")]
     NotFound {
         /// Requested URL.
         url: String,
@@ -32,17 +53,17 @@ pub enum RegistryError {
         what: String,
     },
     /// The registry responded with another error.
-    #[error("{url}: the registry answered {status}: {said}")]
+    #[error("{url}: the registry responded with status {status}: {body}")]
     Status {
         /// Requested URL.
         url: String,
         /// HTTP status.
         status: u16,
         /// Start of the response.
-        said: String,
+        body: String,
     },
     /// The content exceeds the limit for its kind.
-    #[error("{url}: more than {limit} bytes; nothing of this kind is so large, and it was not read on")]
+    #[error("{url}: larger than {limit} bytes, the limit for this kind of content")]
     TooLarge {
         /// Requested URL.
         url: String,
@@ -51,33 +72,83 @@ pub enum RegistryError {
     },
     /// The content does not match its digest.
     #[error(
-        "{url}: the content has the digest {found}, and {wanted} was announced: it was changed on the way or at the registry; it was thrown away"
+        "{url}: the content has the digest {found}, expected {expected}; it was changed at the registry or on the way, and \
+         was discarded"
     )]
     Digest {
         /// Requested URL.
         url: String,
         /// Expected digest.
-        wanted: String,
+        expected: String,
         /// Digest of the content.
         found: String,
     },
     /// The response is invalid.
-    #[error("{url}: {what}")]
-    Nonsense {
+    #[error("{url}: invalid response")]
+    InvalidResponse {
         /// Requested URL.
         url: String,
         /// What is wrong with the response.
-        what: String,
+        source: ResponseError,
     },
     /// A local file cannot be written.
-    #[error("{}: cannot be written", path.display())]
+    #[error("failed to write {}", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// The name of the registry or repository cannot be part of a URL.
+    #[error("{name} is not a valid name of a registry or repository")]
+    Name {
+        /// The invalid name.
+        name: String,
+        /// What is wrong with the URL.
+        source: url::ParseError,
+    },
     /// The HTTP client cannot be created.
-    #[error("no HTTP client can be made: {0}")]
-    Setup(String),
+    #[error("failed to create an HTTP client")]
+    Client(#[source] reqwest::Error),
+}
+
+/// What is wrong with the response of a registry.
+#[derive(Debug, thiserror::Error)]
+pub enum ResponseError {
+    /// The response is not the expected JSON document.
+    #[error("unexpected JSON")]
+    Json(#[from] serde_json::Error),
+    /// A digest has an invalid format.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// The list of tags is too long.
+    #[error("more than {0} pages of tags")]
+    TooManyPages(usize),
+    /// The tag points to an image without a platform.
+    #[error("the tag points to the image of a single, unnamed platform; publish an index of platforms")]
+    NotAnIndex,
+    /// The URL for tokens is invalid.
+    #[error("invalid URL for tokens")]
+    TokenUrl(#[from] url::ParseError),
+    /// The URL for tokens is not encrypted.
+    #[error("the registry {registry} requests tokens over an unencrypted connection; https is required")]
+    InsecureTokenUrl {
+        /// Name of the registry.
+        registry: String,
+    },
+    /// The response contains no token.
+    #[error("the response contains no token")]
+    NoToken,
+}
+
+impl RegistryError {
+    /// Wraps an error of the HTTP client.
+    /// The URL is removed from it, because redirects can contain secrets.
+    pub(crate) fn unreachable(url: impl Into<String>, error: reqwest::Error) -> Self {
+        Self::Unreachable { url: url.into(), source: error.without_url() }
+    }
+
+    pub(crate) fn invalid(url: impl Into<String>, source: impl Into<ResponseError>) -> Self {
+        Self::InvalidResponse { url: url.into(), source: source.into() }
+    }
 }

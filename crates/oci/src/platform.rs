@@ -54,7 +54,7 @@ impl HostPlatform {
                 arm().filter(|version| *version <= self.arm).map(|version| 1 + self.arm - version)
             }
             ("amd64" | "arm64", _) => None,
-            (mine, its) => (mine == its).then_some(0),
+            (own, other) => (own == other).then_some(0),
         }
     }
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn o03_arm64_falls_back_to_arm_and_not_to_amd64() {
+    fn o03_arm64_falls_back_to_arm() {
         let entries = [entry("linux", "amd64", ""), entry("linux", "arm", "v6"), entry("linux", "arm", "v7")];
         assert_eq!(selected("arm64", 8, &entries).as_deref(), Some("linux/arm/v7"));
         assert_eq!(selected("arm", 6, &entries).as_deref(), Some("linux/arm/v6"));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_architecture_comes_first() {
+    fn own_architecture_is_preferred() {
         let entries = [
             entry("windows", "amd64", ""),
             entry("linux", "386", ""),

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::version::{Constraint, VersionError};
 
 /// Maximum length of a reference in bytes. Registries allow less.
-const LENGTH_MAX: usize = 512;
+const MAX_BYTES: usize = 512;
 
 /// Parts that a reference may omit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,16 +45,16 @@ pub struct Reference {
 pub enum ReferenceError {
     /// The name of the repository is invalid.
     #[error(
-        "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed ({why})"
+        "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed ({reason})"
     )]
     Name {
         /// The invalid text.
         found: String,
         /// What is wrong with it.
-        why: &'static str,
+        reason: &'static str,
     },
     /// The version constraint is invalid.
-    #[error("{name}")]
+    #[error("{name}: invalid version")]
     Constraint {
         /// Name of the repository.
         name: String,
@@ -71,9 +71,9 @@ impl Repository {
     /// # Errors
     /// [`ReferenceError::Name`].
     pub fn parse(name: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {
-        let bad = |why| ReferenceError::Name { found: name.to_owned(), why };
-        if name.len() > LENGTH_MAX {
-            return Err(bad("it is too long"));
+        let bad = |reason| ReferenceError::Name { found: name.to_owned(), reason };
+        if name.len() > MAX_BYTES {
+            return Err(bad("too long"));
         }
         let is_registry = |segment: &str| segment == "localhost" || segment.contains(['.', ':', '[']);
         let (registry, path) = match name.split_once('/') {
@@ -83,18 +83,18 @@ impl Repository {
         };
         let host_part = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
         if registry.is_empty() || !registry.chars().all(host_part) || registry.starts_with(['.', '-', ':']) {
-            return Err(bad("the registry is no host"));
+            return Err(bad("the registry is not a valid host name"));
         }
         if let Some((_, port)) = registry.rsplit_once(':')
             && !registry.ends_with(']')
             && port.parse::<u16>().is_err()
         {
-            return Err(bad("the registry's port is no number"));
+            return Err(bad("the registry's port is not a number"));
         }
         for segment in path.split('/') {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
             if segment.is_empty() || !segment.chars().all(plain) || segment.starts_with(['.', '-']) {
-                return Err(bad("between slashes stand letters, digits and -._, and neither . nor - first"));
+                return Err(bad("segments consist of letters, digits and -._, and do not start with . or -"));
             }
         }
         Ok(Self { registry: registry.to_owned(), path })
@@ -109,10 +109,7 @@ impl Reference {
     pub fn parse(text: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {
         let (name, constraint) = match text.split_once('@') {
             Some(parts) => parts,
-            None => match text.rfind(':').filter(|at| !text[*at..].contains('/')) {
-                Some(at) => (&text[..at], &text[at + 1..]),
-                None => (text, "latest"),
-            },
+            None => text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).unwrap_or((text, "latest")),
         };
         let source = |source| ReferenceError::Constraint { name: name.to_owned(), source };
         let repository = Repository::parse(name, defaults)?;
@@ -140,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn o01_what_a_reference_leaves_away_is_added() {
+    fn o01_defaults_complete_a_reference() {
         assert_eq!(full("aws"), "registry.gitlab.com/gitlab-org/fleeting/plugins/aws:latest");
         assert_eq!(full("aws:1.2"), "registry.gitlab.com/gitlab-org/fleeting/plugins/aws:1.2");
         assert_eq!(full("g/p"), "registry.gitlab.com/g/p:latest");
@@ -150,7 +147,7 @@ mod tests {
 
     /// In Go, `localhost/x` becomes `registry.gitlab.com/localhost/x`, and a registry with a port cannot be used.
     #[test]
-    fn peers_defect_1_a_registry_may_have_a_port_and_be_localhost() {
+    fn registry_may_have_a_port_or_be_localhost() {
         assert_eq!(full("localhost/x"), "localhost/x:latest");
         assert_eq!(full("localhost:5000/g/p:1.2"), "localhost:5000/g/p:1.2");
         assert_eq!(full("127.0.0.1:5000/p"), "127.0.0.1:5000/p:latest");
@@ -159,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_names_no_repository_is_an_error() {
+    fn invalid_references_are_rejected() {
         for text in [
             "",
             "a//b",

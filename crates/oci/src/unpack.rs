@@ -14,19 +14,19 @@ use crate::digest::Digest;
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     /// The archive cannot be read, or a file cannot be written.
-    #[error("it cannot be unpacked")]
+    #[error("failed to read the archive or to write a file")]
     Io(#[from] io::Error),
     /// The archive exceeds a limit.
     #[error("{0}")]
-    TooMuch(Exceeded),
+    Limit(Exceeded),
     /// An entry is outside of the directories that the caller accepts.
-    #[error("its entry {name:?} is outside of the folder that is unpacked")]
+    #[error("entry {name:?} is outside of the directories that may be unpacked")]
     Outside {
         /// Path of the entry.
         name: String,
     },
     /// An entry is not a regular file or directory.
-    #[error("its entry {name:?} is a {kind}, and only regular files belong there")]
+    #[error("entry {name:?} is a {kind}; only regular files are allowed")]
     Kind {
         /// Path of the entry.
         name: String,
@@ -34,21 +34,21 @@ pub enum UnpackError {
         kind: &'static str,
     },
     /// Two entries have the same target.
-    #[error("its file {name:?} comes twice")]
-    Twice {
+    #[error("file {name:?} occurs twice")]
+    Duplicate {
         /// Path of the file.
         name: String,
     },
     /// The compression is not supported.
-    #[error("it is packed with {0}; gzip is expected")]
-    Packed(&'static str),
+    #[error("unsupported compression {0}; use gzip")]
+    Compression(&'static str),
 }
 
 impl From<muster_archive::UnpackError> for UnpackError {
     fn from(error: muster_archive::UnpackError) -> Self {
         use muster_archive::UnpackError as Archive;
         match error {
-            Archive::Limit(exceeded) => Self::TooMuch(exceeded),
+            Archive::Limit(exceeded) => Self::Limit(exceeded),
             Archive::Outside { name } => Self::Outside { name },
             Archive::Kind { name, kind } => Self::Kind { name, kind },
             Archive::Broken(error) | Archive::Io { source: error, .. } => Self::Io(error),
@@ -69,7 +69,7 @@ pub struct Unpacked {
 /// Decision about an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// Write the file under this name, which is a single segment.
+    /// Write the file at this path, relative to the directory, with segments separated by `/`.
     File(String),
     /// Skip the entry.
     Skipped,
@@ -97,21 +97,28 @@ pub fn unpack(
     archive.rewind()?;
     let head = head.get(..length).unwrap_or_default();
     let format = match Format::from_magic(head) {
-        Some(Format::TarZstd) => return Err(UnpackError::Packed("zstd")),
-        _ if head.starts_with(b"BZh") => return Err(UnpackError::Packed("bzip2")),
+        Some(Format::TarZstd) => return Err(UnpackError::Compression("zstd")),
+        _ if head.starts_with(b"BZh") => return Err(UnpackError::Compression("bzip2")),
         Some(Format::TarGzip) => Format::TarGzip,
         _ => Format::Tar,
     };
     let dir = create_root(into, &Root::Chosen)?;
     let mut files = BTreeMap::new();
     read(archive, format, &Meter::new(*limits, &|| false), &mut |entry, content| {
-        let Some(name) = name_of(entry, target)? else { return Ok(()) };
+        let Some(name) = target_path(entry, target)? else { return Ok(()) };
         if files.contains_key(&name) {
-            return Err(UnpackError::Twice { name });
+            return Err(UnpackError::Duplicate { name });
         }
         let mode = entry.mode.unwrap_or(0o644);
         let mut content = Hashed { content, hash: Sha256::new() };
-        write_new(&dir, &name, 0o644 | (mode & 0o111), &mut content)?.sync_all()?;
+        let file = match name.rsplit_once('/') {
+            Some((parent, base)) => {
+                dir.create_dir_all(parent)?;
+                write_new(&dir.open_dir(parent)?, base, 0o644 | (mode & 0o111), &mut content)
+            }
+            None => write_new(&dir, &name, 0o644 | (mode & 0o111), &mut content),
+        };
+        file?.sync_all()?;
         files.insert(name, Unpacked { digest: Digest::finish(content.hash), is_executable: mode & 0o100 != 0 });
         Ok(())
     })?;
@@ -119,8 +126,8 @@ pub fn unpack(
     Ok(files)
 }
 
-/// Returns the name under which an entry is written, or `None` if it is skipped.
-fn name_of(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<Option<String>, UnpackError> {
+/// Returns the path at which an entry is written, or `None` if it is skipped.
+fn target_path(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<Option<String>, UnpackError> {
     let outside = || UnpackError::Outside { name: entry.path.to_string_lossy().into_owned() };
     let is_directory = match entry.kind {
         EntryKind::File => false,
@@ -130,10 +137,15 @@ fn name_of(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<Opti
         }
     };
     match target(&entry.path, is_directory) {
-        Target::File(name) if !is_directory => Ok(Some(name)),
+        Target::File(name) if !is_directory && is_below(&name) => Ok(Some(name)),
         Target::File(_) | Target::Outside => Err(outside()),
         Target::Skipped => Ok(None),
     }
+}
+
+/// Returns whether a relative path stays below its directory.
+fn is_below(path: &str) -> bool {
+    path.split('/').all(|segment| !matches!(segment, "" | "." | "..")) && !path.contains('\0')
 }
 
 /// Content whose digest is computed while it is read.
@@ -157,9 +169,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_caller_decides_where_files_go_and_gets_their_digests() {
+    fn caller_selects_paths_and_gets_digests() {
         let mut archive = Builder::new(Vec::new());
-        for (name, mode) in [("bin/step", 0o4755), ("bin/notes", 0o666)] {
+        for (name, mode) in [("bin/step", 0o4755), ("bin/lib/data", 0o600), ("bin/notes", 0o666)] {
             let mut header = Header::new_ustar();
             header.set_mode(mode);
             header.set_size(4);
@@ -169,7 +181,7 @@ mod tests {
         let (layer, into) = (home.path().join("layer"), home.path().join("into"));
         std::fs::write(&layer, archive.into_inner().unwrap()).unwrap();
         std::fs::create_dir(&into).unwrap();
-        let limits = Limits { bytes: 100, entries: 2, ratio: 100, ratio_floor: 1 << 20, header_bytes: 1 << 20 };
+        let limits = Limits { bytes: 100, entries: 3, ratio: 100, ratio_floor: 1 << 20, header_bytes: 1 << 20 };
 
         let target = |path: &Path, _: bool| match path.strip_prefix("bin") {
             Ok(name) if name.as_os_str() == "notes" => Target::Skipped,
@@ -177,10 +189,17 @@ mod tests {
             Err(_) => Target::Outside,
         };
         let files = unpack(&layer, &into, &limits, &target).unwrap();
-        let expected = Unpacked { digest: Digest::of(b"text"), is_executable: true };
-        assert_eq!(files, BTreeMap::from([("step".to_owned(), expected)]));
-        assert!(into.join("step").is_file() && !into.join("notes").exists());
+        let expected = |is_executable| Unpacked { digest: Digest::of(b"text"), is_executable };
+        assert_eq!(
+            files,
+            BTreeMap::from([("step".to_owned(), expected(true)), ("lib/data".to_owned(), expected(false))])
+        );
+        assert!(into.join("step").is_file() && into.join("lib/data").is_file() && !into.join("notes").exists());
         let refused = unpack(&layer, &into, &limits, &|_, _| Target::Outside);
         assert!(matches!(refused, Err(UnpackError::Outside { name }) if name == "bin/step"));
+        for path in ["../x", "/x", "a/../../x", "", "a//b"] {
+            let refused = unpack(&layer, &into, &limits, &|_, _| Target::File(path.to_owned()));
+            assert!(matches!(refused, Err(UnpackError::Outside { .. })), "{path}");
+        }
     }
 }

@@ -31,7 +31,7 @@ pub enum VersionError {
     },
     /// The text is a digest.
     #[error(
-        "{found:?} is a digest, not a version: name the version; its digest is kept in the lock file and checked from then on"
+        "{found:?} is a digest, not a version; name the version, whose digest is then stored in the lock file and verified"
     )]
     Digest {
         /// The invalid text.
@@ -136,12 +136,12 @@ impl FromStr for Constraint {
     type Err = VersionError;
 
     fn from_str(text: &str) -> Result<Self, VersionError> {
-        let bad = || VersionError::Constraint { found: text.to_owned() };
+        let invalid = || VersionError::Constraint { found: text.to_owned() };
         if text.starts_with("sha256:") || text.starts_with("sha512:") {
             return Err(VersionError::Digest { found: text.to_owned() });
         }
         if text.starts_with(['^', '~', '>', '<', '=']) {
-            return VersionReq::parse(text).map(Self::Range).map_err(|_| bad());
+            return VersionReq::parse(text).map(Self::Range).map_err(|_| invalid());
         }
         if text.is_empty() || text == "latest" {
             return Ok(if text.is_empty() { Self::Any } else { Self::Latest });
@@ -153,7 +153,7 @@ impl FromStr for Constraint {
         match parts.as_deref() {
             Some([major]) => Ok(Self::Major(*major)),
             Some([major, minor]) => Ok(Self::Minor(*major, *minor)),
-            _ => Err(bad()),
+            _ => Err(invalid()),
         }
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn o02_the_highest_version_that_a_constraint_allows() {
+    fn o02_constraint_selects_highest_version() {
         let versions = ["1.2.3", "1.10.0", "2.0.0-rc.1"];
         for (constraint, wanted) in [
             ("1", Some("1.10.0")),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_constraint_is_told() {
+    fn invalid_constraints_are_rejected() {
         for text in ["v1", "1.x", "1.2.3.4", "1.2.3+build", "1.", "-1", "1.2.3-", "^x", "99999999999999999999"] {
             let error = text.parse::<Constraint>().unwrap_err();
             assert!(error.to_string().contains("invalid semantic version"), "{text}: {error}");

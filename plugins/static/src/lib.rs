@@ -1,10 +1,10 @@
 //! `fleeting-plugin-static`: existing machines, which are leased one at a time.
 //!
 //! ```text
-//! free + well --grant--> leased --release--> cleaning --cleaned and checked--> free + well
-//!   ^   |                                       | failed: again at the next check
-//!   |   +--check fails--> free + ill (quarantine) --check succeeds--+
-//!   +----------------------------------------------------------------+
+//! free, healthy --grant--> leased --release--> cleaning --cleaned and checked--> free, healthy
+//!   ^   |                                         | failed: again at the next check
+//!   |   +--check fails--> free, unhealthy --check succeeds--+
+//!   +-------------------------------------------------------+
 //! ```
 //! - `config`: the settings and the list of machines.
 //! - `pool`: the state of each machine; no I/O.

@@ -53,9 +53,8 @@ pub(crate) struct MachineLease {
     pub(crate) lease: u64,
     /// True if the instance was deleted, and the machine must be cleaned up.
     pub(crate) cleaning: bool,
-    /// The machine, in case it is no longer in the list. Missing in files of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) details: Option<Machine>,
+    /// The machine, in case it is no longer in the list.
+    pub(crate) details: Machine,
 }
 
 /// Task for a machine.
@@ -80,28 +79,26 @@ impl Slot {
 }
 
 impl Pool {
-    /// Restores the pool from its stored leases. Also returns the leases of machines that are no longer in the list.
-    pub(crate) fn new(machines: Vec<Machine>, next: u64, leases: Vec<MachineLease>) -> (Self, Vec<MachineLease>) {
+    /// Restores the pool from its stored leases.
+    pub(crate) fn new(machines: Vec<Machine>, next: u64, leases: Vec<MachineLease>) -> Self {
         let mut pool = Self { slots: BTreeMap::new(), next };
         pool.set_machines(machines);
-        let mut unknown = Vec::new();
         for stored in leases {
             pool.next = pool.next.max(stored.lease + 1);
             let phase = match stored.cleaning {
                 true => MachineState::Cleaning { lease: stored.lease, failed: false },
                 false => MachineState::Leased(stored.lease),
             };
-            match (pool.slots.get_mut(&stored.machine), &stored.details) {
-                (Some(slot), _) => slot.phase = phase,
+            match pool.slots.get_mut(&stored.machine) {
+                Some(slot) => slot.phase = phase,
                 // Its job continues, and it is cleaned up, as if the list had changed while the plugin was running.
-                (None, Some(machine)) => {
-                    let slot = Slot { leaving: true, ..Slot::new(machine.clone(), phase) };
+                None => {
+                    let slot = Slot { leaving: true, ..Slot::new(stored.details, phase) };
                     pool.slots.insert(stored.machine, slot);
                 }
-                (None, None) => unknown.push(stored),
             }
         }
-        (pool, unknown)
+        pool
     }
 
     /// Replaces the list of machines. Leased machines are kept until their lease ends.
@@ -268,12 +265,7 @@ impl Pool {
                 MachineState::Cleaning { lease, .. } => (lease, true),
                 MachineState::Free => return None,
             };
-            Some(MachineLease {
-                machine: slot.machine.name.clone(),
-                lease,
-                cleaning,
-                details: Some(slot.machine.clone()),
-            })
+            Some(MachineLease { machine: slot.machine.name.clone(), lease, cleaning, details: slot.machine.clone() })
         };
         (self.next, self.slots.values().filter_map(lease).collect())
     }
@@ -288,7 +280,7 @@ mod tests {
     }
 
     fn pool(names: &[&str]) -> Pool {
-        let (mut pool, _) = Pool::new(names.iter().map(|name| machine(name)).collect(), 1, Vec::new());
+        let mut pool = Pool::new(names.iter().map(|name| machine(name)).collect(), 1, Vec::new());
         settle(&mut pool, &[]);
         pool
     }
@@ -308,7 +300,7 @@ mod tests {
 
     #[test]
     fn only_free_and_healthy_machines_are_granted() {
-        let (mut pool, _) = Pool::new(vec![machine("a"), machine("b")], 1, Vec::new());
+        let mut pool = Pool::new(vec![machine("a"), machine("b")], 1, Vec::new());
         assert!(pool.grant(2).is_empty(), "no machine has been checked yet");
         settle(&mut pool, &["b"]);
         assert_eq!(names(&mut pool, 2), ["a/1"]);
@@ -343,8 +335,7 @@ mod tests {
         let ids = first.grant(2);
         first.release(&ids[1]);
         let (next, leases) = first.leases();
-        let (mut second, unknown) = Pool::new(vec![machine("a"), machine("b"), machine("c")], next, leases);
-        assert_eq!(unknown, []);
+        let mut second = Pool::new(vec![machine("a"), machine("b"), machine("c")], next, leases);
         assert_eq!(second.instances(), first.instances());
         settle(&mut second, &[]);
         assert_eq!(names(&mut second, 3), ["b/3", "c/4"]);
@@ -361,8 +352,6 @@ mod tests {
         pool.release(&id);
         settle(&mut pool, &[]);
         assert!(pool.grant(5).is_empty(), "a is gone with its lease");
-        let (_, lost) = Pool::new(Vec::new(), 1, vec![MachineLease { details: None, ..lease("x", 4, false) }]);
-        assert_eq!(lost.len(), 1, "a file of before does not say what it was");
     }
 
     #[test]
@@ -371,8 +360,8 @@ mod tests {
         let id = first.grant(1).remove(0);
         first.set_machines(vec![machine("b")]);
         let (next, leases) = first.leases();
-        let (mut second, lost) = Pool::new(vec![machine("b")], next, leases);
-        assert_eq!((second.instances(), lost), (vec![(id.clone(), InstanceState::Running)], vec![]));
+        let mut second = Pool::new(vec![machine("b")], next, leases);
+        assert_eq!(second.instances(), [(id.clone(), InstanceState::Running)]);
         second.release(&id);
         assert_eq!(second.work("a"), Some(MachineTask::Clean(machine("a"))));
         assert!(second.done(&MachineTask::Clean(machine("a")), Ok(())));
@@ -381,6 +370,6 @@ mod tests {
     }
 
     fn lease(name: &str, lease: u64, cleaning: bool) -> MachineLease {
-        MachineLease { machine: name.to_owned(), lease, cleaning, details: Some(machine(name)) }
+        MachineLease { machine: name.to_owned(), lease, cleaning, details: machine(name) }
     }
 }

@@ -142,10 +142,7 @@ impl Provider for Static {
         let all = u32::try_from(machines.len()).unwrap_or(u32::MAX);
         let max_size = if config.max_size == 0 { all.max(1) } else { config.max_size };
         let (store, next, leases) = Store::open(config.state_path()?).await?;
-        let (pool, lost) = Pool::new(machines, next, leases);
-        for lease in lost {
-            tracing::warn!(machine = lease.machine, lease = lease.lease, "leased machine is no longer in the list");
-        }
+        let pool = Pool::new(machines, next, leases);
         let id = format!("static/{}", config.name);
         let inner = Arc::new(Inner {
             config,

@@ -98,9 +98,9 @@ async fn two_jobs_at_once_on_one_instance_have_a_machine_each_which_goes_with_it
         assert!(!Path::new(&bench.path("machines")).join(&instance).join("builds").exists(), "nothing on the instance");
     }
     none_left(&bench, &nest).await;
-    assert_eq!(nest.daemon.initialised(), (1, br#"{"image_directory":"/images"}"#.to_vec()));
+    assert_eq!(nest.daemon.initialized(), (1, br#"{"image_directory":"/images"}"#.to_vec()));
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    assert_eq!(nest.daemon.made(), 2);
+    assert_eq!(nest.daemon.created_count(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +139,7 @@ async fn a_canceled_job_takes_its_machine_with_it() {
     let job = bench.coordinator.wait_for(NEXT, |job| job.reports().count() == 1).await;
     assert_eq!(reason(&job), Some("job_canceled"), "{}", job.text());
     nest.vms.hold(false);
-    until("the machine is made", || nest.daemon.made() == 2).await;
+    until("the machine is made", || nest.daemon.created_count() == 2).await;
     none_left(&bench, &nest).await;
 
     let lines = Lines::any(&mut StdRng::seed_from_u64(11));
@@ -201,7 +201,7 @@ async fn a_manager_that_is_killed_finds_its_jobs_machine_again_and_removes_those
     let job = bench.coordinator.wait_for_end(NEXT).await;
     life::check_success(&bench, NEXT, &job, lines);
     assert!(bench.log().contains("orphaned virtual machine deleted"), "{}", bench.log());
-    assert_eq!(nest.daemon.made(), 3);
+    assert_eq!(nest.daemon.created_count(), 3);
     until("only that of the first job is left", || nest.daemon.machines().into_keys().eq(kept.iter().cloned())).await;
 
     std::fs::write(bench.path("go"), "").unwrap();
@@ -331,7 +331,7 @@ async fn a_machine_that_nobody_can_log_in_to_is_removed_and_the_job_says_where_a
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert_eq!(nest.daemon.made(), 3, "each on the instance that is there: {}", bench.log());
+    assert_eq!(nest.daemon.created_count(), 3, "each on the instance that is there: {}", bench.log());
     none_left(&bench, &nest).await;
 }
 

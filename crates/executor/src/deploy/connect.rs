@@ -89,7 +89,7 @@ async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, 
         let mut stream = session.dial_command(command).await?;
         let answer = read_answer(&mut *stream).await?;
         if let Some(machine) = answer.strip_prefix(ABSENT) {
-            return Ok(ConnectAnswer::Absent(Platform::of_uname(machine)));
+            return Ok(ConnectAnswer::Absent(Platform::from_uname(machine)));
         }
         for (prefix, is_outdated) in [(OUTDATED, true), (CONNECTED, false)] {
             if let Some(home) = answer.strip_prefix(prefix) {

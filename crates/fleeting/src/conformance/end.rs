@@ -67,10 +67,10 @@ async fn signals(plan: &Plan) -> Result<Outcome, String> {
     let mut plugin = ready(plan).await?;
     plugin.process().signal(Signal::INT);
     let mut group = plugin.connection.group();
-    let asked = plugin.call(async move { group.update(GroupEmpty {}).await.map(drop) }).await;
+    let update = plugin.call(async move { group.update(GroupEmpty {}).await.map(drop) }).await;
     // The signal may take longer than the call.
     let by_int = plugin.process().ended(std::time::Duration::from_millis(200)).await;
-    if by_int.is_some() || asked.is_err() {
+    if by_int.is_some() || update.is_err() {
         plugin.end().await;
         return Ok(Outcome::Fail(
             "exits on SIGINT; at a terminal the host receives it as well, and still needs the plugin for its cleanup"

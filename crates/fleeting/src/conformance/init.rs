@@ -43,7 +43,7 @@ async fn letter_case(plan: &Plan) -> Result<(), String> {
 }
 
 async fn no_content(plan: &Plan) -> Outcome {
-    let asked = async {
+    let check = async {
         let empty = init(plan, Vec::new(), true).await?;
         if let Err(failure @ (CallFailure::Timeout(_) | CallFailure::Disconnected(_))) = empty {
             return Err(format!("with empty settings: {}", failure.text("Init")));
@@ -58,7 +58,7 @@ async fn no_content(plan: &Plan) -> Outcome {
         }
         Ok(empty.is_err())
     };
-    match asked.await {
+    match check.await {
         Ok(true) => Outcome::Pass,
         Ok(false) => Outcome::Warn("accepts empty settings; Go plugins return `unmarshaling config`".to_owned()),
         Err(error) => Outcome::Fail(error),

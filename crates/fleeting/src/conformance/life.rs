@@ -200,8 +200,8 @@ impl<'a> Life<'a> {
     async fn wait_until_up(&mut self, accepted: usize) -> Result<bool, String> {
         let runs = |tracker: &InstanceTracker, id: &String| tracker.state(id) == Some(InstanceState::Running);
         let are_up = |tracker: &InstanceTracker| {
-            let made = tracker.created();
-            made.len() >= accepted && made.iter().all(|id| runs(tracker, id))
+            let created = tracker.created();
+            created.len() >= accepted && created.iter().all(|id| runs(tracker, id))
         };
         let up = self.wait(self.plan.create_timeout, are_up).await?;
         for _ in 0..3 {
@@ -240,7 +240,7 @@ async fn restart(plan: &Plan) -> Outcome {
         Ok(started) => started,
         Err(error) => return failed(error),
     };
-    let made = async {
+    let created = async {
         life.read_snapshot().await?;
         let accepted = life.increase(1).await?;
         if !life.wait_until_up(accepted).await? {
@@ -248,7 +248,7 @@ async fn restart(plan: &Plan) -> Outcome {
         }
         Ok(life.tracker.created())
     };
-    let made = plan.stop.run_until_cancelled(made).await.unwrap_or_else(|| Err("the run was stopped".to_owned()));
+    let created = plan.stop.run_until_cancelled(created).await.unwrap_or_else(|| Err("the run was stopped".to_owned()));
     let Life { plugin, mut tracker, .. } = life;
     plugin.end().await;
     let (started, refused) = match Life::start(plan).await {
@@ -270,10 +270,10 @@ async fn restart(plan: &Plan) -> Outcome {
     };
     tracker.ignore_missing();
     life.tracker = tracker;
-    let outcome = match (made, life.read_snapshot().await) {
+    let outcome = match (created, life.read_snapshot().await) {
         (Ok(_), Ok(())) if refused.is_some() => failed(refused.unwrap_or_default()),
         (Err(error), _) | (_, Err(error)) => failed(error),
-        (Ok(made), Ok(())) if made.iter().all(|id| life.tracker.exists(id)) => Outcome::Pass,
+        (Ok(created), Ok(())) if created.iter().all(|id| life.tracker.exists(id)) => Outcome::Pass,
         (Ok(_), Ok(())) => Outcome::Skip("its instances ended with the process, or are not listed any more".to_owned()),
     };
     let left = life.remove_all().await;

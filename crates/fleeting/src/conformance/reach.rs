@@ -114,10 +114,10 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Suspends `id` with a call for `asked`, and resumes it.
+    /// Suspends `id` with a call for `requested`, and resumes it.
     /// The outer error means that snapshots cannot be read.
-    async fn suspend_and_resume(&mut self, id: &str, asked: &[&str]) -> Result<Result<(), String>, String> {
-        let done = match self.suspend(asked).await {
+    async fn suspend_and_resume(&mut self, id: &str, requested: &[&str]) -> Result<Result<(), String>, String> {
+        let done = match self.suspend(requested).await {
             Ok(done) => done,
             Err(failure) => match accepted_before_error(&failure) {
                 Some(done) => done,
@@ -127,7 +127,7 @@ impl Life<'_> {
         if !done.iter().any(|done| done == id) {
             return Ok(Err(format!(
                 "Suspend of {} does not return {id} as accepted; hosts assume that it is running",
-                asked.join(", ")
+                requested.join(", ")
             )));
         }
         let (owned, limit) = (id.to_owned(), self.plan.create_timeout);

@@ -57,8 +57,8 @@ impl Life<'_> {
             return Ok(Err(format!("{id} still existed {:.1} s after Decrease accepted it", limit.as_secs_f64())));
         }
         let stays = |other: &&String| self.tracker.state(other).is_none_or(|state| state == InstanceState::Deleting);
-        let gone: Vec<&str> = others.iter().filter(stays).map(String::as_str).collect();
-        Ok(if gone.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} also deleted {}", gone.join(", "))) })
+        let lost: Vec<&str> = others.iter().filter(stays).map(String::as_str).collect();
+        Ok(if lost.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} also deleted {}", lost.join(", "))) })
     }
 
     async fn remove_with_unknown(&mut self, id: &String) -> Result<Outcome, String> {
@@ -98,7 +98,7 @@ impl Life<'_> {
         }
     }
 
-    /// Requests deletions until all instances are gone.
+    /// Requests deletions until all instances are deleted.
     pub(super) async fn remove_all(&mut self) -> Result<(), String> {
         let end = Instant::now() + self.plan.delete_timeout;
         let mut last = String::new();
@@ -110,9 +110,9 @@ impl Life<'_> {
                 return Ok(());
             }
             let leaving = |id: &String| self.tracker.state(id) == Some(InstanceState::Deleting);
-            let asked: Vec<String> = left.iter().filter(|id| !leaving(id)).cloned().collect();
-            if !asked.is_empty()
-                && let Err(failure) = self.decrease(&asked).await
+            let remaining: Vec<String> = left.iter().filter(|id| !leaving(id)).cloned().collect();
+            if !remaining.is_empty()
+                && let Err(failure) = self.decrease(&remaining).await
             {
                 last = format!(": {}", failure.text("Decrease"));
             }

@@ -333,8 +333,8 @@ fn ignore_unimplemented<T>(answer: Result<T, CallEnd>) -> Result<(), CallEnd> {
 
 fn succeeded_part(status: &Status, call: &str) -> Option<Vec<String>> {
     let status = RichStatus::decode(status.details()).ok()?;
-    let wanted = format!("type.googleapis.com/proto.{call}Response");
-    let detail = status.details.into_iter().find(|detail| detail.type_url == wanted)?;
+    let type_url = format!("type.googleapis.com/proto.{call}Response");
+    let detail = status.details.into_iter().find(|detail| detail.type_url == type_url)?;
     // `SuspendResponse` and `ResumeResponse` have the same single field.
     Some(group::SuspendResponse::decode(detail.value.as_slice()).ok()?.succeeded)
 }

@@ -27,24 +27,24 @@ pub enum StartError {
         source: SocketsError,
     },
     /// The process exited before it printed a handshake.
-    #[error("plugin {}: exited before the handshake ({status}){said}", path.display())]
+    #[error("plugin {}: exited before the handshake ({status}){stderr}", path.display())]
     Exited {
         /// Path of the executable.
         path: PathBuf,
         /// Exit status.
         status: String,
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
-        said: String,
+        stderr: String,
     },
     /// The process printed no handshake in time.
-    #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{said}", path.display(), timeout.as_secs())]
+    #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{stderr}", path.display(), timeout.as_secs())]
     HandshakeTimeout {
         /// Path of the executable.
         path: PathBuf,
         /// Time that the plugin had.
         timeout: Duration,
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
-        said: String,
+        stderr: String,
     },
     /// The first line on stdout is not a handshake that this host supports.
     #[error("plugin {} ({file}) printed no valid handshake", path.display())]

@@ -131,12 +131,12 @@ mod tests {
     }
 
     #[test]
-    fn h1_a_handshake_names_a_socket() {
+    fn h1_handshake_contains_a_socket() {
         assert_eq!(Handshake::parse("1|0|unix|/tmp/p1|grpc|\n"), unix("/tmp/p1"));
     }
 
     #[test]
-    fn h2_blanks_and_a_missing_field_are_no_matter() {
+    fn h2_blanks_and_missing_field_are_accepted() {
         for line in ["1|0|unix|/tmp/p1|grpc|\r\n", "  1|0|unix|/tmp/p1|grpc|  ", "1|0|unix|/tmp/p1|grpc"] {
             assert_eq!(Handshake::parse(line), unix("/tmp/p1"), "{line:?}");
         }
@@ -148,26 +148,26 @@ mod tests {
     }
 
     #[test]
-    fn h3_another_core_version_is_refused() {
+    fn h3_other_core_version_is_refused() {
         let error = Handshake::parse("2|0|unix|/tmp/p1|grpc|").unwrap_err();
         assert_eq!(error, HandshakeError::Core { found: "2".to_owned() });
         assert!(error.to_string().contains("incompatible core API version"), "{error}");
     }
 
     #[test]
-    fn h4_another_app_version_is_refused_with_both_sides() {
+    fn h4_other_app_version_is_refused() {
         let error = Handshake::parse("1|5|unix|/tmp/p1|grpc|").unwrap_err();
         assert!(error.to_string().contains("Plugin version: 5, Client versions: [0]"), "{error}");
     }
 
     #[test]
-    fn h5_four_fields_are_netrpc() {
+    fn h5_four_fields_mean_netrpc() {
         let error = Handshake::parse("1|0|unix|/tmp/p1").unwrap_err();
         assert!(error.to_string().contains("unsupported plugin protocol \"netrpc\""), "{error}");
     }
 
     #[test]
-    fn h6_other_text_is_not_recognised() {
+    fn h6_other_text_is_unrecognized() {
         for line in ["hello world", "", "a|b|c|d|e", "1|0|unix"] {
             let error = Handshake::parse(line).unwrap_err();
             assert!(matches!(error, HandshakeError::Unrecognized { .. }), "{line:?}: {error}");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn h7_another_network_is_refused() {
+    fn h7_other_network_is_refused() {
         let error = Handshake::parse("1|0|vsock|3:1024|grpc|").unwrap_err();
         assert!(error.to_string().contains("unknown address type"), "{error}");
     }
@@ -187,13 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_nobody_asked_for_is_refused() {
+    fn unrequested_certificate_is_refused() {
         let line = format!("1|0|unix|/tmp/p1|grpc|{}", "A".repeat(795));
         assert_eq!(Handshake::parse(&line), Err(HandshakeError::Tls));
     }
 
     #[test]
-    fn a_long_line_is_shown_cut() {
+    fn long_line_is_shortened() {
         let error = Handshake::parse(&"é".repeat(5_000)).unwrap_err();
         assert!(error.to_string().chars().count() < 400, "{error}");
     }

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn h16_structured_lines_keep_their_level() {
+    fn h16_json_lines_keep_their_level() {
         let record = read(
             r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123456Z","group":"a/b","n":3}"#,
         );
@@ -227,19 +227,19 @@ mod tests {
     }
 
     #[test]
-    fn h16_a_time_stamp_of_three_digits_takes_nothing_away() {
+    fn h16_timestamp_with_three_digits_keeps_the_level() {
         let record = read(r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123Z"}"#);
         assert_eq!(record.level, Level::Warn, "the Go host shows the raw line at debug");
     }
 
     #[test]
-    fn h17_a_level_that_is_no_text_is_shown_raw() {
+    fn h17_invalid_level_is_logged_as_plain_text() {
         let line = r#"{"@level":3,"@message":"slow"}"#;
         assert_eq!(read(line), Record { level: Level::Debug, message: line.to_owned(), fields: String::new() });
     }
 
     #[test]
-    fn plain_lines_have_marks() {
+    fn plain_lines_may_have_a_level() {
         assert_eq!(read("[WARN] slow").level, Level::Warn);
         assert_eq!(read("[WARN] slow").message, "slow");
         assert_eq!(read("listening").level, Level::Debug);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_follows_a_panic_belongs_to_it() {
+    fn lines_after_a_panic_belong_to_it() {
         let mut reader = LogReader::default();
         assert_eq!(reader.read("panic: nil map").level, Level::Error);
         assert_eq!(reader.read("goroutine 1 [running]:").level, Level::Error);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_that_writes_without_end_is_cut_short_and_that_is_told() {
+    fn excess_log_lines_are_dropped_and_counted() {
         let now = Instant::now();
         let mut budget = LineBudget::new(now);
         let logged = (0..10_000).filter(|_| budget.take_token(now).is_some()).count();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn h20_a_line_without_end_comes_in_pieces() {
+    async fn h20_overlong_line_is_read_in_pieces() {
         let text = [vec![b'x'; MAX_LINE_BYTES * 2 + 10], b"\nshort\n".to_vec()].concat();
         let mut from = BufReader::new(text.as_slice());
         let mut line = Vec::new();

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_found_by_the_names_of_their_keys() {
+    fn secrets_are_found_by_key_names() {
         let mut spec = PluginSpec::new("x");
         spec.config = json!({
             "name": "fleet", "Password": "hunter2-and-more", "settings": {"secret": {"a": ["s3cr3t"]}, "region": "mars-1"},

@@ -107,14 +107,14 @@ impl Process {
     async fn handshake(&mut self, spec: &PluginSpec, stdout: Option<ChildStdout>) -> Result<Handshake, StartError> {
         let path = spec.executable.clone();
         let Some(mut stdout) = stdout else {
-            return Err(StartError::Exited { path, status: "no stdout".to_owned(), said: String::new() });
+            return Err(StartError::Exited { path, status: "no stdout".to_owned(), stderr: String::new() });
         };
         let line = match tokio::time::timeout(spec.timeouts.start, first_line(&mut stdout)).await {
             Err(_) => {
                 return Err(StartError::HandshakeTimeout {
                     path,
                     timeout: spec.timeouts.start,
-                    said: self.stderr_tail.quoted(),
+                    stderr: self.stderr_tail.quoted(),
                 });
             }
             Ok(line) => line,
@@ -125,8 +125,8 @@ impl Process {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "it closed stdout".to_owned(),
             };
-            let said = self.final_stderr().await;
-            return Err(StartError::Exited { path, status, said });
+            let stderr = self.final_stderr().await;
+            return Err(StartError::Exited { path, status, stderr });
         };
         let handshake = Handshake::parse(&line).map_err(|source| StartError::Handshake {
             file: describe_file(&path),

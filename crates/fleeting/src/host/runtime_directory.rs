@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn root_has_the_system_directory_and_others_their_own() {
+    fn root_uses_the_system_directory() {
         let set = |name: &str| match name {
             "XDG_RUNTIME_DIR" => Some("/run/user/7".into()),
             "HOME" => Some("/home/seven".into()),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_reach_or_replace_is_passed_over_with_the_reason() {
+    fn shared_directories_are_skipped_with_reason() {
         let [open, shared, linked, good] = [directory(0o755), directory(0o777), directory(0o1777), directory(0o700)];
         std::fs::create_dir(open.path().join("muster")).unwrap();
         std::fs::set_permissions(open.path().join("muster"), PermissionsExt::from_mode(0o755)).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_host_left_is_removed_and_what_lives_stays() {
+    fn directories_of_dead_hosts_are_removed() {
         let runtime = tempfile::tempdir().unwrap();
         let [lives, mut killed, young] = std::array::from_fn(|_| Sockets::within(runtime.path()).unwrap());
         let others = ["p-empty", "p-fifo", "p-link", "other"].map(|name| runtime.path().join(name));

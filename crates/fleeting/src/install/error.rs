@@ -8,7 +8,7 @@ use muster_oci::{CredentialsError, LockFileError, Reference, RegistryError, Unpa
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// A request to the registry failed.
-    #[error("plugin {reference}")]
+    #[error("plugin {reference}: the request to the registry failed")]
     Registry {
         /// Reference of the plugin.
         reference: String,
@@ -16,7 +16,7 @@ pub enum InstallError {
         source: RegistryError,
     },
     /// The registry denies access.
-    #[error("plugin {reference}: log in with: muster plugin login {}", reference.split('/').next().unwrap_or_default())]
+    #[error("plugin {reference}: access denied; log in with: muster plugin login {}", reference.split('/').next().unwrap_or_default())]
     Refused {
         /// Reference of the plugin. It starts with the name of the registry.
         reference: String,
@@ -24,7 +24,7 @@ pub enum InstallError {
         source: RegistryError,
     },
     /// The credentials for the registry cannot be read.
-    #[error("the credentials for {registry}")]
+    #[error("failed to get the credentials for {registry}")]
     Credentials {
         /// Name of the registry.
         registry: String,
@@ -32,26 +32,26 @@ pub enum InstallError {
         source: CredentialsError,
     },
     /// No version matches the constraint.
-    #[error("plugin {reference}: no version fits; {there}")]
+    #[error("plugin {reference}: no version matches; {available}")]
     NoVersion {
         /// Reference of the plugin.
         reference: String,
         /// The available versions, as a clause.
-        there: String,
+        available: String,
     },
     /// The plugin is not published for this platform.
-    #[error("plugin {reference}: not made for {host}; it is there for {there}")]
+    #[error("plugin {reference}: not available for {platform}, only for {available}")]
     NoPlatform {
         /// Reference of the plugin.
         reference: String,
         /// This platform.
-        host: String,
+        platform: String,
         /// Platforms for which the plugin is published.
-        there: String,
+        available: String,
     },
     /// The image does not contain a plugin.
-    #[error("plugin {reference}: {what}; is it an image of a fleeting plugin?")]
-    NoPlugin {
+    #[error("plugin {reference}: {what}; check that it is the image of a fleeting plugin")]
+    NotAPlugin {
         /// Reference of the plugin.
         reference: String,
         /// What is missing in the image.
@@ -59,9 +59,9 @@ pub enum InstallError {
     },
     /// The version was installed before with another digest.
     #[error(
-        "plugin {reference}: version {version} has the digest {found} now, and {locked} when it was installed first \
-         ({}): somebody has published other content under the same version. Nothing was changed. If that is right, say \
-         --accept-changed", lock_file.display()
+        "plugin {reference}: version {version} has the digest {found}, but had {locked} when it was first installed \
+         ({}): other content was published under the same version. Nothing was changed; to accept the new content, \
+         use --accept-new-digest", lock_file.display()
     )]
     Changed {
         /// Reference of the plugin.
@@ -76,7 +76,7 @@ pub enum InstallError {
         lock_file: PathBuf,
     },
     /// The archive of the plugin cannot be unpacked.
-    #[error("plugin {reference}: its archive is refused, nothing was installed")]
+    #[error("plugin {reference}: failed to unpack its archive, nothing was installed")]
     Unpack {
         /// Reference of the plugin.
         reference: String,
@@ -87,7 +87,7 @@ pub enum InstallError {
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// Another process holds a lock for too long.
-    #[error("{}: another process has been installing or removing plugins for {seconds} s; wait for it, or end it", path.display())]
+    #[error("{}: locked by another process that installs or removes plugins; waited {seconds} s", path.display())]
     Busy {
         /// Path of the locked file.
         path: PathBuf,
@@ -95,31 +95,31 @@ pub enum InstallError {
         seconds: u64,
     },
     /// A file or directory of the store cannot be changed.
-    #[error("{}: cannot be {what}; set FLEETING_PLUGIN_PATH to a folder that can be written", path.display())]
-    Folder {
+    #[error("failed to {operation} {}; set FLEETING_PLUGIN_PATH to a writable directory", path.display())]
+    Directory {
         /// Path of the file or directory.
         path: PathBuf,
-        /// The failed operation, as a participle.
-        what: &'static str,
+        /// The failed operation: `create`, `lock`, `replace` or `delete`.
+        operation: &'static str,
         /// Error of the operating system.
         source: std::io::Error,
     },
     /// Neither `FLEETING_PLUGIN_PATH` nor `HOME` is set.
-    #[error("there is no folder for plugins; set FLEETING_PLUGIN_PATH, or HOME")]
-    NoFolder,
+    #[error("no directory for plugins; set FLEETING_PLUGIN_PATH or HOME")]
+    NoDirectory,
     /// The version to remove is not installed.
-    #[error("plugin {reference}: no such version is installed in {}", folder.display())]
+    #[error("plugin {reference}: no such version is installed in {}", directory.display())]
     NotInstalled {
         /// Reference of the plugin.
         reference: String,
         /// Directory of the installed plugins.
-        folder: PathBuf,
+        directory: PathBuf,
     },
 }
 
 impl InstallError {
     /// Wraps an error of the registry client.
-    pub(super) fn of_registry(reference: &Reference, source: RegistryError) -> Self {
+    pub(super) fn from_registry(reference: &Reference, source: RegistryError) -> Self {
         let reference = reference.to_string();
         match source {
             RegistryError::Refused { .. } => Self::Refused { reference, source },

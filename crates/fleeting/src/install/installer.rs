@@ -5,41 +5,41 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_oci::{
-    Constraint, Descriptor, Digest, DockerConfig, Entry, HostPlatform, LockFile, Reference, Registry, RegistryError,
-    TagList, Unpacked, Version,
+    Constraint, Descriptor, Digest, DigestError, DockerConfig, Entry, HostPlatform, LockFile, Reference, Registry,
+    RegistryError, TagList, Unpacked, Version,
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::error::InstallError;
-use super::folder::FileLock;
-use super::store::{Installed, NEW, Store, clear, set_aside};
-use super::{EXECUTABLE, unpack};
+use super::lock::FileLock;
+use super::store::{Installed, STAGING_PREFIX, Store, move_to_trash, remove_leftovers};
+use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 
 /// Annotation of the layer with the plugin.
 /// The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
 /// Maximum size of a plugin's compressed archive in bytes. Real ones have about 20 MB.
-const LAYER_MAX_BYTES: u64 = 512 * 1024 * 1024;
+const MAX_LAYER_BYTES: u64 = 512 * 1024 * 1024;
 /// Number of versions or platforms that an error lists.
-const SHOWN: usize = 10;
+const MAX_LISTED: usize = 10;
 /// Maximum time to wait for another process that downloads the same archive.
-const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Age after which an incomplete download is deleted instead of continued.
-const PARTIAL_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+const MAX_PARTIAL_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Options of an installation.
+/// InstallOptions of an installation.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
+pub struct InstallOptions {
     /// Query the registry even if a matching version is installed.
     pub upgrade: bool,
     /// Accept a new digest for a version that was installed before.
     /// Without `upgrade`, this applies to the installed version.
-    pub accept_changed: bool,
+    pub accept_new_digest: bool,
 }
 
 /// What an installation did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum InstallOutcome {
     /// A matching version was installed and unchanged. The registry was not queried.
     Present,
     /// The installed version is the one at the registry.
@@ -52,11 +52,11 @@ pub enum Outcome {
 
 /// Result of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
+pub struct InstallResult {
     /// The installed version.
     pub installed: Installed,
     /// What was done.
-    pub outcome: Outcome,
+    pub outcome: InstallOutcome,
 }
 
 impl Store {
@@ -68,14 +68,14 @@ impl Store {
     pub async fn install(
         &self,
         reference: &Reference,
-        options: Options,
+        options: InstallOptions,
         credentials: Option<&DockerConfig>,
-    ) -> Result<Done, InstallError> {
+    ) -> Result<InstallResult, InstallError> {
         let mut reference = reference.clone();
         if let Some(installed) = self.find(&reference).filter(|_| !options.upgrade) {
             let changed = self.changes(&installed)?;
-            if changed.is_empty() && !options.accept_changed {
-                return Ok(Done { installed, outcome: Outcome::Present });
+            if changed.is_empty() && !options.accept_new_digest {
+                return Ok(InstallResult { installed, outcome: InstallOutcome::Present });
             }
             // A version that is repaired or checked again keeps its number.
             reference.constraint = Constraint::Exact(installed.version);
@@ -83,32 +83,32 @@ impl Store {
         let reference = &reference;
         let registry = open(reference, credentials).await?;
         let (version, layer) = select(&registry, reference).await?;
-        let executable = self.version_folder(&reference.repository, &version).join(EXECUTABLE);
+        let executable = self.version_directory(&reference.repository, &version).join(EXECUTABLE);
         let installed = Installed { repository: reference.repository.clone(), version, executable };
 
         // Only processes that download the same archive wait for each other. The state is checked again after each wait.
-        let here = |lock: &LockFile| self.here(lock, reference, &installed, &layer, options);
-        let unchanged = || Done { installed: installed.clone(), outcome: Outcome::Unchanged };
-        if here(&LockFile::read(&self.lock_file())?)?.is_intact {
+        let installed_files = |lock: &LockFile| self.installed_files(lock, reference, &installed, &layer, options);
+        let unchanged = || InstallResult { installed: installed.clone(), outcome: InstallOutcome::Unchanged };
+        if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             return Ok(unchanged());
         }
         let archive = self.archive(reference, &layer)?;
-        let _mine = FileLock::take_where_it_is(&archive, DOWNLOAD_LIMIT).await?;
-        if here(&LockFile::read(&self.lock_file())?)?.is_intact {
+        let _download_lock = FileLock::lock_existing(&archive, DOWNLOAD_TIMEOUT).await?;
+        if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             let _ = std::fs::remove_file(&archive);
             return Ok(unchanged());
         }
-        let failed = |source| InstallError::of_registry(reference, source);
+        let failed = |source| InstallError::from_registry(reference, source);
         registry.download(&layer, &archive).await.map_err(failed)?;
 
-        let _held = FileLock::of_folder(self.folder()).await?;
+        let _store_lock = FileLock::of_directory(self.directory()).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
-        let Here { is_there, is_intact } = here(&lock)?;
+        let InstalledFiles { exists, is_intact } = installed_files(&lock)?;
         if is_intact {
             let _ = std::fs::remove_file(archive);
             return Ok(unchanged());
         }
-        let folder = self.version_folder(&reference.repository, &installed.version);
+        let directory = self.version_directory(&reference.repository, &installed.version);
         let (new, files) = self.unpack(reference, archive.clone()).await?;
         // Write the digest before the files: after a crash in between, the next attempt has to match that digest.
         lock.put(Entry {
@@ -118,28 +118,28 @@ impl Store {
             layer: layer.digest.clone(),
             files: files.into_iter().map(|(name, file)| (name, file.digest.to_string())).collect(),
         });
-        lock.write(&self.lock_file())?;
-        put(new, &folder).map_err(|source| InstallError::Folder {
-            path: folder.clone(),
-            what: "put in its place",
+        lock.write(&self.lock_file(), LOCK_FILE_MODE)?;
+        activate(new, &directory).map_err(|source| InstallError::Directory {
+            path: directory.clone(),
+            operation: "replace",
             source,
         })?;
         let _ = std::fs::remove_file(archive);
-        let outcome = if is_there { Outcome::Repaired } else { Outcome::Installed };
-        Ok(Done { installed, outcome })
+        let outcome = if exists { InstallOutcome::Repaired } else { InstallOutcome::Installed };
+        Ok(InstallResult { installed, outcome })
     }
 
     /// Returns what is installed of a version at the registry.
-    fn here(
+    fn installed_files(
         &self,
         lock: &LockFile,
         reference: &Reference,
         installed: &Installed,
         layer: &Descriptor,
-        options: Options,
-    ) -> Result<Here, InstallError> {
+        options: InstallOptions,
+    ) -> Result<InstalledFiles, InstallError> {
         let locked = lock.get(&installed.repository, &installed.version);
-        if let Some(locked) = locked.filter(|locked| locked.layer != layer.digest && !options.accept_changed) {
+        if let Some(locked) = locked.filter(|locked| locked.layer != layer.digest && !options.accept_new_digest) {
             return Err(InstallError::Changed {
                 reference: reference.to_string(),
                 version: installed.version.to_string(),
@@ -148,27 +148,25 @@ impl Store {
                 lock_file: self.lock_file(),
             });
         }
-        let is_there = installed.executable.is_file();
-        let folder = self.version_folder(&installed.repository, &installed.version);
-        let is_it = |locked: &Entry| locked.layer == layer.digest && is_intact(&folder, locked);
-        Ok(Here { is_there, is_intact: is_there && locked.is_some_and(is_it) })
+        let exists = installed.executable.is_file();
+        let directory = self.version_directory(&installed.repository, &installed.version);
+        let is_it = |locked: &Entry| locked.layer == layer.digest && is_intact(&directory, locked);
+        Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_it) })
     }
 
     /// Returns the file for the download. If it exists, its content is the start of the archive.
     fn archive(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
-        let failed = |source| InstallError::of_registry(reference, source);
-        let nonsense = |what| failed(RegistryError::Nonsense { url: reference.repository.to_string(), what });
-        let digest: Digest = layer.digest.parse().map_err(nonsense)?;
-        if layer.size > LAYER_MAX_BYTES {
-            return Err(failed(RegistryError::TooLarge {
-                url: reference.repository.to_string(),
-                limit: LAYER_MAX_BYTES,
-            }));
+        let failed = |source| InstallError::from_registry(reference, source);
+        let url = || reference.repository.to_string();
+        let invalid = |error: DigestError| RegistryError::InvalidResponse { url: url(), source: error.into() };
+        let digest: Digest = layer.digest.parse().map_err(|error| failed(invalid(error)))?;
+        if layer.size > MAX_LAYER_BYTES {
+            return Err(failed(RegistryError::TooLarge { url: url(), limit: MAX_LAYER_BYTES }));
         }
-        let partial = self.folder().join(".partial");
-        std::fs::create_dir_all(&partial).map_err(|source| InstallError::Folder {
+        let partial = self.directory().join(".partial");
+        std::fs::create_dir_all(&partial).map_err(|source| InstallError::Directory {
             path: partial.clone(),
-            what: "made",
+            operation: "create",
             source,
         })?;
         prune(&partial);
@@ -181,51 +179,52 @@ impl Store {
         reference: &Reference,
         archive: PathBuf,
     ) -> Result<(tempfile::TempDir, BTreeMap<String, Unpacked>), InstallError> {
-        let beside = self.repository_folder(&reference.repository);
-        let failed = |source| InstallError::Folder { path: beside.clone(), what: "made", source };
+        let beside = self.repository_directory(&reference.repository);
+        let failed = |source| InstallError::Directory { path: beside.clone(), operation: "create", source };
         std::fs::create_dir_all(&beside).map_err(failed)?;
-        clear(&beside);
-        let new = tempfile::Builder::new().prefix(NEW).tempdir_in(&beside).map_err(failed)?;
+        remove_leftovers(&beside);
+        let new = tempfile::Builder::new().prefix(STAGING_PREFIX).tempdir_in(&beside).map_err(failed)?;
         let into = new.path().to_owned();
-        let unpacked =
-            tokio::task::spawn_blocking(move || muster_oci::unpack(&archive, &into, &unpack::LIMITS, &unpack::target))
-                .await;
+        let unpacked = tokio::task::spawn_blocking(move || {
+            muster_oci::unpack(&archive, &into, &plugin_archive::LIMITS, &plugin_archive::target)
+        })
+        .await;
         let unpacked = unpacked.unwrap_or_else(|error| Err(std::io::Error::other(error).into()));
         let files = unpacked.map_err(|source| InstallError::Unpack { reference: reference.to_string(), source })?;
-        if !unpack::has_executable(&files) {
-            let what = format!("its archive has no executable file plugin/{EXECUTABLE}");
-            return Err(InstallError::NoPlugin { reference: reference.to_string(), what });
+        if !plugin_archive::has_executable(&files) {
+            let what = format!("the archive has no executable file plugin/{EXECUTABLE}");
+            return Err(InstallError::NotAPlugin { reference: reference.to_string(), what });
         }
         Ok((new, files))
     }
 }
 
 /// What is installed of a version.
-struct Here {
+struct InstalledFiles {
     /// Whether the executable exists.
-    is_there: bool,
+    exists: bool,
     /// Whether all files match the digests and the archive is the one at the registry.
     is_intact: bool,
 }
 
 /// Moves a version to its final directory.
 /// Processes keep running the old version. At no moment is there no version.
-fn put(new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
+fn activate(new: tempfile::TempDir, directory: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
-    let old = match renameat_with(CWD, new.path(), CWD, folder, RenameFlags::EXCHANGE) {
+    let old = match renameat_with(CWD, new.path(), CWD, directory, RenameFlags::EXCHANGE) {
         // The old version is in the temporary directory now, which is deleted below.
         Ok(()) => Some(new),
         Err(_) => {
             // There was no old version, or the file system cannot exchange directories.
-            let old = set_aside(folder)?;
-            std::fs::rename(new.path(), folder)?;
+            let old = move_to_trash(directory)?;
+            std::fs::rename(new.path(), directory)?;
             // The directory is not temporary any more.
             let _ = new.keep();
             old
         }
     };
-    if let Some(parent) = folder.parent() {
+    if let Some(parent) = directory.parent() {
         std::fs::File::open(parent)?.sync_all()?;
     }
     old.map_or(Ok(()), tempfile::TempDir::close)
@@ -240,7 +239,7 @@ async fn open(reference: &Reference, credentials: Option<&DockerConfig>) -> Resu
     };
     let credentials = credentials.map_err(|source| InstallError::Credentials { registry: registry.clone(), source })?;
     Registry::new(reference.repository.clone(), credentials)
-        .map_err(|source| InstallError::of_registry(reference, source))
+        .map_err(|source| InstallError::from_registry(reference, source))
 }
 
 /// Lists the matching versions at the registry, the lowest first.
@@ -251,10 +250,10 @@ pub async fn available(
     reference: &Reference,
     credentials: Option<&DockerConfig>,
 ) -> Result<Vec<Version>, InstallError> {
-    let failed = |source| InstallError::of_registry(reference, source);
+    let failed = |source| InstallError::from_registry(reference, source);
     let TagList::Tags(tags) = open(reference, credentials).await?.tags().await.map_err(failed)? else {
-        let there = "the registry does not list them".to_owned();
-        return Err(InstallError::NoVersion { reference: reference.to_string(), there });
+        let available = "the registry does not list them".to_owned();
+        return Err(InstallError::NoVersion { reference: reference.to_string(), available });
     };
     let versions = tags.iter().filter_map(|tag| tag.parse().ok());
     let mut versions: Vec<Version> = versions.filter(|version| reference.constraint.matches(version)).collect();
@@ -268,7 +267,7 @@ pub async fn available(
 /// is later resolved for it.
 async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
     let text = || reference.to_string();
-    let failed = |source| InstallError::of_registry(reference, source);
+    let failed = |source| InstallError::from_registry(reference, source);
     let tag = match &reference.constraint {
         Constraint::Exact(version) => version.to_string(),
         constraint => match registry.tags().await.map_err(failed)? {
@@ -278,14 +277,15 @@ async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, 
                 let tag = best.map(|(_, tag)| tag.clone());
                 tag.ok_or_else(|| InstallError::NoVersion {
                     reference: text(),
-                    there: there(versions().map(|(v, _)| v).collect()),
+                    available: available_versions(versions().map(|(v, _)| v).collect()),
                 })?
             }
             TagList::Unlisted => match constraint {
                 Constraint::Range(_) => {
-                    let there =
-                        "the registry does not list its versions, and a range needs that list: name the version";
-                    return Err(InstallError::NoVersion { reference: text(), there: there.to_owned() });
+                    let available =
+                        "the registry does not list its versions, which a range requires; name an exact version"
+                            .to_owned();
+                    return Err(InstallError::NoVersion { reference: text(), available });
                 }
                 // Try the alias tag, such as `latest` or `1.2`.
                 alias => alias.to_string(),
@@ -296,47 +296,47 @@ async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, 
     let host = HostPlatform::this();
     let Some(entry) = host.select(&index.manifests) else {
         let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref().map(ToString::to_string));
-        let there = platforms.take(SHOWN).collect::<Vec<_>>().join(", ");
-        let there = if there.is_empty() { "no platform at all".to_owned() } else { there };
-        return Err(InstallError::NoPlatform { reference: text(), host: host.to_string(), there });
+        let available = platforms.take(MAX_LISTED).collect::<Vec<_>>().join(", ");
+        let available = if available.is_empty() { "no platform".to_owned() } else { available };
+        return Err(InstallError::NoPlatform { reference: text(), platform: host.to_string(), available });
     };
     let manifest = registry.manifest(entry).await.map_err(failed)?;
     let annotated = manifest.layers.iter().find_map(|layer| Some((layer, layer.annotations.get(LAYER_ANNOTATION)?)));
     let Some((layer, version)) = annotated else {
-        let what = format!("none of its layers has the annotation {LAYER_ANNOTATION}");
-        return Err(InstallError::NoPlugin { reference: text(), what });
+        let what = format!("no layer has the annotation {LAYER_ANNOTATION}");
+        return Err(InstallError::NotAPlugin { reference: text(), what });
     };
     let version: Version =
-        version.parse().map_err(|error| InstallError::NoPlugin { reference: text(), what: format!("{error}") })?;
+        version.parse().map_err(|error| InstallError::NotAPlugin { reference: text(), what: format!("{error}") })?;
     if !reference.constraint.matches(&version) {
-        let there = format!("its tag {tag} points to version {version}");
-        return Err(InstallError::NoVersion { reference: text(), there });
+        let available = format!("the tag {tag} points to version {version}");
+        return Err(InstallError::NoVersion { reference: text(), available });
     }
     Ok((version, layer.clone()))
 }
 
-fn there(mut versions: Vec<Version>) -> String {
+fn available_versions(mut versions: Vec<Version>) -> String {
     versions.sort();
-    let shown: Vec<String> = versions.iter().rev().take(SHOWN).map(ToString::to_string).collect();
-    match (shown.is_empty(), versions.len().saturating_sub(SHOWN)) {
-        (true, _) => "the registry has none".to_owned(),
+    let shown: Vec<String> = versions.iter().rev().take(MAX_LISTED).map(ToString::to_string).collect();
+    match (shown.is_empty(), versions.len().saturating_sub(MAX_LISTED)) {
+        (true, _) => "the registry has no versions".to_owned(),
         (false, 0) => format!("the registry has {}", shown.join(", ")),
-        (false, more) => format!("the registry has {}, and {more} older ones", shown.join(", ")),
+        (false, more) => format!("the registry has {}, and {more} older versions", shown.join(", ")),
     }
 }
 
-fn is_intact(folder: &Path, entry: &Entry) -> bool {
-    let same = |(name, wanted): (&String, &String)| {
-        Digest::of_file(&folder.join(name)).is_ok_and(|found| found.to_string() == *wanted)
+fn is_intact(directory: &Path, entry: &Entry) -> bool {
+    let matches = |(name, expected): (&String, &String)| {
+        Digest::of_file(&directory.join(name)).is_ok_and(|found| found.to_string() == *expected)
     };
-    entry.files.iter().all(same)
+    entry.files.iter().all(matches)
 }
 
 /// Deletes incomplete downloads that no process continued.
 fn prune(partial: &Path) {
     for entry in partial.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed().unwrap_or_default());
-        if age.is_ok_and(|age| age > PARTIAL_AGE_MAX) {
+        if age.is_ok_and(|age| age > MAX_PARTIAL_AGE) {
             let _ = std::fs::remove_file(entry.path());
         }
     }

@@ -11,24 +11,25 @@
 //! layout: plugins that GitLab's tools installed are found, and vice versa.
 
 mod error;
-mod folder;
 mod installer;
-mod lookup;
+mod lock;
+mod plugin_archive;
+mod resolve;
 mod store;
-mod unpack;
 mod verify;
 
 use muster_oci::Defaults;
 
 pub use error::InstallError;
-pub use installer::{Done, LAYER_ANNOTATION, Options, Outcome, available};
-pub use lookup::{BuiltIn, Found, ResolveError, Surroundings, resolve};
+pub use installer::{InstallOptions, InstallOutcome, InstallResult, LAYER_ANNOTATION, available};
+pub use resolve::{BuiltIn, LookupContext, ResolveError, ResolvedPlugin, resolve};
 pub use store::{Installed, Store};
-
-pub use verify::{Finding, Verdict};
+pub use verify::{Finding, VerifyOutcome};
 
 /// Registry and group that a plugin's name may omit: those of the plugins that GitLab publishes.
 pub const DEFAULTS: Defaults = Defaults { registry: "registry.gitlab.com", group: "gitlab-org/fleeting/plugins" };
 
 /// Name of the executable in a version's directory.
 const EXECUTABLE: &str = "plugin";
+/// Mode of the lock file. Its content is not secret, and other users may verify what is installed.
+const LOCK_FILE_MODE: u32 = 0o644;

@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 
 use muster_oci::{Constraint, LockFile, Reference, Repository, Version};
 
-use super::EXECUTABLE;
 use super::error::InstallError;
-use super::folder::FileLock;
+use super::lock::FileLock;
+use super::{EXECUTABLE, LOCK_FILE_MODE};
 use crate::layout::{escape, unescape};
 
 /// Maximum number of segments in a repository's path.
-const DEPTH_MAX: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// A directory of installed plugins.
 #[derive(Debug, Clone)]
 pub struct Store {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// An installed version of a plugin.
@@ -32,49 +32,49 @@ pub struct Installed {
 impl Store {
     /// Uses a directory of plugins.
     #[must_use]
-    pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into() }
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into() }
     }
 
     /// Uses the user's directory: `FLEETING_PLUGIN_PATH`, or else `~/.config/fleeting/plugins`.
     ///
     /// # Errors
-    /// [`InstallError::NoFolder`].
-    pub fn of_environment() -> Result<Self, InstallError> {
+    /// [`InstallError::NoDirectory`].
+    pub fn from_environment() -> Result<Self, InstallError> {
         let set = |key| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let folder =
+        let directory =
             set("FLEETING_PLUGIN_PATH").or_else(|| set("HOME").map(|home| home.join(".config/fleeting/plugins")));
-        let folder = folder.ok_or(InstallError::NoFolder)?;
-        Ok(Self::new(std::path::absolute(&folder).unwrap_or(folder)))
+        let directory = directory.ok_or(InstallError::NoDirectory)?;
+        Ok(Self::new(std::path::absolute(&directory).unwrap_or(directory)))
     }
 
     /// Returns the path of the directory.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Returns the path of the lock file.
     #[must_use]
     pub fn lock_file(&self) -> PathBuf {
-        self.folder.join("plugins.lock")
+        self.directory.join("plugins.lock")
     }
 
-    pub(super) fn repository_folder(&self, repository: &Repository) -> PathBuf {
-        self.folder.join(escape(&repository.registry)).join(escape(&repository.path))
+    pub(super) fn repository_directory(&self, repository: &Repository) -> PathBuf {
+        self.directory.join(escape(&repository.registry)).join(escape(&repository.path))
     }
 
-    pub(super) fn version_folder(&self, repository: &Repository, version: &Version) -> PathBuf {
-        self.repository_folder(repository).join(escape(&version.to_string()))
+    pub(super) fn version_directory(&self, repository: &Repository, version: &Version) -> PathBuf {
+        self.repository_directory(repository).join(escape(&version.to_string()))
     }
 
     /// Returns all installed versions of a plugin.
     #[must_use]
     pub fn versions(&self, repository: &Repository) -> Vec<Installed> {
-        let folder = self.repository_folder(repository);
-        let versions = names(&folder).into_iter().filter_map(|name| unescape(&name)?.parse::<Version>().ok());
+        let directory = self.repository_directory(repository);
+        let versions = names(&directory).into_iter().filter_map(|name| unescape(&name)?.parse::<Version>().ok());
         let installed = versions.map(|version| Installed {
-            executable: self.version_folder(repository, &version).join(EXECUTABLE),
+            executable: self.version_directory(repository, &version).join(EXECUTABLE),
             repository: repository.clone(),
             version,
         });
@@ -92,24 +92,24 @@ impl Store {
     #[must_use]
     pub fn list(&self) -> Vec<Installed> {
         let mut found = Vec::new();
-        for registry in names(&self.folder) {
+        for registry in names(&self.directory) {
             let Some(registry_name) = unescape(&registry) else { continue };
-            self.walk(&registry_name, &mut Vec::new(), &self.folder.join(&registry), &mut found);
+            self.walk(&registry_name, &mut Vec::new(), &self.directory.join(&registry), &mut found);
         }
         found.sort();
         found
     }
 
-    fn walk(&self, registry: &str, path: &mut Vec<String>, folder: &Path, found: &mut Vec<Installed>) {
+    fn walk(&self, registry: &str, path: &mut Vec<String>, directory: &Path, found: &mut Vec<Installed>) {
         if !path.is_empty() {
             let repository = Repository { registry: registry.to_owned(), path: path.join("/") };
             found.extend(self.versions(&repository));
         }
-        if path.len() == DEPTH_MAX {
+        if path.len() == MAX_DEPTH {
             return;
         }
-        for name in names(folder) {
-            let below = folder.join(&name);
+        for name in names(directory) {
+            let below = directory.join(&name);
             let Some(segment) = unescape(&name).filter(|_| !below.join(EXECUTABLE).is_file()) else { continue };
             path.push(segment);
             self.walk(registry, path, &below, found);
@@ -118,12 +118,12 @@ impl Store {
     }
 
     /// Removes all versions that match a reference; `:latest` or no constraint matches every version.
-    /// Their digests are kept in the lock file unless `forget` is set.
+    /// Their digests are kept in the lock file unless `forget_digest` is set.
     ///
     /// # Errors
     /// [`InstallError`].
-    pub async fn remove(&self, reference: &Reference, forget: bool) -> Result<Vec<Installed>, InstallError> {
-        let _held = FileLock::of_folder(&self.folder).await?;
+    pub async fn remove(&self, reference: &Reference, forget_digest: bool) -> Result<Vec<Installed>, InstallError> {
+        let _lock = FileLock::of_directory(&self.directory).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
         let fits = |installed: &Installed| match reference.constraint {
             Constraint::Latest | Constraint::Any => true,
@@ -131,37 +131,37 @@ impl Store {
         };
         let removed: Vec<Installed> = self.versions(&reference.repository).into_iter().filter(fits).collect();
         if removed.is_empty() {
-            let (reference, folder) = (reference.to_string(), self.folder.clone());
-            return Err(InstallError::NotInstalled { reference, folder });
+            let (reference, directory) = (reference.to_string(), self.directory.clone());
+            return Err(InstallError::NotInstalled { reference, directory });
         }
         for installed in &removed {
-            let folder = self.version_folder(&installed.repository, &installed.version);
-            clear(&self.repository_folder(&installed.repository));
-            set_aside(&folder)
+            let directory = self.version_directory(&installed.repository, &installed.version);
+            remove_leftovers(&self.repository_directory(&installed.repository));
+            move_to_trash(&directory)
                 .and_then(|old| old.map_or(Ok(()), tempfile::TempDir::close))
-                .map_err(|source| InstallError::Folder { path: folder, what: "removed", source })?;
-            if forget {
-                lock.forget(&installed.repository, &installed.version);
+                .map_err(|source| InstallError::Directory { path: directory, operation: "delete", source })?;
+            if forget_digest {
+                lock.remove(&installed.repository, &installed.version);
             }
         }
-        if forget {
-            lock.write(&self.lock_file())?;
+        if forget_digest {
+            lock.write(&self.lock_file(), LOCK_FILE_MODE)?;
         }
         Ok(removed)
     }
 }
 
 /// Prefixes of directories next to the versions: for unpacking, and for deletion.
-pub(super) const NEW: &str = ".new-";
-const OLD: &str = ".old-";
+pub(super) const STAGING_PREFIX: &str = ".new-";
+const TRASH_PREFIX: &str = ".old-";
 
 /// Moves a version's directory into a temporary directory, which is deleted when it is dropped.
 /// Returns `None` if there is no such version.
-pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
-    let parent = folder.parent().unwrap_or(Path::new("."));
-    let bin = tempfile::Builder::new().prefix(OLD).tempdir_in(parent)?;
-    match std::fs::rename(folder, bin.path().join("old")) {
-        Ok(()) => Ok(Some(bin)),
+pub(super) fn move_to_trash(directory: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
+    let parent = directory.parent().unwrap_or(Path::new("."));
+    let trash = tempfile::Builder::new().prefix(TRASH_PREFIX).tempdir_in(parent)?;
+    match std::fs::rename(directory, trash.path().join("old")) {
+        Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -169,20 +169,20 @@ pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempD
 
 /// Removes what killed processes left next to the versions.
 /// The caller holds the store's lock, so no process uses it.
-pub(super) fn clear(folder: &Path) {
-    for entry in folder.read_dir().into_iter().flatten().filter_map(Result::ok) {
+pub(super) fn remove_leftovers(directory: &Path) {
+    for entry in directory.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name();
-        if [NEW, OLD].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
+        if [STAGING_PREFIX, TRASH_PREFIX].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
             && let Err(error) = std::fs::remove_dir_all(entry.path())
         {
-            tracing::warn!(path = %entry.path().display(), %error, "a folder that an earlier install left cannot be removed");
+            tracing::warn!(path = %entry.path().display(), %error, "failed to delete the leftovers of an earlier install");
         }
     }
 }
 
 /// Returns the names of the directories in a directory, except hidden ones.
-fn names(folder: &Path) -> Vec<String> {
-    let Ok(entries) = folder.read_dir() else { return Vec::new() };
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = directory.read_dir() else { return Vec::new() };
     let entries = entries.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
     entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| !name.starts_with('.')).collect()
 }

@@ -13,16 +13,16 @@ pub struct Finding {
     /// The installed version.
     pub installed: Installed,
     /// Result of the verification.
-    pub verdict: Verdict,
+    pub outcome: VerifyOutcome,
 }
 
 /// Whether the files of a version are unchanged since the installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum VerifyOutcome {
     /// The files are unchanged.
     Intact,
     /// The lock file has no entry, because another program installed the version.
-    Unlocked,
+    NotLocked,
     /// Files were changed, removed or added. Each change is described.
     Changed(Vec<String>),
 }
@@ -35,11 +35,11 @@ impl Store {
     pub fn verify(&self, installed: Vec<Installed>) -> Result<Vec<Finding>, InstallError> {
         let lock = LockFile::read(&self.lock_file())?;
         let finding = |installed: Installed| {
-            let verdict = match lock.get(&installed.repository, &installed.version) {
-                None => Verdict::Unlocked,
+            let outcome = match lock.get(&installed.repository, &installed.version) {
+                None => VerifyOutcome::NotLocked,
                 Some(entry) => self.compare(&installed, entry),
             };
-            Finding { installed, verdict }
+            Finding { installed, outcome }
         };
         Ok(installed.into_iter().map(finding).collect())
     }
@@ -52,27 +52,27 @@ impl Store {
         let findings = self.verify(vec![installed.clone()])?;
         Ok(findings
             .into_iter()
-            .flat_map(|finding| match finding.verdict {
-                Verdict::Changed(what) => what,
-                Verdict::Intact | Verdict::Unlocked => Vec::new(),
+            .flat_map(|finding| match finding.outcome {
+                VerifyOutcome::Changed(what) => what,
+                VerifyOutcome::Intact | VerifyOutcome::NotLocked => Vec::new(),
             })
             .collect())
     }
 
-    fn compare(&self, installed: &Installed, entry: &Entry) -> Verdict {
-        let folder = self.version_folder(&installed.repository, &installed.version);
-        let entries = folder.read_dir().into_iter().flatten().filter_map(Result::ok);
-        let there: BTreeSet<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    fn compare(&self, installed: &Installed, entry: &Entry) -> VerifyOutcome {
+        let directory = self.version_directory(&installed.repository, &installed.version);
+        let entries = directory.read_dir().into_iter().flatten().filter_map(Result::ok);
+        let present: BTreeSet<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         let mut changed = Vec::new();
-        for (name, wanted) in &entry.files {
-            match Digest::of_file(&folder.join(name)) {
-                Ok(found) if found.to_string() == *wanted => {}
-                Ok(found) => changed.push(format!("{name} has the digest {found}, and {wanted} was installed")),
-                Err(error) => changed.push(format!("{name} cannot be read: {error}")),
+        for (name, expected) in &entry.files {
+            match Digest::of_file(&directory.join(name)) {
+                Ok(found) if found.to_string() == *expected => {}
+                Ok(found) => changed.push(format!("{name} has the digest {found}, expected {expected}")),
+                Err(error) => changed.push(format!("failed to read {name}: {error}")),
             }
         }
-        let added = there.iter().filter(|name| !entry.files.contains_key(*name));
-        changed.extend(added.map(|name| format!("{name} was not installed")));
-        if changed.is_empty() { Verdict::Intact } else { Verdict::Changed(changed) }
+        let added = present.iter().filter(|name| !entry.files.contains_key(*name));
+        changed.extend(added.map(|name| format!("{name} was added")));
+        if changed.is_empty() { VerifyOutcome::Intact } else { VerifyOutcome::Changed(changed) }
     }
 }

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-use super::{INITIALISED, NOT_INITIALISED};
+use super::{ALREADY_INITIALIZED, NOT_INITIALIZED};
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_server::{Nesting, NestingServer};
 
@@ -32,12 +32,12 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn delete(&self, id: &str) -> Result<(), String>;
 
     /// Runs before a list is returned.
-    async fn listing(&self) {}
+    async fn before_list(&self) {}
 }
 
 /// An existing machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct FakeMachine {
     /// Name of the image.
     pub image: String,
     /// Slot in which the machine was created.
@@ -50,8 +50,8 @@ pub struct Known {
 struct State {
     config: Option<Vec<u8>>,
     inits: u32,
-    made: u32,
-    machines: BTreeMap<String, Known>,
+    created: u32,
+    machines: BTreeMap<String, FakeMachine>,
     slots: BTreeMap<i32, String>,
 }
 
@@ -92,7 +92,7 @@ impl FakeDaemon {
 
     /// Returns the machines by id.
     #[must_use]
-    pub fn machines(&self) -> BTreeMap<String, Known> {
+    pub fn machines(&self) -> BTreeMap<String, FakeMachine> {
         self.shared.state().machines.clone()
     }
 
@@ -105,13 +105,13 @@ impl FakeDaemon {
 
     /// Returns the number of machines ever requested.
     #[must_use]
-    pub fn made(&self) -> u32 {
-        self.shared.state().made
+    pub fn created_count(&self) -> u32 {
+        self.shared.state().created
     }
 
     /// Returns how often the daemon was initialized, and its configuration.
     #[must_use]
-    pub fn initialised(&self) -> (u32, Vec<u8>) {
+    pub fn initialized(&self) -> (u32, Vec<u8>) {
         let state = self.shared.state();
         (state.inits, state.config.clone().unwrap_or_default())
     }
@@ -122,9 +122,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ready(&self) -> Result<MutexGuard<'_, State>, Status> {
+    fn initialized_state(&self) -> Result<MutexGuard<'_, State>, Status> {
         let state = self.state();
-        if state.config.is_none() { Err(Status::failed_precondition(NOT_INITIALISED)) } else { Ok(state) }
+        if state.config.is_none() { Err(Status::failed_precondition(NOT_INITIALIZED)) } else { Ok(state) }
     }
 
     /// Deletes a machine at the hypervisor and then from the state.
@@ -146,7 +146,7 @@ impl Nesting for Service {
         let is_second = state.config.replace(request.into_inner().config).is_some() || self.0.is_raced;
         state.inits += 1;
         if is_second {
-            return Err(Status::failed_precondition(INITIALISED));
+            return Err(Status::failed_precondition(ALREADY_INITIALIZED));
         }
         Ok(Response::new(wire::InitResponse {}))
     }
@@ -154,33 +154,33 @@ impl Nesting for Service {
     async fn create(&self, request: Request<wire::CreateRequest>) -> Result<Response<wire::CreateResponse>, Status> {
         let wire::CreateRequest { name, slot } = request.into_inner();
         let (stomped, id) = {
-            let mut state = self.0.ready()?;
-            state.made += 1;
+            let mut state = self.0.initialized_state()?;
+            state.created += 1;
             let stomped = slot.and_then(|slot| state.slots.get(&slot).cloned());
-            (stomped, format!("nesting-{}", state.made))
+            (stomped, format!("nesting-{}", state.created))
         };
         if let Some(id) = &stomped {
             self.0.remove(id).await.map_err(|error| Status::unknown(format!("clearing slot: {error}")))?;
         }
         let (shared, image, of) = (Arc::clone(&self.0), name.clone(), id.clone());
         // The machine is created even if the caller has disconnected.
-        let made = tokio::spawn(async move {
+        let created = tokio::spawn(async move {
             let address = shared.hypervisor.create(&of, &image).await?;
             let mut state = shared.state();
-            state.machines.insert(of.clone(), Known { image, slot, address: address.clone() });
+            state.machines.insert(of.clone(), FakeMachine { image, slot, address: address.clone() });
             if let Some(slot) = slot {
                 state.slots.insert(slot, of);
             }
             Ok(address)
         });
-        let made = made.await.unwrap_or_else(|error| Err(error.to_string()));
-        let vm = Some(wire::VirtualMachine { id, name, addr: made.map_err(Status::unknown)? });
+        let created = created.await.unwrap_or_else(|error| Err(error.to_string()));
+        let vm = Some(wire::VirtualMachine { id, name, addr: created.map_err(Status::unknown)? });
         Ok(Response::new(wire::CreateResponse { vm, stomped_vm_id: stomped }))
     }
 
     async fn delete(&self, request: Request<wire::DeleteRequest>) -> Result<Response<wire::DeleteResponse>, Status> {
         let id = request.into_inner().id;
-        if !self.0.ready()?.machines.contains_key(&id) {
+        if !self.0.initialized_state()?.machines.contains_key(&id) {
             return Err(Status::unknown(format!("no vm ({id}) found")));
         }
         self.0.remove(&id).await.map_err(Status::unknown)?;
@@ -188,17 +188,17 @@ impl Nesting for Service {
     }
 
     async fn list(&self, _: Request<wire::ListRequest>) -> Result<Response<wire::ListResponse>, Status> {
-        self.0.hypervisor.listing().await;
-        let machine = |(id, known): (&String, &Known)| wire::VirtualMachine {
+        self.0.hypervisor.before_list().await;
+        let to_wire = |(id, machine): (&String, &FakeMachine)| wire::VirtualMachine {
             id: id.clone(),
             name: String::new(),
-            addr: known.address.clone(),
+            addr: machine.address.clone(),
         };
-        let vms = self.0.ready()?.machines.iter().map(machine).collect();
+        let vms = self.0.initialized_state()?.machines.iter().map(to_wire).collect();
         Ok(Response::new(wire::ListResponse { vms }))
     }
 
     async fn shutdown(&self, _: Request<wire::ShutdownRequest>) -> Result<Response<wire::ShutdownResponse>, Status> {
-        Err(Status::unimplemented("not by a runner"))
+        Err(Status::unimplemented("not used by runners"))
     }
 }

@@ -28,15 +28,15 @@ use target::Daemon;
 
 /// Messages of the daemon before `Init`, and for a second `Init`.
 /// Code and text are compared exactly, as in the Go host.
-const NOT_INITIALISED: &str = "not initialized";
-const INITIALISED: &str = "already initialized";
+const NOT_INITIALIZED: &str = "not initialized";
+const ALREADY_INITIALIZED: &str = "already initialized";
 /// Start of the daemon's message when the machine in the slot cannot be removed.
-const CLEARING: &str = "clearing slot:";
+const CLEAR_SLOT_ERROR: &str = "clearing slot:";
 const CREATE: &str = "Create";
 
 /// Timeouts of the calls. The protocol defines none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NestingLimits {
+pub struct NestingTimeouts {
     /// Time to connect, and for `Init`. Defaults to 60 seconds.
     pub init: Duration,
     /// Time to clone and boot a machine and to get its address.
@@ -48,7 +48,7 @@ pub struct NestingLimits {
     pub list: Duration,
 }
 
-impl Default for NestingLimits {
+impl Default for NestingTimeouts {
     fn default() -> Self {
         Self {
             init: Duration::from_secs(60),
@@ -84,7 +84,7 @@ pub struct Created {
 pub enum NestingError {
     /// The daemon cannot be reached.
     #[error(
-        "the nesting daemon at {daemon} cannot be reached: {cause}; does it run on the instance, and is nesting_host right?"
+        "failed to reach the nesting daemon at {daemon}: {cause}; check that it runs on the instance and that nesting_host is right"
     )]
     Unreachable {
         /// `nesting_host`.
@@ -93,17 +93,17 @@ pub enum NestingError {
         cause: String,
     },
     /// The daemon did not respond in time.
-    #[error("the nesting daemon at {daemon} did not answer {call} within {} s", limit.as_secs())]
-    Deadline {
+    #[error("no response to {call} from the nesting daemon at {daemon} within {} s", timeout.as_secs())]
+    Timeout {
         /// `nesting_host`.
         daemon: String,
         /// Name of the call.
         call: &'static str,
         /// Timeout of the call.
-        limit: Duration,
+        timeout: Duration,
     },
     /// The daemon returned an error.
-    #[error("the nesting daemon at {daemon}: {call} failed: {message}")]
+    #[error("nesting daemon at {daemon}: {call} failed: {message}")]
     Refused {
         /// `nesting_host`.
         daemon: String,
@@ -113,8 +113,8 @@ pub enum NestingError {
         message: String,
     },
     /// The response is invalid.
-    #[error("the nesting daemon at {daemon}: {call} answered nonsense: {what}")]
-    Nonsense {
+    #[error("nesting daemon at {daemon}: invalid response to {call}: {what}")]
+    InvalidResponse {
         /// `nesting_host`.
         daemon: String,
         /// Name of the call.
@@ -128,8 +128,8 @@ impl NestingError {
     /// Returns whether the image may be the cause, so that another image may work.
     /// An error about clearing the slot concerns the daemon.
     #[must_use]
-    pub fn is_about_the_image(&self) -> bool {
-        matches!(self, Self::Refused { call: CREATE, message, .. } if !message.starts_with(CLEARING))
+    pub fn is_image_error(&self) -> bool {
+        matches!(self, Self::Refused { call: CREATE, message, .. } if !message.starts_with(CLEAR_SLOT_ERROR))
     }
 }
 
@@ -141,7 +141,7 @@ pub struct Nesting {
     client: Client,
     daemon: String,
     config: Vec<u8>,
-    limits: NestingLimits,
+    timeouts: NestingTimeouts,
 }
 
 impl Nesting {
@@ -154,7 +154,7 @@ impl Nesting {
         session: Arc<dyn Session>,
         nesting_host: &str,
         config: &serde_json::Value,
-        limits: NestingLimits,
+        timeouts: NestingTimeouts,
     ) -> Result<Self, NestingError> {
         let daemon = Daemon::parse(nesting_host);
         let unreachable = |cause: String| NestingError::Unreachable { daemon: nesting_host.to_owned(), cause };
@@ -164,29 +164,29 @@ impl Nesting {
         });
         let endpoint = Endpoint::from_static("http://nesting");
         let connecting = endpoint.connect_with_connector(connector);
-        let channel = match tokio::time::timeout(limits.init, connecting).await {
-            Err(_) => return Err(unreachable(format!("no answer within {} s", limits.init.as_secs()))),
+        let channel = match tokio::time::timeout(timeouts.init, connecting).await {
+            Err(_) => return Err(unreachable(format!("no response within {} s", timeouts.init.as_secs()))),
             Ok(connected) => connected.map_err(|error| unreachable(error_chain(&error)))?,
         };
         let config = config.to_string().into_bytes();
-        Ok(Self { client: NestingClient::new(channel), daemon: nesting_host.to_owned(), config, limits })
+        Ok(Self { client: NestingClient::new(channel), daemon: nesting_host.to_owned(), config, timeouts })
     }
 
     /// Creates a machine from an image. The machine that was in `slot` is removed first.
     ///
     /// # Errors
-    /// [`NestingError`]. After a [`NestingError::Deadline`], a machine may exist; the next one in the slot replaces it.
+    /// [`NestingError`]. After a [`NestingError::Timeout`], a machine may exist; the next one in the slot replaces it.
     pub async fn create(&self, image: &str, slot: Option<i32>) -> Result<Created, NestingError> {
         let request = wire::CreateRequest { name: image.to_owned(), slot };
-        let ask = |mut client: Client| {
+        let send = |mut client: Client| {
             let request = request.clone();
             async move { client.create(request).await }
         };
-        let answer = self.call(CREATE, self.limits.create, ask).await?;
-        let nonsense = |what| NestingError::Nonsense { daemon: self.daemon.clone(), call: CREATE, what };
-        let machine = answer.vm.ok_or_else(|| nonsense("no machine"))?;
+        let answer = self.call(CREATE, self.timeouts.create, send).await?;
+        let invalid = |what| NestingError::InvalidResponse { daemon: self.daemon.clone(), call: CREATE, what };
+        let machine = answer.vm.ok_or_else(|| invalid("no machine"))?;
         if machine.id.is_empty() || machine.addr.is_empty() {
-            return Err(nonsense("a machine without id or address"));
+            return Err(invalid("a machine without id or address"));
         }
         Ok(Created { machine: machine.into(), stomped: answer.stomped_vm_id.filter(|id| !id.is_empty()) })
     }
@@ -197,11 +197,11 @@ impl Nesting {
     /// [`NestingError`].
     pub async fn delete(&self, id: &str) -> Result<(), NestingError> {
         let request = wire::DeleteRequest { id: id.to_owned() };
-        let ask = |mut client: Client| {
+        let send = |mut client: Client| {
             let request = request.clone();
             async move { client.delete(request).await }
         };
-        self.call("Delete", self.limits.delete, ask).await.map(drop)
+        self.call("Delete", self.timeouts.delete, send).await.map(drop)
     }
 
     /// Lists the machines.
@@ -209,8 +209,8 @@ impl Nesting {
     /// # Errors
     /// [`NestingError`].
     pub async fn list(&self) -> Result<Vec<VirtualMachine>, NestingError> {
-        let ask = |mut client: Client| async move { client.list(wire::ListRequest {}).await };
-        let answer = self.call("List", self.limits.list, ask).await?;
+        let send = |mut client: Client| async move { client.list(wire::ListRequest {}).await };
+        let answer = self.call("List", self.timeouts.list, send).await?;
         Ok(answer.vms.into_iter().map(Into::into).collect())
     }
 
@@ -234,36 +234,36 @@ impl Nesting {
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         call: &'static str,
-        limit: Duration,
-        ask: impl Fn(Client) -> F,
+        timeout: Duration,
+        send: impl Fn(Client) -> F,
     ) -> Result<T, NestingError> {
-        match self.timed(call, limit, ask(self.client.clone())).await? {
-            Err(status) if is(&status, NOT_INITIALISED) => {}
-            answer => return self.judge(call, answer),
+        match self.timed(call, timeout, send(self.client.clone())).await? {
+            Err(status) if is_precondition_error(&status, NOT_INITIALIZED) => {}
+            answer => return self.unwrap_status(call, answer),
         }
         let init = wire::InitRequest { config: self.config.clone() };
-        let answer = self.timed("Init", self.limits.init, self.client.clone().init(init)).await?;
+        let answer = self.timed("Init", self.timeouts.init, self.client.clone().init(init)).await?;
         // Another client may have initialized it in between.
-        if !matches!(&answer, Err(status) if is(status, INITIALISED)) {
-            self.judge("Init", answer)?;
+        if !matches!(&answer, Err(status) if is_precondition_error(status, ALREADY_INITIALIZED)) {
+            self.unwrap_status("Init", answer)?;
         }
-        let answer = self.timed(call, limit, ask(self.client.clone())).await?;
-        self.judge(call, answer)
+        let answer = self.timed(call, timeout, send(self.client.clone())).await?;
+        self.unwrap_status(call, answer)
     }
 
     async fn timed<T>(
         &self,
         call: &'static str,
-        limit: Duration,
+        timeout: Duration,
         work: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<Result<T, Status>, NestingError> {
-        match tokio::time::timeout(limit, work).await {
-            Err(_) => Err(NestingError::Deadline { daemon: self.daemon.clone(), call, limit }),
+        match tokio::time::timeout(timeout, work).await {
+            Err(_) => Err(NestingError::Timeout { daemon: self.daemon.clone(), call, timeout }),
             Ok(answer) => Ok(answer.map(tonic::Response::into_inner)),
         }
     }
 
-    fn judge<T>(&self, call: &'static str, answer: Result<T, Status>) -> Result<T, NestingError> {
+    fn unwrap_status<T>(&self, call: &'static str, answer: Result<T, Status>) -> Result<T, NestingError> {
         answer.map_err(|status| {
             let daemon = self.daemon.clone();
             if is_broken(&status) {
@@ -280,6 +280,6 @@ impl From<wire::VirtualMachine> for VirtualMachine {
     }
 }
 
-fn is(status: &Status, message: &str) -> bool {
+fn is_precondition_error(status: &Status, message: &str) -> bool {
     status.code() == Code::FailedPrecondition && status.message() == message && status.details().is_empty()
 }

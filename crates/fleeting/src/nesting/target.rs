@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_named_in_each_way_that_the_go_host_takes() {
+    fn nesting_host_formats_match_the_go_host() {
         for (text, network, address) in [
             (
                 "unix:///Users/ec2-user/Library/Application Support/nesting.sock",

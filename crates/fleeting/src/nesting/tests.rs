@@ -12,12 +12,12 @@ use muster_remote::local::LocalSession;
 
 /// A hypervisor whose machines do not exist.
 #[derive(Default)]
-struct Nothing {
+struct NoHypervisor {
     hangs: bool,
 }
 
 #[async_trait]
-impl Hypervisor for Nothing {
+impl Hypervisor for NoHypervisor {
     async fn create(&self, _: &str, image: &str) -> Result<String, String> {
         if image == "none" { Err("no such image".to_owned()) } else { Ok("192.168.64.2".to_owned()) }
     }
@@ -26,42 +26,42 @@ impl Hypervisor for Nothing {
         Ok(())
     }
 
-    async fn listing(&self) {
+    async fn before_list(&self) {
         if self.hangs {
             std::future::pending().await
         }
     }
 }
 
-async fn connect(socket: &Path, limits: NestingLimits) -> Result<Nesting, NestingError> {
+async fn connect(socket: &Path, timeouts: NestingTimeouts) -> Result<Nesting, NestingError> {
     let host = format!("unix://{}", socket.display());
-    Nesting::connect(Arc::new(LocalSession), &host, &json!({"image_directory": "/i"}), limits).await
+    Nesting::connect(Arc::new(LocalSession), &host, &json!({"image_directory": "/i"}), timeouts).await
 }
 
 /// Starts a daemon. The first value keeps it running.
 async fn start(
-    hypervisor: Nothing,
+    hypervisor: NoHypervisor,
     is_raced: bool,
-    limits: NestingLimits,
+    timeouts: NestingTimeouts,
 ) -> ((tempfile::TempDir, FakeDaemon), Nesting) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
     let daemon = FakeDaemon::start(&socket, Arc::new(hypervisor), is_raced).unwrap();
-    let nesting = connect(&socket, limits).await.unwrap();
+    let nesting = connect(&socket, timeouts).await.unwrap();
     ((directory, daemon), nesting)
 }
 
 #[tokio::test]
-async fn n1_n2_n3_machines_are_made_in_slots_by_a_daemon_that_is_initialised_when_needed() {
-    let (keeps, nesting) = start(Nothing::default(), false, NestingLimits::default()).await;
+async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
+    let (keeps, nesting) = start(NoHypervisor::default(), false, NestingTimeouts::default()).await;
     let first = nesting.create("macos", Some(0)).await.unwrap();
     assert_eq!((first.machine.address.as_str(), &first.stomped), ("192.168.64.2", &None));
     let second = nesting.create("macos", Some(0)).await.unwrap();
-    assert_eq!(second.stomped, Some(first.machine.id), "slot 0 is a slot");
+    assert_eq!(second.stomped, Some(first.machine.id), "0 is a valid slot");
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.list().await.unwrap().len(), 3);
-    assert_eq!(keeps.1.initialised(), (1, br#"{"image_directory":"/i"}"#.to_vec()), "once");
+    assert_eq!(keeps.1.initialized(), (1, br#"{"image_directory":"/i"}"#.to_vec()), "once");
     let error = nesting.create("none", Some(1)).await.unwrap_err().to_string();
     assert!(error.ends_with("Create failed: no such image"), "{error}");
     let kept = |id: &str| id == second.machine.id;
@@ -74,19 +74,19 @@ async fn n1_n2_n3_machines_are_made_in_slots_by_a_daemon_that_is_initialised_whe
 }
 
 #[tokio::test]
-async fn n4_a_daemon_that_another_one_initialised_is_used() {
-    let (_keeps, nesting) = start(Nothing::default(), true, NestingLimits::default()).await;
+async fn n4_daemon_initialized_by_another_client_is_used() {
+    let (_keeps, nesting) = start(NoHypervisor::default(), true, NestingTimeouts::default()).await;
     assert_eq!(nesting.list().await.unwrap(), []);
 }
 
 #[tokio::test]
-async fn a_daemon_that_hangs_or_is_not_there_keeps_nobody() {
-    let limits = NestingLimits { list: Duration::from_millis(100), ..NestingLimits::default() };
-    let ((directory, _daemon), nesting) = start(Nothing { hangs: true }, false, limits).await;
+async fn hanging_or_missing_daemon_is_an_error() {
+    let timeouts = NestingTimeouts { list: Duration::from_millis(100), ..NestingTimeouts::default() };
+    let ((directory, _daemon), nesting) = start(NoHypervisor { hangs: true }, false, timeouts).await;
     let error = nesting.list().await.unwrap_err();
-    assert!(matches!(error, NestingError::Deadline { call: "List", .. }), "{error}");
-    let error = connect(&directory.path().join("none"), limits).await.unwrap_err().to_string();
-    assert!(error.contains("is nesting_host right?"), "{error}");
+    assert!(matches!(error, NestingError::Timeout { call: "List", .. }), "{error}");
+    let error = connect(&directory.path().join("none"), timeouts).await.unwrap_err().to_string();
+    assert!(error.contains("nesting_host is right"), "{error}");
 }
 
 /// Replaces the program `tart` of the daemon's backend. Its machines are files.
@@ -103,7 +103,7 @@ esac
 "#;
 
 #[tokio::test]
-async fn the_real_daemon_is_spoken_with() {
+async fn gitlabs_daemon_creates_and_deletes_machines() {
     let Some(daemon) = muster_test_needs::variable("MUSTER_TEST_NESTING", "GitLab's nesting daemon") else { return };
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
@@ -126,7 +126,7 @@ async fn the_real_daemon_is_spoken_with() {
         .unwrap();
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     let nesting = loop {
-        match connect(&socket, NestingLimits::default()).await {
+        match connect(&socket, NestingTimeouts::default()).await {
             Ok(nesting) => break nesting,
             Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon does not serve: {error}"),
         }

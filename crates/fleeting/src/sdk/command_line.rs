@@ -1,7 +1,7 @@
 //! A plugin's command line (docs/spec/fleeting.md, section 2.6).
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{Provider, config, log, serve};
@@ -29,7 +29,7 @@ pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
         Some("settings") => print(&config::reference::<P::Config>()),
         Some("bootstrap") => match bootstrap::<P>(arguments.get(1).map(String::as_str)) {
             Ok(directory) => print(&format!("{directory}\n")),
-            Err(error) => fail(&error, ExitCode::FAILURE),
+            Err(error) => fail(&super::error_chain(&error), ExitCode::FAILURE),
         },
         Some("-h" | "-help" | "--help") => print(&usage::<P>()),
         Some(flag) if flag.starts_with('-') => {
@@ -43,8 +43,8 @@ pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
 fn run<P: Provider>() -> ExitCode {
     if std::env::var(COOKIE_KEY).as_deref() != Ok(COOKIE_VALUE) {
         let text = format!(
-            "This is the plugin {} of an instance group. It is not meant to be executed directly: a runner's manager starts \
-             it, where config.toml names it as `plugin` in [runners.autoscaler].\n{}",
+            "This is the fleeting plugin {}. It is not meant to be executed directly: the runner manager starts it if `plugin` in \
+             [runners.autoscaler] of config.toml names it.\n{}",
             P::NAME,
             usage::<P>()
         );
@@ -82,8 +82,8 @@ fn fail(text: &str, code: ExitCode) -> ExitCode {
 
 fn usage<P: Provider>() -> String {
     format!(
-        "Usage: fleeting-plugin-{} [-version | settings | bootstrap REPOSITORY]\n  (no argument)  serve a manager\n  \
-         -version       say what this is\n  settings       print the reference of plugin_config\n  bootstrap      copy this \
+        "Usage: fleeting-plugin-{} [-version | settings | bootstrap REPOSITORY]\n  (no argument)  serve a runner manager\n  \
+         -version       print the version\n  settings       print the reference of plugin_config\n  bootstrap      copy this \
          executable to $FLEETING_PLUGIN_PATH\n",
         P::NAME
     )
@@ -116,23 +116,34 @@ pub(super) fn build_info() -> String {
     )
 }
 
+/// Reason why `bootstrap` failed.
+#[derive(Debug, thiserror::Error)]
+enum BootstrapError {
+    #[error("bootstrap requires the repository from which this plugin was pulled")]
+    NoRepository,
+    #[error("{found:?} is not a valid repository; write REGISTRY/GROUP/NAME")]
+    Repository { found: String },
+    #[error("{root} does not exist; mount a directory for plugins, or set FLEETING_PLUGIN_PATH")]
+    NoDirectory { root: String },
+    #[error("failed to copy the plugin to {}", directory.display())]
+    Copy { directory: PathBuf, source: std::io::Error },
+}
+
 /// Copies this executable to `<plugins>/<repository>/<version>/plugin`.
 /// This code runs in the plugin's container image (docs/spec/fleeting.md, section 6.7).
-fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, String> {
-    let repository = repository
-        .filter(|repository| !repository.is_empty())
-        .ok_or("bootstrap needs the repository that this plugin was pulled from")?;
+fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, BootstrapError> {
+    let repository = repository.filter(|repository| !repository.is_empty()).ok_or(BootstrapError::NoRepository)?;
     let bare = match repository.rsplit_once(':') {
         Some((bare, tag)) if !tag.contains('/') => bare,
         _ => repository,
     };
     let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
     if !bare.split('/').all(plain) {
-        return Err(format!("{repository:?} is no repository: write REGISTRY/GROUP/NAME"));
+        return Err(BootstrapError::Repository { found: repository.to_owned() });
     }
     let root = std::env::var("FLEETING_PLUGIN_PATH").unwrap_or_else(|_| "/plugins".to_owned());
     if !Path::new(&root).is_dir() {
-        return Err(format!("{root} is not there; mount a directory for plugins, or set FLEETING_PLUGIN_PATH"));
+        return Err(BootstrapError::NoDirectory { root });
     }
     let directory = Path::new(&root).join(escape(bare)).join(escape(P::VERSION));
     let copy = || {
@@ -141,6 +152,6 @@ fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, String> {
         std::fs::copy(std::env::current_exe()?, &new)?;
         std::fs::rename(new, directory.join("plugin"))
     };
-    copy().map_err(|error: std::io::Error| format!("cannot copy the plugin to {}: {error}", directory.display()))?;
+    copy().map_err(|source| BootstrapError::Copy { directory: directory.clone(), source })?;
     Ok(directory.display().to_string())
 }

@@ -61,17 +61,17 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
     }
     let config = serde_path_to_error::deserialize(Value::Object(config)).map_err(|error| {
         let key = error.path().to_string();
-        let said = without_value(&error.inner().to_string());
-        ConfigError::Value(if key == "." { said } else { format!("{key}: {said}") })
+        let message = without_value(&error.inner().to_string());
+        ConfigError::Value(if key == "." { message } else { format!("{key}: {message}") })
     })?;
     Ok((config, unknown))
 }
 
 /// Rephrases serde's message without the value, which may be a misspelled secret.
-fn without_value(said: &str) -> String {
-    let Some((before, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
+fn without_value(message: &str) -> String {
+    let Some((before, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let kinds = ["invalid type: ", "invalid value: "];
-    let Some(found) = kinds.iter().find_map(|kind| before.strip_prefix(kind)) else { return said.to_owned() };
+    let Some(found) = kinds.iter().find_map(|kind| before.strip_prefix(kind)) else { return message.to_owned() };
     let kind = found.split([' ', '`', '"']).next().unwrap_or_default();
     let kind = match kind {
         "" => "a value",
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn p6_keys_come_in_any_letter_case_and_unknown_ones_are_told() {
+    fn p6_keys_match_in_any_letter_case() {
         let (config, unknown) = read::<Config>(br#"{"NAME":"a","Max_Size":3,"colour":"red"}"#).unwrap();
         assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None, how: How::Well });
         assert_eq!(unknown, [Unknown { key: "colour".to_owned(), nearest: None }]);
@@ -193,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_key_wins_over_one_in_another_case() {
+    fn exact_key_takes_precedence() {
         for text in [r#"{"NAME":"a","name":"b"}"#, r#"{"name":"b","NAME":"a"}"#] {
             assert_eq!(read::<Config>(text.as_bytes()).unwrap().0.name, "b", "{text}");
         }
     }
 
     #[test]
-    fn p7_no_bytes_are_an_error_and_null_is_not() {
+    fn p7_empty_config_is_an_error_but_null_is_not() {
         let error = read::<super::super::NoConfig>(b"").unwrap_err();
         assert_eq!(error.to_string(), "unmarshaling config: unexpected end of JSON input");
         assert!(read::<super::super::NoConfig>(b"null").is_ok());
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_of_the_wrong_kind_is_named() {
+    fn missing_or_invalid_values_are_named() {
         assert_eq!(read::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
         let error = read::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
         assert_eq!(error, "plugin_config: max_size: expected a whole number from 0 on, found string");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_is_made_from_the_type() {
+    fn reference_is_generated_from_the_type() {
         assert_eq!(
             reference::<Config>(),
             "| key | type | default | meaning |\n|---|---|---|---|\n\

@@ -120,7 +120,7 @@ mod tests {
     use time::macros::datetime;
 
     #[test]
-    fn a_stamp_has_six_digits_also_where_they_are_zeros() {
+    fn timestamp_has_six_fractional_digits() {
         assert_eq!(stamp(datetime!(2026-08-06 10:00:00 UTC)), "2026-08-06T10:00:00.000000Z");
         assert_eq!(stamp(datetime!(2026-08-06 10:00:00.123456789 UTC)), "2026-08-06T10:00:00.123456Z");
     }

@@ -3,6 +3,8 @@
 //!
 //! Any account of the machine can connect, because the protocol cannot authenticate the host.
 
+use std::io;
+use std::num::ParseIntError;
 use std::ops::RangeInclusive;
 
 use tokio::net::TcpListener;
@@ -10,43 +12,50 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use super::Endpoint;
 
+/// Reason why a plugin cannot listen on the loopback interface.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PortError {
+    /// No port of the range is free.
+    #[error("failed to listen on 127.0.0.1 at a port from {first} to {last} (PLUGIN_MIN_PORT, PLUGIN_MAX_PORT)")]
+    Listen { first: u16, last: u16, source: io::Error },
+    /// An environment variable is not a port.
+    #[error("{name} is {value:?}, but the host must set it to a port")]
+    Port { name: &'static str, value: String, source: ParseIntError },
+    /// The range contains no port.
+    #[error("PLUGIN_MIN_PORT is {min}, above PLUGIN_MAX_PORT {max}; the host must set a valid range")]
+    EmptyRange { min: u16, max: u16 },
+}
+
 /// Listens at the first free port of a range. Port 0 stands for any free port.
 ///
 /// # Errors
-/// No port is free.
-pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListenerStream, Endpoint), String> {
+/// [`PortError::Listen`] if no port is free.
+pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListenerStream, Endpoint), PortError> {
     let (first, last) = (*ports.start(), *ports.end());
-    let mut cause = "there is none between them".to_owned();
+    let mut source = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports {
-        match TcpListener::bind(("127.0.0.1", port)).await {
-            Ok(listener) => {
-                let address = listener.local_addr().map_err(|error| error.to_string())?.to_string();
+        let bound = TcpListener::bind(("127.0.0.1", port)).await;
+        match bound.and_then(|listener| Ok((listener.local_addr()?.to_string(), listener))) {
+            Ok((address, listener)) => {
                 return Ok((TcpListenerStream::new(listener), Endpoint { network: "tcp", address, socket: None }));
             }
-            Err(error) => cause = error.to_string(),
+            Err(error) => source = error,
         }
     }
-    Err(format!(
-        "cannot listen on 127.0.0.1 at a port from {first} to {last} (PLUGIN_MIN_PORT, PLUGIN_MAX_PORT): {cause}"
-    ))
+    Err(PortError::Listen { first, last, source })
 }
 
 /// Returns the range in the host's two environment variables. Without both, any port.
 ///
 /// # Errors
-/// A value is not a port, or the range is empty.
-pub(crate) fn range(min: Option<&str>, max: Option<&str>) -> Result<RangeInclusive<u16>, String> {
-    let port = |name: &str, text: Option<&str>| match text {
+/// [`PortError::Port`] or [`PortError::EmptyRange`].
+pub(crate) fn range(min: Option<&str>, max: Option<&str>) -> Result<RangeInclusive<u16>, PortError> {
+    let port = |name, text: Option<&str>| match text {
         None | Some("") => Ok(0),
-        Some(text) => {
-            text.parse::<u16>().map_err(|_| format!("{name} is {text:?}, which is no port: the host sets it"))
-        }
+        Some(text) => text.parse::<u16>().map_err(|source| PortError::Port { name, value: text.to_owned(), source }),
     };
     let (min, max) = (port("PLUGIN_MIN_PORT", min)?, port("PLUGIN_MAX_PORT", max)?);
-    if min > max {
-        return Err(format!("PLUGIN_MIN_PORT is {min}, and PLUGIN_MAX_PORT only {max}: the host sets them"));
-    }
-    Ok(min..=max)
+    if min > max { Err(PortError::EmptyRange { min, max }) } else { Ok(min..=max) }
 }
 
 #[cfg(test)]
@@ -57,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_next_port_is_taken_where_one_is_in_use() {
+    async fn next_port_is_used_if_one_is_taken() {
         // Ports that other programs use make the range longer, but do not affect the test.
         let (_taken, first) = listen_at(0..=0).await.unwrap();
         let port: u16 = first.address.rsplit_once(':').unwrap().1.parse().unwrap();
@@ -66,16 +75,17 @@ mod tests {
         assert!(endpoint.address.starts_with("127.0.0.1:") && endpoint.address != first.address, "{endpoint:?}");
         let (_client, server) = tokio::join!(TcpStream::connect(&endpoint.address), listener.next());
         assert!(server.unwrap().unwrap().peer_addr().unwrap().ip().is_loopback());
-        let error = listen_at(port..=port).await.err().unwrap();
+        let error = listen_at(port..=port).await.err().unwrap().to_string();
         assert!(error.contains(&format!("from {port} to {port} (PLUGIN_MIN_PORT")), "{error}");
     }
 
     #[test]
-    fn the_hosts_variables_are_a_range_or_told_to_be_none() {
-        assert_eq!(range(Some("10000"), Some("25000")), Ok(10_000..=25_000));
-        assert_eq!(range(None, Some("")), Ok(0..=0), "any port");
-        assert!(range(Some("3"), Some("2")).unwrap_err().contains("PLUGIN_MIN_PORT is 3"));
-        assert!(range(Some("x"), None).unwrap_err().contains("is no port"));
-        assert!(range(None, Some("70000")).unwrap_err().contains("PLUGIN_MAX_PORT"));
+    fn invalid_port_range_is_an_error() {
+        assert_eq!(range(Some("10000"), Some("25000")).unwrap(), 10_000..=25_000);
+        assert_eq!(range(None, Some("")).unwrap(), 0..=0, "any port");
+        let error = |min, max| range(min, max).unwrap_err().to_string();
+        assert!(error(Some("3"), Some("2")).contains("PLUGIN_MIN_PORT is 3"));
+        assert!(error(Some("x"), None).contains("PLUGIN_MIN_PORT is \"x\""));
+        assert!(error(None, Some("70000")).contains("PLUGIN_MAX_PORT"));
     }
 }

@@ -1,5 +1,6 @@
 //! Unix: sockets, signals, and a parent process id that changes when the parent dies.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rand::Rng as _;
@@ -11,36 +12,47 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::Endpoint;
 use crate::protocol::SOCKET_DIR_KEY;
 
+/// Number of random socket names to try.
+const MAX_ATTEMPTS: u32 = 16;
+
+/// Reason why a plugin has no socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenError {
+    /// The socket cannot be created.
+    #[error("failed to create a socket in {}; set TMPDIR to a writable directory", directory.display())]
+    Bind { directory: PathBuf, source: io::Error },
+    /// The path contains characters that the handshake cannot contain.
+    #[error("the handshake cannot contain the socket path {}; set TMPDIR to a plain path", path.display())]
+    Path { path: PathBuf },
+}
+
 /// Listens on a socket with a random name in the directory that the host requests.
 ///
 /// # Errors
-/// No socket can be created.
-pub(crate) async fn listen() -> Result<(UnixListenerStream, Endpoint), String> {
+/// [`ListenError`].
+pub(crate) async fn listen() -> Result<(UnixListenerStream, Endpoint), ListenError> {
     let directory = std::env::var_os(SOCKET_DIR_KEY).map_or_else(std::env::temp_dir, PathBuf::from);
-    let mut last = None;
-    for _ in 0..16 {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
         let path = directory.join(format!("plugin{}", rand::rng().random::<u32>()));
         match UnixListener::bind(&path) {
             Ok(listener) => {
-                let endpoint = Endpoint { network: "unix", address: plain(&path)?, socket: Some(path) };
+                let endpoint = Endpoint { network: "unix", address: handshake_path(&path)?, socket: Some(path) };
                 return Ok((UnixListenerStream::new(listener), endpoint));
             }
-            Err(error) => last = Some(error),
+            Err(_) if attempts < MAX_ATTEMPTS => {}
+            Err(source) => return Err(ListenError::Bind { directory, source }),
         }
     }
-    let cause = last.map(|error| error.to_string()).unwrap_or_default();
-    Err(format!(
-        "cannot listen on a socket in {}: {cause}; set TMPDIR to a directory that can be written",
-        directory.display()
-    ))
 }
 
-/// Returns the path as text if the handshake can contain it.
-fn plain(path: &Path) -> Result<String, String> {
-    let plain = path.to_str().filter(|path| !path.contains(['|', '\n']));
-    plain.map(str::to_owned).ok_or_else(|| {
+/// Returns the path as text if the handshake can contain it. Deletes the socket otherwise.
+fn handshake_path(path: &Path) -> Result<String, ListenError> {
+    let text = path.to_str().filter(|path| !path.contains(['|', '\n']));
+    text.map(str::to_owned).ok_or_else(|| {
         let _ = std::fs::remove_file(path);
-        format!("the socket's path {} cannot stand in a handshake; set TMPDIR to a plain path", path.display())
+        ListenError::Path { path: path.to_owned() }
     })
 }
 

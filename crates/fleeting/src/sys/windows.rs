@@ -3,13 +3,14 @@
 use tokio::signal::windows::{CtrlC, ctrl_c};
 use tokio_stream::wrappers::TcpListenerStream;
 
+use super::loopback::PortError;
 use super::{Endpoint, loopback};
 
 /// Listens on a loopback port that the host allows.
 ///
 /// # Errors
-/// No port is free.
-pub(crate) async fn listen() -> Result<(TcpListenerStream, Endpoint), String> {
+/// [`PortError`].
+pub(crate) async fn listen() -> Result<(TcpListenerStream, Endpoint), PortError> {
     let [min, max] = ["PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"].map(|key| std::env::var(key).ok());
     loopback::listen_at(loopback::range(min.as_deref(), max.as_deref())?).await
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The group: muster's plugin `script` runs this for each call.
+"""An instance group: Muster's plugin `script` runs this program for each call.
 
-As it is, its instances are files: replace what says so by calls of your provider. An exception fails the call, and its words
-are logged; exit with 64 for a call that is not there.
+Its instances are only files: replace them with calls to your provider. An exception fails the call, and its message is logged.
+Exit with 64 for a call that is not implemented.
 """
 import json
 import os
@@ -20,11 +20,11 @@ def init():
 
 
 def update():
-    """Every instance there is, with its state."""
+    """Returns every instance with its state."""
     states = {}
     for file in ROOT.iterdir():
         states[file.name] = state = file.read_text()
-        # A real provider moves it on by itself.
+        # A real provider changes the state itself.
         if state == "creating":
             file.write_text("running")
         elif state == "deleting":
@@ -33,7 +33,7 @@ def update():
 
 
 def increase(n):
-    """Asks for more, and says how many were taken."""
+    """Requests more instances, and returns the number of accepted requests."""
     for _ in range(int(n)):
         handle, path = tempfile.mkstemp(prefix="instance-", dir=ROOT)
         os.write(handle, b"creating")
@@ -42,7 +42,7 @@ def increase(n):
 
 
 def decrease(*ids):
-    """Removes exactly these. One that is not there is gone."""
+    """Deletes these instances. A missing instance counts as deleted."""
     for name in ids:
         if (ROOT / name).exists():
             (ROOT / name).write_text("deleting")

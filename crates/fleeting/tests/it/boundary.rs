@@ -68,7 +68,7 @@ fn calls(text: &str) -> Vec<(&str, &str)> {
 
 /// R050: the autoscaler is not part of the plugin, so no call passes a policy to a plugin.
 #[test]
-fn no_call_to_a_plugin_has_a_parameter_of_a_policy() {
+fn plugin_calls_have_no_policy_parameters() {
     let allowed: BTreeMap<_, _> = REQUESTS.into_iter().collect();
     let mut seen = BTreeSet::new();
     for text in PROTOCOLS {

@@ -9,7 +9,7 @@ fn text(path: &str) -> String {
 
 /// A provider is small: less than 150 lines of Rust, and less than 100 lines of Python or shell.
 #[test]
-fn a_provider_is_a_page_or_two() {
+fn example_providers_are_small() {
     for (path, lines_max) in [
         ("crates/fleeting/templates/rust/src/main.rs", 150),
         ("examples/plugins/rust/src/main.rs", 150),
@@ -25,7 +25,7 @@ fn a_provider_is_a_page_or_two() {
 
 /// The Python example contains a copy of the protocol file, so that it can be copied as a whole.
 #[test]
-fn the_protocol_of_the_python_example_is_this_one() {
+fn python_example_has_current_protocol() {
     let (copy, own) =
         (text("examples/plugins/python/instance_group.proto"), text("crates/fleeting/proto/instance_group.proto"));
     assert!(copy == own, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
@@ -34,7 +34,7 @@ fn the_protocol_of_the_python_example_is_this_one() {
 /// R045: plugins use the SDK, sessions and files, but nothing of the host, the scaler or the manager.
 /// Those do not know any provider by name.
 #[test]
-fn a_plugin_has_only_the_sdk_and_the_host_knows_no_provider() {
+fn plugins_use_only_the_sdk_and_hosts_no_provider() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut plugins = 0;
     for plugin in std::fs::read_dir(root.join("plugins")).unwrap().map(|entry| entry.unwrap().path()) {

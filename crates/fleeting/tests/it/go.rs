@@ -7,7 +7,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 use serde_json::json;
 
 #[tokio::test]
-async fn the_dummy_of_fleeting_runs_under_our_host() {
+async fn go_dummy_runs_under_our_host() {
     let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
     let Some(dummy) = dummy else { return };
     let mut spec = PluginSpec::new(&dummy);

@@ -3,7 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use muster_fleeting::install::{DEFAULTS, Done, InstallError, Options, Outcome, Store, Verdict, available};
+use muster_fleeting::install::{
+    DEFAULTS, InstallError, InstallOptions, InstallOutcome, InstallResult, Store, VerifyOutcome, available,
+};
 use muster_oci::{Credentials, Digest, DockerConfig, HostPlatform, Reference, RegistryError, Repository};
 use serde_json::json;
 use tempfile::TempDir;
@@ -27,17 +29,21 @@ impl Here {
         Some(Self { registry, folder, store })
     }
 
-    pub(crate) async fn install(&self, name: &str) -> Result<Done, InstallError> {
-        self.install_with(name, Options::default()).await
+    pub(crate) async fn install(&self, name: &str) -> Result<InstallResult, InstallError> {
+        self.install_with(name, InstallOptions::default()).await
     }
 
-    pub(crate) async fn install_with(&self, name: &str, options: Options) -> Result<Done, InstallError> {
+    pub(crate) async fn install_with(
+        &self,
+        name: &str,
+        options: InstallOptions,
+    ) -> Result<InstallResult, InstallError> {
         self.store.install(&self.registry.reference(name), options, None).await
     }
 
     /// Returns the names in the directory of the plugin `name`, including hidden ones.
     pub(crate) fn names(&self, name: &str) -> Vec<String> {
-        let folder = self.store.folder().join(self.registry.host.replace(':', "!")).join(name);
+        let folder = self.store.directory().join(self.registry.host.replace(':', "!")).join(name);
         let Ok(entries) = folder.read_dir() else { return Vec::new() };
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
@@ -45,12 +51,12 @@ impl Here {
     }
 }
 
-const UPGRADE: Options = Options { upgrade: true, accept_changed: false };
+const UPGRADE: InstallOptions = InstallOptions { upgrade: true, accept_new_digest: false };
 
 /// Returns an error with its causes.
-pub(crate) fn text(error: &InstallError) -> String {
+pub(crate) fn text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
+    let mut cause = error.source();
     while let Some(error) = cause {
         text = format!("{text}: {error}");
         cause = error.source();
@@ -59,7 +65,7 @@ pub(crate) fn text(error: &InstallError) -> String {
 }
 
 #[tokio::test]
-async fn o02_constraints_are_met_from_the_list_of_versions() {
+async fn o02_constraint_selects_from_list_of_tags() {
     let Some(here) = Here::new() else { return };
     for version in ["1.2.3", "1.10.0", "2.0.0-rc.1"] {
         // There is no alias tag. Go finds nothing in this case.
@@ -74,14 +80,14 @@ async fn o02_constraints_are_met_from_the_list_of_versions() {
     }
     assert_eq!(here.names("g/p"), ["1.10.0", "1.2.3", "2.0.0-rc.1"], "side by side, and nothing else");
     let error = text(&here.install("g/p:2").await.unwrap_err());
-    assert!(error.contains("no version fits; the registry has 2.0.0-rc.1, 1.10.0, 1.2.3"), "{error}");
+    assert!(error.contains("no version matches; the registry has 2.0.0-rc.1, 1.10.0, 1.2.3"), "{error}");
     let available = available(&here.registry.reference("g/p:1"), None).await.unwrap();
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
 /// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them, so the installed version is not found.
 #[tokio::test]
-async fn peers_defect_4_latest_is_the_same_for_install_and_look_up() {
+async fn latest_is_the_same_for_install_and_resolution() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"release")).await;
     here.registry.push("g/p", "1.1.0-rc.1", &["1.1.0-rc.1", "latest", "1", "1.1"], &archive(b"candidate")).await;
@@ -92,25 +98,25 @@ async fn peers_defect_4_latest_is_the_same_for_install_and_look_up() {
 }
 
 #[tokio::test]
-async fn o03_the_entry_for_this_platform_is_taken() {
+async fn o03_entry_for_this_platform_is_installed() {
     let Some(here) = Here::new() else { return };
     let this = HostPlatform::this();
     let other = json!({"os": "plan9", "architecture": "vax"});
     let mine = json!({"os": this.os, "architecture": this.architecture});
     here.registry.push_for("g/p", "1.0.0", &["1.0.0"], &archive(b"x"), &[other.clone(), mine]).await;
-    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Installed);
+    assert_eq!(here.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
 
     here.registry.push_for("g/q", "1.0.0", &["1.0.0"], &archive(b"x"), &[other]).await;
     let error = text(&here.install("g/q").await.unwrap_err());
-    assert!(error.contains(&format!("not made for {this}; it is there for plan9/vax")), "{error}");
+    assert!(error.contains(&format!("not available for {this}, only for plan9/vax")), "{error}");
 
     here.registry.push_plain_image("g/r", "1.0.0").await;
     let error = text(&here.install("g/r:1.0.0").await.unwrap_err());
-    assert!(error.contains("an index of platforms is expected"), "{error}");
+    assert!(error.contains("publish an index of platforms"), "{error}");
 }
 
 #[tokio::test]
-async fn o04_content_that_is_not_its_digest_is_thrown_away() {
+async fn o04_content_with_wrong_digest_is_discarded() {
     let Some(here) = Here::new() else { return };
     let packed = archive(b"good");
     let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
@@ -120,23 +126,23 @@ async fn o04_content_that_is_not_its_digest_is_thrown_away() {
 
     let error = here.install("g/p").await.unwrap_err();
     assert!(matches!(&error, InstallError::Registry { source: RegistryError::Digest { .. }, .. }), "{error:?}");
-    assert!(text(&error).contains("it was thrown away"), "{error}");
+    assert!(text(&error).contains("was discarded"), "{error}");
     assert_eq!(here.names("g/p"), [""; 0], "no target directory is left");
-    assert_eq!(here.store.folder().join(".partial").read_dir().unwrap().count(), 0);
+    assert_eq!(here.store.directory().join(".partial").read_dir().unwrap().count(), 0);
 
     std::fs::write(here.registry.blob(&digest), &packed).unwrap();
-    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Installed);
+    assert_eq!(here.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
 }
 
 #[tokio::test]
-async fn o05_a_second_install_changes_nothing() {
+async fn o05_second_install_changes_nothing() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let first = here.install("g/p").await.unwrap();
     let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
     let before = inode(&first.installed.executable);
-    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Present);
-    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, Outcome::Unchanged);
+    assert_eq!(here.install("g/p").await.unwrap().outcome, InstallOutcome::Present);
+    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, InstallOutcome::Unchanged);
     assert_eq!(inode(&first.installed.executable), before);
 
     here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"two")).await;
@@ -145,18 +151,18 @@ async fn o05_a_second_install_changes_nothing() {
 }
 
 #[tokio::test]
-async fn o06_an_archive_that_points_outside_is_refused() {
+async fn o06_archive_that_points_outside_is_refused() {
     let Some(here) = Here::new() else { return };
     let packed = archive_of(&[("plugin/plugin", b"x"), ("plugin/../../x", b"y")]);
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
     let error = text(&here.install("g/p").await.unwrap_err());
-    assert!(error.contains("\"plugin/../../x\" is outside of the folder that is unpacked"), "{error}");
+    assert!(error.contains("\"plugin/../../x\" is outside of the directories that may be unpacked"), "{error}");
     assert_eq!(here.names("g/p"), [""; 0], "nothing is left of it");
     assert_eq!(here.folder.path().read_dir().unwrap().count(), 1);
 }
 
 #[tokio::test]
-async fn a_changed_digest_under_a_known_version_is_refused_until_it_is_accepted() {
+async fn new_digest_of_known_version_must_be_accepted() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let done = here.install("g/p").await.unwrap();
@@ -164,7 +170,7 @@ async fn a_changed_digest_under_a_known_version_is_refused_until_it_is_accepted(
 
     let error = here.install_with("g/p", UPGRADE).await.unwrap_err();
     assert!(
-        text(&error).contains("other content under the same version") && text(&error).contains("--accept-changed"),
+        text(&error).contains("other content under the same version") && text(&error).contains("--accept-new-digest"),
         "{error}"
     );
     assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"one");
@@ -172,37 +178,41 @@ async fn a_changed_digest_under_a_known_version_is_refused_until_it_is_accepted(
     here.store.remove(&here.registry.reference("g/p"), false).await.unwrap();
     assert!(matches!(here.install("g/p").await.unwrap_err(), InstallError::Changed { .. }));
 
-    let accept = Options { upgrade: false, accept_changed: true };
-    assert_eq!(here.install_with("g/p", accept).await.unwrap().outcome, Outcome::Installed);
+    let accept = InstallOptions { upgrade: false, accept_new_digest: true };
+    assert_eq!(here.install_with("g/p", accept).await.unwrap().outcome, InstallOutcome::Installed);
     assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"other");
 
     here.store.remove(&here.registry.reference("g/p:1.0.0"), true).await.unwrap();
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"third")).await;
-    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Installed, "forgotten, it is as if it were new");
+    assert_eq!(
+        here.install("g/p").await.unwrap().outcome,
+        InstallOutcome::Installed,
+        "forgotten, it is as if it were new"
+    );
     let error = here.store.remove(&here.registry.reference("g/p:2"), false).await.unwrap_err();
     assert!(matches!(error, InstallError::NotInstalled { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_changed_file_is_found_and_repaired() {
+async fn changed_file_is_detected_and_repaired() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let installed = here.install("g/p").await.unwrap().installed;
-    let verdict = || here.store.verify(here.store.list()).unwrap().remove(0).verdict;
-    assert_eq!(verdict(), Verdict::Intact);
+    let outcome = || here.store.verify(here.store.list()).unwrap().remove(0).outcome;
+    assert_eq!(outcome(), VerifyOutcome::Intact);
     assert_eq!(installed.executable.metadata().unwrap().permissions().mode() & 0o777, 0o755);
 
     std::fs::write(&installed.executable, b"two").unwrap();
     std::fs::write(installed.executable.with_file_name("more"), b"").unwrap();
-    let Verdict::Changed(what) = verdict() else { panic!("not found") };
+    let VerifyOutcome::Changed(what) = outcome() else { panic!("not found") };
     assert!(what[0].starts_with("plugin has the digest") && what[1] == "more was not installed", "{what:?}");
 
-    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, Outcome::Repaired);
-    assert_eq!(verdict(), Verdict::Intact);
+    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, InstallOutcome::Repaired);
+    assert_eq!(outcome(), VerifyOutcome::Intact);
 }
 
 #[tokio::test]
-async fn a_download_that_broke_off_is_taken_up() {
+async fn interrupted_download_is_continued() {
     let Some(here) = Here::new() else { return };
     let content: Vec<u8> = (0..300_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let packed = archive(&content);
@@ -212,7 +222,7 @@ async fn a_download_that_broke_off_is_taken_up() {
     let mut changed = packed.clone();
     changed[..half].fill(0);
     std::fs::write(here.registry.blob(&digest), &changed).unwrap();
-    let partial = here.store.folder().join(".partial");
+    let partial = here.store.directory().join(".partial");
     std::fs::create_dir_all(&partial).unwrap();
     std::fs::write(partial.join(digest.replace(':', "-")), &packed[..half]).unwrap();
 
@@ -241,23 +251,23 @@ async fn cutting_proxy(to: String, bytes: u64) -> String {
 }
 
 #[tokio::test]
-async fn connections_that_break_do_not_break_an_install() {
+async fn broken_connections_are_retried() {
     let Some(here) = Here::new() else { return };
     let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
     let host = cutting_proxy(here.registry.host.clone(), 100_000).await;
-    let done = here.store.install(&reference(&format!("{host}/g/p")), Options::default(), None).await.unwrap();
+    let done = here.store.install(&reference(&format!("{host}/g/p")), InstallOptions::default(), None).await.unwrap();
     assert_eq!(Digest::of_file(&done.installed.executable).unwrap(), Digest::of(&content));
 }
 
 #[tokio::test]
-async fn a_registry_that_wants_a_login_gets_one() {
+async fn docker_credentials_are_used_for_login() {
     let Some(registry) = Registry::start(true) else { return };
     registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
     let (reference, docker) = (registry.reference("g/p:1.0.0"), registry.credentials());
-    let install = || store.install(&reference, Options::default(), Some(&docker));
+    let install = || store.install(&reference, InstallOptions::default(), Some(&docker));
 
     let error = text(&install().await.unwrap_err());
     assert!(
@@ -266,14 +276,14 @@ async fn a_registry_that_wants_a_login_gets_one() {
     );
     docker.put(&registry.host, &Credentials::new(USER, "wrong")).await.unwrap();
     let error = text(&install().await.unwrap_err());
-    assert!(error.contains("refuses access (401 Unauthorized, as \"tester\")") && !error.contains("wrong"), "{error}");
+    assert!(error.contains("denies access (401 Unauthorized, as \"tester\")") && !error.contains("wrong"), "{error}");
     docker.put(&registry.host, &Credentials::new(USER, PASSWORD)).await.unwrap();
-    assert_eq!(install().await.unwrap().outcome, Outcome::Installed);
+    assert_eq!(install().await.unwrap().outcome, InstallOutcome::Installed);
     assert_eq!(docker.path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]
-async fn credentials_stand_beside_what_else_docker_keeps() {
+async fn storing_credentials_keeps_docker_settings() {
     let folder = tempfile::tempdir().unwrap();
     let docker = DockerConfig::in_directory(folder.path());
     let old = r#"{"psFormat": "x", "auths": {"https://r.example/v1/": {"auth": "YTpi"}, "other.example": {"identitytoken": "t"}}}"#;
@@ -285,40 +295,44 @@ async fn credentials_stand_beside_what_else_docker_keeps() {
 
     docker.put("r.example", &Credentials::new("new", "pass:word")).await.unwrap();
     assert_eq!(docker.get("r.example").await.unwrap(), Some(Credentials::new("new", "pass:word")));
-    let text = std::fs::read_to_string(docker.path()).unwrap();
-    assert!(text.contains("psFormat") && text.contains("other.example") && !text.contains("/v1/"), "{text}");
+    let stored = std::fs::read_to_string(docker.path()).unwrap();
+    assert!(stored.contains("psFormat") && stored.contains("other.example") && !stored.contains("/v1/"), "{stored}");
     assert_eq!(docker.path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
     std::fs::write(docker.path(), "{").unwrap();
     let error = docker.get("r.example").await.unwrap_err().to_string();
-    assert!(error.contains("it is no JSON") && error.contains("config.json"), "{error}");
+    assert!(error.contains("failed to parse") && error.contains("config.json"), "{error}");
     std::fs::write(docker.path(), r#"{"credsStore": "muster-test-none"}"#).unwrap();
-    let error = docker.get("r.example").await.unwrap_err().to_string();
-    assert!(error.contains("docker-credential-muster-test-none: cannot be run"), "{error}");
+    let error = text(&docker.get("r.example").await.unwrap_err());
+    assert!(
+        error.contains("docker-credential-muster-test-none, which") && error.contains("failed to run it"),
+        "{error}"
+    );
     std::fs::write(docker.path(), r#"{"credHelpers": {"r.example": "../evil"}}"#).unwrap();
-    assert!(docker.get("r.example").await.unwrap_err().to_string().contains("no name of a credential helper"));
+    assert!(text(&docker.get("r.example").await.unwrap_err()).contains("invalid name of a credential helper"));
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_named() {
+async fn missing_content_is_named_in_the_error() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    for (name, wanted) in [("g/none", "is 127.0.0.1:"), ("g/p:1.0.1", "g/p:1.0.1 spelt right?")] {
+    for (name, wanted) in [("g/none", "spelling of 127.0.0.1:"), ("g/p:1.0.1", "g/p:1.0.1")] {
         let error = text(&here.install(name).await.unwrap_err());
         assert!(error.contains("not found at the registry") && error.contains(wanted), "{name}: {error}");
     }
     // No process listens at this port any more.
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = here.store.install(&reference(&format!("{nobody}/g/p")), Options::default(), None).await.unwrap_err();
-    assert!(text(&error).contains("no answer") && text(&error).contains("can it be reached from here?"), "{error}");
+    let error =
+        here.store.install(&reference(&format!("{nobody}/g/p")), InstallOptions::default(), None).await.unwrap_err();
+    assert!(text(&error).contains("no response") && text(&error).contains("check the name of the registry"), "{error}");
 }
 
 #[tokio::test]
-async fn installs_at_the_same_time_do_the_work_once() {
+async fn concurrent_installs_download_once() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&vec![7; 200_000])).await;
     let done = futures::future::join_all((0..4).map(|_| here.install_with("g/p", UPGRADE))).await;
-    let installed = done.iter().filter(|done| done.as_ref().unwrap().outcome == Outcome::Installed).count();
+    let installed = done.iter().filter(|done| done.as_ref().unwrap().outcome == InstallOutcome::Installed).count();
     assert_eq!(installed, 1, "{done:?}");
     assert_eq!(here.names("g/p"), ["1.0.0"]);
 }
@@ -362,11 +376,11 @@ fn repository(host: &str) -> Repository {
 
 async fn check_login(host: &str, credentials: Option<Credentials>) -> Result<(), String> {
     let registry = muster_oci::Registry::new(repository(host), credentials).unwrap();
-    registry.check_login().await.map_err(|error| error.to_string())
+    registry.check_login().await.map_err(|error| text(&error))
 }
 
 #[tokio::test]
-async fn a_token_is_fetched_from_where_the_registry_says() {
+async fn token_is_fetched_from_the_registrys_token_server() {
     let host = token_registry(|host, line, authorization| {
         let challenge = format!("www-authenticate: Bearer realm=\"http://{host}/token\",service=\"r\"\r\n");
         match (line.split(' ').nth(1).unwrap_or_default(), authorization) {
@@ -388,22 +402,22 @@ async fn a_token_is_fetched_from_where_the_registry_says() {
     assert_eq!(registry.tags().await.unwrap(), muster_oci::TagList::Tags(vec!["1.0.0".to_owned()]));
     let error = check_login(&host, Some(Credentials::new(USER, "wrong"))).await.unwrap_err();
     assert!(
-        error.contains("gives no token: 403 Forbidden, as \"tester\"") && error.contains("refuses access"),
+        error.contains("issues no token: 403 Forbidden, as \"tester\"") && error.contains("denies access"),
         "{error}"
     );
     let error = check_login(&host, None).await.unwrap_err();
-    assert!(error.contains("nobody is logged in"), "{error}");
+    assert!(error.contains("anonymously"), "{error}");
 }
 
 #[tokio::test]
-async fn a_password_goes_nowhere_unsafe_and_answers_have_a_limit() {
+async fn password_requires_https_and_responses_are_limited() {
     let host = token_registry(|_, line, _| {
-        assert!(!line.contains("/token"), "a token's place that is no https and not here is not asked");
+        assert!(!line.contains("/token"), "the insecure token server must not get a request");
         body("401 Unauthorized", "www-authenticate: Bearer realm=\"ftp://r.example/token\"\r\n", "")
     })
     .await;
     let error = check_login(&host, Some(Credentials::new(USER, PASSWORD))).await.unwrap_err();
-    assert!(error.contains("which is not safe; https is expected"), "{error}");
+    assert!(error.contains("https is required"), "{error}");
 
     let host =
         token_registry(|_, _, _| "200 OK\r\ncontent-length: 9999999999\r\n\r\n".to_owned() + &" ".repeat(5 << 20))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_fleeting::install::{Options, Outcome};
+use muster_fleeting::install::{InstallOptions, InstallOutcome};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -13,10 +13,10 @@ use tokio::sync::Notify;
 use crate::install::{Here, body, reference, text, token_registry};
 use crate::registry::archive;
 
-const ACCEPT: Options = Options { upgrade: false, accept_changed: true };
+const ACCEPT: InstallOptions = InstallOptions { upgrade: false, accept_new_digest: true };
 
 #[tokio::test]
-async fn what_a_killed_install_left_goes_with_the_next_one() {
+async fn next_install_removes_leftovers_of_killed_one() {
     let Some(here) = Here::new() else { return };
     for version in ["1.0.0", "1.1.0"] {
         here.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
@@ -38,7 +38,7 @@ async fn what_a_killed_install_left_goes_with_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_damaged_version_is_mended_in_its_place() {
+async fn damaged_version_is_repaired_in_place() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let installed = here.install("g/p").await.unwrap().installed;
@@ -60,23 +60,27 @@ async fn a_damaged_version_is_mended_in_its_place() {
     });
     let done = here.install("g/p").await.unwrap();
     over.store(true, Ordering::Relaxed);
-    assert_eq!((done.outcome, &done.installed), (Outcome::Repaired, &installed), "no newer one, and not `is here`");
+    assert_eq!(
+        (done.outcome, &done.installed),
+        (InstallOutcome::Repaired, &installed),
+        "no newer one, and not `is here`"
+    );
     assert_eq!(std::fs::read(&installed.executable).unwrap(), b"one");
     assert_eq!(watch.join().unwrap(), 0, "it was there all the time");
     assert_eq!(here.names("g/p"), ["1.0.0"]);
 }
 
 #[tokio::test]
-async fn other_content_is_accepted_for_the_version_that_is_here() {
+async fn new_digest_is_accepted_for_installed_version() {
     let Some(here) = Here::new() else { return };
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     here.install("g/p").await.unwrap();
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
     here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
     let done = here.install_with("g/p", ACCEPT).await.unwrap();
-    assert_eq!((done.installed.version.to_string().as_str(), done.outcome), ("1.0.0", Outcome::Repaired));
+    assert_eq!((done.installed.version.to_string().as_str(), done.outcome), ("1.0.0", InstallOutcome::Repaired));
     assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"other");
-    let both = Options { upgrade: true, accept_changed: true };
+    let both = InstallOptions { upgrade: true, accept_new_digest: true };
     assert_eq!(here.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
 }
 
@@ -106,7 +110,7 @@ async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notif
 }
 
 #[tokio::test]
-async fn a_slow_download_holds_up_no_other_install() {
+async fn slow_download_does_not_block_other_installs() {
     let Some(here) = Here::new() else { return };
     // The content cannot be compressed.
     let next =
@@ -118,16 +122,16 @@ async fn a_slow_download_holds_up_no_other_install() {
     let (held, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let host = stalling_proxy(here.registry.host.clone(), 100_000, Arc::clone(&held), Arc::clone(&go)).await;
     let (store, reference) = (here.store.clone(), reference(&format!("{host}/g/p")));
-    let slow = tokio::spawn(async move { store.install(&reference, Options::default(), None).await });
+    let slow = tokio::spawn(async move { store.install(&reference, InstallOptions::default(), None).await });
     tokio::time::timeout(Duration::from_secs(60), held.notified()).await.expect("the download is under way");
     let other = tokio::time::timeout(Duration::from_secs(60), here.install("g/q")).await;
-    assert_eq!(other.expect("it need not wait").unwrap().outcome, Outcome::Installed);
+    assert_eq!(other.expect("it need not wait").unwrap().outcome, InstallOutcome::Installed);
     go.notify_one();
-    assert_eq!(slow.await.unwrap().unwrap().outcome, Outcome::Installed);
+    assert_eq!(slow.await.unwrap().unwrap().outcome, InstallOutcome::Installed);
 }
 
 #[tokio::test]
-async fn a_range_needs_the_list_of_versions() {
+async fn range_requires_the_list_of_versions() {
     let host = token_registry(|_, line, _| {
         assert!(line.contains("/tags/list"), "a range is no tag: {line}");
         body("405 Method Not Allowed", "", "")
@@ -135,6 +139,6 @@ async fn a_range_needs_the_list_of_versions() {
     .await;
     let store = muster_fleeting::install::Store::new(tempfile::tempdir().unwrap().path());
     let reference = reference(&format!("{host}/g/p:^1.2"));
-    let error = text(&store.install(&reference, Options::default(), None).await.unwrap_err());
-    assert!(error.contains("does not list its versions, and a range needs that list: name the version"), "{error}");
+    let error = text(&store.install(&reference, InstallOptions::default(), None).await.unwrap_err());
+    assert!(error.contains("does not list its versions, which a range requires"), "{error}");
 }

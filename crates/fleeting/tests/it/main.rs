@@ -1,6 +1,8 @@
 //! Tests plugins as processes: our own, faulty ones, and a real Go plugin.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
+#[path = "../../../remote/tests/it/behind_proxies.rs"]
+mod behind_proxies;
 mod boundary;
 mod conformance;
 mod examples;

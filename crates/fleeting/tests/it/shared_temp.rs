@@ -95,13 +95,13 @@ async fn start_plugin(wanted: &Path) {
 }
 
 #[tokio::test]
-async fn nothing_in_the_shared_temporary_directory_is_opened_or_removed() {
+async fn shared_temporary_directory_is_not_touched() {
     if let Some(wanted) = std::env::var_os(WANTED) {
         return start_plugin(Path::new(&wanted)).await;
     }
     let attack = Attack::new();
     let before = attack.names();
-    let test = "shared_temp::nothing_in_the_shared_temporary_directory_is_opened_or_removed";
+    let test = "shared_temp::shared_temporary_directory_is_not_touched";
     let again = attack.start(test, Some(&attack.runtime), &attack.runtime).await;
     assert!(again.status.success() && String::from_utf8_lossy(&again.stdout).contains("1 passed"), "{again:?}");
     assert_eq!(attack.names(), before);

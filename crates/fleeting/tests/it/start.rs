@@ -37,7 +37,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 #[tokio::test]
-async fn h3_to_h7_a_wrong_handshake_is_refused_and_the_process_ended() {
+async fn h3_to_h7_invalid_handshake_is_refused() {
     let cases = [
         ("echo '2|0|unix|/tmp/p1|grpc|'; exec sleep 600", "incompatible core API version"),
         ("echo '1|5|unix|/tmp/p1|grpc|'; exec sleep 600", "Plugin version: 5, Client versions: [0]"),
@@ -58,13 +58,13 @@ async fn h3_to_h7_a_wrong_handshake_is_refused_and_the_process_ended() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_exits_is_quoted() {
+async fn exited_plugin_is_quoted_in_the_error() {
     let error = refused("echo 'token is missing' >&2; exit 3").await;
     assert!(error.contains("exited before the handshake (exit status: 3); stderr: token is missing"), "{error}");
 }
 
 #[tokio::test]
-async fn h9_a_plugin_that_says_nothing_is_ended() {
+async fn h9_silent_plugin_is_killed() {
     let (_directory, path) = script("echo 'still thinking' >&2; sleep 600 & exec sleep 600");
     let mut spec = PluginSpec::new(&path);
     spec.timeouts.start = Duration::from_millis(300);
@@ -75,7 +75,7 @@ async fn h9_a_plugin_that_says_nothing_is_ended() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_not_executable_is_told() {
+async fn missing_or_unusable_executable_is_an_error() {
     let directory = TempDir::new().unwrap();
     let error = Group::start(PluginSpec::new(directory.path().join("none"))).await.expect_err("nothing there");
     assert!(matches!(error, StartError::Spawn { .. }), "{error}");
@@ -86,7 +86,7 @@ async fn what_is_not_there_or_not_executable_is_told() {
 }
 
 #[tokio::test]
-async fn settings_that_no_plugin_can_use_start_nothing() {
+async fn invalid_settings_start_no_process() {
     let (_directory, path) = script("exit 0");
     let mut spec = PluginSpec::new(&path);
     spec.connector.protocol = "telnet".to_owned();
@@ -97,7 +97,7 @@ async fn settings_that_no_plugin_can_use_start_nothing() {
 
 /// Runs the test again in a process with a low limit of open files, which applies to a whole process.
 #[tokio::test]
-async fn a_lack_of_open_files_is_told_and_leaves_nothing() {
+async fn too_many_open_files_is_an_error_without_leftovers() {
     const PLACE: &str = "MUSTER_TEST_PLACE";
     if std::env::var_os(PLACE).is_some() {
         let mut all: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
@@ -113,7 +113,7 @@ async fn a_lack_of_open_files_is_told_and_leaves_nothing() {
     let place = TempDir::new().unwrap();
     let mut again = std::process::Command::new("sh");
     again.args(["-c", "ulimit -n 64; exec \"$0\" --exact \"$1\""]).arg(std::env::current_exe().unwrap());
-    again.arg("start::a_lack_of_open_files_is_told_and_leaves_nothing");
+    again.arg("start::too_many_open_files_is_an_error_without_leftovers");
     let ended = again.env(PLACE, place.path()).env("XDG_RUNTIME_DIR", place.path()).output().unwrap();
     assert!(String::from_utf8_lossy(&ended.stdout).contains("1 passed"), "{ended:?}");
     assert_eq!(std::fs::read_dir(place.path().join("muster")).unwrap().count(), 0);

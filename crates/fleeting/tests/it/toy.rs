@@ -34,7 +34,7 @@ fn is_alive(pid: i32) -> bool {
 }
 
 #[tokio::test]
-async fn instances_are_made_listed_reached_and_removed() {
+async fn instances_are_created_listed_connected_and_deleted() {
     let group = toy(json!({"Name": "one", "colour": "red"})).await;
     assert_eq!(group.info().id, "toy/one", "keys come in any letter case, unknown ones are ignored");
     assert_eq!(group.info().max_size, 100);
@@ -63,7 +63,7 @@ async fn instances_are_made_listed_reached_and_removed() {
 }
 
 #[tokio::test]
-async fn p10_the_plugins_words_reach_the_caller() {
+async fn p10_error_message_reaches_the_caller() {
     let group = toy(json!({})).await;
     let error = group.heartbeat(&id("instance-7")).await.unwrap_err();
     assert!(
@@ -74,7 +74,7 @@ async fn p10_the_plugins_words_reach_the_caller() {
 }
 
 #[tokio::test]
-async fn p12_what_was_done_before_an_error_counts() {
+async fn p12_part_before_an_error_counts() {
     let group = toy(json!({"max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 3, "three of five, where the protocol would lose them with an error");
     let error = group.increase(5).await.unwrap_err();
@@ -83,7 +83,7 @@ async fn p12_what_was_done_before_an_error_counts() {
 }
 
 #[tokio::test]
-async fn p11_suspend_says_what_it_did_before_it_failed() {
+async fn p11_suspend_returns_part_before_an_error() {
     let group = toy(json!({"suspendable": true})).await;
     group.increase(1).await.unwrap();
     let slept = group.suspend(&[id("instance-1"), id("instance-9")]).await.unwrap();
@@ -97,7 +97,7 @@ async fn p11_suspend_says_what_it_did_before_it_failed() {
 }
 
 #[tokio::test]
-async fn h13_a_capability_that_is_not_there_is_not_called() {
+async fn h13_missing_capability_is_not_called() {
     let group = toy(json!({})).await;
     let error = group.suspend(&[id("instance-1")]).await.unwrap_err();
     assert!(error.to_string().ends_with("capability not supported: suspend_resume"), "{error}");
@@ -105,7 +105,7 @@ async fn h13_a_capability_that_is_not_there_is_not_called() {
 }
 
 #[tokio::test]
-async fn a_plugin_without_an_extension_is_a_plugin_like_any_other() {
+async fn plugin_without_extension_works() {
     let group = toy(json!({})).await;
     assert_eq!(group.features(), Features::default());
     assert!(matches!(group.offers().await, Err(CallError::NoCapability { capability: "offers", .. })));
@@ -121,7 +121,7 @@ async fn a_plugin_without_an_extension_is_a_plugin_like_any_other() {
 }
 
 #[tokio::test]
-async fn settings_that_the_plugin_refuses_are_told_in_its_words() {
+async fn rejected_settings_return_the_plugins_message() {
     for (config, wanted) in [
         (json!({"max_size": 0}), "Init failed: max_size must be at least 1"),
         (
@@ -138,7 +138,7 @@ async fn settings_that_the_plugin_refuses_are_told_in_its_words() {
 }
 
 #[tokio::test]
-async fn h19_a_plugin_that_dies_is_started_again() {
+async fn h19_dead_plugin_is_restarted() {
     let group = toy(json!({})).await;
     let first = pid(&group);
     let mut status = group.status();
@@ -151,7 +151,7 @@ async fn h19_a_plugin_that_dies_is_started_again() {
 }
 
 #[tokio::test]
-async fn h11_stopping_leaves_no_process_and_no_socket() {
+async fn h11_stop_leaves_no_process_and_no_socket() {
     let group = toy(json!({})).await;
     let process = pid(&group);
     let status = group.status();
@@ -161,7 +161,7 @@ async fn h11_stopping_leaves_no_process_and_no_socket() {
 }
 
 #[test]
-fn p15_a_plugin_ends_with_its_host() {
+fn p15_plugin_exits_with_its_host() {
     // Runs this test again as a host process that is killed.
     if std::env::var_os("MUSTER_TEST_HOST").is_some() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -172,7 +172,7 @@ fn p15_a_plugin_ends_with_its_host() {
         });
     }
     let mut host = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "toy::p15_a_plugin_ends_with_its_host", "--nocapture"])
+        .args(["--exact", "toy::p15_plugin_exits_with_its_host", "--nocapture"])
         .env("MUSTER_TEST_HOST", "1")
         .stdout(Stdio::piped())
         .spawn()
@@ -191,7 +191,7 @@ fn p15_a_plugin_ends_with_its_host() {
 }
 
 #[test]
-fn p1_started_by_a_person_it_says_what_it_is() {
+fn p1_manual_start_prints_usage() {
     let output = Command::new(TOY).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
@@ -199,7 +199,7 @@ fn p1_started_by_a_person_it_says_what_it_is() {
 }
 
 #[test]
-fn p3_p4_p5_the_command_line() {
+fn p3_p4_p5_command_line_works() {
     for flag in ["-version", "--version", "version"] {
         let output = Command::new(TOY).arg(flag).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();

@@ -1,6 +1,6 @@
 //! `install`: brings plugins from their registries.
 
-use muster_fleeting::install::{DEFAULTS, Done, Options, Outcome, Store};
+use muster_fleeting::install::{DEFAULTS, InstallOptions, InstallOutcome, InstallResult, Store};
 use muster_oci::{DockerConfig, Reference};
 
 use super::error::PluginError;
@@ -47,7 +47,7 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
         }
         return runners::install_all(&args.config, args.how).await;
     }
-    let store = Store::of_environment()?;
+    let store = Store::from_environment()?;
     let mut all = true;
     for plugin in &args.plugins {
         match one(&store, plugin, args.how).await {
@@ -62,20 +62,20 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
 }
 
 /// Installs one plugin.
-pub(super) async fn one(store: &Store, plugin: &str, how: How) -> Result<Done, PluginError> {
+pub(super) async fn one(store: &Store, plugin: &str, how: How) -> Result<InstallResult, PluginError> {
     let reference = Reference::parse(plugin, &DEFAULTS)?;
     // Without a home directory there is nobody to log in.
-    let docker = DockerConfig::of_environment().ok();
-    let options = Options { upgrade: how.upgrade, accept_changed: how.accept_changed };
+    let docker = DockerConfig::from_environment().ok();
+    let options = InstallOptions { upgrade: how.upgrade, accept_new_digest: how.accept_changed };
     Ok(store.install(&reference, options, docker.as_ref()).await?)
 }
 
-fn told(plugin: &str, done: &Done) -> String {
+fn told(plugin: &str, done: &InstallResult) -> String {
     let what = match done.outcome {
-        Outcome::Present => "is installed already",
-        Outcome::Unchanged => "is the newest that fits",
-        Outcome::Installed => "is installed",
-        Outcome::Repaired => "was changed, and is installed anew",
+        InstallOutcome::Present => "is installed already",
+        InstallOutcome::Unchanged => "is the newest that fits",
+        InstallOutcome::Installed => "is installed",
+        InstallOutcome::Repaired => "was changed, and is installed anew",
     };
     let installed = &done.installed;
     format!("{plugin}: version {} {what}: {}", installed.version, installed.executable.display())

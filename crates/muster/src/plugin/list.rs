@@ -24,13 +24,13 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
     let any =
         args.plugin.as_deref().is_none_or(|plugin| plugin.rsplit('/').next().is_none_or(|name| !name.contains(':')));
     if let Some(reference) = reference.as_ref().filter(|_| args.remote) {
-        let docker = DockerConfig::of_environment().ok();
+        let docker = DockerConfig::from_environment().ok();
         for version in available(reference, docker.as_ref()).await? {
             ui::outln(&format!("{} {version}", reference.repository));
         }
         return Ok(true);
     }
-    for installed in Store::of_environment()?.list() {
+    for installed in Store::from_environment()?.list() {
         let fits = reference.as_ref().is_none_or(|reference| {
             reference.repository == installed.repository && (any || reference.constraint.matches(&installed.version))
         });

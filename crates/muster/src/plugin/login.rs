@@ -50,7 +50,7 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
         ));
     }
     Registry::new(repository, Some(credentials.clone()))?.check_login().await?;
-    let docker = DockerConfig::of_environment()?;
+    let docker = DockerConfig::from_environment()?;
     docker.put(&args.server, &credentials).await?;
     ui::outln(&format!("{} lets {username} in; kept by {}", args.server, docker.path().display()));
     Ok(true)

@@ -19,7 +19,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
-    let store = Store::of_environment()?;
+    let store = Store::from_environment()?;
     let mut all = true;
     for plugin in &args.plugins {
         let reference = Reference::parse(plugin, &DEFAULTS)?;

@@ -1,6 +1,6 @@
 //! The plugins that the runners of a configuration name.
 
-use muster_fleeting::install::{Found, InstallError, ResolveError, resolve};
+use muster_fleeting::install::{InstallError, ResolveError, ResolvedPlugin, resolve};
 
 use super::error::PluginError;
 use super::install::{self, How};
@@ -68,17 +68,17 @@ pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, Pl
     }
     for wanted in wanted {
         match resolve(&wanted.plugin, &around) {
-            Ok(Found::Installed(path)) if !how.upgrades() => tell(&wanted, &path),
-            Ok(Found::Path(path) | Found::OnPath(path)) => tell(&wanted, &path),
+            Ok(ResolvedPlugin::Installed(path)) if !how.upgrades() => tell(&wanted, &path),
+            Ok(ResolvedPlugin::Path(path) | ResolvedPlugin::OnPath(path)) => tell(&wanted, &path),
             // It comes with this program.
-            Ok(Found::BuiltIn { executable, .. }) => tell(&wanted, &executable),
+            Ok(ResolvedPlugin::BuiltIn { executable, .. }) => tell(&wanted, &executable),
             // A path or an executable's name is no registry's.
             Err(error @ (ResolveError::Path { .. } | ResolveError::NotOnPath { .. })) => {
                 all = fail(&wanted, &error.into());
             }
-            Ok(Found::Installed(_)) | Err(_) => {
+            Ok(ResolvedPlugin::Installed(_)) | Err(_) => {
                 let Some(store) = &around.store else {
-                    all = fail(&wanted, &InstallError::NoFolder.into());
+                    all = fail(&wanted, &InstallError::NoDirectory.into());
                     continue;
                 };
                 match install::one(store, &wanted.plugin, how).await {

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use muster_fleeting::install::{BuiltIn, Surroundings};
+use muster_fleeting::install::{BuiltIn, LookupContext};
 
 use crate::ci::ui;
 
@@ -12,9 +12,9 @@ use crate::ci::ui;
 const NAMES: &[&str] = &["docker-machine", "local", "script", "static"];
 
 /// What a look-up knows: the machine's plugins, and this program's.
-pub(crate) fn surroundings() -> Surroundings {
+pub(crate) fn surroundings() -> LookupContext {
     let built_in = std::env::current_exe().ok().map(|executable| BuiltIn { executable, names: NAMES });
-    Surroundings { built_in, ..Surroundings::of_environment() }
+    LookupContext { built_in, ..LookupContext::from_environment() }
 }
 
 /// Be one of the plugins that come with Muster: local, static, script, docker-machine.

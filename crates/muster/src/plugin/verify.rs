@@ -1,6 +1,6 @@
 //! `verify`: whether installed plugins are what was installed.
 
-use muster_fleeting::install::{DEFAULTS, Installed, Store, Verdict};
+use muster_fleeting::install::{DEFAULTS, Installed, Store, VerifyOutcome};
 use muster_oci::{Constraint, Reference};
 
 use super::error::PluginError;
@@ -16,7 +16,7 @@ pub(crate) struct Args {
 
 /// Runs the command: one line for each version, more where it has changed.
 pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
-    let store = Store::of_environment()?;
+    let store = Store::from_environment()?;
     let wanted = args.plugins.iter().map(|plugin| Reference::parse(plugin, &DEFAULTS));
     let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
     let mut installed = store.list();
@@ -26,17 +26,17 @@ pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
     let mut all = missing.is_empty();
     for plugin in missing {
         let version = if names_all(plugin) { "no version" } else { "no such version" };
-        ui::error(&format!("plugin {plugin}: {version} is installed in {}", store.folder().display()));
+        ui::error(&format!("plugin {plugin}: {version} is installed in {}", store.directory().display()));
     }
     for finding in store.verify(installed)? {
         let name = format!("{} {}", finding.installed.repository, finding.installed.version);
-        match finding.verdict {
-            Verdict::Intact => ui::outln(&format!("{name}: intact")),
-            Verdict::Unlocked => ui::outln(&format!(
+        match finding.outcome {
+            VerifyOutcome::Intact => ui::outln(&format!("{name}: intact")),
+            VerifyOutcome::NotLocked => ui::outln(&format!(
                 "{name}: not in {}, another program installed it; install it with --upgrade to have it checked",
                 store.lock_file().display()
             )),
-            Verdict::Changed(what) => {
+            VerifyOutcome::Changed(what) => {
                 all = false;
                 ui::outln(&format!("{name}: CHANGED"));
                 for line in what {

@@ -1,6 +1,8 @@
 //! Tests sessions with controllable servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
+#[cfg(feature = "winrm")]
+mod behind_proxies;
 mod ssh;
 mod ssh_server;
 #[cfg(feature = "winrm")]

@@ -4,13 +4,9 @@ use std::time::Duration;
 
 use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 
+use crate::behind_proxies;
 use crate::winrm::{app, machine, winrm_target};
 use crate::winrm_tls;
-
-/// Set in the child process, whose environment contains proxies.
-const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
-/// Time after which the child process counts as hanging.
-const HANGS: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn plain_http_is_rejected_before_anything_is_sent() {
@@ -33,7 +29,7 @@ async fn plain_http_is_rejected_before_anything_is_sent() {
 
 #[tokio::test]
 async fn proxies_in_the_environment_are_ignored() {
-    if std::env::var_os(HAS_PROXIES).is_some() {
+    if behind_proxies::is_child() {
         let (_machine, plain) = machine().await;
         let secure = winrm_tls::target().await;
         for mut target in [plain, secure] {
@@ -43,19 +39,5 @@ async fn proxies_in_the_environment_are_ignored() {
         }
         return;
     }
-    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", proxy.local_addr().unwrap());
-    let mut again = tokio::process::Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", "winrm_private::proxies_in_the_environment_are_ignored"]);
-    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
-        again.env(name, &url);
-    }
-    again.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
-    let output = tokio::select! {
-        biased;
-        // A request of the process would arrive before its end.
-        _ = proxy.accept() => panic!("the proxy was asked"),
-        output = tokio::time::timeout(HANGS, again.kill_on_drop(true).output()) => output.expect("it hangs").unwrap(),
-    };
-    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+    behind_proxies::run_without_requests("winrm_private::proxies_in_the_environment_are_ignored").await;
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_config::settings::IsolationSettings;
-use muster_fleeting::nesting::{Nesting, NestingError, NestingLimits};
+use muster_fleeting::nesting::{Nesting, NestingError, NestingTimeouts};
 use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::Family;
@@ -182,7 +182,7 @@ async fn connect_daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -
     let IsolationSettings { nesting_host, nesting_config, .. } = settings;
     let none = serde_json::json!({});
     let config = if nesting_config.is_null() { &none } else { nesting_config };
-    Nesting::connect(Arc::clone(host), nesting_host, config, NestingLimits::default()).await
+    Nesting::connect(Arc::clone(host), nesting_host, config, NestingTimeouts::default()).await
 }
 
 /// Waits until the agent of a new machine answers.

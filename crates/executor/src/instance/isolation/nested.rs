@@ -87,7 +87,7 @@ impl NestedMachine {
                 host.close().await;
                 let text =
                     format!("failed to create a virtual machine of image {:?}: {error}{}", image.name, remedy(&error));
-                return Err(match error.is_about_the_image() && image.is_of_job {
+                return Err(match error.is_image_error() && image.is_of_job {
                     true => VmError(format!("instance {instance}: {text}")),
                     false => at_fault(text),
                 });
@@ -350,7 +350,7 @@ impl NestedMachine {
 
 /// Returns a hint for errors about the image, which the daemon does not explain.
 fn remedy(error: &NestingError) -> &'static str {
-    if error.is_about_the_image() {
+    if error.is_image_error() {
         "; check that the instance has the image and enough resources for another machine"
     } else {
         ""

@@ -1,5 +1,4 @@
-//! A plugin for instance groups. As it is, its instances are names in memory: replace what says so by calls of your
-//! provider.
+//! A fleeting plugin. Its instances are only names in memory: replace them with calls to your provider.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,15 +11,15 @@ use muster_fleeting::sdk::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What stands in `plugin_config`. The comments become the reference that `settings` prints.
+/// The keys of `plugin_config`. `settings` prints these comments as the reference.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(default)]
 struct Config {
     /// Name of the group.
     name: String,
-    /// The most instances.
+    /// Maximum number of instances.
     max_size: u32,
-    /// Instances can be put to sleep.
+    /// Whether instances can be suspended.
     suspendable: bool,
 }
 
@@ -30,11 +29,11 @@ impl Default for Config {
     }
 }
 
-/// The group.
+/// An instance group.
 struct Plugin {
     config: Config,
     settings: Settings,
-    /// Your provider knows these, and how many there were; ask it instead.
+    /// Number of instances created so far, and the existing ones. Query your provider instead.
     instances: Mutex<(u32, BTreeMap<InstanceId, InstanceState>)>,
 }
 
@@ -45,7 +44,7 @@ impl Plugin {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves those that are there to `state`, up to the first that is not.
+    /// Changes the state of the instances, up to the first one that does not exist.
     fn set(&self, ids: Ids, state: InstanceState) -> Result<Ids, PartialFailure<Ids>> {
         let (mut instances, mut succeeded) = (self.instances(), Vec::new());
         for id in ids {
@@ -65,7 +64,7 @@ impl Provider for Plugin {
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     type Config = Config;
 
-    /// Check the settings here, and log in to the provider: an error names the key and the remedy.
+    /// Check the settings and log in to the provider. An error should name the key and how to fix it.
     async fn init(config: Config, settings: Settings) -> Result<(Self, Init), Error> {
         if config.max_size == 0 {
             return Err("max_size must be at least 1".into());
@@ -75,11 +74,11 @@ impl Provider for Plugin {
         Ok((Self { config, settings, instances: Mutex::default() }, init))
     }
 
-    /// List every instance of the group, also one that you could not look at closely.
+    /// List every instance of the group, even if its state is uncertain.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
         let mut instances = self.instances();
         let seen = instances.1.clone().into_iter().collect();
-        // A real provider moves them on by itself.
+        // A real provider changes the states itself.
         instances.1.retain(|_, state| *state != InstanceState::Deleting);
         for state in instances.1.values_mut() {
             *state = match *state {
@@ -91,7 +90,7 @@ impl Provider for Plugin {
         Ok(seen)
     }
 
-    /// Ask for `n` more and do not wait for them. Say how many requests the provider took, also beside an error.
+    /// Request `n` more instances without waiting for them. Return how many requests were accepted, even with an error.
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut instances = self.instances();
         for done in 0..n {
@@ -106,7 +105,7 @@ impl Provider for Plugin {
         Ok(n)
     }
 
-    /// Remove exactly these. One that is not there is gone: that is a success.
+    /// Delete these instances. A missing instance counts as deleted.
     async fn decrease(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
         let mut instances = self.instances();
         for id in &ids {
@@ -117,7 +116,7 @@ impl Provider for Plugin {
         Ok(ids)
     }
 
-    /// Fill what the user left empty in `connector_config`: user name, key, address.
+    /// Fill in the values that the user left empty in `connector_config`: user name, key, address.
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
         self.heartbeat(id).await?;
         Ok(ConnectInfo {
@@ -128,10 +127,10 @@ impl Provider for Plugin {
         })
     }
 
-    /// This and what follows may be left out: then a running instance is a healthy one, and none can sleep.
+    /// Optional, as are the following calls. Without it, every running instance counts as healthy.
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
-        let is_there = self.instances().1.contains_key(&id);
-        if is_there { Ok(()) } else { Err(format!("there is no instance {id}").into()) }
+        let exists = self.instances().1.contains_key(&id);
+        if exists { Ok(()) } else { Err(format!("there is no instance {id}").into()) }
     }
 
     async fn suspend(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {

@@ -47,7 +47,7 @@ fn ids(report: &Report, word: &str) -> Vec<&'static str> {
 /// but not for `null` and `{}`; P8 default settings if a host sends none (Go crashes); P9 SIGINT ignored, SIGTERM exits; P14 deleting a
 /// missing instance succeeds; P15 exits with its host (Go keeps running).
 #[tokio::test]
-async fn p2_p7_p8_p9_p14_p15_the_toy_passes() {
+async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     let mut plan = plan(TOY);
     plan.config = json!({"name": "kit", "suspendable": true});
     let report = run(&plan).await;
@@ -59,7 +59,7 @@ async fn p2_p7_p8_p9_p14_p15_the_toy_passes() {
 
 /// Runs the kit with Go's own plugin, which gets warnings where Go's library differs from Muster.
 #[tokio::test]
-async fn the_dummy_of_fleeting_passes() {
+async fn go_dummy_passes() {
     let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
     let Some(dummy) = dummy else { return };
     let mut plan = plan(dummy);
@@ -84,7 +84,7 @@ async fn correct_plugin_passes() {
 
 /// Runs the kit with a plugin that supplies the address of a machine in this test.
 #[tokio::test]
-async fn c4_c6_a_command_is_run_where_there_are_credentials() {
+async fn c4_c6_command_runs_if_there_are_credentials() {
     let server =
         Server::start(AcceptedCredentials { password: Some("hunter2".to_owned()), ..AcceptedCredentials::default() })
             .await;
@@ -113,7 +113,7 @@ fn on_machine(server: &Server, password: &str) -> Plan {
 }
 
 #[test]
-fn the_reference_lists_every_case() {
+fn reference_lists_every_case() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/plugin-commands.md");
     let page = std::fs::read_to_string(page).unwrap();
     for case in CASES {

@@ -248,7 +248,7 @@ pub(crate) fn look_for_plugin(plugin: &str) -> Result<(), NoPlugin> {
     resolve(plugin).map(drop)
 }
 
-fn resolve(plugin: &str) -> Result<install::Found, NoPlugin> {
+fn resolve(plugin: &str) -> Result<install::ResolvedPlugin, NoPlugin> {
     install::resolve(plugin, &crate::plugin::serve::surroundings()).map_err(|error| {
         let why = muster_job::error_chain(&error);
         match error {

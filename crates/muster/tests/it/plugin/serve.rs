@@ -43,8 +43,9 @@ fn without_a_home_only_what_is_installed_is_not_found() {
     };
     run(&["look-path", "local"]).check(0, &[" plugin serve local\n"]);
     run(&["look-path", env!("CARGO_BIN_EXE_muster")]).check(0, &[env!("CARGO_BIN_EXE_muster")]);
-    let none = "there is no folder for plugins; set FLEETING_PLUGIN_PATH, or HOME";
-    run(&["look-path", "aws"]).check(1, &["plugin not found", none, "fleeting-plugin-aws is in no folder of PATH"]);
+    let none = "no directory for plugins; set FLEETING_PLUGIN_PATH or HOME";
+    run(&["look-path", "aws"])
+        .check(1, &["plugin not found", none, "fleeting-plugin-aws is not in any directory of PATH"]);
     run(&["install", "aws"]).check(1, &[none]);
     run(&["list"]).check(1, &[none]);
 }

@@ -13,7 +13,7 @@ async fn plugins_are_installed_listed_checked_and_removed() {
     let plugin = format!("{host}/g/p");
     home.run(&["muster", "plugin", "install", &plugin]).check(1, &["a login is required", "muster plugin login"]);
     let login = ["muster", "plugin", "login", host, "--username", USER, "--password-stdin"];
-    home.run_with(&login, "wrong\n").check(1, &["refuses access"]);
+    home.run_with(&login, "wrong\n").check(1, &["denies access"]);
     assert!(!home.path(".docker").exists(), "what the registry refuses is not kept");
     home.run_with(&login, &format!("{PASSWORD}\n")).check(0, &["lets tester in"]);
 

@@ -11,8 +11,8 @@ use super::error::InstallError;
 
 /// Maximum time to wait for another process that changes the directory.
 /// That process does not download meanwhile.
-const LIMIT: Duration = Duration::from_secs(600);
-const PAUSE: Duration = Duration::from_millis(50);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An exclusive file lock. The system releases it when the process ends.
 #[derive(Debug)]
@@ -20,23 +20,23 @@ pub(super) struct FileLock(File);
 
 impl FileLock {
     /// Locks the directory of plugins.
-    pub(super) async fn of_folder(folder: &Path) -> Result<Self, InstallError> {
-        std::fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
-        Self::take(&folder.join(".lock"), LIMIT).await
+    pub(super) async fn of_directory(directory: &Path) -> Result<Self, InstallError> {
+        std::fs::create_dir_all(directory).map_err(|source| failed(directory, source))?;
+        Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await
     }
 
     /// Locks a file that the lock's holder may delete. A lock of a deleted file is taken again.
-    pub(super) async fn take_where_it_is(path: &Path, limit: Duration) -> Result<Self, InstallError> {
+    pub(super) async fn lock_existing(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         loop {
-            let lock = Self::take(path, limit).await?;
+            let lock = Self::lock(path, timeout).await?;
             let held = lock.0.metadata().map_err(|source| failed(path, source))?;
-            if path.metadata().is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())) {
+            if path.metadata().is_ok_and(|current| (current.dev(), current.ino()) == (held.dev(), held.ino())) {
                 return Ok(lock);
             }
         }
     }
 
-    async fn take(path: &Path, limit: Duration) -> Result<Self, InstallError> {
+    async fn lock(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         let path: PathBuf = path.to_owned();
         let file = File::options().create(true).append(true).open(&path).map_err(|source| failed(&path, source))?;
         let started = tokio::time::Instant::now();
@@ -44,15 +44,15 @@ impl FileLock {
             if error != rustix::io::Errno::WOULDBLOCK && error != rustix::io::Errno::INTR {
                 return Err(failed(&path, error.into()));
             }
-            if started.elapsed() >= limit {
-                return Err(InstallError::Busy { path, seconds: limit.as_secs() });
+            if started.elapsed() >= timeout {
+                return Err(InstallError::Busy { path, seconds: timeout.as_secs() });
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(Self(file))
     }
 }
 
 fn failed(path: &Path, source: std::io::Error) -> InstallError {
-    InstallError::Folder { path: path.to_owned(), what: "made", source }
+    InstallError::Directory { path: path.to_owned(), operation: "lock", source }
 }

@@ -29,7 +29,7 @@ pub(super) fn target(path: &Path, is_directory: bool) -> Target {
     // Images for Windows have the additional root directory `Files`.
     let parts = if parts.first().is_some_and(|part| *part == "Files") { parts.get(1..) } else { Some(&parts[..]) };
     match parts.unwrap_or_default() {
-        [folder, .., file] if *folder == "plugin" && !file.to_string_lossy().contains('\\') => {
+        [root, .., file] if *root == "plugin" && !file.to_string_lossy().contains('\\') => {
             Target::File(file.to_string_lossy().into_owned())
         }
         _ => Target::Outside,
@@ -71,34 +71,35 @@ mod tests {
     }
 
     fn unpacked(layer: &[u8], limit: u64) -> (tempfile::TempDir, Result<Vec<String>, UnpackError>) {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("layer"), layer).unwrap();
-        let into = folder.path().join("into");
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("layer"), layer).unwrap();
+        let into = directory.path().join("into");
         std::fs::create_dir(&into).unwrap();
         let limits = Limits { bytes: limit, ..LIMITS };
-        let files = muster_oci::unpack(&folder.path().join("layer"), &into, &limits, &target);
-        (folder, files.map(|files| files.into_keys().collect()))
+        let files = muster_oci::unpack(&directory.path().join("layer"), &into, &limits, &target);
+        (directory, files.map(|files| files.into_keys().collect()))
     }
 
     const FILE: EntryType = EntryType::Regular;
 
     #[test]
-    fn regular_files_under_plugin_are_unpacked() {
+    fn files_below_plugin_are_unpacked() {
         let layer = archive(&[
             ("plugin/", EntryType::Directory, 0o755, b""),
             ("plugin/plugin", FILE, 0o6777, b"#!/bin/sh\n"),
             ("./plugin/data.txt", FILE, 0o600, b"data"),
             ("Files/plugin/other", FILE, 0o644, b""),
         ]);
-        let (folder, files) = unpacked(&layer, 1 << 20);
+        let (directory, files) = unpacked(&layer, 1 << 20);
         assert_eq!(files.unwrap(), ["data.txt", "other", "plugin"]);
-        let mode = |name: &str| folder.path().join("into").join(name).metadata().unwrap().permissions().mode() & 0o7777;
+        let mode =
+            |name: &str| directory.path().join("into").join(name).metadata().unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "neither setuid nor writable by others");
     }
 
     /// The Go implementation unpacks such entries outside of its directory.
     #[test]
-    fn o06_peers_defect_2_an_entry_that_points_outside_is_refused() {
+    fn o06_entry_that_points_outside_is_refused() {
         for name in [
             "plugin/../../x",
             "../x",
@@ -110,69 +111,70 @@ mod tests {
             "Files/../x",
             "plugin/a\\..\\b",
         ] {
-            let (folder, files) = unpacked(&archive(&[(name, FILE, 0o755, b"x")]), 1 << 20);
+            let (directory, files) = unpacked(&archive(&[(name, FILE, 0o755, b"x")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Outside { .. })), "{name}: {files:?}");
-            let mut left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            let mut left: Vec<_> =
+                directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
             left.sort();
             assert_eq!(left, ["into", "layer"], "{name}");
-            assert_eq!(folder.path().join("into").read_dir().unwrap().count(), 0, "{name}");
+            assert_eq!(directory.path().join("into").read_dir().unwrap().count(), 0, "{name}");
         }
     }
 
     #[test]
-    fn what_is_no_file_is_refused() {
+    fn links_and_devices_are_refused() {
         for kind in [EntryType::Symlink, EntryType::Link, EntryType::Fifo, EntryType::Char] {
-            let (_folder, files) = unpacked(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
+            let (_directory, files) = unpacked(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Kind { .. })), "{kind:?}: {files:?}");
         }
         // Records that rename the following entry: the new name counts.
         let pax = b"20 path=plugin/../x\n";
         for (kind, content) in [(EntryType::GNULongName, &b"plugin/../../x\0"[..]), (EntryType::XHeader, pax)] {
             let entries = [("plugin/x", kind, 0o755, content), ("plugin/x", FILE, 0o755, b"")];
-            let (_folder, files) = unpacked(&archive(&entries), 1 << 20);
+            let (_directory, files) = unpacked(&archive(&entries), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Outside { .. })), "{kind:?}: {files:?}");
         }
-        let (_folder, files) =
+        let (_directory, files) =
             unpacked(&archive(&[("plugin/plugin", FILE, 0o755, b"1"), ("plugin/plugin", FILE, 0o755, b"2")]), 1 << 20);
-        assert!(matches!(files, Err(UnpackError::Twice { .. })), "{files:?}");
+        assert!(matches!(files, Err(UnpackError::Duplicate { .. })), "{files:?}");
     }
 
     #[test]
-    fn a_plugin_has_an_executable() {
+    fn archive_must_contain_an_executable() {
         for (name, mode, expected) in
             [("plugin/plugin", 0o755, true), ("plugin/plugin", 0o644, false), ("plugin/other", 0o755, false)]
         {
-            let folder = tempfile::tempdir().unwrap();
-            std::fs::write(folder.path().join("layer"), archive(&[(name, FILE, mode, b"1")])).unwrap();
-            let into = folder.path().join("into");
+            let directory = tempfile::tempdir().unwrap();
+            std::fs::write(directory.path().join("layer"), archive(&[(name, FILE, mode, b"1")])).unwrap();
+            let into = directory.path().join("into");
             std::fs::create_dir(&into).unwrap();
-            let files = muster_oci::unpack(&folder.path().join("layer"), &into, &LIMITS, &target).unwrap();
+            let files = muster_oci::unpack(&directory.path().join("layer"), &into, &LIMITS, &target).unwrap();
             assert_eq!(has_executable(&files), expected, "{name} {mode:o}");
         }
     }
 
     #[test]
-    fn a_decompression_bomb_stops_at_the_limit() {
+    fn decompression_bomb_stops_at_the_limit() {
         let zeros = vec![0; 8 << 20];
         let layer = archive(&[("plugin/plugin", FILE, 0o755, &zeros)]);
         assert!(layer.len() < 128 << 10, "{}", layer.len());
-        let (folder, files) = unpacked(&layer, 1 << 20);
+        let (directory, files) = unpacked(&layer, 1 << 20);
         let too_large = Exceeded { limit: Limit::Bytes, max: 1 << 20 };
-        assert!(matches!(files, Err(UnpackError::TooMuch(exceeded)) if exceeded == too_large), "{files:?}");
-        assert!(folder.path().join("into/plugin").metadata().unwrap().len() <= 1 << 20);
+        assert!(matches!(files, Err(UnpackError::Limit(exceeded)) if exceeded == too_large), "{files:?}");
+        assert!(directory.path().join("into/plugin").metadata().unwrap().len() <= 1 << 20);
 
         let entries: Vec<_> =
             (0..=LIMITS.entries).map(|_| ("plugin/", EntryType::Directory, 0o755, &b""[..])).collect();
-        let (_folder, files) = unpacked(&archive(&entries), 1 << 30);
+        let (_directory, files) = unpacked(&archive(&entries), 1 << 30);
         let too_many = Exceeded { limit: Limit::Entries, max: LIMITS.entries };
-        assert!(matches!(files, Err(UnpackError::TooMuch(exceeded)) if exceeded == too_many), "{files:?}");
+        assert!(matches!(files, Err(UnpackError::Limit(exceeded)) if exceeded == too_many), "{files:?}");
     }
 
     #[test]
-    fn broken_and_foreign_archives_are_errors() {
+    fn damaged_archives_are_errors() {
         let good = archive(&[("plugin/plugin", FILE, 0o755, &[7; 100_000])]);
         for layer in [&good[..good.len() / 2], b"", b"hello", &[0x1f, 0x8b, 0xff], &[0x28, 0xb5, 0x2f, 0xfd]] {
-            let (_folder, files) = unpacked(layer, 1 << 20);
+            let (_directory, files) = unpacked(layer, 1 << 20);
             // The installer then refuses the archive, because it has no executable.
             assert!(files.as_ref().map_or(true, Vec::is_empty), "{} bytes: {files:?}", layer.len());
         }

@@ -1,0 +1,404 @@
+//! Resolves `plugin = "..."` to an executable, without network access.
+//! See docs/spec/fleeting.md, section 6.6.
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use muster_oci::{LockFileError, Reference, ReferenceError};
+
+use super::error::InstallError;
+use super::store::{Installed, Store};
+use crate::error_chain::error_chain;
+use crate::host::PluginSpec;
+
+/// Prefix of plugin executables in `PATH`.
+const EXECUTABLE_PREFIX: &str = "fleeting-plugin-";
+
+/// Executable of a plugin, by the place where it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResolvedPlugin {
+    /// A path in the configuration.
+    Path(PathBuf),
+    /// A program in `PATH`.
+    OnPath(PathBuf),
+    /// An installed version from a registry.
+    Installed(PathBuf),
+    /// A plugin that is built into this program.
+    BuiltIn {
+        /// Path of this program.
+        executable: PathBuf,
+        /// Name of the plugin.
+        name: String,
+    },
+}
+
+/// The plugins that are built into this program.
+/// It runs them with the arguments `plugin serve NAME`.
+#[derive(Debug, Clone)]
+pub struct BuiltIn {
+    /// Path of this program.
+    pub executable: PathBuf,
+    /// Names of the plugins.
+    pub names: &'static [&'static str],
+}
+
+impl ResolvedPlugin {
+    /// Returns the path of the executable.
+    #[must_use]
+    pub fn executable(&self) -> &Path {
+        match self {
+            Self::Path(path) | Self::OnPath(path) | Self::Installed(path) => path,
+            Self::BuiltIn { executable, .. } => executable,
+        }
+    }
+
+    /// Returns the command-line arguments. Other hosts of the protocol start plugins without arguments.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        match self {
+            Self::BuiltIn { name, .. } => ["plugin", "serve", name].map(str::to_owned).to_vec(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the settings to start the plugin, with default timeouts and without configuration.
+    #[must_use]
+    pub fn spec(&self) -> PluginSpec {
+        PluginSpec { arguments: self.arguments(), ..PluginSpec::new(self.executable()) }
+    }
+}
+
+/// Values of the process that influence the resolution.
+#[derive(Debug, Clone)]
+pub struct LookupContext {
+    /// Directory of installed plugins. `None` if neither `FLEETING_PLUGIN_PATH` nor `HOME` is set.
+    pub store: Option<Store>,
+    /// Value of `PATH`.
+    pub path: OsString,
+    /// Working directory.
+    pub directory: PathBuf,
+    /// Plugins that are built into this program.
+    pub built_in: Option<BuiltIn>,
+}
+
+impl LookupContext {
+    /// Returns the values of this process.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        Self {
+            store: Store::from_environment().ok(),
+            path: std::env::var_os("PATH").unwrap_or_default(),
+            directory: std::env::current_dir().unwrap_or_default(),
+            built_in: None,
+        }
+    }
+}
+
+/// Reason why a plugin has no executable.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// The path does not name an executable file.
+    #[error("plugin {path:?}: {reason}")]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with the path.
+        reason: &'static str,
+    },
+    /// The program is not in `PATH`.
+    #[error("plugin not found: {name} is not in any directory of PATH")]
+    NotOnPath {
+        /// Name of the program.
+        name: String,
+    },
+    /// The plugin is not installed.
+    #[error(
+        "plugin not found: {reference} is not installed{searched}; install it with: muster plugin install {plugin}{hint}"
+    )]
+    NotInstalled {
+        /// The configured text.
+        plugin: String,
+        /// Complete reference of the plugin.
+        reference: String,
+        /// The searched places and the installed versions, formatted to be appended.
+        searched: String,
+        /// What the user may have meant instead, formatted to be appended.
+        hint: String,
+    },
+    /// The files of the installed version have changed.
+    #[error("plugin {plugin}: {} differs from what was installed: {changes}; repair it with: muster plugin install {plugin}", executable.display())]
+    Changed {
+        /// The configured text.
+        plugin: String,
+        /// Path of the plugin's executable.
+        executable: PathBuf,
+        /// The changes.
+        changes: String,
+    },
+    /// The text is not a valid reference.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+}
+
+/// Resolves a plugin's name to an executable. The first rule that applies decides:
+///
+/// 1. A path that starts with `/`, `./` or `../`. The Go host also accepts any word that names a file or directory in the working
+///    directory, so that a stray `./aws` hides the plugin `aws`.
+/// 2. `fleeting-plugin-NAME`: a program in `PATH`.
+/// 3. The highest installed version that matches.
+/// 4. `NAME` without registry, group and version: the program `fleeting-plugin-NAME` in `PATH`.
+/// 5. `NAME` or `fleeting-plugin-NAME`: the plugin of that name that is built into this program.
+///
+/// # Errors
+/// [`ResolveError`].
+pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, ResolveError> {
+    if ["/", "./", "../"].iter().any(|start| plugin.starts_with(start)) {
+        let path = context.directory.join(plugin);
+        let refuse = |reason| Err(ResolveError::Path { path: path.clone(), reason });
+        return match path.metadata() {
+            Err(_) => refuse("no such file"),
+            Ok(meta) if meta.is_dir() => refuse("is a directory; name the executable in it"),
+            Ok(meta) if !is_executable(&meta) => refuse("not executable; run chmod +x if it is a program"),
+            Ok(_) => Ok(ResolvedPlugin::Path(path)),
+        };
+    }
+    let is_bare = !plugin.contains(['/', ':', '@']);
+    if is_bare && plugin.starts_with(EXECUTABLE_PREFIX) {
+        let found = on_path(plugin, context).map(ResolvedPlugin::OnPath).or_else(|| built_in(plugin, context));
+        return found.ok_or_else(|| ResolveError::NotOnPath { name: plugin.to_owned() });
+    }
+    let reference = Reference::parse(plugin, &super::DEFAULTS)?;
+    if let Some(store) = &context.store
+        && let Some(installed) = store.find(&reference)
+    {
+        check(plugin, store, &installed)?;
+        return Ok(ResolvedPlugin::Installed(installed.executable));
+    }
+    if let Some(path) = is_bare.then(|| on_path(&format!("{EXECUTABLE_PREFIX}{plugin}"), context)).flatten() {
+        return Ok(ResolvedPlugin::OnPath(path));
+    }
+    if let Some(found) = is_bare.then(|| built_in(plugin, context)).flatten() {
+        return Ok(found);
+    }
+    let others = context.store.iter().flat_map(|store| store.versions(&reference.repository));
+    let others: Vec<String> = others.map(|installed| installed.version.to_string()).collect();
+    let others_text =
+        if others.is_empty() { String::new() } else { format!(" (installed versions: {})", others.join(", ")) };
+    let is_file = context.directory.join(plugin).is_file();
+    let hint = if is_file {
+        format!("; if you mean the file in the working directory, write ./{plugin}")
+    } else {
+        String::new()
+    };
+    let searched = match &context.store {
+        Some(store) => format!(" in {}", store.directory().display()),
+        None => format!(" ({})", InstallError::NoDirectory),
+    };
+    let on_path = if is_bare {
+        format!(", and {EXECUTABLE_PREFIX}{plugin} is not in any directory of PATH")
+    } else {
+        String::new()
+    };
+    let (plugin, reference) = (plugin.to_owned(), reference.to_string());
+    Err(ResolveError::NotInstalled { plugin, reference, searched: searched + &others_text + &on_path, hint })
+}
+
+/// Checks that the files of an installed version are unchanged.
+/// Without a lock file entry there is nothing to compare with.
+fn check(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
+    let failed = |changes: String| ResolveError::Changed {
+        plugin: plugin.to_owned(),
+        executable: installed.executable.clone(),
+        changes,
+    };
+    match store.changes(installed) {
+        Ok(changes) if changes.is_empty() => Ok(()),
+        Ok(changes) => Err(failed(changes.join("; "))),
+        Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
+            if source.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins, digests not verified");
+            Ok(())
+        }
+        Err(error) => Err(failed(error_chain(&error))),
+    }
+}
+
+fn built_in(plugin: &str, context: &LookupContext) -> Option<ResolvedPlugin> {
+    let name = plugin.strip_prefix(EXECUTABLE_PREFIX).unwrap_or(plugin);
+    let BuiltIn { executable, names } = context.built_in.as_ref()?;
+    names.contains(&name).then(|| ResolvedPlugin::BuiltIn { executable: executable.clone(), name: name.to_owned() })
+}
+
+fn on_path(name: &str, context: &LookupContext) -> Option<PathBuf> {
+    // A relative directory would depend on the working directory of the process.
+    let directories = std::env::split_paths(&context.path).filter(|directory| directory.is_absolute());
+    let mut files = directories.map(|directory| directory.join(name));
+    files.find(|file| file.metadata().is_ok_and(|meta| meta.is_file() && is_executable(&meta)))
+}
+
+fn is_executable(meta: &std::fs::Metadata) -> bool {
+    meta.permissions().mode() & 0o111 != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixture {
+        directory: tempfile::TempDir,
+        context: LookupContext,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let at = |name: &str| directory.path().join(name);
+            let context = LookupContext {
+                store: Some(Store::new(at("plugins"))),
+                path: at("bin").into(),
+                directory: at("here"),
+                built_in: None,
+            };
+            std::fs::create_dir_all(&context.directory).unwrap();
+            Self { directory, context }
+        }
+
+        fn executable(&self, name: &str) -> PathBuf {
+            let path = self.directory.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        }
+
+        fn installed(&self, name: &str, version: &str) -> PathBuf {
+            self.executable(&format!("plugins/registry.gitlab.com/gitlab-org/fleeting/plugins/{name}/{version}/plugin"))
+        }
+
+        fn resolve(&self, plugin: &str) -> Result<ResolvedPlugin, String> {
+            resolve(plugin, &self.context).map_err(|error| error.to_string())
+        }
+    }
+
+    #[test]
+    fn o02_highest_matching_version_is_used() {
+        let fixture = Fixture::new();
+        let paths: Vec<_> = ["1.2.3", "1.10.0", "2.0.0-rc.1"].map(|version| fixture.installed("aws", version)).into();
+        for (plugin, path) in
+            [("aws", 1), ("aws:1", 1), ("aws:latest", 1), ("aws:1.2", 0), ("aws:2.0.0-rc.1", 2), ("aws:^1.2", 1)]
+        {
+            assert_eq!(fixture.resolve(plugin), Ok(ResolvedPlugin::Installed(paths[path].clone())), "{plugin}");
+        }
+        let error = fixture.resolve("aws:2").unwrap_err();
+        assert!(error.contains("plugin not found") && error.contains("muster plugin install aws:2"), "{error}");
+        assert!(error.contains("installed versions: ") && error.contains("1.10.0"), "{error}");
+        let listed: Vec<String> =
+            fixture.context.store.unwrap().list().iter().map(|one| one.version.to_string()).collect();
+        assert_eq!(listed, ["1.2.3", "1.10.0", "2.0.0-rc.1"]);
+    }
+
+    /// In Go, `plugin = "aws"` uses the file or directory `./aws` in the manager's working directory.
+    #[test]
+    fn file_in_working_directory_is_not_a_plugin() {
+        let fixture = Fixture::new();
+        fixture.executable("here/aws");
+        let error = fixture.resolve("aws").unwrap_err();
+        assert!(error.contains("write ./aws"), "{error}");
+        let installed = fixture.installed("aws", "1.0.0");
+        assert_eq!(fixture.resolve("aws"), Ok(ResolvedPlugin::Installed(installed)));
+        assert_eq!(fixture.resolve("./aws").unwrap().executable(), fixture.context.directory.join("./aws"));
+    }
+
+    #[test]
+    fn built_in_plugin_is_found_last() {
+        let mut fixture = Fixture::new();
+        fixture.context.built_in = Some(BuiltIn { executable: "/bin/muster".into(), names: &["static"] });
+        for plugin in ["static", "fleeting-plugin-static"] {
+            let found = fixture.resolve(plugin).unwrap();
+            let spec = found.spec();
+            assert_eq!((spec.executable.as_path(), spec.name().as_str()), (Path::new("/bin/muster"), "static"));
+            assert_eq!(spec.arguments, ["plugin", "serve", "static"]);
+        }
+        assert!(fixture.resolve("static:1").is_err(), "only registries have versions");
+        assert!(fixture.resolve("aws").is_err());
+        let path = fixture.executable("bin/fleeting-plugin-static");
+        assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
+    }
+
+    #[test]
+    fn changed_plugin_is_not_run() {
+        let fixture = Fixture::new();
+        let path = fixture.installed("aws", "1.0.0");
+        assert_eq!(
+            fixture.resolve("aws"),
+            Ok(ResolvedPlugin::Installed(path.clone())),
+            "a version without lock file entry is not verified"
+        );
+        let digest = muster_oci::Digest::of_file(&path).unwrap().to_string();
+        let mut lock = muster_oci::LockFile::default();
+        lock.put(muster_oci::Entry {
+            repository: "registry.gitlab.com/gitlab-org/fleeting/plugins/aws".to_owned(),
+            version: "1.0.0".to_owned(),
+            platform: muster_oci::HostPlatform::this().to_string(),
+            layer: "sha256:0a".to_owned(),
+            files: [("plugin".to_owned(), digest)].into(),
+        });
+        lock.write(&fixture.context.store.as_ref().unwrap().lock_file(), 0o600).unwrap();
+        assert_eq!(fixture.resolve("aws"), Ok(ResolvedPlugin::Installed(path.clone())));
+        std::fs::write(&path, "something else").unwrap();
+        let error = fixture.resolve("aws").unwrap_err();
+        assert!(
+            error.contains("differs from what was installed") && error.contains("muster plugin install aws"),
+            "{error}"
+        );
+    }
+
+    /// A system service has no HOME.
+    #[test]
+    fn other_plugins_are_found_without_directory_of_plugins() {
+        let mut fixture = Fixture::new();
+        fixture.context.store = None;
+        fixture.context.built_in = Some(BuiltIn { executable: "/bin/muster".into(), names: &["static"] });
+        let absolute = fixture.executable("elsewhere/mine");
+        assert_eq!(fixture.resolve(absolute.to_str().unwrap()), Ok(ResolvedPlugin::Path(absolute)));
+        assert_eq!(fixture.resolve("static").unwrap().arguments(), ["plugin", "serve", "static"]);
+        let path = fixture.executable("bin/fleeting-plugin-other");
+        assert_eq!(fixture.resolve("other"), Ok(ResolvedPlugin::OnPath(path)));
+        let error = fixture.resolve("aws").unwrap_err();
+        for place in
+            ["no directory for plugins; set FLEETING_PLUGIN_PATH or HOME", "-aws is not in any directory of PATH"]
+        {
+            assert!(error.contains(place), "{error}");
+        }
+        assert!(!fixture.resolve("aws:1").unwrap_err().contains(" PATH;"), "only registries have versions");
+    }
+
+    #[test]
+    fn names_are_resolved_in_path() {
+        let mut fixture = Fixture::new();
+        let path = fixture.executable("bin/fleeting-plugin-static");
+        assert_eq!(fixture.resolve("fleeting-plugin-static"), Ok(ResolvedPlugin::OnPath(path.clone())));
+        assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
+        assert!(fixture.resolve("fleeting-plugin-other").unwrap_err().contains("is not in any directory of PATH"));
+        assert!(fixture.resolve("static:1").is_err(), "only registries have versions");
+        let installed = fixture.installed("static", "1.0.0");
+        assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::Installed(installed)), "installed ones come first");
+
+        fixture.executable("here/fleeting-plugin-relative");
+        fixture.context.path = ".:".into();
+        assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "relative directories of PATH are ignored");
+    }
+
+    #[test]
+    fn unusable_paths_are_errors() {
+        let fixture = Fixture::new();
+        std::fs::create_dir(fixture.context.directory.join("directory")).unwrap();
+        std::fs::write(fixture.context.directory.join("text"), "").unwrap();
+        for (plugin, why) in [("./none", "no such file"), ("./directory", "directory"), ("./text", "not executable")] {
+            let error = fixture.resolve(plugin).unwrap_err();
+            assert!(error.contains(why), "{plugin}: {error}");
+        }
+    }
+}

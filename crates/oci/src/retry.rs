@@ -1,0 +1,13 @@
+//! Retry policy for requests to a registry.
+
+use std::time::Duration;
+
+/// Maximum number of attempts for a request, and for a download between two that made progress.
+pub(crate) const MAX_ATTEMPTS: u32 = 4;
+/// Delay before the first retry of a download; it doubles with each failure.
+const FIRST_DELAY: Duration = Duration::from_millis(250);
+
+/// Waits before the next attempt, after this many failures without progress.
+pub(crate) async fn wait(failures: u32) {
+    tokio::time::sleep(FIRST_DELAY * 2_u32.pow(failures)).await;
+}

@@ -1,0 +1,36 @@
+//! Runs a test again in a child process whose environment names a proxy.
+
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+/// Set in the child process, whose environment contains proxies.
+const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
+/// Time after which the child process counts as hanging.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns whether this is the child process.
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(HAS_PROXIES).is_some()
+}
+
+/// Runs the test with this full name in a child process.
+/// It must succeed without a request to the proxy.
+pub(crate) async fn run_without_requests(test: &str) {
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", proxy.local_addr().unwrap());
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test]).kill_on_drop(true);
+    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+        child.env(name, &url);
+    }
+    child.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
+    let output = tokio::select! {
+        biased;
+        // A request of the process would arrive before its end.
+        _ = proxy.accept() => panic!("the proxy received a request"),
+        output = tokio::time::timeout(TIMEOUT, child.output()) => output.expect("the child process hangs").unwrap(),
+    };
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
