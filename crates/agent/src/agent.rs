@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::step_runner::RunRequest;
-use muster_builtins::Shared;
+use muster_builtins::AgentResources;
 use muster_job::TerminationCause;
-use muster_steps::process::Host;
+use muster_steps::process::ProcessManager;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
@@ -51,7 +51,7 @@ struct State {
 }
 
 impl Agent {
-    pub(crate) fn new(spool: Spool, shared: Shared, host: Arc<Host>, boot_id: String) -> Self {
+    pub(crate) fn new(spool: Spool, shared: AgentResources, host: Arc<ProcessManager>, boot_id: String) -> Self {
         let context = Arc::new(AgentContext { spool, boot_id, host, shared: Arc::new(shared) });
         Self { context, state: Mutex::default() }
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use muster_agent_api::result::JobResult;
-use muster_builtins::Shared;
-use muster_steps::engine::Brakes;
-use muster_steps::process::Host;
+use muster_builtins::AgentResources;
+use muster_steps::engine::JobCancellation;
+use muster_steps::process::ProcessManager;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -20,8 +20,8 @@ pub(crate) struct AgentContext {
     pub(crate) spool: Spool,
     /// Boot ID of the system.
     pub(crate) boot_id: String,
-    pub(crate) host: Arc<Host>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) host: Arc<ProcessManager>,
+    pub(crate) shared: Arc<AgentResources>,
 }
 
 /// A job, from `Run` to `Close`.
@@ -31,7 +31,7 @@ pub(crate) struct Job {
     pub(crate) entry: Entry,
     pub(crate) journal: Arc<Journal>,
     pub(crate) log: Arc<LogFile>,
-    pub(crate) brakes: Brakes,
+    pub(crate) brakes: JobCancellation,
     pub(crate) gate: StartGate,
     pub(crate) started: SystemTime,
     /// Result of the job, as soon as it is in the spool.
@@ -55,7 +55,7 @@ impl Job {
             entry,
             journal: Arc::new(journal),
             log: Arc::new(log),
-            brakes: Brakes::default(),
+            brakes: JobCancellation::default(),
             gate: StartGate::default(),
             started,
             result: watch::Sender::new(finished.map(Arc::new)),

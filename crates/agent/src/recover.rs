@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use muster_builtins::Variables;
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
-use muster_steps::engine::Began;
-use muster_steps::process::end_leftovers;
+use muster_steps::engine::StartTime;
+use muster_steps::process::terminate_leftovers;
 use muster_steps::style;
 
 use crate::agent::Agent;
@@ -51,7 +51,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     let rebooted = contents.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
     // No process survived a restart of the system, and its process IDs belong to other processes now.
     if !rebooted {
-        end_leftovers(&contents.process_records, KILL_GRACE).await;
+        terminate_leftovers(&contents.process_records, KILL_GRACE).await;
     }
     if let Ok(work) = parse(&request)
         && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", work.plan.project_dir)))
@@ -67,7 +67,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     let lost = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
     let line = style::error(&format!("Job failed (system failure): {lost}"));
     job.log.append(format!("{line_break}{line}").as_bytes())?;
-    let end = system_failure(Began::now(), lost, Some(TerminationCause::EnvironmentLost));
+    let end = system_failure(StartTime::now(), lost, Some(TerminationCause::EnvironmentLost));
     // The message contains no text of the job, so nothing is masked.
     persist_result(&agent.context, &job, end, &Secrets::default());
     agent.adopt(job);

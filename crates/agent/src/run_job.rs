@@ -9,13 +9,13 @@ use futures::FutureExt;
 use muster_agent_api::plan::{JobPlan, job_plan};
 use muster_agent_api::result::{JobResult, Outcome, StepNode};
 use muster_agent_api::step_runner::RunRequest;
-use muster_builtins::job::{self, JobEnd};
+use muster_builtins::job::{self, JobOutcome};
 use muster_builtins::trace::{Trace, TraceOptions};
 use muster_builtins::{Context, JobVariable, OnUserCode, Variables, registry, share};
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
-use muster_steps::builtin::Step;
-use muster_steps::engine::Began;
+use muster_steps::builtin::{PlanError, Step};
+use muster_steps::engine::StartTime;
 use muster_steps::failure::Failure;
 use muster_steps::style;
 use rand::Rng;
@@ -41,7 +41,7 @@ pub(crate) enum ParseError {
     ProjectDir(String),
     /// Message of the step language, which names the step.
     #[error("{0}")]
-    Steps(String),
+    Steps(#[from] PlanError),
 }
 
 /// Parses a request.
@@ -60,13 +60,13 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
         let above = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = above.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
-    let steps = registry().load(std::mem::take(&mut plan.steps)).map_err(ParseError::Steps)?;
+    let steps = registry().load(std::mem::take(&mut plan.steps))?;
     Ok(ParsedRequest { plan, steps, env: request.env.clone() })
 }
 
 /// Executes a job, and writes its result to the spool before it is reported.
 pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, work: ParsedRequest) {
-    let began = Began::now();
+    let began = StartTime::now();
     let variables = Variables::new(variables(request));
     let secrets = secrets(&work.plan, &variables);
     let running = run(&agent, &job, variables, &work, &secrets);
@@ -91,7 +91,7 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 /// Writes the result of a job to the spool, then publishes it.
 ///
 /// All texts in the result are masked, because names and errors of steps can quote values.
-pub(crate) fn persist_result(agent: &AgentContext, job: &Job, end: JobEnd, secrets: &Secrets) {
+pub(crate) fn persist_result(agent: &AgentContext, job: &Job, end: JobOutcome, secrets: &Secrets) {
     let mut tree = end.tree;
     mask(&mut tree, secrets);
     let result = JobResult {
@@ -126,14 +126,14 @@ async fn run(
     variables: Variables,
     work: &ParsedRequest,
     secrets: &Secrets,
-) -> Result<JobEnd, std::io::Error> {
+) -> Result<JobOutcome, std::io::Error> {
     let ParsedRequest { plan, steps, env } = work;
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
-    let mut processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
+    let mut processes = agent.host.new_job(&job.id, &nonce, Arc::new(move |record| recorder.started(record)))?;
     processes.add_environment(env.iter().map(|(key, value)| (key.into(), value.into())));
-    let share_error = plan.share.as_ref().and_then(|share| share::give(&mut processes, share));
+    let share_error = plan.share.as_ref().and_then(|share| share::apply_share(&mut processes, share));
     let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
     let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
     let on_fault = Box::new(move |error: &std::io::Error| {
@@ -160,7 +160,7 @@ async fn run(
     });
     let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.shared), on_user_code));
     if logged_bytes > 0 {
-        context.say(&style::warning(
+        context.print(&style::warning(
             "the agent was restarted before the first command of the job, so the job starts again",
         ));
     }
@@ -182,7 +182,7 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
 }
 
 /// Returns the end of a job that could not be executed, and logs the reason.
-fn fail_job(job: &Job, began: Began, message: &str) -> JobEnd {
+fn fail_job(job: &Job, began: StartTime, message: &str) -> JobOutcome {
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
     if let Err(error) = job.log.append(format!("{line_break}{line}").as_bytes()) {
@@ -192,11 +192,11 @@ fn fail_job(job: &Job, began: Began, message: &str) -> JobEnd {
 }
 
 /// Returns the result of a job that failed because of its machine or its agent.
-pub(crate) fn system_failure(began: Began, message: &str, cause: Option<TerminationCause>) -> JobEnd {
+pub(crate) fn system_failure(began: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let failure = Failure::System(message.to_owned());
     let mut tree = began.node("job", Some(&failure).into(), Vec::new());
     tree.cause = cause;
-    JobEnd {
+    JobOutcome {
         outcome: Outcome::Failed { reason: failure.reason(), exit_code: None, cause },
         message: message.to_owned(),
         tree,

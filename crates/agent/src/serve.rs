@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
-use muster_builtins::{Shared, Templates};
+use muster_builtins::{AgentResources, Templates};
 use muster_job::TerminationCause;
-use muster_steps::process::{Containment, Host, Watched};
+use muster_steps::process::{Containment, ProcessManager, Watched};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -120,9 +120,14 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         move |source| ServeError::Io { action, path, source }
     };
     let templates = spool.templates();
-    let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?);
-    let agent =
-        Arc::new(Agent::new(spool, shared, Host::new(options.containment, options.job_nofile_limit), options.boot_id));
+    let shared =
+        AgentResources::new(Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?);
+    let agent = Arc::new(Agent::new(
+        spool,
+        shared,
+        ProcessManager::new(options.containment, options.job_nofile_limit),
+        options.boot_id,
+    ));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention).await;
 

@@ -3,7 +3,7 @@
 //! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints MiB per second and the longest time between two turns of
 //! another task, for a log without secrets and for a log with a secret in each line.
 
-#![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for people")]
+#![expect(clippy::print_stdout, clippy::expect_used, reason = "output of a benchmark")]
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use muster_builtins::trace::{Sink, Trace, TraceOptions};
 use muster_job::mask::Secrets;
 use muster_steps::log::Log;
-use muster_steps::process::{Command, Containment, Ended, Host};
-use muster_steps::stop::Stop;
+use muster_steps::process::{Command, Containment, ProcessEnd, ProcessManager};
+use muster_steps::stop::StopToken;
 
 /// Writes the log to a file, as the agent's spool does.
 struct ToFile(std::fs::File, Arc<AtomicU64>);
@@ -44,7 +44,7 @@ fn write_log(path: &Path, mib: usize, secrets: usize, hits: bool) {
     }
     let mut file = std::fs::File::create(path).expect("a file");
     for _ in 0..mib {
-        file.write_all(&block).expect("room on the disk");
+        file.write_all(&block).expect("free disk space");
     }
 }
 
@@ -58,8 +58,8 @@ async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration,
     let written = Arc::new(AtomicU64::new(0));
     let sink = ToFile(std::fs::File::create(spool).expect("a file"), Arc::clone(&written));
     let trace: Arc<dyn Log> = Arc::new(Trace::new(&options, Box::new(sink), 0, Box::new(|_| {})));
-    let host = Host::new(Containment::Descent, None);
-    let processes = host.job("flood", "1", Arc::new(|_| Ok(()))).expect("a job");
+    let manager = ProcessManager::new(Containment::ProcessTree, None);
+    let processes = manager.new_job("flood", "1", Arc::new(|_| Ok(()))).expect("a job");
     let cat = Command { program: "/bin/cat".into(), args: vec![log.into()], ..Command::default() };
     let longest = Arc::new(parking_lot::Mutex::new(Duration::ZERO));
     let seen = Arc::clone(&longest);
@@ -74,9 +74,9 @@ async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration,
         }
     });
     let started = Instant::now();
-    let ended = processes.run(cat, &trace, &Stop::new(), Duration::from_secs(1)).await.expect("it runs");
+    let ended = processes.run(cat, &trace, &StopToken::new(), Duration::from_secs(1)).await.expect("it runs");
     let took = started.elapsed();
-    assert!(matches!(ended, Ended::Exited(status) if status.success()), "{ended:?}");
+    assert!(matches!(ended, ProcessEnd::Exited(status) if status.success()), "{ended:?}");
     other.abort();
     processes.finish(Duration::from_secs(1)).await;
     let longest = *longest.lock();
@@ -84,17 +84,17 @@ async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration,
 }
 
 fn main() {
-    // cargo adds words of its own.
+    // cargo adds arguments.
     let mut numbers = std::env::args().filter_map(|text| text.parse().ok());
     let (mib, secrets) = (numbers.next().unwrap_or(200), numbers.next().unwrap_or(50));
     let dir = tempfile::tempdir().expect("a directory");
     let (log, spool) = (dir.path().join("log"), dir.path().join("spool"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    for (what, hits) in [("no secret", false), ("one in each line", true)] {
+    for (name, hits) in [("no secret", false), ("one in each line", true)] {
         write_log(&log, mib, secrets, hits);
         let (took, longest, written) = runtime.block_on(flood(&log, &spool, secrets));
         println!(
-            "{what}: {mib} MiB, {secrets} secrets: {:.0} MiB/s, longest hold-up {:.1} ms, {written} bytes",
+            "{name}: {mib} MiB, {secrets} secrets: {:.0} MiB/s, longest hold-up {:.1} ms, {written} bytes",
             mib as f64 / took.as_secs_f64(),
             longest.as_secs_f64() * 1000.0
         );

@@ -7,11 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_agent_api::builtin::AgentProcess;
 use muster_agent_api::client::{AgentConnection, AgentError, Reach};
-use muster_steps::builtin::{OpenPlace, Place};
+use muster_steps::builtin::{DelegateTarget, OpenTarget};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
-use muster_steps::process::{Command, Ended};
-use muster_steps::stop::Stop;
+use muster_steps::process::{Command, ProcessEnd};
+use muster_steps::stop::StopToken;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -20,39 +20,40 @@ use tokio::task::JoinHandle;
 use crate::context::Context;
 
 /// Maximum time until the second agent answers at its socket.
-const START_LIMIT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between two attempts to connect. The second agent does not announce that it is ready.
-const START_LOOK: Duration = Duration::from_millis(20);
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Time between TERM and KILL for the second agent. Its job has been closed or stopped by then.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Process of the second agent.
-struct Running {
+struct RunningAgent {
     socket: PathBuf,
     project_dir: PathBuf,
     /// Connection that was used last. `None` means that there was no connection yet.
     connection: Mutex<Option<AgentConnection>>,
     /// How the process ended. `None` means that it is running.
     ended: watch::Receiver<Option<String>>,
-    stop: Stop,
+    stop: StopToken,
     watching: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Discards the output of the second agent. The log of its job does not come this way.
-struct Silent;
+struct DiscardedLog;
 
-impl Log for Silent {
+impl Log for DiscardedLog {
     fn write(&self, _: Stream, _: &[u8]) {}
 }
 
 #[async_trait]
-impl Place<Context> for AgentProcess {
-    async fn open(&self, context: &Arc<Context>, stop: &Stop) -> Result<Box<dyn OpenPlace>, Failure> {
+impl DelegateTarget<Context> for AgentProcess {
+    async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
         let [program, args @ ..] = self.command.as_slice() else {
-            return Err(Failure::Configuration("the command of an agent is empty".to_owned()));
+            return Err(Failure::Configuration("the command of the agent of a step is empty".to_owned()));
         };
-        let processes = context.processes.beside("agent").map_err(Failure::io("cannot prepare the agent of a step"))?;
+        let processes =
+            context.processes.separate_set("agent").map_err(Failure::io("failed to prepare the agent of a step"))?;
         let mut env = processes.environment().to_vec();
         env.extend(self.env.iter().map(|(key, value)| (key.into(), value.into())));
         let command = Command {
@@ -62,55 +63,55 @@ impl Place<Context> for AgentProcess {
             work_dir: Some(self.work_dir.clone().into()),
             ..Command::default()
         };
-        let (told, ended) = watch::channel(None);
-        let own = Stop::new();
-        let until = own.clone();
+        let (report_end, ended) = watch::channel(None);
+        let agent_stop = StopToken::new();
+        let process_stop = agent_stop.clone();
         let watching = tokio::spawn(async move {
-            let log: Arc<dyn Log> = Arc::new(Silent);
-            let end = match processes.run(command, &log, &until, GRACE).await {
-                Ok(Ended::Exited(status)) => format!("its process ended: {status}"),
-                Ok(Ended::Stopped(_)) => "its process was ended".to_owned(),
+            let log: Arc<dyn Log> = Arc::new(DiscardedLog);
+            let end = match processes.run(command, &log, &process_stop, GRACE).await {
+                Ok(ProcessEnd::Exited(status)) => format!("its process ended: {status}"),
+                Ok(ProcessEnd::Stopped(_)) => "its process was terminated".to_owned(),
                 Err(error) => Failure::from(error).to_string(),
             };
             processes.finish(GRACE).await;
-            told.send_replace(Some(end));
+            report_end.send_replace(Some(end));
         });
-        let place = Running {
+        let agent = RunningAgent {
             socket: self.socket.clone().into(),
             project_dir: self.project_dir.clone().into(),
             connection: Mutex::default(),
             ended,
-            stop: own,
+            stop: agent_stop,
             watching: tokio::sync::Mutex::new(Some(watching)),
         };
         let serves = async {
-            while place.reach().await.is_err() {
-                tokio::time::sleep(START_LOOK).await;
+            while agent.reach().await.is_err() {
+                tokio::time::sleep(CONNECT_RETRY_DELAY).await;
             }
         };
         let failed = tokio::select! {
-            started = tokio::time::timeout(START_LIMIT, serves) => match started {
-                Ok(()) => return Ok(Box::new(place)),
-                Err(_) => Failure::System(format!("the agent of a step did not start within {} s", START_LIMIT.as_secs())),
+            started = tokio::time::timeout(START_TIMEOUT, serves) => match started {
+                Ok(()) => return Ok(Box::new(agent)),
+                Err(_) => Failure::System(format!("the agent of a step did not start within {} s", START_TIMEOUT.as_secs())),
             },
-            why = place.lost() => Failure::System(format!("the agent of a step did not start: {why}")),
+            reason = agent.lost() => Failure::System(format!("the agent of a step did not start: {reason}")),
             cause = stop.stopped() => Failure::Stopped(cause),
         };
-        place.close().await;
+        agent.close().await;
         Err(failed)
     }
 }
 
 #[async_trait]
-impl Reach for Running {
+impl Reach for RunningAgent {
     async fn reach(&self) -> Result<AgentConnection, AgentError> {
         let known = self.connection.lock().clone().filter(|connection| !connection.is_suspect());
         if let Some(connection) = known {
             return Ok(connection);
         }
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| AgentError::NotReached(error.into()))?;
-        let place = self.socket.display().to_string();
-        let opened = AgentConnection::from_stream(place, stream).await;
+        let address = self.socket.display().to_string();
+        let opened = AgentConnection::from_stream(address, stream).await;
         let connection = opened.map_err(|error| AgentError::NotReached(error.into()))?;
         *self.connection.lock() = Some(connection.clone());
         Ok(connection)
@@ -118,7 +119,7 @@ impl Reach for Running {
 }
 
 #[async_trait]
-impl OpenPlace for Running {
+impl OpenTarget for RunningAgent {
     fn project_dir(&self) -> &Path {
         &self.project_dir
     }
@@ -126,7 +127,7 @@ impl OpenPlace for Running {
     async fn lost(&self) -> String {
         let mut ended = self.ended.clone();
         let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
-        how.unwrap_or_else(|| "nothing watches over its process any more".to_owned())
+        how.unwrap_or_else(|| "its process is no longer watched".to_owned())
     }
 
     async fn close(&self) {
@@ -134,7 +135,7 @@ impl OpenPlace for Running {
         if let Some(watching) = self.watching.lock().await.take()
             && let Err(error) = watching.await
         {
-            tracing::error!(%error, "what watched over the agent of a step broke down");
+            tracing::error!(%error, "the task that watches the agent of a step panicked");
         }
     }
 }

@@ -17,8 +17,8 @@ use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
-use muster_steps::process::{Command, Ended, Processes};
-use muster_steps::stop::Stop;
+use muster_steps::process::{Command, ProcessEnd, Processes};
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -27,9 +27,9 @@ use url::Url;
 
 use crate::blocking::blocking;
 use crate::extraction::{Extraction, LimitsFrom};
-use crate::site::{Site, Tone};
 use crate::templates::Templates;
 use crate::trace::Trace;
+use crate::transfer::{MessageLevel, TransferContext};
 use crate::trash::Trash;
 use crate::variables::Variables;
 
@@ -37,7 +37,7 @@ use crate::variables::Variables;
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// ID of the job at a second agent, which runs only the delegated part of one job.
-const DELEGATED: &str = "delegated";
+const DELEGATED_JOB_ID: &str = "delegated";
 
 /// Callback before the first command of the user runs. The command waits for the result, and does not start after an error.
 ///
@@ -46,7 +46,7 @@ pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send 
 
 /// Resources that the jobs of one agent share.
 #[derive(Debug, Default)]
-pub struct Shared {
+pub struct AgentResources {
     /// Work trees of commits, from which checkouts are copied.
     pub templates: Templates,
     /// Leftovers of earlier jobs, which are removed in the background.
@@ -55,7 +55,7 @@ pub struct Shared {
     client: Mutex<Option<(String, Client)>>,
 }
 
-impl Shared {
+impl AgentResources {
     /// Returns the resources of an agent with these templates.
     #[must_use]
     pub fn new(templates: Templates) -> Self {
@@ -83,12 +83,12 @@ impl Shared {
 /// Returns the limits of a plan, where 0 means the default.
 fn limits(plan: UnpackLimits) -> Limits {
     let default = Limits::default();
-    let or = |value: u64, default: u64| if value == 0 { default } else { value };
+    let or_default = |value: u64, default: u64| if value == 0 { default } else { value };
     Limits {
-        bytes: or(plan.max_bytes, default.bytes),
-        entries: or(plan.max_entries, default.entries),
-        ratio: or(plan.max_ratio, default.ratio),
-        header_bytes: or(plan.max_header_bytes, default.header_bytes),
+        bytes: or_default(plan.max_bytes, default.bytes),
+        entries: or_default(plan.max_entries, default.entries),
+        ratio: or_default(plan.max_ratio, default.ratio),
+        header_bytes: or_default(plan.max_header_bytes, default.header_bytes),
         ..default
     }
 }
@@ -116,7 +116,7 @@ pub struct Context {
     /// Trace of the job.
     pub trace: Arc<Trace>,
     /// Resources that the jobs of the agent share.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<AgentResources>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
 }
@@ -134,7 +134,7 @@ impl Context {
         variables: Variables,
         processes: Processes,
         trace: Arc<Trace>,
-        shared: Arc<Shared>,
+        shared: Arc<AgentResources>,
         on_user_code: OnUserCode,
     ) -> Self {
         let project_dir = PathBuf::from(&plan.project_dir);
@@ -165,25 +165,25 @@ impl Context {
     }
 
     /// Writes a message of Muster to the trace.
-    pub fn say(&self, line: &str) {
+    pub fn print(&self, line: &str) {
         self.trace.write(Stream::Runner, line.as_bytes());
     }
 
     /// Writes the job's file variables, and creates the directory for them and other temporary files.
-    pub(crate) async fn write_files(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
+    pub(crate) async fn write_files(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "writing the job's temporary files", stop, move || {
             let written = context.variables.write_files(&context.temp_dir, &context.extraction.root_kind);
-            written.map_err(Failure::io("cannot write the job's temporary files"))
+            written.map_err(Failure::io("failed to write the job's temporary files"))
         })
         .await
     }
 
     /// Empties the job's temporary directory.
-    pub(crate) async fn clear_files(&self, stop: &Stop) -> Result<(), Failure> {
+    pub(crate) async fn clear_files(&self, stop: &StopToken) -> Result<(), Failure> {
         let temp_dir = self.temp_dir.clone();
         blocking(self, "removing the job's temporary files", stop, move || {
-            Variables::clear_files(&temp_dir).map_err(Failure::io("cannot remove the job's temporary files"))
+            Variables::clear_files(&temp_dir).map_err(Failure::io("failed to remove the job's temporary files"))
         })
         .await
     }
@@ -192,7 +192,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Failure::System`], also if the path contains a symbolic link that a job could have created.
-    pub(crate) async fn create_project_dir(&self, stop: &Stop) -> Result<(), Failure> {
+    pub(crate) async fn create_project_dir(&self, stop: &StopToken) -> Result<(), Failure> {
         let extraction = self.extraction.clone();
         blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
     }
@@ -201,12 +201,12 @@ impl Context {
     ///
     /// # Errors
     /// [`Failure::System`] if the URL or a certificate is invalid.
-    pub(crate) async fn client(&self, stop: &Stop) -> Result<Client, Failure> {
+    pub(crate) async fn client(&self, stop: &StopToken) -> Result<Client, Failure> {
         let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
         let tls = &self.coordinator.tls;
         let tls = TlsFiles { ca: file(&tls.ca), certificate: file(&tls.certificate), key: file(&tls.key) };
         let (shared, url) = (Arc::clone(&self.shared), self.coordinator.url.clone());
-        let failed = |error| Failure::System(format!("cannot reach the coordinator: {error}"));
+        let failed = |error| Failure::System(format!("failed to reach the coordinator: {error}"));
         blocking(self, "reading the coordinator's certificates", stop, move || {
             shared.client(&url, &tls).map_err(failed)
         })
@@ -223,10 +223,10 @@ impl Context {
     ///
     /// # Errors
     /// The command could not be started, was stopped, or had another exit status than 0.
-    pub(crate) async fn wait(&self, command: Command, stop: &Stop) -> Result<(), Failure> {
+    pub(crate) async fn wait(&self, command: Command, stop: &StopToken) -> Result<(), Failure> {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
-            Ended::Exited(status) => Failure::of_status(status).map_or(Ok(()), Err),
-            Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
+            ProcessEnd::Exited(status) => Failure::from_status(status).map_or(Ok(()), Err),
+            ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
         }
     }
 }
@@ -260,7 +260,7 @@ impl engine::Job for Context {
         self.variables.set("CI_JOB_STATUS", status);
     }
 
-    fn delegated(&self, project_dir: &Path, steps: &[Step]) -> Result<RunRequest, Failure> {
+    fn delegate_request(&self, project_dir: &Path, steps: &[Step]) -> Result<RunRequest, Failure> {
         let project_dir = project_dir.to_string_lossy().into_owned();
         let plan = JobPlan {
             builds_dir: project_dir.clone(),
@@ -275,43 +275,43 @@ impl engine::Job for Context {
             share: None,
             ..self.plan.clone()
         };
-        let steps = job_steps(&plan).map_err(|error| Failure::System(format!("cannot write a plan: {error}")))?;
-        let job = Job { variables: self.variables.handed_on(), build_dir: project_dir };
-        Ok(RunRequest { id: DELEGATED.to_owned(), steps, job: Some(job), ..RunRequest::default() })
+        let steps = job_steps(&plan).map_err(|error| Failure::System(format!("failed to write a plan: {error}")))?;
+        let job = Job { variables: self.variables.current(), build_dir: project_dir };
+        Ok(RunRequest { id: DELEGATED_JOB_ID.to_owned(), steps, job: Some(job), ..RunRequest::default() })
     }
 
     /// Recreates missing temporary files of the job, and reads the variables that earlier steps wrote to `GITLAB_ENV`.
-    async fn begin_step(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
+    async fn begin_step(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "preparing the step", stop, move || {
             let Self { variables, temp_dir, extraction, .. } = &*context;
             // A symbolic link in place of the directory must not be followed, so the file is read relative to it.
-            variables.read_passed_on(temp_dir)?;
+            variables.read_gitlab_env(temp_dir)?;
             let restored = variables.restore_files(temp_dir, &extraction.root_kind);
-            restored.map_err(Failure::io("cannot bring back the job's temporary files"))
+            restored.map_err(Failure::io("failed to restore the temporary files of the job"))
         })
         .await
     }
 
     /// Records the start of the user's code in the spool. Fails if that is not possible, or if the job is stopped first.
-    async fn user_code_starts(&self, stop: &Stop) -> Result<(), Failure> {
+    async fn user_code_starts(&self, stop: &StopToken) -> Result<(), Failure> {
         let mut started = self.user_code_started.lock().await;
         if *started {
             return Ok(());
         }
-        let told = tokio::select! {
+        let recorded = tokio::select! {
             biased;
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-            told = (self.on_user_code)() => told,
+            recorded = (self.on_user_code)() => recorded,
         };
-        told.map_err(Failure::io("cannot record the start of the script in the spool"))?;
+        recorded.map_err(Failure::io("failed to record the start of the script in the spool"))?;
         *started = true;
         Ok(())
     }
 }
 
 #[async_trait]
-impl Site for Context {
+impl TransferContext for Context {
     fn root(&self) -> &Path {
         &self.project_dir
     }
@@ -328,16 +328,16 @@ impl Site for Context {
         Context::environment(self)
     }
 
-    fn tell(&self, tone: Tone, line: &str) {
-        match tone {
-            Tone::Plain => self.say(&format!("{line}\n")),
-            Tone::Notice => self.say(&style::info(line)),
-            Tone::Warning => self.say(&style::warning(line)),
-            Tone::Error => self.say(&style::error(line)),
+    fn report(&self, level: MessageLevel, line: &str) {
+        match level {
+            MessageLevel::Plain => self.print(&format!("{line}\n")),
+            MessageLevel::Notice => self.print(&style::info(line)),
+            MessageLevel::Warning => self.print(&style::warning(line)),
+            MessageLevel::Error => self.print(&style::error(line)),
         }
     }
 
-    async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure> {
+    async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure> {
         let command = Command {
             program: "git".into(),
             args: args.iter().map(Into::into).collect(),
@@ -347,8 +347,8 @@ impl Site for Context {
             stdout: Some(out),
         };
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
-            Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
-            Ended::Exited(status) => Ok(status.success()),
+            ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
+            ProcessEnd::Exited(status) => Ok(status.success()),
         }
     }
 }

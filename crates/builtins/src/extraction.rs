@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use cap_std::fs::Dir;
 use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_root};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 /// Source of the limits of an extraction. The error about an exceeded limit names the setting that raises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl Extraction {
     ///
     /// # Errors
     /// [`Failure::Step`] if the archive is invalid, [`Failure::System`] if the machine failed, [`Failure::Stopped`] if it was stopped.
-    pub fn run(&self, mut archive: File, stop: &Stop) -> Result<LeftOut, Failure> {
+    pub fn run(&self, mut archive: File, stop: &StopToken) -> Result<LeftOut, Failure> {
         let mut head = [0; 4];
         let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
-        let length = length.map_err(Failure::io("cannot read the archive"))?;
+        let length = length.map_err(Failure::io("failed to read the archive"))?;
         // Like gitlab-runner, assume zip if the format is unknown.
         let format = Format::from_magic(head.get(..length).unwrap_or_default()).unwrap_or(Format::Zip);
         if format == Format::TarGzip {
-            return Err(Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned()));
+            return Err(Failure::Step("the archive is a gzip file, which is not supported".to_owned()));
         }
         let root = self.open_root()?;
         let unpacked = muster_archive::unpack(archive, &root, &self.limits, format, &|| stop.cause().is_some());
@@ -66,8 +66,9 @@ impl Extraction {
     /// # Errors
     /// [`Failure::System`].
     pub(crate) fn open_root(&self) -> Result<Dir, Failure> {
-        create_root(&self.root, &self.root_kind)
-            .map_err(|error| Failure::System(format!("cannot use the directory `{}`: {error}", self.root.display())))
+        create_root(&self.root, &self.root_kind).map_err(|error| {
+            Failure::System(format!("failed to open the directory `{}`: {error}", self.root.display()))
+        })
     }
 
     /// Creates the parent directory of [`Extraction::root`], with the checks of [`Extraction::open_root`].
@@ -75,11 +76,11 @@ impl Extraction {
     /// # Errors
     /// [`Failure::System`].
     pub(crate) fn create_parent(&self) -> Result<(), Failure> {
-        let Some(above) = self.root.parent() else { return Ok(()) };
-        Self { root: above.to_owned(), ..self.clone() }.open_root().map(drop)
+        let Some(parent) = self.root.parent() else { return Ok(()) };
+        Self { root: parent.to_owned(), ..self.clone() }.open_root().map(drop)
     }
 
-    fn failure(&self, error: &UnpackError, stop: &Stop) -> Failure {
+    fn failure(&self, error: &UnpackError, stop: &StopToken) -> Failure {
         if let Some(cause) = stop.cause() {
             return Failure::Stopped(cause);
         }
@@ -101,9 +102,9 @@ impl Extraction {
             Limit::HeaderBytes => "max_header_bytes",
         };
         match self.limits_from {
-            LimitsFrom::Config => format!("; `{key}` of [runners.unpack] in config.toml raises the limit"),
-            LimitsFrom::CiConfig => format!("; `{key}` of [unpack] in ci.toml raises the limit"),
-            LimitsFrom::Flags => format!("; --{} raises the limit", key.replace('_', "-")),
+            LimitsFrom::Config => format!("; to raise the limit, set `{key}` of [runners.unpack] in config.toml"),
+            LimitsFrom::CiConfig => format!("; to raise the limit, set `{key}` of [unpack] in ci.toml"),
+            LimitsFrom::Flags => format!("; to raise the limit, set --{}", key.replace('_', "-")),
             LimitsFrom::Defaults => String::new(),
         }
     }

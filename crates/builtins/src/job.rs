@@ -13,21 +13,21 @@ use muster_agent_api::plan::JobPlan;
 use muster_agent_api::result::{Outcome, ResourceUsage, StepNode};
 use muster_job::{FailureReason, TerminationCause};
 use muster_steps::builtin::Step;
-use muster_steps::engine::{Began, Brakes, Engine, Ran};
+use muster_steps::engine::{Engine, JobCancellation, StartTime, StepsResult};
 use muster_steps::failure::Failure;
-use muster_steps::stop::{Stop, reached};
+use muster_steps::stop::{StopToken, wait_until};
 use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::share::{self, Sharing};
+use crate::share::{self, JobResources};
 
 /// Maximum time to remove the job's temporary files. Only a file system that does not respond takes longer.
-const END_LIMIT: Duration = Duration::from_secs(300);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Result of a job whose trace is closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobEnd {
+pub struct JobOutcome {
     /// Success or failure.
     pub outcome: Outcome,
     /// Message of the failure, as in the last line of the trace. Empty for success.
@@ -39,62 +39,67 @@ pub struct JobEnd {
 }
 
 /// Executes the steps of a job. When this returns, all processes of the job have ended and its trace is closed.
-pub async fn run(context: Arc<Context>, plan: &JobPlan, steps: &[Step<Context>], brakes: &Brakes) -> JobEnd {
-    let began = Began::now();
-    context.say(&opening(plan));
-    let engine = Engine::new(Arc::clone(&context), plan, began);
-    let (sharing, prepared) = prepare(&context, plan, brakes, engine.deadline()).await;
-    let Ran { failure, nodes } = match prepared {
-        Ok(()) => engine.run(steps, brakes).await,
-        Err(failure) => Ran { failure: Some(failure), nodes: Vec::new() },
+pub async fn run(
+    context: Arc<Context>,
+    plan: &JobPlan,
+    steps: &[Step<Context>],
+    cancellation: &JobCancellation,
+) -> JobOutcome {
+    let start = StartTime::now();
+    context.print(&opening(plan));
+    let engine = Engine::new(Arc::clone(&context), plan, start);
+    let (resources, prepared) = prepare(&context, plan, cancellation, engine.deadline()).await;
+    let StepsResult { failure, nodes } = match prepared {
+        Ok(()) => engine.run(steps, cancellation).await,
+        Err(failure) => StepsResult { failure: Some(failure), nodes: Vec::new() },
     };
     context.processes.finish(context.grace).await;
-    let mut used = share::used(&context.processes, began.elapsed());
-    if let Some(sharing) = sharing {
-        sharing.end(&context, &mut used).await;
+    let mut used = share::usage(&context.processes, start.elapsed());
+    if let Some(resources) = resources {
+        resources.end(&context, &mut used).await;
     }
-    let end = brakes.stop.child();
-    let limit = Instant::now().checked_add(END_LIMIT);
-    let cleared = end.ended_by(reached(limit), TerminationCause::TimedOut, context.clear_files(&end));
+    let end = cancellation.stop.child();
+    let limit = Instant::now().checked_add(CLEANUP_TIMEOUT);
+    let cleared = end.stop_on(wait_until(limit), TerminationCause::TimedOut, context.clear_files(&end));
     if let Err(failure @ Failure::System(_)) = cleared.await {
-        context.say(&style::warning(&failure.to_string()));
+        context.print(&style::warning(&failure.to_string()));
     }
     let last = if plan.bare { String::new() } else { last_line(failure.as_ref()) };
     context.trace.close(last.as_bytes());
-    let tree = began.node("job", failure.as_ref().into(), nodes);
-    JobEnd { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
+    let tree = start.node("job", failure.as_ref().into(), nodes);
+    JobOutcome { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
 
 /// Prepares the job before its first step: its share of the machine, its sticky context and its temporary files.
 async fn prepare(
     context: &Arc<Context>,
     plan: &JobPlan,
-    brakes: &Brakes,
+    cancellation: &JobCancellation,
     deadline: Option<Instant>,
-) -> (Option<Sharing>, Result<(), Failure>) {
-    let stop = brakes.stop.child();
+) -> (Option<JobResources>, Result<(), Failure>) {
+    let stop = cancellation.stop.child();
     let work = async {
-        let sharing = match &plan.share {
-            Some(share) => Some(Sharing::begin(context, share, &stop).await),
+        let resources = match &plan.share {
+            Some(share) => Some(JobResources::begin(context, share, &stop).await),
             None => None,
         };
-        let made = if plan.bare { make_work_dir(context, &stop).await } else { Ok(()) };
-        let prepared = match made {
+        let created = if plan.bare { create_work_dir(context, &stop).await } else { Ok(()) };
+        let prepared = match created {
             Ok(()) => context.write_files(&stop).await,
             failed => failed,
         };
-        (sharing, prepared)
+        (resources, prepared)
     };
-    let work = stop.ended_by(reached(deadline), TerminationCause::TimedOut, work);
-    stop.ended_by(brakes.cancel.cancelled(), TerminationCause::CanceledByUser, work).await
+    let work = stop.stop_on(wait_until(deadline), TerminationCause::TimedOut, work);
+    stop.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, work).await
 }
 
 /// Creates the project directory of a job that has no checkout step.
-async fn make_work_dir(context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.map_err(Failure::io("cannot create the job's directory"))
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        created.map_err(Failure::io("failed to create the job's directory"))
     })
     .await
 }

@@ -18,10 +18,10 @@ mod prepare;
 mod removal;
 mod script;
 pub mod share;
-mod site;
 mod sticky;
 mod templates;
 pub mod trace;
+mod transfer;
 mod trash;
 mod variables;
 
@@ -30,15 +30,15 @@ use muster_agent_api::builtin::{
 };
 use muster_steps::builtin::Registry;
 
-pub use context::{Context, OnUserCode, Shared};
+pub use context::{AgentResources, Context, OnUserCode};
 pub use extraction::{Extraction, LimitsFrom};
 pub use files::extract::extract;
 pub use files::format::{Format, Level};
-pub use files::select::Wanted;
-pub use site::{Meter, Site, Tone};
+pub use files::select::FileSelection;
 pub use templates::Templates;
+pub use transfer::{MessageLevel, Meter, TransferContext};
 pub use trash::Trash;
-pub use variables::{JobVariable, Resolved, Variables};
+pub use variables::{JobVariable, ResolvedVariable, Variables};
 
 /// Returns the built-in steps.
 #[must_use]
@@ -52,5 +52,5 @@ pub fn registry() -> Registry<Context> {
         .with::<ArtifactsDownload>()
         .with::<ArtifactsUploads>()
         .with::<Cleanup>()
-        .with_place::<AgentProcess>()
+        .with_target::<AgentProcess>()
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use muster_agent_api::builtin::Prepare;
 use muster_steps::builtin::{Builtin, Role};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use crate::context::Context;
@@ -17,10 +17,10 @@ impl Builtin<Context> for Prepare {
         Role::Prepare
     }
 
-    async fn run(&self, context: &Arc<Context>, _: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, _: &StopToken) -> Result<(), Failure> {
         let lines = self.lines.iter().map(|line| style::plain(line));
         let echoed = self.echoed.iter().map(|line| format!("{line}\n"));
-        context.say(&lines.chain(echoed).collect::<String>());
+        context.print(&lines.chain(echoed).collect::<String>());
         Ok(())
     }
 }

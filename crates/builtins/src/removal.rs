@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_without_permissions_is_removed() {
+    fn read_only_directory_is_removed() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");
@@ -32,7 +32,7 @@ mod tests {
 
     /// The tree is deeper than a recursive removal could go on this stack.
     #[test]
-    fn a_tree_of_any_depth_is_removed_on_a_small_stack() {
+    fn deep_directory_is_removed_on_small_stack() {
         use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");

@@ -6,64 +6,66 @@ use std::time::Duration;
 use muster_agent_api::builtin::ResourceShare;
 use muster_agent_api::result::ResourceUsage;
 use muster_job::milliseconds;
-use muster_steps::process::{Processes, Stalled};
-use muster_steps::stop::Stop;
+use muster_steps::process::{PressureStall, Processes};
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use crate::context::Context;
-use crate::sticky::Sticky;
+use crate::sticky::StickyDir;
 
 /// Variable with the path of the job's sticky context.
 pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";
 
 /// Maximum time that the end of a job waits for the removal of old sticky contexts.
-const CLOSE_LIMIT: Duration = Duration::from_secs(300);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Sticky context of a running job, and the measurement of its resource usage.
 #[derive(Debug)]
-pub(crate) struct Sharing {
-    stalled: Stalled,
+pub(crate) struct JobResources {
+    stalled: PressureStall,
     measure: bool,
-    sticky: Option<Sticky>,
+    sticky: Option<StickyDir>,
 }
 
 /// Gives the job's processes their share of the machine. Returns the reason if the system does not permit it.
 #[must_use]
-pub fn give(processes: &mut Processes, share: &ResourceShare) -> Option<String> {
+pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<String> {
     if share.cgroup.is_empty() {
         return None;
     }
-    let wanted = muster_steps::process::Share {
+    let slot_share = muster_steps::process::SlotShare {
         cgroup: share.cgroup.clone(),
         slots: share.slots,
         memory_bytes: share.memory_bytes,
     };
-    processes.share(&wanted).inspect_err(|error| tracing::warn!(error, "a job runs without its share")).err()
+    let error = processes.apply_share(&slot_share).err()?;
+    tracing::warn!(%error, "failed to give a job its share of the machine, running it without");
+    Some(error.to_string())
 }
 
-impl Sharing {
+impl JobResources {
     /// Opens the sticky context and starts measuring. If the context cannot be opened, prints a warning; the job runs without it.
-    pub(crate) async fn begin(context: &Context, share: &ResourceShare, stop: &Stop) -> Self {
-        let mut sharing = Self { stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
-        let Some(wanted) = share.context.clone() else { return sharing };
+    pub(crate) async fn begin(context: &Context, share: &ResourceShare, stop: &StopToken) -> Self {
+        let mut resources = Self { stalled: PressureStall::of_machine(), measure: share.measure, sticky: None };
+        let Some(settings) = share.context.clone() else { return resources };
         let opened = tokio::select! {
             biased;
-            opened = Sticky::open(wanted) => opened,
-            _ = stop.stopped() => Err(io::Error::other("the job is stopped")),
+            opened = StickyDir::open(settings) => opened,
+            _ = stop.stopped() => Err(io::Error::other("the job was stopped")),
         };
         match opened {
             Ok(sticky) => {
                 context.variables.set(CONTEXT_DIR, &sticky.dir().to_string_lossy());
-                context.say(&style::plain(&sticky.words()));
-                sharing.sticky = Some(sticky);
+                context.print(&style::plain(&sticky.description()));
+                resources.sticky = Some(sticky);
             }
             Err(error) => {
-                context.say(&style::warning(&format!(
+                context.print(&style::warning(&format!(
                     "The job has no sticky context, and {CONTEXT_DIR} is not set: {error}"
                 )));
             }
         }
-        sharing
+        resources
     }
 
     /// Closes the sticky context, and adds the times that the job waited for resources to `used`.
@@ -71,21 +73,21 @@ impl Sharing {
     /// All processes of the job must have ended.
     pub(crate) async fn end(self, context: &Context, used: &mut ResourceUsage) {
         if let Some(sticky) = self.sticky {
-            match tokio::time::timeout(CLOSE_LIMIT, tokio::task::spawn_blocking(move || sticky.close())).await {
+            match tokio::time::timeout(CLEANUP_TIMEOUT, tokio::task::spawn_blocking(move || sticky.close())).await {
                 Ok(removed) => {
-                    removed.unwrap_or_default().iter().for_each(|line| context.say(&style::warning(line)));
+                    removed.unwrap_or_default().iter().for_each(|line| context.print(&style::warning(line)));
                 }
-                Err(_) => context.say(&style::warning(
-                    "removing old sticky contexts takes long, and goes on after the job; check the file system that they are on",
+                Err(_) => context.print(&style::warning(
+                    "removing old sticky contexts takes too long and continues after the job; check their file system",
                 )),
             }
         }
         if !self.measure {
             return;
         }
-        let counted = context.processes.counted();
-        let around = Stalled::of_machine().since(self.stalled);
-        let stalled = if counted.stalled == Stalled::default() { around } else { counted.stalled };
+        let counters = context.processes.usage_counters();
+        let machine = PressureStall::of_machine().since(self.stalled);
+        let stalled = if counters.stalled == PressureStall::default() { machine } else { counters.stalled };
         used.cpu_stalled_ms = stalled.cpu.map(milliseconds);
         used.memory_stalled_ms = stalled.memory.map(milliseconds);
         used.io_stalled_ms = stalled.io.map(milliseconds);
@@ -93,13 +95,13 @@ impl Sharing {
 }
 
 /// Returns the resource usage of a job that took `wall`. All its processes must have ended.
-pub(crate) fn used(processes: &Processes, wall: Duration) -> ResourceUsage {
-    let counted = processes.counted();
+pub(crate) fn usage(processes: &Processes, wall: Duration) -> ResourceUsage {
+    let counters = processes.usage_counters();
     ResourceUsage {
         wall_ms: milliseconds(wall),
-        cpu_ms: counted.cpu.map(milliseconds),
-        memory_bytes: counted.memory_bytes,
-        counted_by_process: counted.by_processes,
+        cpu_ms: counters.cpu.map(milliseconds),
+        memory_bytes: counters.memory_bytes,
+        counted_by_process: counters.by_processes,
         ..ResourceUsage::default()
     }
 }

@@ -21,16 +21,16 @@ use tokio::time::Instant;
 
 use crate::removal::remove_tree;
 
-const LOCK: &str = ".lock";
+const LOCK_SUFFIX: &str = ".lock";
 /// Maximum time to wait for the lock of a context that is being removed.
-const LOCK_WAIT: Duration = Duration::from_secs(30);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between two attempts to take the lock. The system can notify only a process that blocks.
-const LOCK_POLL: Duration = Duration::from_millis(50);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Sticky context in use by a job.
 #[derive(Debug)]
-pub(crate) struct Sticky {
-    wanted: StickyContext,
+pub(crate) struct StickyDir {
+    settings: StickyContext,
     dir: PathBuf,
     /// Lock file. Dropping it releases the lock.
     lock: File,
@@ -38,33 +38,36 @@ pub(crate) struct Sticky {
     last: Option<SystemTime>,
 }
 
-impl Sticky {
+impl StickyDir {
     /// Opens the context of a job, and creates it if it does not exist.
     ///
     /// # Errors
-    /// The error of the system, and [`io::ErrorKind::TimedOut`] if a process holds the lock for longer than [`LOCK_WAIT`].
-    pub(crate) async fn open(wanted: StickyContext) -> io::Result<Self> {
-        if !is_segment(&wanted.name) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name", wanted.name)));
+    /// The error of the system, and [`io::ErrorKind::TimedOut`] if a process holds the lock for longer than [`LOCK_TIMEOUT`].
+    pub(crate) async fn open(settings: StickyContext) -> io::Result<Self> {
+        if !is_valid_name(&settings.name) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("`{}` is not a valid name of a sticky context", settings.name),
+            ));
         }
-        let lock = shared_lock(Path::new(&wanted.root), &wanted.name).await?;
-        blocking(move || Self::locked(wanted, lock)).await
+        let lock = shared_lock(Path::new(&settings.root), &settings.name).await?;
+        blocking(move || Self::locked(settings, lock)).await
     }
 
-    fn locked(wanted: StickyContext, lock: File) -> io::Result<Self> {
-        let dir = Path::new(&wanted.root).join(&wanted.name);
+    fn locked(settings: StickyContext, lock: File) -> io::Result<Self> {
+        let dir = Path::new(&settings.root).join(&settings.name);
         // A symbolic link could lead out of the root.
-        let there = fs::symlink_metadata(&dir).ok();
-        if there.as_ref().is_some_and(|metadata| !metadata.is_dir()) {
+        let found = fs::symlink_metadata(&dir).ok();
+        if found.as_ref().is_some_and(|metadata| !metadata.is_dir()) {
             fs::remove_file(&dir)?;
         }
         let last =
-            if there.is_some_and(|metadata| metadata.is_dir()) { lock.metadata()?.modified().ok() } else { None };
+            if found.is_some_and(|metadata| metadata.is_dir()) { lock.metadata()?.modified().ok() } else { None };
         if last.is_none() {
             DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         }
         lock.set_modified(SystemTime::now())?;
-        Ok(Self { wanted, dir, lock, last })
+        Ok(Self { settings, dir, lock, last })
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -72,44 +75,44 @@ impl Sticky {
     }
 
     /// Returns the line for the trace.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         match self.last {
-            None => "Sticky context: a new one".to_owned(),
+            None => "Sticky context: new".to_owned(),
             Some(last) => {
                 let ago = SystemTime::now().duration_since(last).unwrap_or_default();
-                format!("Sticky context: from earlier jobs here, last used {} ago", in_words(ago))
+                format!("Sticky context: from earlier jobs here, last used {} ago", human_readable(ago))
             }
         }
     }
 
     /// Releases the context, and removes contexts that exceed the limits. Returns warnings for the trace.
     pub(crate) fn close(self) -> Vec<String> {
-        let Self { wanted, lock, .. } = self;
+        let Self { settings, lock, .. } = self;
         if let Err(error) = lock.set_modified(SystemTime::now()) {
-            tracing::warn!(%error, name = wanted.name, "the use of a sticky context is not noted");
+            tracing::warn!(%error, name = settings.name, "failed to record the use of a sticky context");
         }
         drop(lock);
-        evict(&wanted, SystemTime::now())
+        evict(&settings, SystemTime::now())
     }
 }
 
 /// Removes contexts that are too old, then the least recently used ones until the rest is small enough.
 fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     let root = Path::new(&limits.root);
-    let mut kept: Vec<(SystemTime, String, u64)> = Vec::new();
-    for (name, last) in names(root) {
+    let mut remaining: Vec<(SystemTime, String, u64)> = Vec::new();
+    for (name, last) in contexts(root) {
         let age = now.duration_since(last).unwrap_or_default();
         if limits.max_age_s > 0 && age > Duration::from_secs(limits.max_age_s) && remove(root, &name) {
-            tracing::info!(name, age_s = age.as_secs(), "a sticky context was not used for too long");
+            tracing::info!(name, age_s = age.as_secs(), "sticky context removed because it was not used for too long");
             continue;
         }
-        let bytes = if limits.max_size_bytes > 0 { size(&root.join(&name)) } else { 0 };
-        kept.push((last, name, bytes));
+        let bytes = if limits.max_size_bytes > 0 { disk_usage(&root.join(&name)) } else { 0 };
+        remaining.push((last, name, bytes));
     }
-    kept.sort();
-    let mut total: u64 = kept.iter().map(|(.., bytes)| bytes).sum();
-    let mut told = Vec::new();
-    for (_, name, bytes) in kept {
+    remaining.sort();
+    let mut total: u64 = remaining.iter().map(|(.., bytes)| bytes).sum();
+    let mut warnings = Vec::new();
+    for (_, name, bytes) in remaining {
         if limits.max_size_bytes == 0 || total <= limits.max_size_bytes {
             break;
         }
@@ -117,22 +120,22 @@ fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
             continue;
         }
         total = total.saturating_sub(bytes);
-        tracing::info!(name, bytes, "a sticky context was removed: there were too many bytes");
+        tracing::info!(name, bytes, "sticky context removed because the contexts were too large");
         if name == limits.name {
-            told.push(format!(
-                "The sticky context was removed: its {} MiB are more than the {} MiB that all may have together.",
+            warnings.push(format!(
+                "The sticky context was removed: its {} MiB exceed the limit of {} MiB for all contexts.",
                 bytes >> 20,
                 limits.max_size_bytes >> 20
             ));
         }
     }
-    told
+    warnings
 }
 
 /// Returns the names of the contexts, and when each was used last.
-fn names(root: &Path) -> Vec<(String, SystemTime)> {
+fn contexts(root: &Path) -> Vec<(String, SystemTime)> {
     let named = |entry: fs::DirEntry| {
-        let name = entry.file_name().to_str()?.strip_suffix(LOCK)?.to_owned();
+        let name = entry.file_name().to_str()?.strip_suffix(LOCK_SUFFIX)?.to_owned();
         Some((name, entry.metadata().ok()?.modified().ok()?))
     };
     fs::read_dir(root).into_iter().flatten().flatten().filter_map(named).collect()
@@ -143,13 +146,13 @@ fn remove(root: &Path, name: &str) -> bool {
     let removed = lock_file(root, name).and_then(|lock| {
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         remove_tree(&root.join(name))?;
-        fs::remove_file(root.join(format!("{name}{LOCK}")))
+        fs::remove_file(root.join(format!("{name}{LOCK_SUFFIX}")))
     });
     match removed {
         Ok(()) => true,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
         Err(error) => {
-            tracing::warn!(%error, name, "a sticky context cannot be removed");
+            tracing::warn!(%error, name, "failed to remove a sticky context");
             false
         }
     }
@@ -160,19 +163,21 @@ fn remove(root: &Path, name: &str) -> bool {
 /// Muster takes the lock exclusively only for as long as it removes the context. A process that holds it for longer was started by a
 /// job, and must not delay other jobs.
 async fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
-    let deadline = Instant::now() + LOCK_WAIT;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
-        let (at, own) = (root.to_owned(), name.to_owned());
-        if let Some(lock) = blocking(move || try_shared_lock(&at, &own)).await? {
+        let (root_path, context) = (root.to_owned(), name.to_owned());
+        if let Some(lock) = blocking(move || try_shared_lock(&root_path, &context)).await? {
             return Ok(lock);
         }
         if Instant::now() >= deadline {
-            let (path, wait) = (root.join(format!("{name}{LOCK}")), LOCK_WAIT.as_secs());
-            let message =
-                format!("another process has held `{}` for {wait} s; `fuser` shows which one, end it", path.display());
+            let (path, wait) = (root.join(format!("{name}{LOCK_SUFFIX}")), LOCK_TIMEOUT.as_secs());
+            let message = format!(
+                "another process has held `{}` for {wait} s; run `fuser` to find the process and end it",
+                path.display()
+            );
             return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
-        tokio::time::sleep(LOCK_POLL).await;
+        tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
 }
 
@@ -184,8 +189,8 @@ fn try_shared_lock(root: &Path, name: &str) -> io::Result<Option<File>> {
         Err(Errno::WOULDBLOCK) => return Ok(None),
         locked => locked?,
     }
-    let there = fs::symlink_metadata(root.join(format!("{name}{LOCK}")));
-    let is_same = there.is_ok_and(|there| lock.metadata().is_ok_and(|own| own.ino() == there.ino()));
+    let found = fs::symlink_metadata(root.join(format!("{name}{LOCK_SUFFIX}")));
+    let is_same = found.is_ok_and(|found| lock.metadata().is_ok_and(|own| own.ino() == found.ino()));
     Ok(is_same.then_some(lock))
 }
 
@@ -194,26 +199,26 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
 }
 
 fn lock_file(root: &Path, name: &str) -> io::Result<File> {
-    let path = root.join(format!("{name}{LOCK}"));
+    let path = root.join(format!("{name}{LOCK_SUFFIX}"));
     let mut options = OpenOptions::new();
     Ok(muster_files::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path)?)
 }
 
 /// Returns the disk space that the files in a directory use, in bytes.
-fn size(dir: &Path) -> u64 {
+fn disk_usage(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.fold(0, |sum, entry| {
         let Ok(metadata) = entry.metadata() else { return sum };
-        let below = if metadata.is_dir() { size(&entry.path()) } else { 0 };
-        sum + metadata.blocks() * 512 + below
+        let inner = if metadata.is_dir() { disk_usage(&entry.path()) } else { 0 };
+        sum + metadata.blocks() * 512 + inner
     })
 }
 
-fn is_segment(name: &str) -> bool {
+fn is_valid_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-fn in_words(duration: Duration) -> String {
+fn human_readable(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),
         seconds @ 60..3600 => format!("{} min", seconds / 60),
@@ -226,7 +231,7 @@ fn in_words(duration: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn wanted(root: &Path, name: &str) -> StickyContext {
+    fn settings(root: &Path, name: &str) -> StickyContext {
         StickyContext {
             root: root.to_string_lossy().into_owned(),
             name: name.to_owned(),
@@ -235,119 +240,119 @@ mod tests {
         }
     }
 
-    fn fill(sticky: &Sticky, kib: usize) {
+    fn fill(sticky: &StickyDir, kib: usize) {
         fs::write(sticky.dir().join("file"), vec![1; kib * 1024]).unwrap();
     }
 
-    fn used_ago(root: &Path, name: &str, seconds: u64) {
+    fn set_last_use(root: &Path, name: &str, seconds: u64) {
         let then = SystemTime::now() - Duration::from_secs(seconds);
         lock_file(root, name).unwrap().set_modified(then).unwrap();
     }
 
     #[tokio::test]
-    async fn a_fifo_in_the_place_of_a_lock_holds_up_nobody() {
+    async fn fifo_in_place_of_lock_does_not_block() {
         let root = tempfile::tempdir().unwrap();
         let lock = root.path().join("trapped.lock");
         rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let error = Sticky::open(wanted(root.path(), "trapped")).await.unwrap_err();
+        let error = StickyDir::open(settings(root.path(), "trapped")).await.unwrap_err();
         assert!(error.to_string().contains("it is a FIFO"), "{error}");
-        let limits = StickyContext { max_age_s: 1, ..wanted(root.path(), "other") };
+        let limits = StickyContext { max_age_s: 1, ..settings(root.path(), "other") };
         let then = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
         rustix::fs::utimensat(rustix::fs::CWD, &lock, &times, rustix::fs::AtFlags::empty()).unwrap();
-        Sticky::open(limits).await.unwrap().close();
+        StickyDir::open(limits).await.unwrap().close();
     }
 
     /// The clock is paused, so waiting for the lock takes no time.
     #[tokio::test(start_paused = true)]
-    async fn a_job_that_holds_the_lock_of_its_context_for_ever_fails_alone() {
+    async fn lock_held_by_job_delays_only_its_own_context() {
         let root = tempfile::tempdir().unwrap();
-        let mine = Sticky::open(wanted(root.path(), "mine")).await.unwrap();
+        let own = StickyDir::open(settings(root.path(), "mine")).await.unwrap();
         // A script can lock the file itself, because the job can write to the directory.
         let held = lock_file(root.path(), "mine").unwrap();
-        drop(mine);
+        drop(own);
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
-        let begun = Instant::now();
-        let error = Sticky::open(wanted(root.path(), "mine")).await.unwrap_err();
+        let start = Instant::now();
+        let error = StickyDir::open(settings(root.path(), "mine")).await.unwrap_err();
         let message = format!("another process has held `{}/mine.lock` for 30 s", root.path().display());
         assert!(error.to_string().starts_with(&message), "{error}");
-        assert_eq!((error.kind(), begun.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
-        let begun = Instant::now();
-        Sticky::open(wanted(root.path(), "other")).await.unwrap().close();
-        assert_eq!(begun.elapsed().as_secs(), 0);
+        assert_eq!((error.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+        let start = Instant::now();
+        StickyDir::open(settings(root.path(), "other")).await.unwrap().close();
+        assert_eq!(start.elapsed().as_secs(), 0);
         drop(held);
-        Sticky::open(wanted(root.path(), "mine")).await.unwrap();
+        StickyDir::open(settings(root.path(), "mine")).await.unwrap();
     }
 
     #[tokio::test]
-    async fn what_a_job_leaves_is_there_for_the_next_of_its_project_and_for_no_other() {
+    async fn context_is_shared_only_by_jobs_of_same_name() {
         let root = tempfile::tempdir().unwrap();
-        let first = Sticky::open(wanted(root.path(), "a-1-protected")).await.unwrap();
-        assert_eq!(first.words(), "Sticky context: a new one");
+        let first = StickyDir::open(settings(root.path(), "a-1-protected")).await.unwrap();
+        assert_eq!(first.description(), "Sticky context: new");
         fill(&first, 1);
         assert!(first.close().is_empty());
-        let next = Sticky::open(wanted(root.path(), "a-1-protected")).await.unwrap();
+        let next = StickyDir::open(settings(root.path(), "a-1-protected")).await.unwrap();
         assert!(
-            next.words().starts_with("Sticky context: from earlier jobs here, last used 0 s ago"),
+            next.description().starts_with("Sticky context: from earlier jobs here, last used 0 s ago"),
             "{}",
-            next.words()
+            next.description()
         );
         assert!(next.dir().join("file").exists());
         for other in ["a-1-unprotected", "a-2-protected", "b-1-protected"] {
-            let other = Sticky::open(wanted(root.path(), other)).await.unwrap();
+            let other = StickyDir::open(settings(root.path(), other)).await.unwrap();
             assert_eq!(fs::read_dir(other.dir()).unwrap().count(), 0);
             assert_ne!(other.dir(), next.dir());
         }
-        for odd in ["", "..", "a/b", "a.lock"] {
-            assert!(Sticky::open(wanted(root.path(), odd)).await.is_err(), "{odd}");
+        for invalid in ["", "..", "a/b", "a.lock"] {
+            assert!(StickyDir::open(settings(root.path(), invalid)).await.is_err(), "{invalid}");
         }
     }
 
     #[tokio::test]
-    async fn a_link_in_the_place_of_a_context_is_not_followed() {
+    async fn symlink_in_place_of_context_is_not_followed() {
         let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(elsewhere.path().join("secret"), "").unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), root.path().join("a-1-protected")).unwrap();
-        let sticky = Sticky::open(wanted(root.path(), "a-1-protected")).await.unwrap();
+        let sticky = StickyDir::open(settings(root.path(), "a-1-protected")).await.unwrap();
         assert_eq!(fs::read_dir(sticky.dir()).unwrap().count(), 0);
         assert!(elsewhere.path().join("secret").exists());
     }
 
     #[tokio::test]
-    async fn what_is_old_goes_and_what_a_job_has_stays() {
+    async fn old_context_is_removed_unless_in_use() {
         let root = tempfile::tempdir().unwrap();
-        let limits = |name: &str| StickyContext { max_age_s: 100, ..wanted(root.path(), name) };
+        let limits = |name: &str| StickyContext { max_age_s: 100, ..settings(root.path(), name) };
         for name in ["old", "young", "held"] {
-            Sticky::open(limits(name)).await.unwrap().close();
+            StickyDir::open(limits(name)).await.unwrap().close();
         }
-        let held = Sticky::open(limits("held")).await.unwrap();
+        let held = StickyDir::open(limits("held")).await.unwrap();
         for (name, age) in [("old", 101), ("young", 60), ("held", 1000)] {
-            used_ago(root.path(), name, age);
+            set_last_use(root.path(), name, age);
         }
-        Sticky::open(limits("young")).await.unwrap().close();
+        StickyDir::open(limits("young")).await.unwrap().close();
         assert!(!root.path().join("old").exists() && !root.path().join("old.lock").exists());
         assert!(root.path().join("young").exists() && held.dir().exists());
     }
 
     #[tokio::test]
-    async fn what_was_used_longest_ago_makes_room() {
+    async fn least_recently_used_context_is_removed_first() {
         let root = tempfile::tempdir().unwrap();
-        let limits = |name: &str| StickyContext { max_size_bytes: 1 << 20, ..wanted(root.path(), name) };
+        let limits = |name: &str| StickyContext { max_size_bytes: 1 << 20, ..settings(root.path(), name) };
         for (name, age) in [("one", 30), ("two", 20), ("three", 10)] {
-            let sticky = Sticky::open(limits(name)).await.unwrap();
+            let sticky = StickyDir::open(limits(name)).await.unwrap();
             fill(&sticky, 300);
             sticky.close();
-            used_ago(root.path(), name, age);
+            set_last_use(root.path(), name, age);
         }
-        let four = Sticky::open(limits("four")).await.unwrap();
+        let four = StickyDir::open(limits("four")).await.unwrap();
         fill(&four, 300);
         assert!(four.close().is_empty());
-        let left = |name: &str| root.path().join(name).exists();
-        assert_eq!(["one", "two", "three", "four"].map(left), [false, true, true, true]);
-        let large = Sticky::open(limits("large")).await.unwrap();
+        let exists = |name: &str| root.path().join(name).exists();
+        assert_eq!(["one", "two", "three", "four"].map(exists), [false, true, true, true]);
+        let large = StickyDir::open(limits("large")).await.unwrap();
         fill(&large, 2000);
-        let told = large.close();
-        assert!(told.len() == 1 && told[0].contains("more than the 1 MiB"), "{told:?}");
-        assert!(["one", "two", "three", "four", "large"].iter().all(|name| !left(name)));
+        let warnings = large.close();
+        assert!(warnings.len() == 1 && warnings[0].contains("exceed the limit of 1 MiB"), "{warnings:?}");
+        assert!(["one", "two", "three", "four", "large"].iter().all(|name| !exists(name)));
     }
 }

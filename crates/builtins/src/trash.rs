@@ -17,9 +17,9 @@ use rand::Rng;
 use crate::removal::remove_tree;
 
 /// Priority of the thread: below that of jobs, but high enough to make progress.
-const NICE: i32 = 10;
+const NICENESS: i32 = 10;
 /// Maximum number of attempts to move a leftover. The thread may remove the trash directory before a move.
-const TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 
 /// Removes leftovers in the background.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub struct Trash {
 #[derive(Debug)]
 struct Worker {
     /// Directories to remove. There are never more than there are workspaces.
-    work: Sender<PathBuf>,
+    queue: Sender<PathBuf>,
     thread: JoinHandle<()>,
 }
 
@@ -43,28 +43,28 @@ impl Trash {
         self.discard_from(path, path)
     }
 
-    /// Moves or removes `path`, which is `place` itself or inside it. It is moved to `<place>.trash`.
+    /// Moves or removes `path`, which is `base` itself or inside it. It is moved to `<base>.trash`.
     ///
     /// # Errors
     /// As for [`Trash::discard`].
-    pub(crate) fn discard_from(&self, path: &Path, place: &Path) -> io::Result<()> {
+    pub(crate) fn discard_from(&self, path: &Path, base: &Path) -> io::Result<()> {
         if matches!(fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound) {
             return Ok(());
         }
-        let mut bin = OsString::from(place);
-        bin.push(".trash");
-        let bin = PathBuf::from(bin);
-        for _ in 0..TRIES {
-            let moved = match fs::create_dir(&bin) {
+        let mut trash_dir = OsString::from(base);
+        trash_dir.push(".trash");
+        let trash_dir = PathBuf::from(trash_dir);
+        for _ in 0..MAX_ATTEMPTS {
+            let moved = match fs::create_dir(&trash_dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
                 // A job may have created a symbolic link here, which would move the leftovers elsewhere.
-                Err(_) if !fs::symlink_metadata(&bin).is_ok_and(|found| found.is_dir()) => {
-                    fs::remove_file(&bin).and(Err(io::ErrorKind::NotFound.into()))
+                Err(_) if !fs::symlink_metadata(&trash_dir).is_ok_and(|found| found.is_dir()) => {
+                    fs::remove_file(&trash_dir).and(Err(io::ErrorKind::NotFound.into()))
                 }
-                _ => fs::rename(path, bin.join(format!("{:016x}", rand::rng().random::<u64>()))),
+                _ => fs::rename(path, trash_dir.join(format!("{:016x}", rand::rng().random::<u64>()))),
             };
             match moved {
-                Ok(()) => return self.empty(bin),
+                Ok(()) => return self.remove_later(trash_dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // A mount point, for example, cannot be moved. Then the job has to wait for the removal.
                 Err(_) => break,
@@ -74,41 +74,41 @@ impl Trash {
     }
 
     /// Lets the thread remove the directory. If the thread cannot be started, removes it in the calling thread.
-    fn empty(&self, bin: PathBuf) -> io::Result<()> {
+    fn remove_later(&self, trash_dir: PathBuf) -> io::Result<()> {
         let mut worker = self.worker.lock();
         if worker.is_none() {
-            let (work, waiting) = channel();
-            let thread = Builder::new().name("trash".to_owned()).spawn(move || remove_all(&waiting));
-            *worker = thread.ok().map(|thread| Worker { work, thread });
+            let (queue, queued) = channel();
+            let thread = Builder::new().name("trash".to_owned()).spawn(move || remove_all(&queued));
+            *worker = thread.ok().map(|thread| Worker { queue, thread });
         }
-        match worker.as_ref().map(|worker| worker.work.send(bin.clone())) {
+        match worker.as_ref().map(|worker| worker.queue.send(trash_dir.clone())) {
             Some(Ok(())) => Ok(()),
-            _ => remove_tree(&bin),
+            _ => remove_tree(&trash_dir),
         }
     }
 
     /// Waits until everything is removed. Blocks.
     pub fn close(&self) {
         let worker = self.worker.lock().take();
-        if let Some(Worker { work, thread }) = worker {
-            drop(work);
+        if let Some(Worker { queue, thread }) = worker {
+            drop(queue);
             if thread.join().is_err() {
-                tracing::error!("a defect ended the removal of old workspaces");
+                tracing::error!("the thread that removes old workspaces panicked");
             }
         }
     }
 }
 
-fn remove_all(waiting: &Receiver<PathBuf>) {
+fn remove_all(queued: &Receiver<PathBuf>) {
     // On Linux this is the priority of the calling thread only.
-    if let Err(error) = rustix::process::nice(NICE) {
-        tracing::debug!(%error, "old workspaces are removed at the usual priority");
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::debug!(%error, "failed to lower the priority of the thread that removes old workspaces");
     }
-    for bin in waiting {
-        match remove_tree(&bin) {
+    for trash_dir in queued {
+        match remove_tree(&trash_dir) {
             // Another leftover was moved here meanwhile, and is next in the queue.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            Err(error) => tracing::warn!(%error, path = %bin.display(), "an old workspace cannot be removed"),
+            Err(error) => tracing::warn!(%error, path = %trash_dir.display(), "failed to remove an old workspace"),
             Ok(()) => {}
         }
     }
@@ -119,44 +119,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leftover_makes_room_at_once_and_is_gone_in_the_end() {
+    fn leftover_is_moved_at_once_and_removed_later() {
         let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("project");
+        let base = dir.path().join("project");
         let trash = Trash::default();
-        trash.discard(&place).unwrap();
+        trash.discard(&base).unwrap();
         for round in 0..20 {
-            fs::create_dir_all(place.join("a/b")).unwrap();
-            fs::write(place.join("a/b/file"), round.to_string()).unwrap();
-            trash.discard(&place).unwrap();
-            assert!(!place.exists());
+            fs::create_dir_all(base.join("a/b")).unwrap();
+            fs::write(base.join("a/b/file"), round.to_string()).unwrap();
+            trash.discard(&base).unwrap();
+            assert!(!base.exists());
         }
-        fs::write(&place, "a file").unwrap();
-        trash.discard(&place).unwrap();
+        fs::write(&base, "a file").unwrap();
+        trash.discard(&base).unwrap();
         trash.close();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn a_link_beside_a_leftover_does_not_lead_it_elsewhere() {
+    fn symlink_in_place_of_trash_dir_is_not_followed() {
         let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let place = dir.path().join("project");
-        fs::create_dir(&place).unwrap();
+        let base = dir.path().join("project");
+        fs::create_dir(&base).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("project.trash")).unwrap();
         let trash = Trash::default();
-        trash.discard(&place).unwrap();
+        trash.discard(&base).unwrap();
         trash.close();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_a_killed_agent_did_not_remove_goes_with_the_next() {
+    fn leftovers_of_killed_agent_are_removed_with_next() {
         let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("project");
+        let base = dir.path().join("project");
         fs::create_dir_all(dir.path().join("project.trash/old/tree")).unwrap();
-        fs::create_dir(&place).unwrap();
+        fs::create_dir(&base).unwrap();
         let trash = Trash::default();
-        trash.discard(&place).unwrap();
+        trash.discard(&base).unwrap();
         trash.close();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }

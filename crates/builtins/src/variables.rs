@@ -19,15 +19,15 @@ use crate::removal::remove_tree;
 /// Name of the file in the temporary directory in which a job passes variables to its later stages.
 const ENV_FILE: &str = "gitlab_runner_env";
 const ENV_FILE_LIMIT: Limit =
-    Limit { bytes: 4 * 1024 * 1024, remedy: "pass large values to later phases in files of the project" };
+    Limit { bytes: 4 * 1024 * 1024, remedy: "pass large values to later stages in files of the project" };
 /// Maximum size of an environment variable. The kernel permits up to 128 KiB; the script exports larger ones.
-const ENTRY_LIMIT: usize = 100 * 1024;
+const MAX_ENTRY_BYTES: usize = 100 * 1024;
 /// Maximum size of all variables. The kernel permits about 2 MiB for variables and arguments; the script exports the rest.
-const TOTAL_LIMIT: usize = 1024 * 1024;
+const MAX_TOTAL_BYTES: usize = 1024 * 1024;
 /// Permissions of the temporary directory.
-const DIRECTORY_MODE: u32 = 0o700;
+const TEMP_DIR_MODE: u32 = 0o700;
 
-/// Variable of a job. The manager has already expanded its value.
+/// Variable of a job. The manager has initial_length expanded its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobVariable {
     /// Name of the variable.
@@ -47,7 +47,7 @@ impl std::fmt::Debug for JobVariable {
 }
 
 /// Name of a variable and its value in the job.
-pub type Resolved<'a> = (Cow<'a, str>, Cow<'a, str>);
+pub type ResolvedVariable<'a> = (Cow<'a, str>, Cow<'a, str>);
 
 /// Variables of one job. If a name occurs more than once, the last one counts.
 #[derive(Debug)]
@@ -56,14 +56,14 @@ pub struct Variables {
     /// Variables that Muster sets while the job runs, such as `CI_JOB_STATUS`.
     changed: Mutex<HashMap<&'static str, String>>,
     /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
-    passed_on: Mutex<Vec<(String, String)>>,
+    from_gitlab_env: Mutex<Vec<(String, String)>>,
 }
 
 impl Variables {
     /// Returns the variables of a job, in the order of the payload.
     #[must_use]
     pub fn new(all: Vec<JobVariable>) -> Self {
-        Self { all, changed: Mutex::default(), passed_on: Mutex::default() }
+        Self { all, changed: Mutex::default(), from_gitlab_env: Mutex::default() }
     }
 
     /// Returns the value of a variable that is not a file variable.
@@ -84,20 +84,20 @@ impl Variables {
     }
 
     /// Returns the current variables, for a second agent that runs steps of the job.
-    pub(crate) fn handed_on(&self) -> Vec<Variable> {
+    pub(crate) fn current(&self) -> Vec<Variable> {
         let own = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
             value: variable.value.clone(),
             file: variable.file,
             masked: variable.masked,
         });
-        let passed_on = self.passed_on.lock();
-        let passed_on = passed_on.iter().map(|(key, value)| Variable {
+        let from_gitlab_env = self.from_gitlab_env.lock();
+        let from_gitlab_env = from_gitlab_env.iter().map(|(key, value)| Variable {
             key: key.clone(),
             value: value.clone(),
             ..Variable::default()
         });
-        own.chain(passed_on).collect()
+        own.chain(from_gitlab_env).collect()
     }
 
     /// Returns the values that must be masked.
@@ -112,12 +112,12 @@ impl Variables {
     /// # Errors
     /// A file cannot be written, or the name of a variable is not a valid file name.
     pub fn write_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
-        make_private(temp_dir, root)?;
-        remove_if_there(&temp_dir.join(ENV_FILE))?;
+        create_private_dir(temp_dir, root)?;
+        remove_if_exists(&temp_dir.join(ENV_FILE))?;
         for variable in self.files() {
-            let path = path_of(temp_dir, variable)?;
+            let path = checked_file_path(temp_dir, variable)?;
             // The file is recreated, so that its mode is right and no symbolic link is followed.
-            remove_if_there(&path)?;
+            remove_if_exists(&path)?;
             write_private(&path, &variable.value)?;
         }
         Ok(())
@@ -130,11 +130,11 @@ impl Variables {
     pub fn restore_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         let is_missing = |path: &Path| matches!(path.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
         if is_missing(temp_dir) {
-            make_private(temp_dir, root)?;
+            create_private_dir(temp_dir, root)?;
         }
         // If a name occurs more than once, the last one counts.
         for variable in self.files().rev() {
-            let path = path_of(temp_dir, variable)?;
+            let path = checked_file_path(temp_dir, variable)?;
             if is_missing(&path) {
                 write_private(&path, &variable.value)?;
             }
@@ -146,7 +146,7 @@ impl Variables {
     ///
     /// # Errors
     /// The file cannot be read. It is not an error if it does not exist.
-    pub fn read_passed_on(&self, temp_dir: &Path) -> Result<(), FileError> {
+    pub fn read_gitlab_env(&self, temp_dir: &Path) -> Result<(), FileError> {
         let path = temp_dir.join(ENV_FILE);
         let read = open_in(temp_dir, ENV_FILE).and_then(|file| read_open(file, &path, ENV_FILE_LIMIT));
         let bytes = match read {
@@ -155,7 +155,7 @@ impl Variables {
         };
         let text = String::from_utf8_lossy(&bytes);
         let lines = text.lines().filter_map(|line| line.split_once('='));
-        *self.passed_on.lock() = lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        *self.from_gitlab_env.lock() = lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         Ok(())
     }
 
@@ -178,8 +178,8 @@ impl Variables {
         if !metadata.is_dir() {
             return fs::remove_file(temp_dir);
         }
-        let as_made = metadata.permissions().mode() & 0o7777 == DIRECTORY_MODE;
-        if as_made && empty(temp_dir).is_ok() { Ok(()) } else { remove_tree(temp_dir) }
+        let is_unchanged = metadata.permissions().mode() & 0o7777 == TEMP_DIR_MODE;
+        if is_unchanged && remove_content(temp_dir).is_ok() { Ok(()) } else { remove_tree(temp_dir) }
     }
 
     /// Returns the environment of a process: `base`, then the variables of the job, then those that it wrote to `GITLAB_ENV`.
@@ -193,7 +193,7 @@ impl Variables {
         env.extend(
             resolved
                 .into_iter()
-                .filter(|(key, value)| fits(key, value, &mut total))
+                .filter(|(key, value)| fits_in_env(key, value, &mut total))
                 .map(|(key, value)| (key.into_owned().into(), value.into_owned().into())),
         );
         env
@@ -203,29 +203,29 @@ impl Variables {
     ///
     /// These are variables that are too large, and those that would make the shell execute something at its start.
     #[must_use]
-    pub fn exports(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
+    pub fn exports(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
         let mut total = 0;
-        self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits(key, value, &mut total)).collect()
+        self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits_in_env(key, value, &mut total)).collect()
     }
 
     /// Returns all variables with their values in the job. The value of a file variable is its path.
     #[must_use]
-    pub fn all(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
+    pub fn all(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
         self.resolved(temp_dir)
     }
 
-    fn resolved(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
-        let mut env: Vec<Resolved<'_>> = Vec::with_capacity(self.all.len() + 8);
+    fn resolved(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
+        let mut env: Vec<ResolvedVariable<'_>> = Vec::with_capacity(self.all.len() + 8);
         env.push(("CI_JOB_STATUS".into(), "running".into()));
         env.extend(self.all.iter().map(|variable| {
-            let path = if variable.file { file_path(temp_dir, &variable.key) } else { None };
+            let path = if variable.file { file_variable_path(temp_dir, &variable.key) } else { None };
             let path = path.map(|path| Cow::Owned(path.to_string_lossy().into_owned()));
             (Cow::Borrowed(variable.key.as_str()), path.unwrap_or(Cow::Borrowed(variable.value.as_str())))
         }));
         env.extend(self.changed.lock().iter().map(|(key, value)| (Cow::Borrowed(*key), value.clone().into())));
         let env_file = temp_dir.join(ENV_FILE);
         env.push(("GITLAB_ENV".into(), env_file.to_string_lossy().into_owned().into()));
-        env.extend(self.passed_on.lock().iter().map(|(key, value)| (key.clone().into(), value.clone().into())));
+        env.extend(self.from_gitlab_env.lock().iter().map(|(key, value)| (key.clone().into(), value.clone().into())));
         // These cannot be represented in an environment.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
@@ -235,12 +235,12 @@ impl Variables {
 /// Returns whether a variable may be in the environment of a process, and adds its size to `total` if so.
 ///
 /// `BASH_ENV` and `ENV` must not, because the shell would execute the files that they name before the script.
-fn fits(key: &str, value: &str, total: &mut usize) -> bool {
+fn fits_in_env(key: &str, value: &str, total: &mut usize) -> bool {
     if matches!(key, "BASH_ENV" | "ENV") {
         return false;
     }
     let size = key.len() + value.len() + 2;
-    if size > ENTRY_LIMIT || *total + size > TOTAL_LIMIT {
+    if size > MAX_ENTRY_BYTES || *total + size > MAX_TOTAL_BYTES {
         return false;
     }
     *total += size;
@@ -248,12 +248,12 @@ fn fits(key: &str, value: &str, total: &mut usize) -> bool {
 }
 
 /// Returns the path of a file variable. `None` means that its name is not a valid file name.
-fn file_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
-    let plain = !key.is_empty() && !key.contains(['/', '\0']) && key != "." && key != "..";
-    plain.then(|| temp_dir.join(key))
+fn file_variable_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
+    let is_valid = !key.is_empty() && !key.contains(['/', '\0']) && key != "." && key != "..";
+    is_valid.then(|| temp_dir.join(key))
 }
 
-fn empty(dir: &Path) -> io::Result<()> {
+fn remove_content(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         // This is the type of the entry itself, so a symbolic link is not followed.
@@ -266,25 +266,26 @@ fn empty(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn path_of(temp_dir: &Path, variable: &JobVariable) -> io::Result<PathBuf> {
-    file_path(temp_dir, &variable.key)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name for a file", variable.key)))
+fn checked_file_path(temp_dir: &Path, variable: &JobVariable) -> io::Result<PathBuf> {
+    file_variable_path(temp_dir, &variable.key).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is not a valid file name", variable.key))
+    })
 }
 
-fn make_private(directory: &Path, root: &Root) -> io::Result<()> {
-    if let Some(above) = directory.parent() {
-        create_root(above, root)?;
+fn create_private_dir(directory: &Path, root: &Root) -> io::Result<()> {
+    if let Some(parent) = directory.parent() {
+        create_root(parent, root)?;
     }
-    match fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
+    match fs::DirBuilder::new().mode(TEMP_DIR_MODE).create(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             if fs::symlink_metadata(directory)?.is_dir() {
                 return Ok(());
             }
             // Another job put something else in place of the directory.
             fs::remove_file(directory)?;
-            fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory)
+            fs::DirBuilder::new().mode(TEMP_DIR_MODE).create(directory)
         }
-        made => made,
+        result => result,
     }
 }
 
@@ -293,7 +294,7 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
     file.write_all(content.as_bytes())
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
+fn remove_if_exists(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_private_and_known_by_their_path() {
+    fn file_variables_are_private_files() {
         let dir = tempfile::tempdir().unwrap();
         let temp = dir.path().join("p.tmp");
         let variables = Variables::new(vec![variable("KEY", "content", true), variable("A", "1", false)]);
@@ -325,13 +326,13 @@ mod tests {
     }
 
     #[test]
-    fn the_next_job_gets_an_empty_private_directory_whatever_the_last_one_left() {
+    fn next_job_gets_empty_private_temp_dir() {
         let dir = tempfile::tempdir().unwrap();
         let (temp, elsewhere) = (dir.path().join("p.tmp"), dir.path().join("elsewhere"));
         fs::create_dir(&elsewhere).unwrap();
         fs::write(elsewhere.join("kept"), "").unwrap();
         let variables = Variables::new(vec![variable("KEY", "content", true)]);
-        let leave: [&dyn Fn(); 4] = [
+        let changes: [&dyn Fn(); 4] = [
             &|| fs::create_dir_all(temp.join("a/b")).unwrap(),
             &|| std::os::unix::fs::symlink(&elsewhere, temp.join("link")).unwrap(),
             &|| fs::set_permissions(&temp, fs::Permissions::from_mode(0o755)).unwrap(),
@@ -340,9 +341,9 @@ mod tests {
                 std::os::unix::fs::symlink(&elsewhere, &temp).unwrap();
             },
         ];
-        for left in leave {
+        for change in changes {
             variables.write_files(&temp, &Root::Chosen).unwrap();
-            left();
+            change();
             // If a job of another project puts a symbolic link here, no cleanup removes it.
             if !temp.is_symlink() {
                 Variables::clear_files(&temp).unwrap();
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_variable_cannot_leave_its_directory() {
+    fn file_variable_outside_temp_dir_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let variables = Variables::new(vec![variable("../x", "content", true)]);
         assert_eq!(
@@ -367,12 +368,12 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_gitlab_env_wins_over_all() {
+    fn gitlab_env_overrides_all_other_variables() {
         let dir = tempfile::tempdir().unwrap();
         let variables = Variables::new(vec![variable("A", "1", false), variable("A", "2", false)]);
         fs::write(dir.path().join(ENV_FILE), "A=3\nno assignment\nB=x=y\n").unwrap();
         variables.set("CI_JOB_STATUS", "failed");
-        variables.read_passed_on(dir.path()).unwrap();
+        variables.read_gitlab_env(dir.path()).unwrap();
         let env: HashMap<OsString, OsString> =
             variables.environment(&[("A".into(), "0".into())], dir.path()).into_iter().collect();
         assert_eq!(env.get(&OsString::from("A")).unwrap(), "3");
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_would_refuse_is_left_to_the_script() {
+    fn large_variable_is_exported_by_script() {
         let large = "x".repeat(200 * 1024);
         let variables = Variables::new(vec![variable("LARGE", &large, false), variable("SMALL", "1", false)]);
         let dir = tempfile::tempdir().unwrap();

@@ -162,7 +162,7 @@ fn serve(args: ServeArgs) -> ExitCode {
             boot_id: muster_agent::boot_id(),
             job_nofile_limit: args.job_nofile_limit.or(open_files),
             idle_timeout: args.idle_timeout.map(Duration::from_secs),
-            containment: if args.no_cgroups { Containment::Descent } else { Containment::Cgroups },
+            containment: if args.no_cgroups { Containment::ProcessTree } else { Containment::Cgroups },
             shutdown: CancellationToken::new(),
         };
         let announce = async {

@@ -10,9 +10,9 @@ use muster_agent_api::client::Reach;
 use muster_agent_api::plan::{self, Policy};
 use serde_json::Value;
 
-use crate::definition::StepFile;
+use crate::definition::{StepFile, StepFileError};
 use crate::failure::Failure;
-use crate::stop::Stop;
+use crate::stop::StopToken;
 
 /// Built-in step with its inputs. `J` is the state that the steps of one job share.
 #[async_trait]
@@ -31,11 +31,11 @@ pub trait Builtin<J>: Send + Sync {
     ///
     /// # Errors
     /// [`Failure`]; the engine decides what it means for the job.
-    async fn run(&self, job: &Arc<J>, stop: &Stop) -> Result<(), Failure>;
+    async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
     /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
     /// nothing has to be cleared.
-    fn clearing(&self) -> Option<(&'static str, &'static str)> {
+    fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         None
     }
 
@@ -43,24 +43,24 @@ pub trait Builtin<J>: Send + Sync {
     ///
     /// # Errors
     /// [`Failure`]; there is no second attempt then.
-    async fn clear(&self, _job: &Arc<J>, _stop: &Stop) -> Result<(), Failure> {
+    async fn clear(&self, _job: &Arc<J>, _stop: &StopToken) -> Result<(), Failure> {
         Ok(())
     }
 }
 
 /// Built-in step, with its inputs, that creates an environment with an agent of its own. The steps inside it run there.
 #[async_trait]
-pub trait Place<J>: Send + Sync {
+pub trait DelegateTarget<J>: Send + Sync {
     /// Creates the environment.
     ///
     /// # Errors
     /// [`Failure`]; everything that was created is removed then.
-    async fn open(&self, job: &Arc<J>, stop: &Stop) -> Result<Box<dyn OpenPlace>, Failure>;
+    async fn open(&self, job: &Arc<J>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure>;
 }
 
 /// Environment that was created for the steps inside a step, and the connection to its agent.
 #[async_trait]
-pub trait OpenPlace: Reach {
+pub trait OpenTarget: Reach {
     /// Returns the job's directory in the environment.
     fn project_dir(&self) -> &Path;
 
@@ -108,7 +108,7 @@ pub enum Call<J> {
     /// Runs a user's step file.
     StepFile(Box<StepFile>),
     /// Creates an environment and runs the steps at its agent.
-    Delegate(Box<dyn Place<J>>, Vec<plan::Step>),
+    Delegate(Box<dyn DelegateTarget<J>>, Vec<plan::Step>),
     /// Runs steps in order.
     Steps(Vec<Step<J>>),
 }
@@ -132,7 +132,7 @@ impl<J> Step<J> {
     }
 
     /// Returns whether the step contains steps with policies of their own.
-    pub(crate) fn is_group(&self) -> bool {
+    pub(crate) fn has_inner_steps(&self) -> bool {
         matches!(self.call, Call::Steps(_) | Call::Delegate(..))
     }
 }
@@ -143,25 +143,52 @@ impl<J> std::fmt::Debug for Step<J> {
     }
 }
 
-type Make<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
+/// Error in a step of a plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The agent does not have the built-in step.
+    #[error("step {step:?}: there is no built-in step {builtin:?}")]
+    UnknownBuiltin {
+        /// Name of the step.
+        step: String,
+        /// Name of the built-in step.
+        builtin: String,
+    },
+    /// The inputs of a built-in step are invalid.
+    #[error("step {step:?}: inputs of builtin://{builtin}: {source}")]
+    Inputs {
+        /// Name of the step.
+        step: String,
+        /// Name of the built-in step.
+        builtin: String,
+        /// Error of the inputs.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A user's step file is invalid.
+    #[error(transparent)]
+    StepFile(#[from] StepFileError),
+}
 
-type MakePlace<J> = fn(Value) -> Result<Box<dyn Place<J>>, serde_json::Error>;
+type StepFactory<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
+
+type TargetFactory<J> = fn(Value) -> Result<Box<dyn DelegateTarget<J>>, serde_json::Error>;
 
 /// The built-in steps of an agent, by name.
 pub struct Registry<J> {
-    steps: BTreeMap<&'static str, Make<J>>,
-    places: BTreeMap<&'static str, MakePlace<J>>,
+    steps: BTreeMap<&'static str, StepFactory<J>>,
+    targets: BTreeMap<&'static str, TargetFactory<J>>,
 }
 
 impl<J> Default for Registry<J> {
     fn default() -> Self {
-        Self { steps: BTreeMap::new(), places: BTreeMap::new() }
+        Self { steps: BTreeMap::new(), targets: BTreeMap::new() }
     }
 }
 
 impl<J> std::fmt::Debug for Registry<J> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.steps.keys().chain(self.places.keys())).finish()
+        f.debug_list().entries(self.steps.keys().chain(self.targets.keys())).finish()
     }
 }
 
@@ -175,8 +202,8 @@ impl<J> Registry<J> {
 
     /// Adds the built-in step with inputs of type `P` that creates an environment.
     #[must_use]
-    pub fn with_place<P: Place<J> + Inputs + 'static>(mut self) -> Self {
-        self.places.insert(P::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<P>(inputs)?)));
+    pub fn with_target<P: DelegateTarget<J> + Inputs + 'static>(mut self) -> Self {
+        self.targets.insert(P::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<P>(inputs)?)));
         self
     }
 
@@ -184,19 +211,19 @@ impl<J> Registry<J> {
     ///
     /// # Errors
     /// A step calls an unknown built-in step, or its inputs or its step file are invalid.
-    pub fn load(&self, steps: Vec<plan::Step>) -> Result<Vec<Step<J>>, String> {
+    pub fn load(&self, steps: Vec<plan::Step>) -> Result<Vec<Step<J>>, PlanError> {
         steps.into_iter().map(|step| self.load_one(step)).collect()
     }
 
-    fn load_one(&self, step: plan::Step) -> Result<Step<J>, String> {
+    fn load_one(&self, step: plan::Step) -> Result<Step<J>, PlanError> {
         let plan::Step { name, policy, call } = step;
         let call = match call {
             plan::Call::Builtin { name: builtin, inputs } => {
-                Call::Builtin(made(&name, &builtin, self.steps.get(&*builtin).map(|make| make(inputs)))?)
+                Call::Builtin(created(&name, builtin.clone(), self.steps.get(&*builtin).map(|create| create(inputs)))?)
             }
             plan::Call::Delegate { name: builtin, inputs, steps } => {
-                let place = made(&name, &builtin, self.places.get(&*builtin).map(|make| make(inputs)))?;
-                Call::Delegate(place, steps)
+                let target = self.targets.get(&*builtin).map(|create| create(inputs));
+                Call::Delegate(created(&name, builtin, target)?, steps)
             }
             plan::Call::Run(list) => Call::Run(list),
             plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),
@@ -206,7 +233,11 @@ impl<J> Registry<J> {
     }
 }
 
-fn made<T>(step: &str, builtin: &str, made: Option<Result<T, serde_json::Error>>) -> Result<T, String> {
-    let made = made.ok_or_else(|| format!("step {step:?}: there is no built-in step {builtin:?}"))?;
-    made.map_err(|error| format!("step {step:?}: inputs of builtin://{builtin}: {error}"))
+/// Returns the step that a factory created. `None` means that there is no factory.
+fn created<T>(step: &str, builtin: String, created: Option<Result<T, serde_json::Error>>) -> Result<T, PlanError> {
+    match created {
+        None => Err(PlanError::UnknownBuiltin { step: step.to_owned(), builtin }),
+        Some(Err(source)) => Err(PlanError::Inputs { step: step.to_owned(), builtin, source }),
+        Some(Ok(step)) => Ok(step),
+    }
 }

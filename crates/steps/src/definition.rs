@@ -3,7 +3,64 @@
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use crate::yaml;
+use crate::yaml::{self, YamlError};
+
+/// Error in a step file or in a `run` list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepFileError {
+    /// The file is not valid YAML.
+    #[error(transparent)]
+    Yaml(#[from] YamlError),
+    /// The file does not have two documents.
+    #[error("a step file has two documents, separated by `---`: the specification and the definition")]
+    DocumentCount,
+    /// A value has the wrong type.
+    #[error("{name} must be {expected}")]
+    Type {
+        /// Name of the value.
+        name: String,
+        /// Required type, with its article.
+        expected: &'static str,
+    },
+    /// The specification contains an unknown key.
+    #[error("`{0}` does not belong in the specification; is the `---` after it missing?")]
+    UnknownSpecKey(String),
+    /// `outputs` is neither a mapping nor `delegate`.
+    #[error("`outputs`: unsupported value: {0}")]
+    UnsupportedOutputs(String),
+    /// The default of an input or output has another type than the parameter.
+    #[error("`{name}`: type {kind} and default must match")]
+    DefaultType {
+        /// Name of the parameter.
+        name: String,
+        /// Type of the parameter.
+        kind: &'static str,
+    },
+    /// The definition has both `exec` and `run`, or neither.
+    #[error("a definition needs exactly one of `exec` and `run`")]
+    NotOneBody,
+    /// A step does not have exactly one target.
+    #[error("{0:?} needs exactly one of `script`, `step`, `func`")]
+    NotOneCall(String),
+    /// A script step has inputs.
+    #[error("{0:?}: `script` takes no inputs")]
+    ScriptInputs(String),
+    /// A step of a list is invalid.
+    #[error("step {number}: {source}")]
+    Entry {
+        /// Position of the step in its list, from 1.
+        number: usize,
+        /// Error of the step.
+        #[source]
+        source: Box<StepFileError>,
+    },
+}
+
+impl StepFileError {
+    fn wrong_type(name: impl Into<String>, expected: &'static str) -> Self {
+        Self::Type { name: name.into(), expected }
+    }
+}
 
 /// Parsed step file.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,7 +168,7 @@ pub enum Body {
     /// Runs steps in order.
     Run {
         /// Steps to run.
-        items: Vec<Item>,
+        entries: Vec<StepEntry>,
         /// Outputs of the sequence, as expressions.
         outputs: Map<String, Value>,
         /// Name of the step whose outputs become the outputs of the sequence.
@@ -121,7 +178,7 @@ pub enum Body {
 
 /// Entry of a `run` list.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Item {
+pub struct StepEntry {
     /// Name of the step. In the `run:` list of a job it may be empty.
     pub name: String,
     /// Environment variables of the step and everything that it calls.
@@ -148,25 +205,21 @@ impl StepFile {
     ///
     /// # Errors
     /// The text is not valid YAML, or not a valid step file.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let documents = yaml::read(text, 2)?;
-        let [spec, definition] = documents.as_slice() else {
-            return Err(
-                "a step file has two documents, separated by `---`: the specification and the definition".to_owned()
-            );
-        };
+    pub fn parse(text: &str) -> Result<Self, StepFileError> {
+        let documents = yaml::parse_documents(text, 2)?;
+        let [spec, definition] = documents.as_slice() else { return Err(StepFileError::DocumentCount) };
         let spec = parse_spec(spec)?;
-        let definition = definition.as_object().ok_or("the definition must be a mapping")?;
+        let definition = definition.as_object();
+        let definition = definition.ok_or_else(|| StepFileError::wrong_type("the definition", "a mapping"))?;
         let env = env(definition)?;
         let body = match (definition.get("exec"), definition.get("run")) {
             (Some(exec), None) => parse_exec(exec)?,
             (None, Some(run)) => Body::Run {
-                items: items(run)?,
+                entries: parse_run_list(run)?,
                 outputs: object(definition, "outputs")?,
                 delegate: definition.get("delegate").and_then(Value::as_str).map(str::to_owned),
             },
-            (Some(_), Some(_)) => return Err("a definition has `exec` or `run`, not both".to_owned()),
-            (None, None) => return Err("a definition needs `exec` or `run`".to_owned()),
+            _ => return Err(StepFileError::NotOneBody),
         };
         Ok(Self { spec, body, env })
     }
@@ -176,88 +229,98 @@ impl StepFile {
 ///
 /// # Errors
 /// The list or one of its steps is invalid. The error has the position of the step.
-pub fn items(run: &Value) -> Result<Vec<Item>, String> {
-    let list = run.as_array().filter(|list| !list.is_empty()).ok_or("`run` must be a list of at least one step")?;
-    list.iter().enumerate().map(|(index, value)| item(value).map_err(|e| format!("step {}: {e}", index + 1))).collect()
+pub fn parse_run_list(run: &Value) -> Result<Vec<StepEntry>, StepFileError> {
+    let list = run.as_array().filter(|list| !list.is_empty());
+    let list = list.ok_or_else(|| StepFileError::wrong_type("`run`", "a list of at least one step"))?;
+    let numbered = |(index, value): (usize, &Value)| {
+        parse_entry(value).map_err(|source| StepFileError::Entry { number: index + 1, source: Box::new(source) })
+    };
+    list.iter().enumerate().map(numbered).collect()
 }
 
-fn item(value: &Value) -> Result<Item, String> {
-    let item = value.as_object().ok_or("a step must be a mapping")?;
-    let name = item.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let shapes = ["script", "step", "func", "action"].map(|key| item.get(key).map(|value| (key, value)));
-    let mut shapes = shapes.into_iter().flatten();
-    let (Some((key, value)), None) = (shapes.next(), shapes.next()) else {
-        return Err(format!("{name:?} needs exactly one of `script`, `step`, `func`"));
+fn parse_entry(value: &Value) -> Result<StepEntry, StepFileError> {
+    let entry = value.as_object().ok_or_else(|| StepFileError::wrong_type("a step", "a mapping"))?;
+    let name = entry.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let calls = ["script", "step", "func", "action"].map(|key| entry.get(key).map(|value| (key, value)));
+    let mut calls = calls.into_iter().flatten();
+    let (Some((key, value)), None) = (calls.next(), calls.next()) else {
+        return Err(StepFileError::NotOneCall(name));
     };
     let call = match (key, value) {
         ("action", _) => Call::Unsupported("GitHub actions"),
         ("script", Value::String(text)) if !text.is_empty() => Call::Script(text.clone()),
-        ("script", _) => return Err(format!("{name:?}: `script` must be a text that is not empty")),
+        ("script", _) => {
+            return Err(StepFileError::wrong_type(format!("{name:?}: `script`"), "a string that is not empty"));
+        }
         (_, Value::String(reference)) => Call::Step(reference.clone()),
         (_, Value::Object(long)) if long.contains_key("git") => Call::Unsupported("steps from git"),
         (_, Value::Object(long)) if long.contains_key("oci") => Call::Unsupported("steps from OCI registries"),
-        _ => return Err(format!("{name:?}: `{key}` must be a reference")),
+        _ => return Err(StepFileError::wrong_type(format!("{name:?}: `{key}`"), "a reference")),
     };
-    let inputs = object(item, "inputs")?;
+    let inputs = object(entry, "inputs")?;
     if matches!(call, Call::Script(_)) && !inputs.is_empty() {
-        return Err(format!("{name:?}: `script` takes no inputs"));
+        return Err(StepFileError::ScriptInputs(name));
     }
-    Ok(Item { name, env: env(item)?, inputs, call })
+    Ok(StepEntry { name, env: env(entry)?, inputs, call })
 }
 
-fn parse_exec(exec: &Value) -> Result<Body, String> {
+fn parse_exec(exec: &Value) -> Result<Body, StepFileError> {
+    let wrong_type = || StepFileError::wrong_type("`exec.command`", "a list of at least one string");
     let words = exec.get("command").and_then(Value::as_array).filter(|words| !words.is_empty());
-    let words = words.ok_or("`exec.command` must be a list of at least one text")?;
-    let command =
-        words.iter().map(|word| scalar(word).ok_or("`exec.command` must hold texts")).collect::<Result<_, _>>();
+    let command = words.ok_or_else(wrong_type)?.iter().map(|word| scalar(word).ok_or_else(wrong_type));
+    let command = command.collect::<Result<_, _>>()?;
     let work_dir = exec.get("work_dir").and_then(Value::as_str).map(str::to_owned);
-    Ok(Body::Exec { command: command?, work_dir })
+    Ok(Body::Exec { command, work_dir })
 }
 
-fn parse_spec(document: &Value) -> Result<Spec, String> {
+fn parse_spec(document: &Value) -> Result<Spec, StepFileError> {
     let document = match document {
         Value::Null => return Ok(Spec::default()),
         Value::Object(document) => document,
-        _ => return Err("the specification must be a mapping".to_owned()),
+        _ => return Err(StepFileError::wrong_type("the specification", "a mapping")),
     };
     if let Some(key) = document.keys().find(|key| *key != "spec") {
-        return Err(format!("`{key}` does not belong in the specification; is the `---` after it missing?"));
+        return Err(StepFileError::UnknownSpecKey(key.clone()));
     }
     let Some(Value::Object(spec)) = document.get("spec") else { return Ok(Spec::default()) };
     let outputs = match spec.get("outputs") {
         Some(Value::String(text)) if text == "delegate" => Outputs::Delegate,
-        Some(Value::String(text)) => return Err(format!("`outputs`: unsupported value: {text}")),
+        Some(Value::String(text)) => return Err(StepFileError::UnsupportedOutputs(text.clone())),
         _ => Outputs::Declared(parameters(spec, "outputs")?),
     };
     Ok(Spec { inputs: parameters(spec, "inputs")?, outputs })
 }
 
-fn parameters(spec: &Map<String, Value>, key: &str) -> Result<IndexMap<String, Parameter>, String> {
+fn parameters(spec: &Map<String, Value>, key: &str) -> Result<IndexMap<String, Parameter>, StepFileError> {
     let mut parameters = IndexMap::new();
     for (name, value) in object(spec, key)? {
         let kind = value.get("type").and_then(Value::as_str).and_then(Kind::parse);
-        let kind = kind
-            .ok_or_else(|| format!("`{key}.{name}.type` must be one of string, number, boolean, struct and array"))?;
+        let kind = kind.ok_or_else(|| {
+            StepFileError::wrong_type(
+                format!("`{key}.{name}.type`"),
+                "one of string, number, boolean, struct and array",
+            )
+        })?;
         let default = value.get("default").filter(|value| !value.is_null()).cloned();
         if default.as_ref().is_some_and(|default| Kind::of(default) != Some(kind)) {
-            return Err(format!("`{key}.{name}`: type {} and default must match", kind.name()));
+            return Err(StepFileError::DefaultType { name: format!("{key}.{name}"), kind: kind.name() });
         }
         parameters.insert(name, Parameter { kind, default });
     }
     Ok(parameters)
 }
 
-fn object(from: &Map<String, Value>, key: &str) -> Result<Map<String, Value>, String> {
+fn object(from: &Map<String, Value>, key: &str) -> Result<Map<String, Value>, StepFileError> {
     match from.get(key) {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(object)) => Ok(object.clone()),
-        Some(_) => Err(format!("`{key}` must be a mapping")),
+        Some(_) => Err(StepFileError::wrong_type(format!("`{key}`"), "a mapping")),
     }
 }
 
-fn env(from: &Map<String, Value>) -> Result<IndexMap<String, String>, String> {
+fn env(from: &Map<String, Value>) -> Result<IndexMap<String, String>, StepFileError> {
     let entry = |(key, value): (String, Value)| {
-        let text = scalar(&value).ok_or_else(|| format!("`env.{key}` must be a text"))?;
+        let text = scalar(&value).ok_or_else(|| StepFileError::wrong_type(format!("`env.{key}`"), "a string"))?;
         Ok((key, text))
     };
     object(from, "env")?.into_iter().map(entry).collect()
@@ -277,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_shapes_are_read() {
+    fn parses_exec_and_run_definitions() {
         let exec = StepFile::parse(
             "spec:\n  inputs:\n    who: {type: string, default: you}\n  outputs:\n    out: {type: number}\n---\n\
              exec: {command: [echo, 1], work_dir: /}\nenv: {A: 2}\n",
@@ -287,24 +350,25 @@ mod tests {
         assert_eq!(exec.body, Body::Exec { command, work_dir: Some("/".to_owned()) });
         assert_eq!(exec.env["A"], "2");
         let run = StepFile::parse("{}\n---\nrun:\n  - {name: a, script: ls}\n  - {name: b, func: ./b}\n").unwrap();
-        let Body::Run { items, .. } = run.body else { panic!("a sequence") };
-        assert_eq!(items[0].call, Call::Script("ls".to_owned()));
-        assert_eq!(items[1].call, Call::Step("./b".to_owned()));
+        let Body::Run { entries, .. } = run.body else { panic!("expected a `run` definition") };
+        assert_eq!(entries[0].call, Call::Script("ls".to_owned()));
+        assert_eq!(entries[1].call, Call::Step("./b".to_owned()));
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_step_file_is_rejected_with_reason() {
         for (text, part) in [
             ("run: []", "two documents"),
             ("exec: {}\n---\nrun: []", "`exec` does not belong in the specification"),
             ("{}\n---\nrun: []", "at least one step"),
             ("{}\n---\nrun: [{name: a}]", "step 1: \"a\" needs exactly one of"),
             ("{}\n---\nrun: [{name: a, script: x, step: ./y}]", "exactly one of"),
-            ("{}\n---\n{exec: {command: [a]}, run: [{script: b}]}", "not both"),
+            ("{}\n---\n{exec: {command: [a]}, run: [{script: b}]}", "exactly one of `exec` and `run`"),
+            ("{}\n---\nexec: {command: [[a]]}", "`exec.command` must be a list of at least one string"),
             ("spec: {inputs: {a: {type: text}}}\n---\nexec: {command: [a]}", "must be one of string"),
             ("spec: {inputs: {a: {type: number, default: x}}}\n---\nexec: {command: [a]}", "must match"),
         ] {
-            let error = StepFile::parse(text).unwrap_err();
+            let error = StepFile::parse(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
     }

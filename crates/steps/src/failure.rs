@@ -18,8 +18,8 @@ pub enum Failure {
     /// A command of the job was terminated by this signal, which Muster did not send.
     #[error("signal: {}", signal_name(*.0))]
     Signal(i32),
-    /// The step was canceled.
-    #[error("{}", stopped(*.0))]
+    /// The step was stopped.
+    #[error("{}", cause_message(*.0))]
     Stopped(TerminationCause),
     /// The step exceeded its own timeout. The text names the timeout.
     #[error("{0}")]
@@ -37,7 +37,7 @@ pub enum Failure {
     Profile(String, Option<i32>),
     /// Delegated steps failed at another agent: the message, and the exit status if their script failed.
     #[error("{0}")]
-    Elsewhere(String, Option<i32>),
+    Delegated(String, Option<i32>),
     /// The job requires something that its runner is not configured for.
     #[error("{0}")]
     Configuration(String),
@@ -46,7 +46,7 @@ pub enum Failure {
     System(String),
 }
 
-fn stopped(cause: TerminationCause) -> &'static str {
+fn cause_message(cause: TerminationCause) -> &'static str {
     match cause {
         TerminationCause::CanceledByUser => "canceled",
         TerminationCause::TimedOut => "timed out",
@@ -76,7 +76,7 @@ fn signal_name(signal: i32) -> String {
 impl Failure {
     /// Returns the failure that an exit status means. `None` means success.
     #[must_use]
-    pub fn of_status(status: ExitStatus) -> Option<Self> {
+    pub fn from_status(status: ExitStatus) -> Option<Self> {
         match (status.code(), status.signal()) {
             (Some(0), _) => None,
             (Some(code), _) => Some(Self::Exit(code)),
@@ -86,7 +86,7 @@ impl Failure {
 
     /// Returns the failure that the result of another agent means. `None` means success.
     #[must_use]
-    pub fn of_result(result: &JobResult) -> Option<Self> {
+    pub fn from_result(result: &JobResult) -> Option<Self> {
         let Outcome::Failed { reason, exit_code, cause } = &result.outcome else { return None };
         let message = result.message.clone();
         Some(match (cause, reason) {
@@ -94,20 +94,20 @@ impl Failure {
             (Some(cause), _) => Self::Stopped(*cause),
             (None, FailureReason::RunnerConfigurationError) => Self::Configuration(message),
             (None, FailureReason::RunnerSystemFailure) => Self::System(message),
-            (None, _) => Self::Elsewhere(message, *exit_code),
+            (None, _) => Self::Delegated(message, *exit_code),
         })
     }
 
-    /// Returns a function that turns an I/O error into a failure of the machine. `doing` names the operation that failed.
-    pub fn io(doing: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| Self::System(format!("{doing}: {error}"))
+    /// Returns a function that turns an I/O error into a failure of the machine. `operation` is the text before the error.
+    pub fn io(operation: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self::System(format!("{operation}: {error}"))
     }
 
     /// Returns GitLab's failure reason.
     #[must_use]
     pub fn reason(&self) -> FailureReason {
         match self {
-            Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) | Self::Elsewhere(..) => {
+            Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) | Self::Delegated(..) => {
                 FailureReason::ScriptFailure
             }
             Self::Stopped(cause) => FailureReason::from(*cause),
@@ -123,7 +123,7 @@ impl Failure {
         match self {
             Self::Exit(code) => Some(*code),
             Self::Step(_) => Some(1),
-            Self::Profile(_, code) | Self::Elsewhere(_, code) => *code,
+            Self::Profile(_, code) | Self::Delegated(_, code) => *code,
             _ => None,
         }
     }

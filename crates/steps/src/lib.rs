@@ -14,4 +14,4 @@ pub mod log;
 pub mod process;
 pub mod stop;
 pub mod style;
-pub mod yaml;
+mod yaml;

@@ -5,59 +5,103 @@ use serde_json::{Map, Value};
 use crate::definition::{Kind, Outputs};
 use crate::expression::to_text;
 
+/// Invalid output or export file. The messages are those of GitLab's step-runner.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ValueFileError {
+    #[error("output file: read output file: {0}")]
+    OutputLine(LineError),
+    #[error("output file: read output file: key \"{0}\": {1}")]
+    Output(String, OutputError),
+    #[error("output file: delegate: reading output_file as a step result: {0}")]
+    StepResult(String),
+    #[error("export file: read env file: {0}")]
+    ExportLine(LineError),
+    #[error("export file: read env file: key \"{0}\": cannot convert value type \"{1}\" to string")]
+    ExportType(String, &'static str),
+}
+
+/// Invalid line of an output or export file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("failed to unmarshal JSON at line {line}: {problem}")]
+pub(crate) struct LineError {
+    line: usize,
+    problem: LineProblem,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum LineProblem {
+    #[error("{0}")]
+    Json(String),
+    #[error("\"{0}\" field is missing")]
+    Missing(&'static str),
+    #[error("\"{0}\" field value is empty")]
+    Empty(&'static str),
+    #[error("\"{0}\" field value is null")]
+    Null(&'static str),
+    #[error("\"{0}\" field value is not a string")]
+    NotString(&'static str),
+}
+
+/// Output that does not match the specification of the step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OutputError {
+    #[error("unexpected output, remove from step outputs or define in step specification")]
+    Unexpected,
+    #[error("missing output, add to step outputs or remove from step specification")]
+    Missing,
+    #[error(
+        "mismatched types, declared as \"{declared}\" in step specification and received from step as type \"{received}\""
+    )]
+    Type { declared: &'static str, received: &'static str },
+}
+
 /// Returns the values in a file by name. A later line replaces an earlier one of the same name.
-fn values(text: &str) -> Result<Map<String, Value>, String> {
+fn values(text: &str) -> Result<Map<String, Value>, LineError> {
     let mut values = Map::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
-        let fail = |message: &str| format!("failed to unmarshal JSON at line {}: {message}", index + 1);
-        let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| fail(&error.to_string()))?;
-        let field = |name: &str| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
-        let name = match field("name") {
-            None => return Err(fail("\"name\" field is missing")),
-            Some(Value::String(name)) if name.is_empty() => return Err(fail("\"name\" field value is empty")),
-            Some(Value::String(name)) => name.clone(),
-            Some(Value::Null) => return Err(fail("\"name\" field value is null")),
-            Some(_) => return Err(fail("\"name\" field value is no string")),
-        };
-        match field("value") {
-            None => return Err(fail("\"value\" field is missing")),
-            Some(Value::Null) => return Err(fail("\"value\" field value is null")),
-            Some(value) => values.insert(name, value.clone()),
-        };
+        let (name, value) = parse_line(line).map_err(|problem| LineError { line: index + 1, problem })?;
+        values.insert(name, value);
     }
     Ok(values)
 }
 
+fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
+    let object: Map<String, Value> =
+        serde_json::from_str(line).map_err(|error| LineProblem::Json(error.to_string()))?;
+    let field = |name: &str| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+    let name = match field("name") {
+        None => return Err(LineProblem::Missing("name")),
+        Some(Value::String(name)) if name.is_empty() => return Err(LineProblem::Empty("name")),
+        Some(Value::String(name)) => name.clone(),
+        Some(Value::Null) => return Err(LineProblem::Null("name")),
+        Some(_) => return Err(LineProblem::NotString("name")),
+    };
+    match field("value") {
+        None => Err(LineProblem::Missing("value")),
+        Some(Value::Null) => Err(LineProblem::Null("value")),
+        Some(value) => Ok((name, value.clone())),
+    }
+}
+
 /// Returns the outputs in an output file, checked against what the step declares and completed with its defaults.
-pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Value>, String> {
+pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Value>, ValueFileError> {
     let Outputs::Declared(declared) = declared else {
-        let fail = |error: String| format!("output file: delegate: reading output_file as a step result: {error}");
-        let result: Value = serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
+        let result: Value =
+            serde_json::from_str(text).map_err(|error| ValueFileError::StepResult(error.to_string()))?;
         return Ok(result.get("outputs").and_then(Value::as_object).cloned().unwrap_or_default());
     };
-    let fail = |key: &str, message: String| format!("output file: read output file: key \"{key}\": {message}");
-    let mut found = values(text).map_err(|error| format!("output file: read output file: {error}"))?;
+    let fail = |key: &String, error: OutputError| ValueFileError::Output(key.clone(), error);
+    let mut found = values(text).map_err(ValueFileError::OutputLine)?;
     for (key, value) in &found {
-        let Some(parameter) = declared.get(key) else {
-            let message = "unexpected output, remove from step outputs or define in step specification";
-            return Err(fail(key, message.to_owned()));
-        };
+        let parameter = declared.get(key).ok_or_else(|| fail(key, OutputError::Unexpected))?;
         if Kind::of(value) != Some(parameter.kind) {
-            let (declared, own) = (parameter.kind.name(), Kind::of(value).map_or("null", Kind::name));
-            return Err(fail(
-                key,
-                format!(
-                    "mismatched types, declared as \"{declared}\" in step specification and received from step as \
-                     type \"{own}\""
-                ),
-            ));
+            let (declared, received) = (parameter.kind.name(), Kind::of(value).map_or("null", Kind::name));
+            return Err(fail(key, OutputError::Type { declared, received }));
         }
     }
     for (key, parameter) in declared {
         if !found.contains_key(key) {
-            let default = parameter.default.clone().ok_or_else(|| {
-                fail(key, "missing output, add to step outputs or remove from step specification".to_owned())
-            })?;
+            let default = parameter.default.clone().ok_or_else(|| fail(key, OutputError::Missing))?;
             found.insert(key.clone(), default);
         }
     }
@@ -65,15 +109,12 @@ pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Valu
 }
 
 /// Returns the environment variables in an export file.
-pub(crate) fn exports(text: &str) -> Result<Vec<(String, String)>, String> {
-    let values = values(text).map_err(|error| format!("export file: read env file: {error}"))?;
+pub(crate) fn exports(text: &str) -> Result<Vec<(String, String)>, ValueFileError> {
+    let values = values(text).map_err(ValueFileError::ExportLine)?;
     let text = |(key, value): (String, Value)| {
         let text = match &value {
             Value::Array(_) | Value::Object(_) => {
-                let kind = Kind::of(&value).map_or("null", Kind::name);
-                return Err(format!(
-                    "export file: read env file: key \"{key}\": cannot convert value type \"{kind}\" to string"
-                ));
+                return Err(ValueFileError::ExportType(key, Kind::of(&value).map_or("null", Kind::name)));
             }
             // Unlike in expressions, numbers are written without an exponent.
             Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), |value| value.to_string()),
@@ -113,7 +154,7 @@ mod tests {
             ("{\"name\":\"a\",\"value\":null}", "\"value\" field value is null"),
             ("  ", "failed to unmarshal JSON at line 1"),
         ] {
-            let error = outputs(text, &spec).unwrap_err();
+            let error = outputs(text, &spec).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
         let result = "{\"status\":\"success\",\"outputs\":{\"k\":1}}";
@@ -121,11 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn exports_are_texts() {
+    fn exports_are_converted_to_strings() {
         let text = "{\"name\":\"A\",\"value\":1.50}\n{\"name\":\"B\",\"value\":true}\n{\"name\":\"C\",\"value\":1e21}";
         let expected = [("A", "1.5"), ("B", "true"), ("C", "1000000000000000000000")];
         let expected: Vec<_> = expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         assert_eq!(exports(text).unwrap(), expected);
-        assert!(exports("{\"name\":\"A\",\"value\":[]}").unwrap_err().contains("cannot convert value type \"array\""));
+        let error = exports("{\"name\":\"A\",\"value\":[]}").unwrap_err().to_string();
+        assert!(error.contains("cannot convert value type \"array\""), "{error}");
     }
 }

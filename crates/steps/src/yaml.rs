@@ -7,6 +7,32 @@ use std::collections::HashMap;
 use granit_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Number, Value};
 
+/// Error in a YAML document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}")]
+pub struct YamlError {
+    line: usize,
+    problem: YamlProblem,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum YamlProblem {
+    #[error("{0}")]
+    Syntax(String),
+    #[error("too many values, or values nested too deeply")]
+    TooLarge,
+    #[error("the alias has no anchor")]
+    UnknownAlias,
+    #[error("expected a value")]
+    NoValue,
+    #[error("the key is not a string")]
+    KeyNotString,
+    #[error("the key `{0}` is defined twice")]
+    DuplicateKey(String),
+    #[error("the value of `<<` is not a mapping")]
+    MergeNotMapping,
+}
+
 /// Maximum number of values in one stream, with aliases expanded.
 const MAX_NODES: usize = 100_000;
 /// Maximum depth of nested values.
@@ -16,7 +42,7 @@ const MAX_DEPTH: usize = 64;
 ///
 /// # Errors
 /// The text is not valid YAML, or exceeds a limit. The error has the line.
-pub fn read(text: &str, documents: usize) -> Result<Vec<Value>, String> {
+pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Value>, YamlError> {
     let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, line: 1 };
     let mut values = Vec::new();
     loop {
@@ -42,25 +68,28 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<Event<'a>, String> {
+    fn next(&mut self) -> Result<Event<'a>, YamlError> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => {
                 self.line = span.start.line();
                 Ok(event)
             }
-            Some(Err(error)) => Err(format!("line {}: {}", error.marker().line(), error.info())),
+            Some(Err(error)) => {
+                let problem = YamlProblem::Syntax(error.info().to_owned());
+                Err(YamlError { line: error.marker().line(), problem })
+            }
             None => Ok(Event::StreamEnd),
         }
     }
 
-    fn fail<T>(&self, message: &str) -> Result<T, String> {
-        Err(format!("line {}: {message}", self.line))
+    fn fail<T>(&self, problem: YamlProblem) -> Result<T, YamlError> {
+        Err(YamlError { line: self.line, problem })
     }
 
-    fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, String> {
+    fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, YamlError> {
         self.nodes += 1;
         if self.nodes > MAX_NODES || depth > MAX_DEPTH {
-            return self.fail("too many or too deeply nested values");
+            return self.fail(YamlProblem::TooLarge);
         }
         let before = self.nodes;
         let (value, anchor) = match event {
@@ -81,12 +110,12 @@ impl<'a> Reader<'a> {
             Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
             Event::Alias(anchor) => {
                 let Some((value, size)) = self.anchors.get(&anchor).cloned() else {
-                    return self.fail("an alias without its anchor");
+                    return self.fail(YamlProblem::UnknownAlias);
                 };
                 self.nodes += size;
                 (value, 0)
             }
-            _ => return self.fail("a value was expected"),
+            _ => return self.fail(YamlProblem::NoValue),
         };
         if anchor > 0 {
             self.anchors.insert(anchor, (value.clone(), self.nodes - before + 1));
@@ -94,21 +123,21 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    fn mapping(&mut self, depth: usize) -> Result<Value, String> {
+    fn mapping(&mut self, depth: usize) -> Result<Value, YamlError> {
         let mut map = Map::new();
         let mut merged = Vec::new();
         loop {
             let key = match self.next()? {
                 Event::MappingEnd => break,
                 Event::Scalar(text, _, _, _) => text.into_owned(),
-                _ => return self.fail("a key must be a string"),
+                _ => return self.fail(YamlProblem::KeyNotString),
             };
             let event = self.next()?;
             let value = self.value(event, depth + 1)?;
             if key == "<<" {
                 merged.push(value);
             } else if map.insert(key.clone(), value).is_some() {
-                return self.fail(&format!("the key `{key}` stands twice"));
+                return self.fail(YamlProblem::DuplicateKey(key));
             }
         }
         for value in merged {
@@ -117,7 +146,7 @@ impl<'a> Reader<'a> {
                 other => vec![other],
             };
             for source in sources {
-                let Value::Object(source) = source else { return self.fail("`<<` takes a mapping") };
+                let Value::Object(source) = source else { return self.fail(YamlProblem::MergeNotMapping) };
                 for (key, value) in source {
                     map.entry(key).or_insert(value);
                 }
@@ -160,24 +189,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_scalars_anchors_and_merges() {
+    fn parses_documents_scalars_anchors_and_merge_keys() {
         let text =
             "{}\n---\na: &x {k: 1, l: [0x1F, 017, 1.5, yes, ~]}\nb:\n  <<: *x\n  k: two\nc: \"1\"\r\n---\nnever: [\n";
-        let values = read(text, 2).unwrap();
+        let values = parse_documents(text, 2).unwrap();
         assert_eq!(values[0], json!({}));
         let list = json!([31, 15, 1.5, "yes", null]);
         assert_eq!(values[1], json!({"a": {"k": 1, "l": list}, "b": {"k": "two", "l": list}, "c": "1"}));
     }
 
     #[test]
-    fn doubles_bombs_and_depth_are_errors() {
-        assert!(read("a: 1\na: 2\n", 1).unwrap_err().contains("line 2: the key `a` stands twice"));
+    fn rejects_duplicate_keys_alias_bombs_and_deep_nesting() {
+        let error = |text: &str| parse_documents(text, 1).unwrap_err().to_string();
+        assert!(error("a: 1\na: 2\n").contains("line 2: the key `a` is defined twice"));
         let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for level in 1..12 {
             let refs = vec![format!("*a{}", level - 1); 10].join(", ");
             bomb.push_str(&format!("a{level}: &a{level} [{refs}]\n"));
         }
-        assert!(read(&bomb, 1).unwrap_err().contains("too many"));
-        assert!(read(&"[".repeat(500), 1).is_err());
+        assert!(error(&bomb).contains("too many"));
+        assert!(!error(&"[".repeat(500)).is_empty());
     }
 }

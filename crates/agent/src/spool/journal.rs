@@ -19,7 +19,7 @@ use std::path::Path;
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
 use muster_files::Limit;
-use muster_steps::process::Trail;
+use muster_steps::process::ProcessRecord;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's
 enum JournalRecord {
     /// Boot ID that the following lines belong to.
     Boot(String),
-    Started(Trail),
+    Started(ProcessRecord),
     /// From here on the user's own commands may have run.
     UserCode,
     Result(Box<JobResult>),
@@ -66,7 +66,7 @@ impl Journal {
         self.add(&JournalRecord::Boot(boot.to_owned()))
     }
 
-    pub(crate) fn started(&self, process_records: &Trail) -> io::Result<()> {
+    pub(crate) fn started(&self, process_records: &ProcessRecord) -> io::Result<()> {
         self.add(&JournalRecord::Started(process_records.clone()))
     }
 
@@ -96,7 +96,7 @@ pub(crate) struct JournalContents {
     /// Boot ID that the process records belong to. `None` means that nothing was started.
     pub(crate) boot: Option<String>,
     /// Processes that were started since that boot.
-    pub(crate) process_records: Vec<Trail>,
+    pub(crate) process_records: Vec<ProcessRecord>,
     /// Whether the user's own commands may have run.
     pub(crate) user_code: bool,
     /// Result of the job.

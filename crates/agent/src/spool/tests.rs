@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::TryStreamExt;
 use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
-use muster_steps::process::Trail;
+use muster_steps::process::ProcessRecord;
 
 use super::*;
 
@@ -175,8 +175,11 @@ fn sample(bytes: &[u8]) -> io::Result<JournalContents> {
     JournalContents::read(dir.path())
 }
 
-fn process_records() -> Vec<Trail> {
-    vec![Trail::Job { mark: "7-1/ab".to_owned(), cgroup: None }, Trail::Leader { pid: 12, start_ticks: 34 }]
+fn process_records() -> Vec<ProcessRecord> {
+    vec![
+        ProcessRecord::Job { tag: "7-1/ab".to_owned(), cgroup: None },
+        ProcessRecord::Leader { pid: 12, start_ticks: 34 },
+    ]
 }
 
 #[test]
@@ -194,7 +197,7 @@ fn journal_sample_of_version_2_is_read() {
 #[test]
 fn process_records_of_an_earlier_boot_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
-    let leader = |pid| Trail::Leader { pid, start_ticks: 1 };
+    let leader = |pid| ProcessRecord::Leader { pid, start_ticks: 1 };
     let journal = Journal::create(&dir.path().join("journal"), &RunRequest::default()).unwrap();
     for (boot, pid) in [("one", 7), ("two", 8)] {
         journal.boot(boot).unwrap();

@@ -35,7 +35,7 @@ pub(crate) fn spawn_agent_with(dir: &Path, containment: Containment) -> Child {
     let ready = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([AGENT_TEST, "--exact", "--nocapture"]).env(PROCESS, dir);
-    if containment == Containment::Descent {
+    if containment == Containment::ProcessTree {
         command.env(NO_CGROUPS, "1");
     }
     let process = command.spawn().unwrap();
@@ -110,7 +110,7 @@ async fn reboot_fails_the_job_and_spares_new_processes() {
 async fn next_agent_serves_a_finished_job_unchanged() {
     if let Some(dir) = std::env::var_os(PROCESS) {
         let no_cgroups = std::env::var_os(NO_CGROUPS).is_some();
-        let containment = if no_cgroups { Containment::Descent } else { Containment::default() };
+        let containment = if no_cgroups { Containment::ProcessTree } else { Containment::default() };
         let (ready, is_ready) = tokio::sync::oneshot::channel();
         let options = Options { containment, ready: Some(ready), ..options(Path::new(&dir)) };
         let served = tokio::spawn(muster_agent::serve(options));

@@ -142,7 +142,7 @@ async fn killed_second_agent_fails_its_step() {
     let (script, second) = pids(&mut agent).await;
     signal(second, Signal::KILL);
     let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
-    assert!(system_failure(&result).contains("the agent of the step is lost: its process ended"), "{result:?}");
+    assert!(system_failure(&result).contains("the agent of the step was lost: its process ended"), "{result:?}");
     assert!(log.contains("\nready\n"), "{log}");
     assert!(!is_running(&script.to_string()), "the script is left");
     process.kill().unwrap();
@@ -158,7 +158,7 @@ async fn frozen_second_agent_fails_its_step_in_time() {
     let (script, second) = pids(&mut agent).await;
     signal(second, Signal::STOP);
     let result = agent.wait("1-1").await;
-    assert!(system_failure(&result).contains("the agent of the step is lost"), "{result:?}");
+    assert!(system_failure(&result).contains("the agent of the step was lost"), "{result:?}");
     assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
 }
 

@@ -181,7 +181,7 @@ impl Alone {
     async fn hide(&mut self, id: &str) -> (String, String) {
         let pid = self.agent.dir.path().join("hidden");
         let hide = format!(
-            "env -i MUSTER_JOB_MARK=made-up setsid sh -c 'echo $$ > {0}; exec sleep 600' >/dev/null 2>&1 </dev/null & \
+            "env -i MUSTER_JOB_TAG=made-up setsid sh -c 'echo $$ > {0}; exec sleep 600' >/dev/null 2>&1 </dev/null & \
              until [ -s {0} ]; do sleep 0.01; done; cat /proc/self/cgroup",
             pid.display()
         );
@@ -219,7 +219,7 @@ fn wait_for_next_tick(pid: &str) {
 
 #[tokio::test]
 async fn hidden_process_ends_with_concurrent_jobs_without_cgroups() {
-    let mut alone = Alone::start(Containment::Descent).await;
+    let mut alone = Alone::start(Containment::ProcessTree).await;
     alone.wait_in("before-1").await;
     let (hidden, _) = alone.hide("2-1").await;
     // A job that starts in the same tick as the process would count as running at that time.

@@ -209,7 +209,7 @@ async fn oversized_cache_error_names_the_limit_and_its_key() {
     let plan = JobPlan { unpack, ..agent.plan(vec![restore, script(&["echo goes on"])]) };
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    let message = "WARNING: Failed to extract cache: the archive unpacks to more than 9999 bytes; `max_bytes` of \
-                   [runners.unpack] in config.toml raises the limit";
+    let message = "WARNING: Failed to extract cache: the archive unpacks to more than 9999 bytes; to raise the limit, set `max_bytes` of \
+                   [runners.unpack] in config.toml";
     assert!(log.contains(message) && log.contains("\ngoes on\n"), "{log}");
 }

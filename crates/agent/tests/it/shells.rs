@@ -94,7 +94,7 @@ async fn unknown_shell_is_a_configuration_error() {
     let fish = Script { shell: "fish".to_owned(), ..Script::default() };
     let (log, result) = agent.complete(&agent.plan(vec![in_shell(&fish, &["echo never"])])).await;
     assert_eq!(failed(&result).0, "runner_configuration_error");
-    assert!(log.contains("the shell `fish` is not supported: use `bash`, `sh`, `pwsh` or `powershell`"), "{log}");
+    assert!(log.contains("the shell `fish` is not supported; use `bash`, `sh`, `pwsh` or `powershell`"), "{log}");
 }
 
 #[tokio::test]

@@ -65,7 +65,7 @@ async fn group_policy_applies_to_all_of_its_steps() {
     body.call = Call::Steps(vec![script(&["exit 3"]), script(&["echo never"])]);
     let (log, result) = agent.complete(&agent.plan(vec![body, script(&["echo goes on"])])).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    assert!(log.contains("WARNING: body failed, but the job goes on: exit status 3"), "{log}");
+    assert!(log.contains("WARNING: body failed, but the job continues: exit status 3"), "{log}");
     assert!(log.contains("\ngoes on\n"), "{log}");
 }
 

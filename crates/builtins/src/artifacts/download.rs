@@ -8,24 +8,26 @@ use muster_agent_api::builtin::ArtifactsDownload;
 use muster_job::JobId;
 use muster_runner_api::client::ClientError;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
-use super::tries::{Endurance, Tries, pause};
-use super::{Door, word};
+use super::retry::{RetryPolicy, RetryState, pause};
+use super::{ArtifactEndpoint, status_text};
 use crate::context::Context;
 use crate::files::extract::extract;
-use crate::site::{Site, Tone};
+use crate::transfer::{MessageLevel, TransferContext};
 
 /// Downloads and unpacks the artifacts of each dependency, in order. A later archive overwrites files of an earlier one.
-pub(super) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn download(context: &Context, download: &ArtifactsDownload, stop: &StopToken) -> Result<(), Failure> {
     let client = context.client(stop).await?;
     for source in &download.from {
         let line = format!("Downloading artifacts for {} ({})...", source.name, source.job_id);
-        context.tell(Tone::Notice, &line);
-        let door = Door { client: client.clone(), job: JobId(source.job_id), token: source.token.clone() };
-        let archive = fetch(context, &door, context.coordinator.direct_download, Endurance::Patient, stop).await;
+        context.report(MessageLevel::Notice, &line);
+        let endpoint =
+            ArtifactEndpoint { client: client.clone(), job: JobId(source.job_id), token: source.token.clone() };
+        let archive =
+            fetch(context, &endpoint, context.coordinator.direct_download, RetryPolicy::UntilTimeout, stop).await;
         let archive = archive.map_err(|failure| match failure {
-            Failure::Step(why) => Failure::Step(format!("downloading artifacts of {}: {why}", source.name)),
+            Failure::Step(reason) => Failure::Step(format!("downloading artifacts of {}: {reason}", source.name)),
             other => other,
         })?;
         extract(context, archive, stop).await?;
@@ -41,47 +43,51 @@ pub(super) async fn download(context: &Context, download: &ArtifactsDownload, st
 /// [`Failure::Step`] if the coordinator rejects the request, [`Failure::System`] if the file cannot be written, or
 /// [`Failure::Stopped`].
 pub async fn fetch(
-    site: &dyn Site,
-    door: &Door,
+    context: &dyn TransferContext,
+    endpoint: &ArtifactEndpoint,
     mut direct: bool,
-    endurance: Endurance,
-    stop: &Stop,
+    retry_policy: RetryPolicy,
+    stop: &StopToken,
 ) -> Result<File, Failure> {
     const DOING: &str = "Downloading artifacts from coordinator...";
-    let mut tries = Tries::new(endurance);
+    let mut retries = RetryState::new(retry_policy);
     loop {
         let result = tokio::select! {
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
             // Only the first attempt may use the object storage, which may be what failed (docs/spec/runner-api.md, section 5.2).
-            result = fetch_once(site, door, std::mem::take(&mut direct)) => result?,
+            result = fetch_once(context, endpoint, std::mem::take(&mut direct)) => result?,
         };
         let error = match result {
             Ok(file) => {
-                site.tell(Tone::Plain, &format!("{DOING} ok id={} responseStatus=200 OK", door.job));
+                context.report(MessageLevel::Plain, &format!("{DOING} ok id={} responseStatus=200 OK", endpoint.job));
                 return Ok(file);
             }
             Err(error) => error,
         };
-        let word = word(&error);
-        let Some(wait) = tries.next_wait(&error) else {
-            site.tell(Tone::Error, &format!("{DOING} {word} id={}", door.job));
-            return Err(Failure::Step(word));
+        let status = status_text(&error);
+        let Some(delay) = retries.next_delay(&error) else {
+            context.report(MessageLevel::Error, &format!("{DOING} {status} id={}", endpoint.job));
+            return Err(Failure::Step(status));
         };
-        site.tell(Tone::Warning, &format!("{DOING} {word} id={}", door.job));
-        site.tell(Tone::Warning, "Retrying...");
-        pause(wait, stop).await?;
+        context.report(MessageLevel::Warning, &format!("{DOING} {status} id={}", endpoint.job));
+        context.report(MessageLevel::Warning, "Retrying...");
+        pause(delay, stop).await?;
     }
 }
 
 /// Makes one attempt. The inner error is one of the network and can be retried; a file that cannot be written is the outer error.
-async fn fetch_once(site: &dyn Site, door: &Door, direct: bool) -> Result<Result<File, ClientError>, Failure> {
-    let local = |error: io::Error| Failure::io("cannot write the archive")(error);
-    let mut answer = match door.client.download_artifact(door.job, &door.token, direct).await {
+async fn fetch_once(
+    context: &dyn TransferContext,
+    endpoint: &ArtifactEndpoint,
+    direct: bool,
+) -> Result<Result<File, ClientError>, Failure> {
+    let local = |error: io::Error| Failure::io("failed to write the archive")(error);
+    let mut answer = match endpoint.client.download_artifact(endpoint.job, &endpoint.token, direct).await {
         Ok(answer) => answer,
         Err(error) => return Ok(Err(error)),
     };
-    let mut file = tempfile::tempfile_in(site.staging()).map_err(local)?;
-    let mut meter = site.meter("Downloading artifacts", Some(answer.size).filter(|size| *size > 0));
+    let mut file = tempfile::tempfile_in(context.staging()).map_err(local)?;
+    let mut meter = context.meter("Downloading artifacts", Some(answer.size).filter(|size| *size > 0));
     while let Some(chunk) = answer.body.next().await {
         match chunk {
             Ok(chunk) => {

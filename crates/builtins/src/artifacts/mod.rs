@@ -2,7 +2,7 @@
 
 mod download;
 mod provenance;
-mod tries;
+mod retry;
 mod upload;
 
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
 use muster_steps::builtin::Builtin;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use crate::context::Context;
 
 pub use download::fetch;
 pub use provenance::Provenance;
-pub use tries::Endurance;
+pub use retry::RetryPolicy;
 pub use upload::Upload;
 
 /// Artifacts of one job at its coordinator.
 #[derive(Debug, Clone)]
-pub struct Door {
+pub struct ArtifactEndpoint {
     /// Client of the coordinator.
     pub client: Client,
     /// ID of the job.
@@ -39,7 +39,7 @@ impl Builtin<Context> for ArtifactsDownload {
         self.from.is_empty()
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         download::download(context, self, stop).await
     }
 }
@@ -50,7 +50,7 @@ impl Builtin<Context> for ArtifactsUploads {
         self.artifacts.is_empty()
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         for upload in &self.artifacts {
             upload::upload(context, upload, stop).await?;
         }
@@ -59,7 +59,7 @@ impl Builtin<Context> for ArtifactsUploads {
 }
 
 /// Returns the result of a failed request, as the trace prints it.
-fn word(error: &ClientError) -> String {
+fn status_text(error: &ClientError) -> String {
     match error {
         ClientError::Forbidden { code: 401, .. } => "unauthorized".to_owned(),
         ClientError::Forbidden { code: 404 | 410, .. } => "not found".to_owned(),

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::ProvenanceInfo;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::blocking::blocking;
-use crate::site::Site;
+use crate::transfer::TransferContext;
 
 /// Number of bytes to hash at once.
 const CHUNK: usize = 256 * 1024;
@@ -36,22 +36,22 @@ impl Provenance {
     /// `name` is a file name without directories. An existing file is replaced; a symbolic link is not followed.
     pub(super) async fn add(
         &self,
-        site: &dyn Site,
+        site: &dyn TransferContext,
         name: &str,
         mut files: Vec<PathBuf>,
-        stop: &Stop,
+        stop: &StopToken,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (root, watch, own) = (site.root().to_owned(), stop.clone(), self.clone());
+        let (root, token, own) = (site.root().to_owned(), stop.clone(), self.clone());
         let file = PathBuf::from(format!("{name}-metadata.json"));
         blocking(site, "reading the artifacts", stop, move || {
             let mut text = Vec::new();
-            let statement = own.statement(subjects(&root, &files, &watch)?);
+            let statement = own.statement(subjects(&root, &files, &token)?);
             let format = serde_json::ser::PrettyFormatter::with_indent(b" ");
             let mut serializer = serde_json::Serializer::with_formatter(&mut text, format);
             serde::Serialize::serialize(&statement, &mut serializer)
                 .map_err(io::Error::from)
                 .and_then(|()| replace(&root, &file, &text))
-                .map_err(Failure::io(format!("cannot write `{}`", file.display())))?;
+                .map_err(Failure::io(format!("failed to write `{}`", file.display())))?;
             if let Err(place) = files.binary_search(&file) {
                 files.insert(place, file);
             }
@@ -109,7 +109,7 @@ fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 /// Returns the names and digests of the regular files.
-fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, Failure> {
+fn subjects(root: &Path, files: &[PathBuf], stop: &StopToken) -> Result<Vec<Value>, Failure> {
     let mut subjects = Vec::new();
     for file in files {
         if stop.cause().is_some() {
@@ -121,7 +121,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, F
         }
         let mut hash = Sha256::new();
         hash_file(muster_files::open(&path)?, &mut hash, stop)
-            .map_err(Failure::io(format!("cannot read `{}`", file.display())))?;
+            .map_err(Failure::io(format!("failed to read `{}`", file.display())))?;
         subjects.push(json!({ "name": file.to_string_lossy(), "digest": { "sha256": hex::encode(hash.finalize()) } }));
     }
     match stop.cause() {
@@ -131,7 +131,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, F
 }
 
 /// Adds a file to the hash. Returns early if the job is stopped, which the caller has to check.
-fn hash_file(mut file: File, hash: &mut Sha256, stop: &Stop) -> io::Result<()> {
+fn hash_file(mut file: File, hash: &mut Sha256, stop: &StopToken) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     while stop.cause().is_none() {
         match file.read(&mut chunk)? {

@@ -11,23 +11,23 @@ use muster_job::JobId;
 use muster_runner_api::client::{ClientError, UploadTimeouts};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio_util::io::ReaderStream;
 
-use super::tries::{Endurance, Tries, pause};
-use super::{Door, Provenance, word};
+use super::retry::{RetryPolicy, RetryState, pause};
+use super::{ArtifactEndpoint, Provenance, status_text};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
-use crate::files::select::{Wanted, expand, select};
-use crate::site::{Meter, Site, Tone};
+use crate::files::select::{FileSelection, expand, select};
+use crate::transfer::{MessageLevel, Meter, TransferContext};
 
 /// Uploads one artifact of a job.
-pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
-    context.tell(Tone::Notice, "Uploading artifacts...");
+pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &StopToken) -> Result<(), Failure> {
+    context.report(MessageLevel::Notice, "Uploading artifacts...");
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.clone());
     let provenance = upload.provenance.as_ref().map(|origin| Provenance {
         job_id: context.coordinator.job_id,
@@ -39,10 +39,10 @@ pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
         what: upload,
         level: Level::from_name(context.variables.get("ARTIFACT_COMPRESSION_LEVEL")),
         limits: limits(context),
-        endurance: Endurance::Patient,
+        retry_policy: RetryPolicy::UntilTimeout,
         provenance: provenance.as_ref(),
     };
-    upload.run(context, async || Ok(Door { client: context.client(stop).await?, job, token }), stop).await
+    upload.run(context, async || Ok(ArtifactEndpoint { client: context.client(stop).await?, job, token }), stop).await
 }
 
 fn rfc3339(time: OffsetDateTime) -> String {
@@ -70,7 +70,7 @@ pub struct Upload<'a> {
     /// Timeouts of one attempt.
     pub limits: UploadTimeouts,
     /// When to retry.
-    pub endurance: Endurance,
+    pub retry_policy: RetryPolicy,
     /// Statement about the origin of the files, to be packed with them. `None` means that none is written.
     pub provenance: Option<&'a Provenance>,
 }
@@ -78,54 +78,54 @@ pub struct Upload<'a> {
 impl Upload<'_> {
     /// Packs the files and uploads them. If no files match, it prints a message and succeeds.
     ///
-    /// `door` is called only if there is something to upload.
+    /// `endpoint` is called only if there is something to upload.
     ///
     /// # Errors
     /// [`Failure::Step`] if the coordinator rejects the artifact, [`Failure::System`] if the archive cannot be written, or
     /// [`Failure::Stopped`].
     pub async fn run(
         &self,
-        site: &dyn Site,
-        door: impl AsyncFnOnce() -> Result<Door, Failure>,
-        stop: &Stop,
+        context: &dyn TransferContext,
+        endpoint: impl AsyncFnOnce() -> Result<ArtifactEndpoint, Failure>,
+        stop: &StopToken,
     ) -> Result<(), Failure> {
         let what = self.what;
-        let wanted = Wanted { paths: &what.paths, exclude: &what.exclude, untracked: what.untracked };
-        let mut files = select(site, wanted, stop).await?;
-        let env = site.environment().into_iter().collect::<HashMap<_, _>>();
+        let wanted = FileSelection { paths: &what.paths, exclude: &what.exclude, untracked: what.untracked };
+        let mut files = select(context, wanted, stop).await?;
+        let env = context.environment().into_iter().collect::<HashMap<_, _>>();
         // An artifact without a name is called `artifacts`. If the name expands to an empty text, it is called `default`.
         let name = if what.name.is_empty() { "artifacts".to_owned() } else { expand(&what.name, &env) };
         if let Some(provenance) = self.provenance {
-            site.tell(Tone::Plain, "Generating artifacts metadata");
-            files = provenance.add(site, base(&name), files, stop).await?;
+            context.report(MessageLevel::Plain, "Generating artifacts metadata");
+            files = provenance.add(context, base(&name), files, stop).await?;
         }
         if files.is_empty() {
-            site.tell(Tone::Error, "No files to upload");
+            context.report(MessageLevel::Error, "No files to upload");
             return Ok(());
         }
         if files.iter().any(|file| file.starts_with(".git")) {
-            site.tell(Tone::Warning, "part of .git directory is on the list of files to archive");
+            context.report(MessageLevel::Warning, "part of .git directory is on the list of files to archive");
         }
         let format = Format::of_artifact(&what.artifact_format)
             .ok_or_else(|| Failure::Step(format!("the artifact format `{}` is not known", what.artifact_format)))?;
-        let archive = self.archive(site, format, files, stop).await?;
-        self.send(site, door().await?, &filename(&name, format), archive.path(), stop).await
+        let archive = self.archive(context, format, files, stop).await?;
+        self.send(context, endpoint().await?, &filename(&name, format), archive.path(), stop).await
     }
 
     async fn archive(
         &self,
-        site: &dyn Site,
+        context: &dyn TransferContext,
         format: Format,
         files: Vec<PathBuf>,
-        stop: &Stop,
+        stop: &StopToken,
     ) -> Result<tempfile::NamedTempFile, Failure> {
-        let (root, staging, level) = (site.root().to_owned(), site.staging().to_owned(), self.level);
+        let (root, staging, level) = (context.root().to_owned(), context.staging().to_owned(), self.level);
         let watch = stop.clone();
-        blocking(site, "packing the artifacts", stop, move || {
+        blocking(context, "packing the artifacts", stop, move || {
             // The job may have removed the directory.
             let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&staging);
             let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(staging));
-            let target = target.map_err(Failure::io("cannot write the archive"))?;
+            let target = target.map_err(Failure::io("failed to write the archive"))?;
             pack(format, &root, &files, level, target.as_file(), &watch)?;
             Ok(target)
         })
@@ -134,58 +134,69 @@ impl Upload<'_> {
 
     async fn send(
         &self,
-        site: &dyn Site,
-        mut door: Door,
+        context: &dyn TransferContext,
+        mut endpoint: ArtifactEndpoint,
         filename: &str,
         archive: &Path,
-        stop: &Stop,
+        stop: &StopToken,
     ) -> Result<(), Failure> {
-        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let not_empty = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let query = ArtifactQuery {
-            artifact_format: some(&self.what.artifact_format),
-            artifact_type: some(&self.what.artifact_type),
-            expire_in: some(&self.what.expire_in),
+            artifact_format: not_empty(&self.what.artifact_format),
+            artifact_type: not_empty(&self.what.artifact_type),
+            expire_in: not_empty(&self.what.expire_in),
         };
         let doing = match self.what.artifact_type.as_str() {
             "" => "Uploading artifacts to coordinator...".to_owned(),
             kind => format!("Uploading artifacts as \"{kind}\" to coordinator..."),
         };
-        let job = door.job;
-        let mut tries = Tries::new(self.endurance);
+        let job = endpoint.job;
+        let mut retries = RetryState::new(self.retry_policy);
         loop {
-            let (body, length) = open(site, archive).await?;
-            let call = door.client.upload_artifact(job, &door.token, &query, filename, body, Some(length), self.limits);
+            let (body, length) = open(context, archive).await?;
+            let call = endpoint.client.upload_artifact(
+                job,
+                &endpoint.token,
+                &query,
+                filename,
+                body,
+                Some(length),
+                self.limits,
+            );
             let result = tokio::select! {
                 cause = stop.stopped() => return Err(Failure::Stopped(cause)),
                 result = call => result,
             };
             let error = match result {
                 Ok(()) => {
-                    site.tell(Tone::Plain, &format!("{doing} 201 Created id={job} responseStatus=201 Created"));
+                    context.report(
+                        MessageLevel::Plain,
+                        &format!("{doing} 201 Created id={job} responseStatus=201 Created"),
+                    );
                     return Ok(());
                 }
                 Err(error) => error,
             };
-            let word = word(&error);
-            let Some(wait) = tries.next_wait(&error) else {
-                site.tell(Tone::Error, &format!("{doing} {word} id={job}"));
-                return Err(Failure::Step(format!("uploading artifacts: {word}")));
+            let status = status_text(&error);
+            let Some(delay) = retries.next_delay(&error) else {
+                context.report(MessageLevel::Error, &format!("{doing} {status} id={job}"));
+                return Err(Failure::Step(format!("uploading artifacts: {status}")));
             };
-            site.tell(Tone::Warning, &format!("{doing} {word} id={job}"));
+            context.report(MessageLevel::Warning, &format!("{doing} {status} id={job}"));
             if let ClientError::Redirected { to, .. } = error {
-                door.client = door.client.with_base_url(&to);
+                endpoint.client = endpoint.client.with_base_url(&to);
             }
-            site.tell(Tone::Warning, "Retrying...");
-            pause(wait, stop).await?;
+            context.report(MessageLevel::Warning, "Retrying...");
+            pause(delay, stop).await?;
         }
     }
 }
 
-async fn open(site: &dyn Site, path: &Path) -> Result<(ByteStream, u64), Failure> {
+async fn open(context: &dyn TransferContext, path: &Path) -> Result<(ByteStream, u64), Failure> {
     let own = path.to_owned();
     let file = muster_files::apart(path, move || muster_files::open(&own)).await?;
-    let length = file.metadata().map_err(Failure::io("cannot read the archive"))?.len();
-    let mut meter: Meter = site.meter("Uploading artifacts", Some(length));
+    let length = file.metadata().map_err(Failure::io("failed to read the archive"))?.len();
+    let mut meter: Meter = context.meter("Uploading artifacts", Some(length));
     let body = ReaderStream::with_capacity(tokio::fs::File::from_std(file), 256 * 1024);
     let body = body.inspect(move |chunk| meter(chunk.as_ref().map_or(0, |chunk| chunk.len())));
     Ok((body.boxed(), length))

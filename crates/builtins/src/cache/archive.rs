@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use crate::blocking::blocking;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
-use crate::files::select::{Wanted, select};
-use crate::site::Site;
+use crate::files::select::{FileSelection, select};
+use crate::transfer::TransferContext;
 
 /// Message if no file has changed since the archive was written.
 pub const UP_TO_DATE: &str = "Archive is up to date!";
@@ -23,7 +23,7 @@ pub const NO_FILES: &str = "No files to cache.";
 #[derive(Debug, Clone, Copy)]
 pub struct Archive<'a> {
     /// Files to pack.
-    pub wanted: Wanted<'a>,
+    pub files: FileSelection<'a>,
     /// Path of the archive.
     pub file: &'a Path,
     /// Path at which an earlier job may have stored the archive. It is moved from there.
@@ -38,7 +38,7 @@ pub struct Archive<'a> {
 
 /// Result of writing an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Archived {
+pub enum ArchiveOutcome {
     /// The patterns match no files.
     NoFiles,
     /// No file is newer than the existing archive.
@@ -55,20 +55,20 @@ impl Archive<'_> {
     ///
     /// # Errors
     /// [`Failure`] if a file or the directory cannot be used, or the job was stopped.
-    pub async fn write(&self, site: &dyn Site, stop: &Stop) -> Result<Archived, Failure> {
-        let files = select(site, self.wanted, stop).await?;
+    pub async fn write(&self, context: &dyn TransferContext, stop: &StopToken) -> Result<ArchiveOutcome, Failure> {
+        let files = select(context, self.files, stop).await?;
         if files.is_empty() {
-            return Ok(Archived::NoFiles);
+            return Ok(ArchiveOutcome::NoFiles);
         }
-        let (root, watch) = (site.root().to_owned(), stop.clone());
+        let (root, watch) = (context.root().to_owned(), stop.clone());
         let (archive, alternate) = (self.file.to_owned(), self.alternate.map(Path::to_owned));
         let (format, level, metadata) = (self.format, self.level, self.metadata.map(str::to_owned));
-        blocking(site, "packing the cache", stop, move || {
-            take_over(alternate.as_deref(), &archive);
+        blocking(context, "packing the cache", stop, move || {
+            adopt_alternate(alternate.as_deref(), &archive);
             if is_up_to_date(&archive, &root, &files) {
-                return Ok(Archived::UpToDate);
+                return Ok(ArchiveOutcome::UpToDate);
             }
-            let problem = || Failure::io(format!("cannot write `{}`", archive.display()));
+            let problem = || Failure::io(format!("failed to write `{}`", archive.display()));
             let directory = archive.parent().unwrap_or(Path::new("."));
             fs::create_dir_all(directory).map_err(problem())?;
             let part = tempfile::Builder::new().prefix("archive_").tempfile_in(directory).map_err(problem())?;
@@ -78,23 +78,23 @@ impl Archive<'_> {
             if let Some(metadata) = metadata {
                 // An existing file is replaced and never opened: another job may have put a FIFO or a symbolic link there.
                 let path = directory.join("metadata.json");
-                let problem = || Failure::io(format!("cannot write `{}`", path.display()));
+                let problem = || Failure::io(format!("failed to write `{}`", path.display()));
                 let mut part = tempfile::Builder::new().prefix("metadata_").tempfile_in(directory).map_err(problem())?;
                 part.write_all(metadata.as_bytes()).map_err(problem())?;
                 part.persist(&path).map_err(|error| problem()(error.error))?;
             }
-            Ok(Archived::Written { size })
+            Ok(ArchiveOutcome::Written { size })
         })
         .await
     }
 }
 
 /// Moves an archive that is stored under the other form of the cache key.
-fn take_over(alternate: Option<&Path>, archive: &Path) {
+fn adopt_alternate(alternate: Option<&Path>, archive: &Path) {
     let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
     let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));
     if let Err(error) = moved {
-        tracing::warn!(%error, "a cache stays under the other form of its key");
+        tracing::warn!(%error, "failed to move a cache to its key");
     }
 }
 
@@ -112,10 +112,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::site::test_support::Here;
+    use crate::transfer::test_support::RecordingContext;
 
     #[test]
-    fn what_another_job_put_in_the_place_of_the_metadata_is_replaced() {
+    fn existing_metadata_file_is_replaced_not_opened() {
         let dir = tempfile::tempdir().unwrap();
         let (root, cache, kept) = (dir.path().join("project"), dir.path().join("cache"), dir.path().join("kept"));
         let metadata = cache.join("metadata.json");
@@ -135,7 +135,7 @@ mod tests {
             std::thread::spawn(move || {
                 let paths = ["file".to_owned()];
                 let archive = Archive {
-                    wanted: Wanted { paths: &paths, ..Wanted::default() },
+                    files: FileSelection { paths: &paths, ..FileSelection::default() },
                     file: &file,
                     alternate: None,
                     format: Format::Zip,
@@ -143,13 +143,13 @@ mod tests {
                     metadata: Some("{}"),
                 };
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-                let written = runtime.block_on(archive.write(&Here::new(root), &Stop::default()));
+                let written = runtime.block_on(archive.write(&RecordingContext::new(root), &StopToken::default()));
                 done.send(written.unwrap()).unwrap();
             });
             let written = written.recv_timeout(Duration::from_secs(20));
             let written =
                 written.unwrap_or_else(|_| panic!("{what} in the place of the metadata: writing does not end"));
-            assert!(matches!(written, Archived::Written { .. }), "{what}: {written:?}");
+            assert!(matches!(written, ArchiveOutcome::Written { .. }), "{what}: {written:?}");
             assert_eq!(fs::read_to_string(&kept).unwrap(), "kept", "{what}");
             assert!(fs::symlink_metadata(&metadata).unwrap().is_file(), "{what}");
             assert_eq!(fs::read_to_string(&metadata).unwrap(), "{}", "{what}");

@@ -13,16 +13,16 @@ use async_trait::async_trait;
 use muster_agent_api::builtin::{CacheEntry, CacheRestore, CacheSave};
 use muster_steps::builtin::Builtin;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::files::extract::extract;
 use crate::files::format::{Format, Level};
-use crate::files::select::{Wanted, select};
-use crate::site::{Site, Tone};
+use crate::files::select::{FileSelection, select};
+use crate::transfer::{MessageLevel, TransferContext};
 
-pub use archive::{Archive, Archived, NO_FILES, UP_TO_DATE};
+pub use archive::{Archive, ArchiveOutcome, NO_FILES, UP_TO_DATE};
 
 /// Message on restore if caches are stored only on this machine.
 pub const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded from shared cache server. \
@@ -37,7 +37,7 @@ impl Builtin<Context> for CacheRestore {
         self.caches.is_empty()
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         for cache in &self.caches {
             restore(context, cache, stop).await?;
         }
@@ -51,7 +51,7 @@ impl Builtin<Context> for CacheSave {
         self.caches.is_empty()
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         for cache in &self.caches {
             save(context, cache, stop).await?;
         }
@@ -60,22 +60,22 @@ impl Builtin<Context> for CacheSave {
 }
 
 /// Unpacks the archive of the key, or of the first fallback key that has one.
-async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     if cache.key.is_empty() {
-        context.tell(Tone::Notice, "Skipping cache extraction due to empty cache key");
+        context.report(MessageLevel::Notice, "Skipping cache extraction due to empty cache key");
         return Ok(());
     }
     if !policy_allows(context, cache, "pull") {
-        context.tell(Tone::Notice, &format!("Not downloading cache {} due to policy", name(cache, 0)));
+        context.report(MessageLevel::Notice, &format!("Not downloading cache {} due to policy", name(cache, 0)));
         return Ok(());
     }
     for (index, key) in [&cache.key].into_iter().chain(&cache.fallback_keys).enumerate() {
-        context.tell(Tone::Notice, &format!("Checking cache for {}...", name(cache, index)));
+        context.report(MessageLevel::Notice, &format!("Checking cache for {}...", name(cache, index)));
         let Some(path) = archive_path(cache, key) else {
-            context.tell(Tone::Warning, &format!("cache key \"{key}\" leads out of the cache directory"));
+            context.report(MessageLevel::Warning, &format!("cache key \"{key}\" leads out of the cache directory"));
             continue;
         };
-        context.tell(Tone::Plain, NO_DOWNLOAD);
+        context.report(MessageLevel::Plain, NO_DOWNLOAD);
         let alternate = archive_path(cache, &cache.alternate).filter(|_| index == 0);
         let found = path.clone();
         let opened = muster_files::apart(&path, move || {
@@ -84,23 +84,23 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(
         let archive = match opened.await {
             Ok(file) => file,
             Err(error) if error.is_missing() => {
-                context.tell(Tone::Warning, "Cache file does not exist");
-                context.tell(Tone::Warning, "Failed to extract cache");
+                context.report(MessageLevel::Warning, "Cache file does not exist");
+                context.report(MessageLevel::Warning, "Failed to extract cache");
                 continue;
             }
             Err(error) => {
-                context.tell(Tone::Warning, &format!("Failed to extract cache: {error}"));
+                context.report(MessageLevel::Warning, &format!("Failed to extract cache: {error}"));
                 continue;
             }
         };
         match extract(context, archive, stop).await {
             Ok(()) => {
-                context.tell(Tone::Notice, "Successfully extracted cache");
+                context.report(MessageLevel::Notice, "Successfully extracted cache");
                 return Ok(());
             }
             Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
             Err(failure) => {
-                context.tell(Tone::Warning, &format!("Failed to extract cache: {failure}"));
+                context.report(MessageLevel::Warning, &format!("Failed to extract cache: {failure}"));
                 if cache.clean_up_failed {
                     remove_extracted(context, cache, stop).await?;
                 }
@@ -111,11 +111,11 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(
 }
 
 /// Removes the files of a cache that could not be unpacked completely, for `FF_CLEAN_UP_FAILED_CACHE_EXTRACT`.
-async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
-    let found = select(context, Wanted { paths: &cache.paths, ..Wanted::default() }, stop).await?;
+async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
+    let found = select(context, FileSelection { paths: &cache.paths, ..FileSelection::default() }, stop).await?;
     let extraction = context.extraction();
     for path in &cache.paths {
-        context.tell(Tone::Plain, &format!("Removing {path}"));
+        context.report(MessageLevel::Plain, &format!("Removing {path}"));
     }
     blocking(context, "removing a damaged cache", stop, move || {
         // If the root is a symbolic link, the archive was not unpacked.
@@ -130,43 +130,46 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) ->
 }
 
 /// Packs the files of a cache if one of them is newer than the archive.
-async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
-    let Some(archive) = archive_path(cache, &cache.key) else {
-        context.tell(Tone::Notice, "Skipping cache archiving due to empty cache key");
+async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
+    let Some(path) = archive_path(cache, &cache.key) else {
+        context.report(MessageLevel::Notice, "Skipping cache archiving due to empty cache key");
         return Ok(());
     };
     if !policy_allows(context, cache, "push") {
-        context.tell(Tone::Notice, &format!("Not uploading cache {} due to policy", name(cache, 0)));
+        context.report(MessageLevel::Notice, &format!("Not uploading cache {} due to policy", name(cache, 0)));
         return Ok(());
     }
-    context.tell(Tone::Notice, &format!("Creating cache {}...", name(cache, 0)));
+    context.report(MessageLevel::Notice, &format!("Creating cache {}...", name(cache, 0)));
     let format = context.variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let known = Format::of_cache(format);
     if known.is_none() {
-        context.tell(Tone::Warning, &format!("CACHE_COMPRESSION_FORMAT `{format}` is not known here: `zip` is used"));
+        context.report(
+            MessageLevel::Warning,
+            &format!("CACHE_COMPRESSION_FORMAT `{format}` is not supported; using `zip`"),
+        );
     }
     let metadata = serde_json::json!({ "cachekey": name(cache, 0) }).to_string();
     let alternate = archive_path(cache, &cache.alternate);
-    let wanted = Archive {
-        wanted: Wanted { paths: &cache.paths, untracked: cache.untracked, ..Wanted::default() },
-        file: &archive,
+    let archive = Archive {
+        files: FileSelection { paths: &cache.paths, untracked: cache.untracked, ..FileSelection::default() },
+        file: &path,
         alternate: alternate.as_deref(),
         format: known.unwrap_or(Format::Zip),
         level: Level::from_name(context.variables.get("CACHE_COMPRESSION_LEVEL")),
         metadata: Some(&metadata),
     };
-    match wanted.write(context, stop).await {
+    match archive.write(context, stop).await {
         Ok(written) => {
             match written {
-                Archived::Written { .. } => {}
-                Archived::UpToDate => context.tell(Tone::Plain, UP_TO_DATE),
-                Archived::NoFiles => context.tell(Tone::Plain, NO_FILES),
+                ArchiveOutcome::Written { .. } => {}
+                ArchiveOutcome::UpToDate => context.report(MessageLevel::Plain, UP_TO_DATE),
+                ArchiveOutcome::NoFiles => context.report(MessageLevel::Plain, NO_FILES),
             }
-            context.tell(Tone::Plain, NO_UPLOAD);
-            context.tell(Tone::Notice, "Created cache");
+            context.report(MessageLevel::Plain, NO_UPLOAD);
+            context.report(MessageLevel::Notice, "Created cache");
         }
         Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
-        Err(failure) => context.tell(Tone::Warning, &format!("Failed to create cache: {failure}")),
+        Err(failure) => context.report(MessageLevel::Warning, &format!("Failed to create cache: {failure}")),
     }
     Ok(())
 }
@@ -183,7 +186,7 @@ fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
         "" | "pull-push" => true,
         "pull" | "push" => cache.policy == action,
         other => {
-            context.tell(Tone::Warning, &format!("unknown cache policy {other} for {}", cache.key));
+            context.report(MessageLevel::Warning, &format!("unknown cache policy {other} for {}", cache.key));
             false
         }
     }

@@ -8,23 +8,23 @@ use std::time::{Duration, SystemTime};
 use filetime::FileTime;
 use futures::StreamExt;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Response, StatusCode, Url};
 use tokio_util::io::ReaderStream;
 
-use crate::site::{Site, Tone};
+use crate::transfer::{MessageLevel, TransferContext};
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of bytes to read of an error response.
-const REASON_MAX: usize = 16 * 1024;
+const MAX_REASON_BYTES: usize = 16 * 1024;
 
 /// HTTP client for the transfers of one cache.
 #[derive(Debug, Clone)]
 pub struct Remote {
     http: reqwest::Client,
     retries: u32,
-    pause: Duration,
+    delay: Duration,
 }
 
 /// Error of a transfer.
@@ -45,7 +45,7 @@ pub enum RemoteError {
     #[error("{0}")]
     Network(String),
     /// The file on this machine cannot be read or written.
-    #[error("cannot {0}")]
+    #[error("failed to {0}")]
     File(String, #[source] io::Error),
     /// A parameter of the transfer is invalid.
     #[error("{0}")]
@@ -60,7 +60,7 @@ impl RemoteError {
         Self::Network(muster_job::error_chain(&error.without_url()))
     }
 
-    fn can_heal(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
             Self::Network(_) => true,
             Self::Status { status, .. } => status.is_server_error(),
@@ -73,22 +73,22 @@ impl From<RemoteError> for Failure {
     fn from(error: RemoteError) -> Self {
         match error {
             RemoteError::Stopped(cause) => Self::Stopped(cause),
-            RemoteError::File(doing, error) => Self::System(format!("cannot {doing}: {error}")),
+            RemoteError::File(operation, error) => Self::System(format!("failed to {operation}: {error}")),
             other => Self::Step(other.to_string()),
         }
     }
 }
 
 impl Remote {
-    /// Returns a client. `limit` is the timeout of one attempt, `pause` the delay before each of up to `retries` retries.
+    /// Returns a client. `limit` is the timeout of one attempt, `delay` the delay before each of up to `retries` retries.
     ///
     /// # Errors
     /// [`RemoteError::Setup`] if the system's certificates cannot be read.
-    pub fn new(limit: Duration, retries: u32, pause: Duration) -> Result<Self, RemoteError> {
-        let http = reqwest::Client::builder().connect_timeout(CONNECT_LIMIT).timeout(limit);
+    pub fn new(limit: Duration, retries: u32, delay: Duration) -> Result<Self, RemoteError> {
+        let http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(limit);
         // An archive must not be decompressed, even if the store declares a content encoding.
         let http = http.no_gzip().build().map_err(|error| RemoteError::Setup(error.to_string()))?;
-        Ok(Self { http, retries, pause })
+        Ok(Self { http, retries, delay })
     }
 
     /// Returns when the object at `url` was last modified. `None` means that it does not exist.
@@ -97,7 +97,7 @@ impl Remote {
     /// The store is unreachable or answers with an error.
     pub async fn modified(&self, url: &Url) -> Result<Option<SystemTime>, RemoteError> {
         let response = self.http.head(url.clone()).send().await.map_err(RemoteError::network)?;
-        match checked(response).await {
+        match check_status(response).await {
             Ok(response) => Ok(Some(last_modified(&response).unwrap_or(SystemTime::UNIX_EPOCH))),
             Err(RemoteError::Missing) => Ok(None),
             Err(error) => Err(error),
@@ -108,29 +108,38 @@ impl Remote {
     ///
     /// # Errors
     /// [`RemoteError`]. The file is unchanged then.
-    pub async fn download(&self, site: &dyn Site, url: &Url, file: &Path, stop: &Stop) -> Result<(), RemoteError> {
-        self.again(site, stop, async || self.download_once(site, url, file).await).await
+    pub async fn download(
+        &self,
+        context: &dyn TransferContext,
+        url: &Url,
+        file: &Path,
+        stop: &StopToken,
+    ) -> Result<(), RemoteError> {
+        self.with_retries(context, stop, async || self.download_once(context, url, file).await).await
     }
 
-    async fn download_once(&self, site: &dyn Site, url: &Url, file: &Path) -> Result<(), RemoteError> {
+    async fn download_once(&self, context: &dyn TransferContext, url: &Url, file: &Path) -> Result<(), RemoteError> {
         let local = |error| RemoteError::File(format!("write `{}`", file.display()), error);
         let response = self.http.get(url.clone()).send().await.map_err(RemoteError::network)?;
-        let response = checked(response).await?;
+        let response = check_status(response).await?;
         let changed = last_modified(&response);
         let own = fs::symlink_metadata(file).and_then(|metadata| metadata.modified()).ok();
         let name = |path: Option<&std::ffi::OsStr>| path.unwrap_or_default().to_string_lossy().into_owned();
         if own.is_some_and(|own| changed.unwrap_or(SystemTime::UNIX_EPOCH) <= own) {
-            site.tell(Tone::Plain, &format!("{} is up to date", name(file.file_name())));
+            context.report(MessageLevel::Plain, &format!("{} is up to date", name(file.file_name())));
             return Ok(());
         }
         let etag = response.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
         let etag = etag.map(|etag| format!(" ETag={etag}")).unwrap_or_default();
         // The suffix is not printed: it is always `.zip`, in whatever format the archive is.
-        site.tell(Tone::Plain, &format!("Downloading {} from {}{etag}", name(file.file_stem()), clean(url)));
+        context.report(
+            MessageLevel::Plain,
+            &format!("Downloading {} from {}{etag}", name(file.file_stem()), without_secrets(url)),
+        );
         let directory = file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(directory).map_err(local)?;
         let mut part = tempfile::Builder::new().prefix("cache").tempfile_in(directory).map_err(local)?;
-        let mut meter = site.meter("Downloading cache", response.content_length());
+        let mut meter = context.meter("Downloading cache", response.content_length());
         let mut body = response.bytes_stream();
         while let Some(chunk) = body.next().await {
             let chunk = chunk.map_err(RemoteError::network)?;
@@ -151,19 +160,19 @@ impl Remote {
     /// A header is invalid, the file cannot be read, or the store is unreachable or answers with an error.
     pub async fn upload(
         &self,
-        site: &dyn Site,
+        context: &dyn TransferContext,
         file: &Path,
         url: &Url,
         headers: &[String],
-        stop: &Stop,
+        stop: &StopToken,
     ) -> Result<(), RemoteError> {
-        let headers = parse(headers)?;
-        self.again(site, stop, async || self.upload_once(site, file, url, &headers).await).await
+        let headers = parse_headers(headers)?;
+        self.with_retries(context, stop, async || self.upload_once(context, file, url, &headers).await).await
     }
 
     async fn upload_once(
         &self,
-        site: &dyn Site,
+        context: &dyn TransferContext,
         file: &Path,
         url: &Url,
         headers: &HeaderMap,
@@ -174,8 +183,8 @@ impl Remote {
             muster_files::apart(file, move || muster_files::open(&own)).await.map_err(|error| local(error.into()))?;
         let metadata = content.metadata().map_err(local)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        site.tell(Tone::Plain, &format!("Uploading {name} to {}", clean(url)));
-        let mut meter = site.meter("Uploading cache", Some(metadata.len()));
+        context.report(MessageLevel::Plain, &format!("Uploading {name} to {}", without_secrets(url)));
+        let mut meter = context.meter("Uploading cache", Some(metadata.len()));
         let body = ReaderStream::with_capacity(tokio::fs::File::from_std(content), 256 * 1024)
             .inspect(move |chunk| meter(chunk.as_ref().map_or(0, |chunk| chunk.len())));
         let mut headers = headers.clone();
@@ -186,39 +195,39 @@ impl Remote {
             headers.insert(header::LAST_MODIFIED, time);
         }
         let call = self.http.put(url.clone()).headers(headers).body(Body::wrap_stream(body));
-        checked(call.send().await.map_err(RemoteError::network)?).await.map(drop)
+        check_status(call.send().await.map_err(RemoteError::network)?).await.map(drop)
     }
 
     /// Makes a transfer, and retries it after transient errors.
-    async fn again(
+    async fn with_retries(
         &self,
-        site: &dyn Site,
-        stop: &Stop,
+        context: &dyn TransferContext,
+        stop: &StopToken,
         transfer: impl AsyncFn() -> Result<(), RemoteError>,
     ) -> Result<(), RemoteError> {
-        let mut left = self.retries;
+        let mut retries_left = self.retries;
         loop {
             let ended = tokio::select! {
                 cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
                 ended = transfer() => ended,
             };
             match ended {
-                Err(error) if error.can_heal() && left > 0 => {
-                    left -= 1;
-                    site.tell(Tone::Warning, &format!("Retrying... error={error}"));
+                Err(error) if error.is_transient() && retries_left > 0 => {
+                    retries_left -= 1;
+                    context.report(MessageLevel::Warning, &format!("Retrying... error={error}"));
                 }
                 ended => return ended,
             }
             tokio::select! {
                 cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
-                () = tokio::time::sleep(self.pause) => {}
+                () = tokio::time::sleep(self.delay) => {}
             }
         }
     }
 }
 
 /// Returns the response if its status is a success.
-async fn checked(response: Response) -> Result<Response, RemoteError> {
+async fn check_status(response: Response) -> Result<Response, RemoteError> {
     let status = response.status();
     match status {
         status if status.is_success() => Ok(response),
@@ -232,7 +241,7 @@ async fn reason(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
         body.extend_from_slice(&chunk);
-        if body.len() > REASON_MAX {
+        if body.len() > MAX_REASON_BYTES {
             break;
         }
     }
@@ -254,7 +263,7 @@ fn last_modified(response: &Response) -> Option<SystemTime> {
 }
 
 /// Returns the URL without parts that may be secret. The signature is in the query.
-fn clean(url: &Url) -> Url {
+fn without_secrets(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);
     url.set_fragment(None);
@@ -262,10 +271,10 @@ fn clean(url: &Url) -> Url {
     url
 }
 
-fn parse(headers: &[String]) -> Result<HeaderMap, RemoteError> {
+fn parse_headers(headers: &[String]) -> Result<HeaderMap, RemoteError> {
     let mut map = HeaderMap::new();
     for (name, value) in headers.iter().filter_map(|header| header.split_once(':')) {
-        let unusable = || RemoteError::Setup(format!("`{}` is no header that can be sent", name.trim()));
+        let unusable = || RemoteError::Setup(format!("`{}` is not a valid header", name.trim()));
         let name = HeaderName::try_from(name.trim()).map_err(|_| unusable())?;
         map.insert(name, HeaderValue::try_from(value.trim()).map_err(|_| unusable())?);
     }

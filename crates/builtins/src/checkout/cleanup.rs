@@ -5,7 +5,7 @@ use std::path::Path;
 
 use muster_agent_api::builtin::Cleanup;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use super::{clear, exists, remote, submodules};
@@ -17,11 +17,11 @@ use crate::removal::remove_tree;
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
 /// Cleans or removes the checkout after a job, as the plan requires.
-pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     match cleanup.checkout.as_str() {
         "" => {}
-        "none" => context.say(&style::info("Skipping build directory cleanup step")),
+        "none" => context.print(&style::info("Skipping build directory cleanup step")),
         "fetch" => {
             if let Some(flags) = cleanup.clean_flags.as_ref()
                 && exists(context, ".git", stop).await?
@@ -70,9 +70,9 @@ pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
     }
 }
 
-fn remove_below(directory: &Path, doomed: impl Fn(&str) -> bool) {
+fn remove_below(directory: &Path, is_removed: impl Fn(&str) -> bool) {
     for entry in walkdir::WalkDir::new(directory).into_iter().flatten() {
-        if entry.file_type().is_file() && entry.file_name().to_str().is_some_and(&doomed) {
+        if entry.file_type().is_file() && entry.file_name().to_str().is_some_and(&is_removed) {
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use muster_agent_api::builtin::{Checkout, GLOBAL_GIT_CONFIG};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use super::without_credentials;
 use crate::blocking::blocking;
@@ -28,7 +28,7 @@ pub(super) fn external_path(context: &Context) -> PathBuf {
 }
 
 /// Writes the git configuration of the job. Returns the path of the file that repositories include.
-pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<PathBuf, Failure> {
+pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<PathBuf, Failure> {
     writing(context, checkout, stop, |context, checkout| {
         let external = external_path(context);
         private(&external, &external_text(context, checkout))?;
@@ -44,7 +44,7 @@ pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &St
 pub(super) async fn write_template(
     context: &Arc<Context>,
     checkout: &Checkout,
-    stop: &Stop,
+    stop: &StopToken,
 ) -> Result<PathBuf, Failure> {
     writing(context, checkout, stop, |context, checkout| {
         let template = context.temp_dir.join("git-template");
@@ -58,12 +58,12 @@ pub(super) async fn write_template(
 async fn writing(
     context: &Arc<Context>,
     checkout: &Checkout,
-    stop: &Stop,
+    stop: &StopToken,
     write: fn(&Context, &Checkout) -> io::Result<PathBuf>,
 ) -> Result<PathBuf, Failure> {
     let (own, checkout) = (Arc::clone(context), checkout.clone());
     blocking(&**context, "writing the git configuration", stop, move || {
-        write(&own, &checkout).map_err(Failure::io("cannot write the git configuration"))
+        write(&own, &checkout).map_err(Failure::io("failed to write the git configuration"))
     })
     .await
 }

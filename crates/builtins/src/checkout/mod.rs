@@ -16,13 +16,13 @@ use async_trait::async_trait;
 use muster_agent_api::builtin::{Checkout, Cleanup};
 use muster_steps::builtin::{Builtin, Role};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::script;
-use crate::site::Site;
+use crate::transfer::TransferContext;
 
 #[async_trait]
 impl Builtin<Context> for Checkout {
@@ -30,18 +30,18 @@ impl Builtin<Context> for Checkout {
         Role::Sources
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         run(context, self, stop).await
     }
 
-    fn clearing(&self) -> Option<(&'static str, &'static str)> {
+    fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         let has_repository = !matches!(self.strategy.as_str(), "none" | "empty");
         has_repository.then_some(CLEAR_WORKTREE)
     }
 
     /// Removes the whole checkout: the state that the first attempt left is unknown.
-    async fn clear(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
-        context.say(&style::info("Deleting tracked and untracked files..."));
+    async fn clear(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
+        context.print(&style::info("Deleting tracked and untracked files..."));
         clear(context, stop).await
     }
 }
@@ -52,22 +52,22 @@ impl Builtin<Context> for Cleanup {
         Role::Cleanup
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         cleanup::clean_up(context, self, stop).await?;
         context.clear_files(stop).await
     }
 }
 
-async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     match checkout.strategy.as_str() {
         "none" => {
             config::write(context, checkout, stop).await?;
-            nothing_checked_out(context, "Skipping Git repository setup");
+            print_skipped(context, "Skipping Git repository setup");
             return context.create_project_dir(stop).await;
         }
         "empty" => {
             config::write(context, checkout, stop).await?;
-            nothing_checked_out(context, "Skipping Git repository setup and creating an empty build directory");
+            print_skipped(context, "Skipping Git repository setup and creating an empty build directory");
             return clear(context, stop).await;
         }
         _ => {}
@@ -84,20 +84,25 @@ async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result
 const CLEAR_WORKTREE: (&str, &str) =
     ("clear_worktree", "Deleting all tracked and untracked files due to source fetch failure");
 
-fn nothing_checked_out(context: &Context, why: &str) {
-    context.say(&[why, "Skipping Git checkout", "Skipping Git submodules setup"].map(style::info).concat());
+fn print_skipped(context: &Context, reason: &str) {
+    context.print(&[reason, "Skipping Git checkout", "Skipping Git submodules setup"].map(style::info).concat());
 }
 
-async fn hook(context: &Context, checkout: &Checkout, hook: script::Group<'_>, stop: &Stop) -> Result<(), Failure> {
+async fn hook(
+    context: &Context,
+    checkout: &Checkout,
+    hook: script::ScriptBlock<'_>,
+    stop: &StopToken,
+) -> Result<(), Failure> {
     if hook.1.is_empty() {
         return Ok(());
     }
     context.create_project_dir(stop).await?;
-    script::run_groups(context, &checkout.shell, &[hook], stop).await
+    script::run_blocks(context, &checkout.shell, &[hook], stop).await
 }
 
 /// Empties the project directory, and creates it if it does not exist.
-async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
+async fn clear(context: &Context, stop: &StopToken) -> Result<(), Failure> {
     let (extraction, shared) = (context.extraction(), Arc::clone(&context.shared));
     if let Some(cause) = stop.cause() {
         return Err(Failure::Stopped(cause));
@@ -106,14 +111,14 @@ async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
         // A symbolic link in the path must not make this empty another directory.
         extraction.create_parent()?;
         let dir = &extraction.root;
-        shared.trash.discard(dir).map_err(Failure::io(format!("cannot empty `{}`", dir.display())))?;
+        shared.trash.discard(dir).map_err(Failure::io(format!("failed to empty `{}`", dir.display())))?;
         extraction.open_root().map(drop)
     })
     .await
 }
 
 /// Returns whether the project directory contains a file or directory with this name.
-async fn exists(context: &Context, name: &str, stop: &Stop) -> Result<bool, Failure> {
+async fn exists(context: &Context, name: &str, stop: &StopToken) -> Result<bool, Failure> {
     let path = context.project_dir.join(name);
     blocking(context, "looking at the project directory", stop, move || Ok(path.exists())).await
 }

@@ -8,7 +8,7 @@ use muster_agent_api::builtin::Checkout;
 use muster_files::Limit;
 use muster_steps::failure::Failure;
 use muster_steps::process::Command;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use super::cleanup::{remove_config, remove_leftovers};
@@ -18,10 +18,10 @@ use crate::blocking::blocking;
 use crate::context::Context;
 
 /// Maximum size of `.gitattributes`. git-lfs does not write that much for any repository.
-const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "nothing depends on it" };
+const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
 
 /// Fetches the commit and checks it out in the project directory.
-pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     if checkout.strategy == "clone" {
         clear(context, stop).await?;
@@ -39,21 +39,21 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     let external = config::write(context, checkout, stop).await?;
     fetch(context, checkout, &external, stop).await?;
     if checkout.checkout {
-        files(context, checkout, stop).await?;
+        check_out_files(context, checkout, stop).await?;
     } else {
-        context.say(&style::info("Skipping Git checkout"));
+        context.print(&style::info("Skipping Git checkout"));
     }
     if with_submodules {
         submodules::update(context, checkout, stop).await
     } else {
-        context.say(&style::info("Skipping Git submodules setup"));
+        context.print(&style::info("Skipping Git submodules setup"));
         Ok(())
     }
 }
 
-async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, stop: &Stop) -> Result<(), Failure> {
+async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
-    context.say(&style::info(&match checkout.depth {
+    context.print(&style::info(&match checkout.depth {
         depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
         _ => "Fetching changes...".to_owned(),
     }));
@@ -75,7 +75,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
         git(context, &args, project, stop).await?;
     }
     if fresh {
-        context.say(&style::info("Created fresh repository."));
+        context.print(&style::info("Created fresh repository."));
     } else {
         let (url, include) = (without_credentials(&checkout.repo_url), external.to_string_lossy());
         for (key, value) in [("remote.origin.url", url.as_str()), ("include.path", &*include)] {
@@ -108,10 +108,10 @@ fn options(checkout: &Checkout) -> Vec<String> {
 }
 
 /// Checks out the files of the commit, including those in LFS.
-async fn files(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+async fn check_out_files(context: &Context, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&checkout.sha), checkout.ref_name);
-    context.say(&style::info(&notice));
+    context.print(&style::info(&notice));
     let options = options(checkout);
     let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
     args.extend(["-c", "submodule.recurse=false", "checkout", "-f", "-q", &checkout.sha]);
@@ -123,19 +123,19 @@ async fn files(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<()
     if checkout.skip_lfs {
         return Ok(());
     }
-    if lfs_is_there(context) {
+    if has_lfs(context) {
         git(context, &["lfs", "pull"], project, stop).await?;
-        context.say("\n");
+        context.print("\n");
     } else if uses_lfs(project).await {
-        context.say(&style::warning(
-            "the repository keeps files with Git LFS, and git-lfs is not in PATH here: these files are only pointers",
+        context.print(&style::warning(
+            "the repository uses Git LFS, but git-lfs is not in PATH: LFS files are only pointers",
         ));
     }
     Ok(())
 }
 
 /// Returns whether git finds `git-lfs` in the job's `PATH`.
-pub(super) fn lfs_is_there(context: &Context) -> bool {
+pub(super) fn has_lfs(context: &Context) -> bool {
     let path = context.environment().into_iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path);
     let path = path.unwrap_or_default();
     std::env::split_paths(&path).any(|directory| {
@@ -156,13 +156,18 @@ fn regex_escaped(text: &str) -> String {
 }
 
 /// Runs git without downloading LFS files, which are downloaded together later (docs/spec/job-execution.md, section 2.5).
-async fn git_without_lfs(context: &Context, checkout: &Checkout, args: &[&str], stop: &Stop) -> Result<(), Failure> {
+async fn git_without_lfs(
+    context: &Context,
+    checkout: &Checkout,
+    args: &[&str],
+    stop: &StopToken,
+) -> Result<(), Failure> {
     let skip = (!checkout.skip_lfs).then(|| ("GIT_LFS_SKIP_SMUDGE".into(), "1".into()));
     git_with(context, args, &context.project_dir, skip, stop).await
 }
 
 /// Runs git with the job's environment, except variables that would make git use another repository.
-pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &StopToken) -> Result<(), Failure> {
     git_with(context, args, dir, None, stop).await
 }
 
@@ -171,14 +176,14 @@ async fn git_with(
     args: &[&str],
     dir: &Path,
     more: Option<(OsString, OsString)>,
-    stop: &Stop,
+    stop: &StopToken,
 ) -> Result<(), Failure> {
-    let leads_astray = |key: &OsString| {
+    let selects_other_repository = |key: &OsString| {
         ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"]
             .iter()
             .any(|name| key == name)
     };
-    let mut env: Vec<_> = context.environment().into_iter().filter(|(key, _)| !leads_astray(key)).collect();
+    let mut env: Vec<_> = context.environment().into_iter().filter(|(key, _)| !selects_other_repository(key)).collect();
     env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
     env.push(("GCM_INTERACTIVE".into(), "Never".into()));
     env.extend(more);

@@ -2,25 +2,25 @@
 
 use muster_agent_api::builtin::{Checkout, Cleanup};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use super::config::external_path;
-use super::remote::{git, lfs_is_there};
+use super::remote::{git, has_lfs};
 use crate::context::Context;
 
 const RECURSIVE: &str = "--recursive";
 const RESET: [&str; 3] = ["git", "reset", "--hard"];
 
 /// Updates the submodules to the commits that the checked-out commit names.
-pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let recursive = match checkout.submodules.as_str() {
         "normal" => false,
         "recursive" => true,
         _ => return Err(Failure::Step("unknown GIT_SUBMODULE_STRATEGY".to_owned())),
     };
     let (project, depth) = (&context.project_dir, checkout.submodule_depth);
-    context.say(&style::info(&format!(
+    context.print(&style::info(&format!(
         "Updating/initializing submodules{}{}...",
         if recursive { " recursively" } else { "" },
         if depth > 0 { format!(" with git depth set to {depth}") } else { String::new() }
@@ -37,12 +37,12 @@ pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &Stop) 
     let update: Vec<&str> = update.iter().map(String::as_str).collect();
     match git(context, &update, project, stop).await {
         Ok(()) => {
-            context.say(&style::info("Updated submodules"));
+            context.print(&style::info("Updated submodules"));
             git(context, &sync, project, stop).await?;
         }
         Err(failure) if stop.cause().is_some() => return Err(failure),
         Err(_) => {
-            context.say(&style::warning("Updating submodules failed. Retrying..."));
+            context.print(&style::warning("Updating submodules failed. Retrying..."));
             if checkout.submodule_flags.iter().any(|flag| flag == "--remote") {
                 let include = include(context);
                 let fetch = ["git", "-c", &include, "fetch", "origin", "+refs/heads/*:refs/remotes/origin/*"];
@@ -58,14 +58,14 @@ pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &Stop) 
     let include = ["git", "config", "--replace-all", "include.path", &*external.to_string_lossy()].map(str::to_owned);
     let include: Vec<&str> = include.iter().map(String::as_str).collect();
     foreach(context, true, &include, stop).await?;
-    if !checkout.skip_lfs && lfs_is_there(context) {
+    if !checkout.skip_lfs && has_lfs(context) {
         foreach(context, recursive, &["git", "lfs", "pull"], stop).await?;
     }
     Ok(())
 }
 
 /// Cleans the submodules after a job.
-pub(super) async fn clean(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn clean(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     let recursive = match cleanup.submodules.as_str() {
         "normal" => false,
         "recursive" => true,
@@ -104,12 +104,12 @@ fn paths(checkout: &Checkout) -> Vec<String> {
 }
 
 fn clean_command(flags: Option<&Vec<String>>) -> Vec<String> {
-    let usual = || vec!["-ffdx".to_owned()];
-    let flags = flags.filter(|flags| !flags.is_empty()).cloned().unwrap_or_else(usual);
+    let default_flags = || vec!["-ffdx".to_owned()];
+    let flags = flags.filter(|flags| !flags.is_empty()).cloned().unwrap_or_else(default_flags);
     ["git", "clean"].map(str::to_owned).into_iter().chain(flags).collect()
 }
 
-async fn foreach(context: &Context, recursive: bool, command: &[&str], stop: &Stop) -> Result<(), Failure> {
+async fn foreach(context: &Context, recursive: bool, command: &[&str], stop: &StopToken) -> Result<(), Failure> {
     let mut args = vec!["submodule", "foreach"];
     args.extend(recursive.then_some(RECURSIVE));
     args.extend(command);

@@ -16,26 +16,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use muster_agent_api::builtin::Checkout;
 use muster_files::{Limit, open, read_open};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use super::{config, remote, short, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::site::Site;
-use crate::templates::{Key, Template, Tree};
+use crate::templates::{Template, TemplateKey, Tree};
+use crate::transfer::TransferContext;
 
 /// Maximum size of the repository's packed references.
-const REFS_LIMIT: Limit = Limit { bytes: 64 * 1024 * 1024, remedy: "the checkout is made without tags" };
+const REFS_LIMIT: Limit = Limit { bytes: 64 * 1024 * 1024, remedy: "the checkout has no tags" };
 
 /// Copies the commit into the project directory.
 pub(super) async fn check_out(
     context: &Arc<Context>,
     checkout: &Checkout,
     repository: &Path,
-    stop: &Stop,
+    stop: &StopToken,
 ) -> Result<(), Failure> {
-    let key = Key {
+    let key = TemplateKey {
         repository: repository.to_owned(),
         sha: checkout.sha.clone(),
         url: without_credentials(&checkout.repo_url),
@@ -43,20 +43,20 @@ pub(super) async fn check_out(
     let template = template(context, checkout, &key, stop).await?;
     if checkout.checkout {
         let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&key.sha), checkout.ref_name);
-        context.say(&style::info(&notice));
+        context.print(&style::info(&notice));
     } else {
-        context.say(&style::info("Skipping Git checkout"));
+        context.print(&style::info("Skipping Git checkout"));
     }
     let (project, bare, watch) = (context.project_dir.clone(), !checkout.checkout, stop.clone());
     let shared = Arc::clone(&context.shared);
     let extraction = context.extraction();
     blocking(&**context, "filling the project directory", stop, move || {
-        let go_on = || watch.cause().is_none();
+        let should_continue = || watch.cause().is_none();
         extraction.create_parent()?;
-        let restored = shared.templates.restore(&template, (&project, bare), &shared.trash, &go_on);
+        let restored = shared.templates.restore(&template, (&project, bare), &shared.trash, &should_continue);
         match (restored, watch.cause()) {
             (Err(_), Some(cause)) => Err(Failure::Stopped(cause)),
-            (restored, _) => restored.map_err(Failure::io(format!("cannot fill `{}`", project.display()))),
+            (restored, _) => restored.map_err(Failure::io(format!("failed to fill `{}`", project.display()))),
         }
     })
     .await?;
@@ -64,7 +64,7 @@ pub(super) async fn check_out(
         config::write(context, checkout, stop).await?;
         submodules::update(context, checkout, stop).await
     } else {
-        context.say(&style::info("Skipping Git submodules setup"));
+        context.print(&style::info("Skipping Git submodules setup"));
         Ok(())
     }
 }
@@ -72,7 +72,12 @@ pub(super) async fn check_out(
 /// Returns the template of a commit, and creates it if necessary.
 ///
 /// Other jobs that need the same commit wait for the job that creates it. If that job is stopped, the next one creates it.
-async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
+async fn template(
+    context: &Context,
+    checkout: &Checkout,
+    key: &TemplateKey,
+    stop: &StopToken,
+) -> Result<Arc<Template>, Failure> {
     let cell = context.shared.templates.cell(key);
     let is_building = AtomicBool::new(false);
     let mut template = pin!(cell.get_or_try_init(|| {
@@ -91,24 +96,29 @@ async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop
     template.map(Arc::clone)
 }
 
-async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
-    let problem = || Failure::io("cannot prepare the checkout");
-    let directory = context.shared.templates.directory().map_err(problem())?;
+async fn build(
+    context: &Context,
+    checkout: &Checkout,
+    key: &TemplateKey,
+    stop: &StopToken,
+) -> Result<Arc<Template>, Failure> {
+    let failed = || Failure::io("failed to prepare the checkout");
+    let directory = context.shared.templates.directory().map_err(failed())?;
     // A subdirectory, because the temporary directory itself has other permissions than a new directory.
     let root = directory.path().join("tree");
-    let (place, of, about) = (root.clone(), checkout.clone(), key.clone());
+    let (target, options, commit) = (root.clone(), checkout.clone(), key.clone());
     blocking(context, "preparing the checkout", stop, move || {
-        write_repository(&place, &of, &about).map_err(Failure::io("cannot prepare the checkout"))
+        write_repository(&target, &options, &commit).map_err(Failure::io("failed to prepare the checkout"))
     })
     .await?;
     remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
-    let read = move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"));
+    let read = move || Tree::read(&root).map_err(Failure::io("failed to read the checkout"));
     let tree = blocking(context, "reading the checkout", stop, read).await?;
     Ok(context.shared.templates.template(tree, directory))
 }
 
 /// Creates `.git` as `git init` would, with the objects of the repository.
-fn write_repository(root: &Path, checkout: &Checkout, key: &Key) -> io::Result<()> {
+fn write_repository(root: &Path, checkout: &Checkout, key: &TemplateKey) -> io::Result<()> {
     let git = root.join(".git");
     fs::create_dir_all(git.join("objects/info"))?;
     fs::create_dir_all(git.join("refs/heads"))?;
@@ -141,11 +151,11 @@ fn write_repository(root: &Path, checkout: &Checkout, key: &Key) -> io::Result<(
 
 /// Returns the packed tags of the repository, for `git describe`.
 fn tags(repository: &Path) -> String {
-    // In a linked work tree, this is a symbolic link.
+    // In a linked run tree, this is a symbolic link.
     let path = ["packed-refs", ".git/packed-refs"].iter().find_map(|name| fs::canonicalize(repository.join(name)).ok());
     let Some(path) = path else { return String::new() };
     let packed = open(&path).and_then(|file| read_open(file, &path, REFS_LIMIT)).unwrap_or_else(|error| {
-        tracing::warn!(%error, "a checkout has no tags");
+        tracing::warn!(%error, "failed to read the tags of a repository, checking out without tags");
         Vec::new()
     });
     let packed = String::from_utf8_lossy(&packed);
@@ -163,9 +173,9 @@ fn tags(repository: &Path) -> String {
 
 /// Returns whether a ref name is valid by a simple rule, which rejects some unusual names that git permits.
 fn is_plain(name: &str) -> bool {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
+    let fits_in_env = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
     !name.is_empty()
-        && name.chars().all(fits)
+        && name.chars().all(fits_in_env)
         && !name.contains("..")
         && !name.contains("//")
         && !name.ends_with(['/', '.'])

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn credentials_are_taken_out_of_urls() {
+fn credentials_are_removed_from_urls() {
     for (url, plain) in [
         ("https://gitlab-ci-token:s3cret@host/a/b.git", "https://host/a/b.git"),
         ("https://host:8080/a@b", "https://host:8080/a@b"),

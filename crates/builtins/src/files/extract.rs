@@ -3,19 +3,19 @@
 use std::fs::File;
 
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use crate::blocking::blocking;
-use crate::site::{Site, Tone};
+use crate::transfer::{MessageLevel, TransferContext};
 
-/// Unpacks an archive into the root of `site`, and prints a warning for each entry that is skipped.
+/// Unpacks an archive into the root of `context`, and prints a warning for each entry that is skipped.
 ///
 /// # Errors
 /// As for [`Extraction::run`].
-pub async fn extract(site: &dyn Site, archive: File, stop: &Stop) -> Result<(), Failure> {
-    let (extraction, watch) = (site.extraction(), stop.clone());
-    let left_out = blocking(site, "unpacking an archive", stop, move || extraction.run(archive, &watch)).await?;
-    left_out.lines().for_each(|line| site.tell(Tone::Warning, &line));
+pub async fn extract(context: &dyn TransferContext, archive: File, stop: &StopToken) -> Result<(), Failure> {
+    let (extraction, watch) = (context.extraction(), stop.clone());
+    let skipped = blocking(context, "unpacking an archive", stop, move || extraction.run(archive, &watch)).await?;
+    skipped.lines().for_each(|line| context.report(MessageLevel::Warning, &line));
     Ok(())
 }
 
@@ -39,15 +39,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_is_unpacked_in_every_format() {
+    fn archive_round_trips_in_every_format() {
         for format in [Format::Zip, Format::ZipZstd, Format::TarZstd] {
             for level in ["fastest", "default", "slowest"] {
-                there_and_back(format, Level::from_name(Some(level)));
+                round_trip(format, Level::from_name(Some(level)));
             }
         }
     }
 
-    fn there_and_back(format: Format, level: Level) {
+    fn round_trip(format: Format, level: Level) {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let from = tempfile::tempdir().unwrap();
         let run = from.path().join("d/run");
@@ -60,11 +60,11 @@ mod tests {
         std::fs::write(from.path().join(&long), "long").unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let files = ["d", "d/link", "d/run", "gone", &long].map(PathBuf::from);
-        pack(format, from.path(), &files, level, file.as_file(), &Stop::new()).unwrap();
+        pack(format, from.path(), &files, level, file.as_file(), &StopToken::new()).unwrap();
 
         let to = tempfile::tempdir().unwrap();
-        let left_out = Extraction::new(to.path().to_owned()).run(file.reopen().unwrap(), &Stop::new()).unwrap();
-        assert_eq!(left_out.lines().count(), 0, "{format:?}");
+        let skipped = Extraction::new(to.path().to_owned()).run(file.reopen().unwrap(), &StopToken::new()).unwrap();
+        assert_eq!(skipped.lines().count(), 0, "{format:?}");
         let metadata = std::fs::metadata(to.path().join("d/run")).unwrap();
         assert_eq!(std::fs::read_to_string(to.path().join("d/link")).unwrap(), "content", "{format:?}");
         assert_eq!(std::fs::read_to_string(to.path().join(&long)).unwrap(), "long", "{format:?}");
@@ -74,76 +74,81 @@ mod tests {
 
     /// A job can replace a file by a FIFO while it is packed. Packing may fail then, but must not wait for a writer.
     #[test]
-    fn a_file_that_becomes_a_fifo_while_it_is_packed_holds_up_nobody() {
+    fn file_replaced_by_fifo_while_packed_does_not_block() {
         use rustix::fs::{CWD, FileType, RenameFlags, mknodat, renameat_with};
         let from = tempfile::tempdir().unwrap();
         let (file, fifo) = (from.path().join("file"), from.path().join("fifo"));
         std::fs::write(&file, "content").unwrap();
         mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
         let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let (tell, told) = std::sync::mpsc::channel();
+        let (report_end, all_packed) = std::sync::mpsc::channel();
         let (ended, root) = (std::sync::Arc::clone(&done), from.path().to_owned());
         std::thread::spawn(move || {
             for round in 0..3000 {
                 let target = tempfile::tempfile().unwrap();
                 let format = [Format::Zip, Format::TarZstd, Format::Gzip, Format::Raw][round % 4];
-                let _ = pack(format, &root, &["file".into()], Level::Default, &target, &Stop::new());
+                let _ = pack(format, &root, &["file".into()], Level::Default, &target, &StopToken::new());
             }
             ended.store(true, std::sync::atomic::Ordering::Relaxed);
-            tell.send(()).unwrap();
+            report_end.send(()).unwrap();
         });
         let swap = std::thread::spawn(move || {
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
                 renameat_with(CWD, &file, CWD, &fifo, RenameFlags::EXCHANGE).unwrap_or_default();
             }
         });
-        told.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for a writer");
+        all_packed.recv_timeout(std::time::Duration::from_secs(60)).expect("packing waits for a writer");
         swap.join().unwrap();
     }
 
     #[test]
-    fn a_limit_that_is_exceeded_names_its_value_and_what_raises_it() {
+    fn error_of_exceeded_limit_names_the_setting() {
         let from = tempfile::tempdir().unwrap();
         std::fs::write(from.path().join("a"), "12345678").unwrap();
         std::fs::write(from.path().join("b"), "").unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let files = ["a", "b"].map(PathBuf::from);
-        pack(Format::Zip, from.path(), &files, Level::Default, file.as_file(), &Stop::new()).unwrap();
+        pack(Format::Zip, from.path(), &files, Level::Default, file.as_file(), &StopToken::new()).unwrap();
         let to = tempfile::tempdir().unwrap();
         let failed = |limits, limits_from| {
             let extraction = Extraction { limits, limits_from, ..Extraction::new(to.path().to_owned()) };
-            extraction.run(file.reopen().unwrap(), &Stop::new()).unwrap_err()
+            extraction.run(file.reopen().unwrap(), &StopToken::new()).unwrap_err()
         };
         let bytes = Limits { bytes: 7, ..Limits::default() };
         let message = "the archive unpacks to more than 7 bytes";
         assert_eq!(
             failed(bytes, LimitsFrom::Config),
-            Failure::Step(format!("{message}; `max_bytes` of [runners.unpack] in config.toml raises the limit"))
+            Failure::Step(format!("{message}; to raise the limit, set `max_bytes` of [runners.unpack] in config.toml"))
         );
         assert_eq!(
             failed(bytes, LimitsFrom::CiConfig),
-            Failure::Step(format!("{message}; `max_bytes` of [unpack] in ci.toml raises the limit"))
+            Failure::Step(format!("{message}; to raise the limit, set `max_bytes` of [unpack] in ci.toml"))
         );
-        assert_eq!(failed(bytes, LimitsFrom::Flags), Failure::Step(format!("{message}; --max-bytes raises the limit")));
+        assert_eq!(
+            failed(bytes, LimitsFrom::Flags),
+            Failure::Step(format!("{message}; to raise the limit, set --max-bytes"))
+        );
         let entries = failed(Limits { entries: 1, ..Limits::default() }, LimitsFrom::Config).to_string();
-        assert!(entries.contains("more than 1 entries; `max_entries`"), "{entries}");
+        assert!(entries.contains("more than 1 entries; to raise the limit, set `max_entries`"), "{entries}");
         let ratio = Limits { ratio: 0, ratio_floor: 0, ..Limits::default() };
         let ratio = failed(ratio, LimitsFrom::Config).to_string();
-        assert!(ratio.contains("more than 0 times its size; `max_ratio`"), "{ratio}");
+        assert!(ratio.contains("more than 0 times its size; to raise the limit, set `max_ratio`"), "{ratio}");
         let headers = failed(Limits { header_bytes: 1, ..Limits::default() }, LimitsFrom::Config).to_string();
-        assert!(headers.contains("more than 1 bytes of headers; it may be damaged; `max_header_bytes`"), "{headers}");
+        let message = "more than 1 bytes of headers; it may be damaged; to raise the limit, set `max_header_bytes`";
+        assert!(headers.contains(message), "{headers}");
     }
 
     /// Reading a pipe without a writer blocks, like reading from a network file system whose server is down.
     #[tokio::test]
-    async fn an_archive_that_cannot_be_read_holds_up_no_job_that_is_stopped() {
-        use crate::site::test_support::Here;
+    async fn unreadable_archive_does_not_delay_stopped_job() {
+        use crate::transfer::test_support::RecordingContext;
         let (hung, writer) = std::io::pipe().unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let (site, stop) = (Here::new(dir.path().to_owned()), Stop::new());
-        let (archive, watch, told) = (File::from(std::os::fd::OwnedFd::from(hung)), stop.clone(), site.told.clone());
+        let (context, stop) = (RecordingContext::new(dir.path().to_owned()), StopToken::new());
+        let (archive, watch, messages) =
+            (File::from(std::os::fd::OwnedFd::from(hung)), stop.clone(), context.messages.clone());
         tokio::time::pause();
-        let work = tokio::spawn(async move { extract(&site, archive, &watch).await });
+        let work = tokio::spawn(async move { extract(&context, archive, &watch).await });
         tokio::task::yield_now().await;
         stop.stop(muster_job::TerminationCause::TimedOut);
         for _ in 0..60 {
@@ -152,19 +157,23 @@ mod tests {
         }
         let has_ended = work.is_finished();
         drop(writer);
-        assert!(has_ended, "a minute after the stop it still waits for the file");
+        assert!(has_ended, "a minute after the stop, the step still waits for the file");
         assert_eq!(work.await.unwrap(), Err(Failure::Stopped(muster_job::TerminationCause::TimedOut)));
-        let told = told.lock().join("\n");
-        assert!(told.contains("did not end within 5 s after the stop") && told.contains("file system"), "{told}");
+        let messages = messages.lock().join("\n");
+        assert!(
+            messages.contains("did not end within 5 s after the stop") && messages.contains("file system"),
+            "{messages}"
+        );
     }
 
     #[test]
-    fn gzip_and_anything_else_are_failures_of_the_step() {
+    fn unsupported_archive_fails_the_step() {
         let to = tempfile::tempdir().unwrap();
-        let run = |bytes: &[u8]| Extraction::new(to.path().to_owned()).run(archive(bytes), &Stop::new()).unwrap_err();
+        let run =
+            |bytes: &[u8]| Extraction::new(to.path().to_owned()).run(archive(bytes), &StopToken::new()).unwrap_err();
         assert_eq!(
             run(b"\x1f\x8b\x08"),
-            Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned())
+            Failure::Step("the archive is a gzip file, which is not supported".to_owned())
         );
         for bytes in [&b""[..], b"hello", b"PK\x03\x04", b"\x28\xb5\x2f\xfd\x00"] {
             let failure = run(bytes);

@@ -8,12 +8,12 @@ pub(crate) mod select;
 use std::io::{self, Read};
 
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 /// Reader that fails once the job is stopped, so that the job does not wait for the end of a large file.
 struct UntilStopped<'a, R> {
     content: R,
-    stop: &'a Stop,
+    stop: &'a StopToken,
 }
 
 impl<R: Read> Read for UntilStopped<'_, R> {
@@ -27,6 +27,6 @@ impl<R: Read> Read for UntilStopped<'_, R> {
 }
 
 /// Returns a function that turns an I/O error into a failure: [`Failure::Stopped`] if the job was stopped, else an error of the machine.
-fn failure(doing: impl std::fmt::Display, stop: &Stop) -> impl FnOnce(io::Error) -> Failure {
+fn failure(doing: impl std::fmt::Display, stop: &StopToken) -> impl FnOnce(io::Error) -> Failure {
     move |error| stop.cause().map_or_else(|| Failure::io(doing)(error), Failure::Stopped)
 }

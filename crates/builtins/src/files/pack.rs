@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::{Compression, GzBuilder};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use time::OffsetDateTime;
 use zip::write::{ExtendedFileOptions, FileOptions};
 use zip::{CompressionMethod, DateTime, ZipWriter};
@@ -30,7 +30,7 @@ pub(crate) fn pack(
     files: &[PathBuf],
     level: Level,
     target: &File,
-    stop: &Stop,
+    stop: &StopToken,
 ) -> Result<(), Failure> {
     match format {
         Format::Zip => {
@@ -47,15 +47,15 @@ pub(crate) fn pack(
 /// Compression method and level of a zip archive. `None` means no compression.
 type Method = Option<(CompressionMethod, i64)>;
 
-fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &Stop) -> Result<(), Failure> {
+fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut zip = ZipWriter::new(BufWriter::new(target));
     each(files, stop, |file| add(&mut zip, root, file, method, stop))?;
     let finished = zip.finish().map_err(io::Error::from).and_then(|mut writer| writer.flush());
-    finished.map_err(Failure::io("cannot write the archive"))
+    finished.map_err(Failure::io("failed to write the archive"))
 }
 
 /// Calls `add` for each file. Skips files that were removed since they were found, such as temporary files.
-fn each(files: &[PathBuf], stop: &Stop, mut add: impl FnMut(&Path) -> io::Result<()>) -> Result<(), Failure> {
+fn each(files: &[PathBuf], stop: &StopToken, mut add: impl FnMut(&Path) -> io::Result<()>) -> Result<(), Failure> {
     for file in files {
         if let Some(cause) = stop.cause() {
             return Err(Failure::Stopped(cause));
@@ -63,9 +63,9 @@ fn each(files: &[PathBuf], stop: &Stop, mut add: impl FnMut(&Path) -> io::Result
         match add(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
-                return Err(Failure::Step(format!("cannot pack `{}`: {error}", shown(file))));
+                return Err(Failure::Step(format!("failed to pack `{}`: {error}", shown(file))));
             }
-            other => other.map_err(failure(format!("cannot pack `{}`", shown(file)), stop))?,
+            other => other.map_err(failure(format!("failed to pack `{}`", shown(file)), stop))?,
         }
     }
     Ok(())
@@ -91,7 +91,13 @@ fn zip_name(name: &Path) -> io::Result<&str> {
     })
 }
 
-fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: Method, stop: &Stop) -> io::Result<()> {
+fn add(
+    zip: &mut ZipWriter<BufWriter<&File>>,
+    root: &Path,
+    file: &Path,
+    method: Method,
+    stop: &StopToken,
+) -> io::Result<()> {
     let path = root.join(file);
     let metadata = fs::symlink_metadata(&path)?;
     let name = zip_name(file)?;
@@ -122,8 +128,8 @@ fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: 
 }
 
 /// Writes a tar archive through zstd.
-fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
-    let failed = || Failure::io("cannot write the archive");
+fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &StopToken) -> Result<(), Failure> {
+    let failed = || Failure::io("failed to write the archive");
     let out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
     let mut tar = tar::Builder::new(out);
     tar.follow_symlinks(false);
@@ -164,13 +170,13 @@ impl Read for Zeroes {
 }
 
 /// Writes one gzip member per regular file.
-fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
+fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut out = BufWriter::new(target);
     each(files, stop, |file| gzip_one(&mut out, root, file, level, stop))?;
-    out.flush().map_err(Failure::io("cannot write the archive"))
+    out.flush().map_err(Failure::io("failed to write the archive"))
 }
 
-fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: &Stop) -> io::Result<()> {
+fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: &StopToken) -> io::Result<()> {
     let path = root.join(file);
     let metadata = fs::symlink_metadata(&path)?;
     if !metadata.is_file() {
@@ -187,7 +193,7 @@ fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: 
 }
 
 /// Copies the only regular file.
-fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &Stop) -> Result<(), Failure> {
+fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut regular = files.iter().filter(|file| fs::metadata(root.join(file)).is_ok_and(|m| m.is_file()));
     let (Some(file), None) = (regular.next(), regular.next()) else {
         return Err(Failure::Step("an artifact of format `raw` must be exactly one file".to_owned()));
@@ -196,5 +202,5 @@ fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &Stop) -> Result
     let copied = muster_files::open_chosen(&root.join(file))
         .map_err(io::Error::from)
         .and_then(|content| io::copy(&mut UntilStopped { content, stop }, &mut target).map(drop));
-    copied.map_err(failure(format!("cannot read `{}`", file.display()), stop))
+    copied.map_err(failure(format!("failed to read `{}`", file.display()), stop))
 }

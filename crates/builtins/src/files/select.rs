@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use crate::blocking::blocking;
-use crate::site::{Site, Tone};
+use crate::transfer::{MessageLevel, TransferContext};
 
 /// Files to select.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted<'a> {
+pub struct FileSelection<'a> {
     /// Patterns, relative to the root.
     pub paths: &'a [String],
     /// Patterns of files to exclude.
@@ -26,29 +26,33 @@ pub struct Wanted<'a> {
 }
 
 /// Finds the files, and prints the number of matches of each pattern. Returns sorted paths relative to the root.
-pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
-    let env: HashMap<OsString, OsString> = site.environment().into_iter().collect();
-    let untracked = if wanted.untracked { untracked(site, stop).await? } else { Vec::new() };
+pub(crate) async fn select(
+    context: &dyn TransferContext,
+    selection: FileSelection<'_>,
+    stop: &StopToken,
+) -> Result<Vec<PathBuf>, Failure> {
+    let env: HashMap<OsString, OsString> = context.environment().into_iter().collect();
+    let untracked = if selection.untracked { untracked(context, stop).await? } else { Vec::new() };
     let expanded = |list: &[String]| list.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
-    let (paths, exclude) = (expanded(wanted.paths), expanded(wanted.exclude));
-    let (root, watch, by_git) = (site.root().to_owned(), stop.clone(), wanted.untracked);
-    let (found, lines) = blocking(site, "finding the files", stop, move || {
+    let (paths, exclude) = (expanded(selection.paths), expanded(selection.exclude));
+    let (root, watch, include_untracked) = (context.root().to_owned(), stop.clone(), selection.untracked);
+    let (found, lines) = blocking(context, "finding the files", stop, move || {
         let mut search = Search::new(&root, &watch);
         let excludes = Excludes::new(&exclude, &mut search);
         let mut excludes = excludes;
         for path in &paths {
             search.pattern(path, &mut excludes)?;
         }
-        if by_git {
+        if include_untracked {
             search.untracked(untracked, &mut excludes);
         }
-        search.leave_out_below_links();
+        search.remove_paths_through_links();
         excludes.report(&mut search);
         Ok((search.found, search.lines))
     })
     .await?;
-    for (tone, line) in lines {
-        site.tell(tone, &line);
+    for (level, line) in lines {
+        context.report(level, &line);
     }
     Ok(found.into_iter().collect())
 }
@@ -58,25 +62,25 @@ struct Search<'a> {
     found: BTreeSet<PathBuf>,
     /// Found paths that are symbolic links.
     links: BTreeSet<PathBuf>,
-    lines: Vec<(Tone, String)>,
-    stop: &'a Stop,
+    lines: Vec<(MessageLevel, String)>,
+    stop: &'a StopToken,
 }
 
 impl<'a> Search<'a> {
-    fn new(root: &'a Path, stop: &'a Stop) -> Self {
+    fn new(root: &'a Path, stop: &'a StopToken) -> Self {
         Self { root, found: BTreeSet::new(), links: BTreeSet::new(), lines: Vec::new(), stop }
     }
 
     fn warn(&mut self, line: String) {
-        self.lines.push((Tone::Warning, line));
+        self.lines.push((MessageLevel::Warning, line));
     }
 
-    fn say(&mut self, line: String) {
-        self.lines.push((Tone::Plain, line));
+    fn detail(&mut self, line: String) {
+        self.lines.push((MessageLevel::Plain, line));
     }
 
     fn pattern(&mut self, text: &str, excludes: &mut Excludes) -> Result<(), Failure> {
-        let Some(pattern) = inside(self.root, text) else {
+        let Some(pattern) = relative_pattern(self.root, text) else {
             self.warn(format!("artifact path is not a subpath of project directory: {text}"));
             return Ok(());
         };
@@ -84,7 +88,7 @@ impl<'a> Search<'a> {
         let mut matches = 0;
         if pattern.contains(['*', '?', '[', '{']) {
             let Some(glob) = glob(&pattern) else {
-                self.warn(format!("{text}: this is no valid pattern"));
+                self.warn(format!("{text}: not a valid pattern"));
                 return Ok(());
             };
             let start = self.root.join(fixed_prefix(&pattern));
@@ -98,7 +102,7 @@ impl<'a> Search<'a> {
                 self.root.display()
             ));
         } else {
-            self.say(format!("{text}: found {matches} matching artifact files and directories"));
+            self.detail(format!("{text}: found {matches} matching artifact files and directories"));
         }
         Ok(())
     }
@@ -125,7 +129,7 @@ impl<'a> Search<'a> {
             if inside_of.is_none() && entry.file_type().is_dir() {
                 inside_of = Some(entry.depth());
             }
-            if !excludes.has(relative) {
+            if !excludes.matches(relative) {
                 matches += 1;
                 self.take(relative.to_owned(), entry.path_is_symlink());
             }
@@ -141,7 +145,7 @@ impl<'a> Search<'a> {
     }
 
     /// Removes paths that lead through a link that is packed, because an archive cannot contain both.
-    fn leave_out_below_links(&mut self) {
+    fn remove_paths_through_links(&mut self) {
         if self.links.is_empty() {
             return;
         }
@@ -149,7 +153,10 @@ impl<'a> Search<'a> {
         found.retain(|path| {
             let Some(link) = path.ancestors().skip(1).find(|above| links.contains(*above)) else { return true };
             let (path, link) = (path.display(), link.display());
-            lines.push((Tone::Warning, format!("{path}: left out, because `{link}` is packed as a symbolic link")));
+            lines.push((
+                MessageLevel::Warning,
+                format!("{path}: skipped because `{link}` is packed as a symbolic link"),
+            ));
             false
         });
     }
@@ -158,12 +165,12 @@ impl<'a> Search<'a> {
         let mut matches = 0;
         for file in files {
             let Ok(metadata) = fs::symlink_metadata(self.root.join(&file)) else { continue };
-            if !excludes.has(&file) {
+            if !excludes.matches(&file) {
                 matches += 1;
                 self.take(file, metadata.is_symlink());
             }
         }
-        self.say(match matches {
+        self.detail(match matches {
             0 => "untracked: no files".to_owned(),
             count => format!("untracked: found {count} files"),
         });
@@ -176,16 +183,16 @@ struct Excludes(Vec<(String, Option<GlobMatcher>, usize)>);
 impl Excludes {
     fn new(patterns: &[String], search: &mut Search<'_>) -> Self {
         let matcher = |text: &String| {
-            let glob = inside(search.root, text).and_then(|pattern| glob(&pattern));
+            let glob = relative_pattern(search.root, text).and_then(|pattern| glob(&pattern));
             if glob.is_none() {
-                search.warn(format!("{text}: this is no valid pattern to exclude"));
+                search.warn(format!("{text}: not a valid exclude pattern"));
             }
             (text.clone(), glob, 0)
         };
         Self(patterns.iter().map(matcher).collect())
     }
 
-    fn has(&mut self, relative: &Path) -> bool {
+    fn matches(&mut self, relative: &Path) -> bool {
         for (_, glob, count) in &mut self.0 {
             if glob.as_ref().is_some_and(|glob| glob.is_match(relative)) {
                 *count += 1;
@@ -197,7 +204,7 @@ impl Excludes {
 
     fn report(self, search: &mut Search<'_>) {
         for (text, _, count) in self.0.into_iter().filter(|(_, _, count)| *count > 0) {
-            search.say(format!("{text}: excluded {count} files"));
+            search.detail(format!("{text}: excluded {count} files"));
         }
     }
 }
@@ -207,7 +214,7 @@ fn glob(pattern: &str) -> Option<GlobMatcher> {
 }
 
 /// Returns the pattern relative to the root. `None` means that it leads out of the root.
-fn inside(root: &Path, text: &str) -> Option<String> {
+fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     let path = Path::new(text.trim());
     let path = if path.is_absolute() { path.strip_prefix(root).ok()? } else { path };
     let mut parts: Vec<&str> = Vec::new();
@@ -244,16 +251,16 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     while let Some((before, after)) = rest.split_once('$') {
         out.push_str(before);
         let braced = after.strip_prefix('{').and_then(|inner| inner.split_once('}'));
-        if let Some((name, behind)) = braced.filter(|(name, _)| is_name(name)) {
+        if let Some((name, after_name)) = braced.filter(|(name, _)| is_name(name)) {
             out.push_str(&value(name).unwrap_or_default());
-            rest = behind;
+            rest = after_name;
             continue;
         }
         let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
-        let (name, behind) = after.split_at(end);
+        let (name, after_name) = after.split_at(end);
         if is_name(name) {
             out.push_str(&value(name).unwrap_or_default());
-            rest = behind;
+            rest = after_name;
         } else {
             out.push('$');
             rest = after;
@@ -264,12 +271,12 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
 }
 
 /// Returns the files that git does not track, including ignored ones.
-async fn untracked(site: &dyn Site, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
+async fn untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
-    let failed = || Failure::io("cannot keep the list of untracked files");
+    let failed = || Failure::io("failed to store the list of untracked files");
     let list = Arc::new(tempfile::tempfile().map_err(failed())?);
-    if !site.git(&["ls-files", "-o", "-z"], Arc::clone(&list), stop).await? {
-        site.tell(Tone::Warning, "untracked: git cannot list the files");
+    if !context.git(&["ls-files", "-o", "-z"], Arc::clone(&list), stop).await? {
+        context.report(MessageLevel::Warning, "untracked: git cannot list the files");
         return Ok(Vec::new());
     }
     let mut out = Vec::new();
@@ -290,40 +297,40 @@ mod tests {
             fs::write(dir.path().join(path), "").unwrap();
         }
         std::os::unix::fs::symlink("b", dir.path().join("a/link")).unwrap();
-        let stop = Stop::new();
+        let stop = StopToken::new();
         let mut search = Search::new(dir.path(), &stop);
         let exclude: Vec<String> = exclude.iter().map(ToString::to_string).collect();
         let mut excludes = Excludes::new(&exclude, &mut search);
         for path in paths {
             search.pattern(path, &mut excludes).unwrap();
         }
-        search.leave_out_below_links();
+        search.remove_paths_through_links();
         excludes.report(&mut search);
         let found = search.found.iter().map(|path| path.to_string_lossy().into_owned()).collect();
         (found, search.lines.into_iter().map(|(_, line)| line).collect())
     }
 
     #[test]
-    fn a_directory_means_all_in_it_and_links_are_not_followed() {
+    fn directory_pattern_selects_its_content_without_following_links() {
         let all = ["a", "a/.hidden", "a/b", "a/b/three.log", "a/b/two.txt", "a/link", "a/one.txt"];
         assert_eq!(found(&["a"], &[]).0, all);
         assert_eq!(found(&["./a/"], &[]).0, all);
     }
 
     #[test]
-    fn a_link_that_is_named_is_a_link_and_what_is_named_through_it_is_found_there() {
+    fn pattern_can_select_link_or_path_through_link() {
         assert_eq!(found(&["a/link"], &[]).0, ["a/link"]);
         assert_eq!(found(&["a/link/"], &[]).0, ["a/link"]);
         assert_eq!(found(&["a/link/two.txt"], &[]).0, ["a/link/two.txt"]);
         assert_eq!(found(&["a/link/*.log"], &[]).0, ["a/link/three.log"]);
         let (found, lines) = found(&["a/link", "a/link/two.txt"], &[]);
         assert_eq!(found, ["a/link"]);
-        let told = "a/link/two.txt: left out, because `a/link` is packed as a symbolic link".to_owned();
-        assert!(lines.contains(&told), "{lines:?}");
+        let message = "a/link/two.txt: skipped because `a/link` is packed as a symbolic link".to_owned();
+        assert!(lines.contains(&message), "{lines:?}");
     }
 
     #[test]
-    fn stars_stay_in_their_directory_and_two_stars_do_not() {
+    fn only_double_star_matches_across_directories() {
         assert_eq!(found(&["*.txt"], &[]).0, ["top.txt"]);
         assert_eq!(found(&["**/*.txt"], &[]).0, ["a/b/two.txt", "a/one.txt", "top.txt"]);
         assert_eq!(found(&["a/*/{two,three}.*"], &[]).0, ["a/b/three.log", "a/b/two.txt"]);
@@ -331,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn excluding_a_directory_leaves_its_content() {
+    fn excluding_directory_keeps_its_content() {
         assert_eq!(found(&["a/b"], &["a/b"]).0, ["a/b/three.log", "a/b/two.txt"]);
         let (found, lines) = found(&["a/b"], &["a/b/**"]);
         assert_eq!(found, ["a/b"]);
@@ -339,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_is_refused_and_what_is_not_there_is_told() {
+    fn paths_outside_root_and_missing_paths_are_reported() {
         let (found, lines) = found(&["../x", "/etc/passwd", "none", "a/../../x"], &[]);
         assert!(found.is_empty());
         assert_eq!(lines.iter().filter(|line| line.contains("not a subpath")).count(), 3, "{lines:?}");

@@ -20,17 +20,17 @@ use muster_steps::builtin::{Builtin, Role};
 use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
 use muster_steps::process::{Command, find_program};
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
 
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
-const STARTED: &str = ".shell_started";
+const STARTED_FILE: &str = ".shell_started";
 
 /// Prefix of the section names of some commands, and the commands.
-pub(crate) type Group<'a> = (&'a str, &'a [String]);
+pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 #[async_trait]
 impl Builtin<Context> for Script {
@@ -42,40 +42,40 @@ impl Builtin<Context> for Script {
         self.commands.is_empty()
     }
 
-    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         let own = if self.after_script { "after_script_step" } else { "script_step" };
-        let groups = [("pre_build_script", &*self.before), (own, &*self.commands), ("post_build_script", &*self.after)];
+        let blocks = [("pre_build_script", &*self.before), (own, &*self.commands), ("post_build_script", &*self.after)];
         if self.after_script {
-            context.say(&style::info("Running after script..."));
+            context.print(&style::info("Running after script..."));
         }
-        run_groups(context, self, &groups, stop).await
+        run_blocks(context, self, &blocks, stop).await
     }
 }
 
-/// Runs groups of commands in one shell, with the options of `script`.
-pub(crate) async fn run_groups(
+/// Runs blocks of commands in one shell, with the options of `script`.
+pub(crate) async fn run_blocks(
     context: &Context,
     script: &Script,
-    groups: &[Group<'_>],
-    stop: &Stop,
+    blocks: &[ScriptBlock<'_>],
+    stop: &StopToken,
 ) -> Result<(), Failure> {
     context.user_code_starts(stop).await?;
-    let mark = if script.login { Some(Mark::new(context, stop).await?) } else { None };
-    let started = mark.as_ref().map(|mark| mark.path.as_path());
-    let frame = Frame { script, directory: &context.project_dir, started, groups };
+    let marker = if script.login { Some(ProfileMarker::new(context, stop).await?) } else { None };
+    let started = marker.as_ref().map(|marker| marker.path.as_path());
+    let frame = ScriptFrame { script, directory: &context.project_dir, started, blocks };
     let command = match script.shell.as_str() {
         "" | "bash" | "sh" => posix::command(context, &frame)?,
         "pwsh" | "powershell" => powershell::command(context, &frame)?,
         other => {
             return Err(Failure::Configuration(format!(
-                "the shell `{other}` is not supported: use `bash`, `sh`, `pwsh` or `powershell`"
+                "the shell `{other}` is not supported; use `bash`, `sh`, `pwsh` or `powershell`"
             )));
         }
     };
     let ended = context.wait(command, stop).await;
-    let mark = mark.filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::Signal(_))));
-    let Some(mark) = mark else { return ended };
-    if blocking(context, "looking at the start of the shell", stop, move || Ok(mark.is_set())).await? {
+    let marker = marker.filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::Signal(_))));
+    let Some(marker) = marker else { return ended };
+    if blocking(context, "looking at the start of the shell", stop, move || Ok(marker.is_set())).await? {
         return ended;
     }
     Err(match ended {
@@ -85,18 +85,18 @@ pub(crate) async fn run_groups(
 }
 
 /// File that the shell writes to after it has executed its profile. It is kept open, because the script may remove it.
-struct Mark {
+struct ProfileMarker {
     path: PathBuf,
     file: fs::File,
 }
 
-impl Mark {
-    async fn new(context: &Context, stop: &Stop) -> Result<Self, Failure> {
-        let path = context.temp_dir.join(STARTED);
+impl ProfileMarker {
+    async fn new(context: &Context, stop: &StopToken) -> Result<Self, Failure> {
+        let path = context.temp_dir.join(STARTED_FILE);
         blocking(context, "preparing the start of the shell", stop, move || {
             let open = || fs::File::options().write(true).create_new(true).mode(0o600).open(&path);
-            let file = remove_mark(&path).and_then(|()| open());
-            let file = file.map_err(Failure::io("cannot prepare the start of the shell"))?;
+            let file = remove_if_exists(&path).and_then(|()| open());
+            let file = file.map_err(Failure::io("failed to prepare the start of the shell"))?;
             Ok(Self { path, file })
         })
         .await
@@ -109,7 +109,7 @@ impl Mark {
     }
 }
 
-fn remove_mark(path: &Path) -> io::Result<()> {
+fn remove_if_exists(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -117,25 +117,25 @@ fn remove_mark(path: &Path) -> io::Result<()> {
 }
 
 /// Content of the script that a shell reads.
-struct Frame<'a> {
+struct ScriptFrame<'a> {
     script: &'a Script,
     directory: &'a Path,
     /// File that the shell writes to after it has executed its profile. `None` means that it does not execute a profile.
     started: Option<&'a Path>,
-    groups: &'a [Group<'a>],
+    blocks: &'a [ScriptBlock<'a>],
 }
 
-impl Frame<'_> {
+impl ScriptFrame<'_> {
     /// Returns the trimmed commands, each with the name of its section.
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
-        self.groups.iter().flat_map(|(group, commands)| {
-            commands.iter().enumerate().map(move |(index, command)| (format!("{group}_{index}"), command.trim()))
+        self.blocks.iter().flat_map(|(block, commands)| {
+            commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
         })
     }
 }
 
 /// Returns the line that is printed before a command runs.
-fn echoed(command: &str) -> String {
+fn echo_line(command: &str) -> String {
     let text = match command.split_once('\n') {
         None => format!("$ {command}"),
         Some((first, _)) => format!("$ {first} # collapsed multi-line command"),
@@ -144,7 +144,7 @@ fn echoed(command: &str) -> String {
 }
 
 fn not_found(names: &str) -> Failure {
-    Failure::System(format!("shell not found: {names} is not on this machine"))
+    Failure::System(format!("shell not found: {names} was not found on this machine"))
 }
 
 fn program(name: &str) -> Option<PathBuf> {

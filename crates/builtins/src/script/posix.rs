@@ -9,9 +9,9 @@ use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{Frame, echoed, not_found, program, shell_process};
+use super::{ScriptFrame, echo_line, not_found, program, shell_process};
 use crate::context::Context;
-use crate::variables::Resolved;
+use crate::variables::ResolvedVariable;
 
 /// Read-only variables of bash.
 const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
@@ -19,7 +19,7 @@ const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHEL
 const CHECK: &str = "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
 /// Returns the process of the shell.
-pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, Failure> {
+pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let shell = find_shell(&frame.script.shell)?;
     // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
     // script sets all variables. Otherwise it sets only those that the environment cannot hold.
@@ -48,7 +48,7 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     found.ok_or_else(|| not_found("neither bash nor sh"))
 }
 
-pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> String {
+pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
     // The shell parses the text for `eval` twice, so variables are set before it. A traced shell has to set them inside, to print them.
@@ -65,8 +65,8 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> S
     for (section, command) in frame.commands() {
         match command {
             "" => body.push_str("echo\n"),
-            command if script.sections && command.contains('\n') => open_and_close(&mut body, &section, command),
-            command => print(&mut body, &echoed(command)),
+            command if script.sections && command.contains('\n') => print_in_section(&mut body, &section, command),
+            command => print(&mut body, &echo_line(command)),
         }
         body.push_str(command);
         body.push('\n');
@@ -92,7 +92,7 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> S
 ///
 /// A single command for all variables is faster, by a tenth of the run time of the smallest script. A traced shell gets one command for
 /// each variable, because that is easier to read.
-fn export(to: &mut String, exports: &[Resolved<'_>], debug: bool) {
+fn export(to: &mut String, exports: &[ResolvedVariable<'_>], debug: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
     while let Some((key, value)) = exports.next() {
         to.push_str("export ");
@@ -123,7 +123,7 @@ fn print(body: &mut String, line: &str) {
 }
 
 /// Prints a command of several lines in a section, which is closed before the command runs (docs/spec/job-execution.md, section 1.8).
-fn open_and_close(body: &mut String, section: &str, command: &str) {
+fn print_in_section(body: &mut String, section: &str, command: &str) {
     let shown = format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET);
     let _ = writeln!(
         body,

@@ -13,9 +13,9 @@ use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{Frame, echoed, not_found, program, shell_process};
+use super::{ScriptFrame, echo_line, not_found, program, shell_process};
 use crate::context::Context;
-use crate::variables::Resolved;
+use crate::variables::ResolvedVariable;
 
 const BASE_FLAGS: [&str; 9] = [
     "-NoProfile",
@@ -42,7 +42,7 @@ const BYTE_ORDER_MARK: &str = "\u{feff}";
 const FILE: &str = "script.ps1";
 
 /// Returns the process of the shell.
-pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, Failure> {
+pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let name = &frame.script.shell;
     let file = passes_a_file(frame).then(|| context.temp_dir.join(FILE));
     let program = program(name).ok_or_else(|| not_found(&format!("`{name}`")))?;
@@ -51,24 +51,24 @@ pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, F
     Ok(match file {
         None => shell_process(context, program, args, Some(text)),
         Some(file) => {
-            write(&file, &text).map_err(Failure::io(format!("cannot write `{}`", file.display())))?;
+            write(&file, &text).map_err(Failure::io(format!("failed to write `{}`", file.display())))?;
             shell_process(context, program, args, None)
         }
     })
 }
 
-fn passes_a_file(frame: &Frame<'_>) -> bool {
+fn passes_a_file(frame: &ScriptFrame<'_>) -> bool {
     frame.script.as_file && frame.script.shell == "powershell"
 }
 
 fn write(file: &Path, text: &str) -> std::io::Result<()> {
     use std::io::Write;
-    super::remove_mark(file)?;
+    super::remove_if_exists(file)?;
     fs::File::options().write(true).create_new(true).mode(0o600).open(file)?.write_all(text.as_bytes())
 }
 
 /// Returns the arguments of the shell. They never contain a part of the script.
-pub(super) fn arguments(frame: &Frame<'_>, file: Option<&Path>) -> Vec<OsString> {
+pub(super) fn arguments(frame: &ScriptFrame<'_>, file: Option<&Path>) -> Vec<OsString> {
     let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
     match file {
         Some(file) => [words(&FILE_FLAGS), vec![file.into()]].concat(),
@@ -81,14 +81,14 @@ pub(super) fn arguments(frame: &Frame<'_>, file: Option<&Path>) -> Vec<OsString>
 }
 
 /// Returns the script. Its lines end as on Unix for `pwsh`, and as on Windows for `powershell`.
-pub(super) fn text(frame: &Frame<'_>, variables: &[Resolved<'_>]) -> String {
+pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) -> String {
     let pwsh = frame.script.shell == "pwsh";
     let mut lines: Vec<String> = Vec::new();
     if frame.script.debug {
         lines.push("Set-PSDebug -Trace 2".to_owned());
     }
     if pwsh {
-        lines.push("$ErrorActionPreference = \"Stop\"".to_owned());
+        lines.push("$ErrorActionPreference = \"StopToken\"".to_owned());
     }
     for (key, value) in variables {
         lines.push(format!("${{{key}}}={}", quote(value)));
@@ -103,7 +103,7 @@ pub(super) fn text(frame: &Frame<'_>, variables: &[Resolved<'_>]) -> String {
             command if frame.script.sections => {
                 format!("echo {}", quote(&format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET)))
             }
-            command => format!("echo {}", quote(&echoed(command))),
+            command => format!("echo {}", quote(&echo_line(command))),
         });
         lines.push(command.replace("\r\n", "\n"));
         lines.extend([CHECK.to_owned(), String::new()]);

@@ -9,9 +9,9 @@ fn script(shell: &str) -> Script {
     Script { shell: shell.to_owned(), ..Script::default() }
 }
 
-fn run_framed(shell: &str, script: &Script, groups: &[Group<'_>]) -> Output {
+fn run_framed(shell: &str, script: &Script, blocks: &[ScriptBlock<'_>]) -> Output {
     let exports = [("BIG".into(), "it's\n$HOME `x` \\n".into()), ("UID".into(), "7".into())];
-    let frame = Frame { script, directory: Path::new("/"), started: None, groups };
+    let frame = ScriptFrame { script, directory: Path::new("/"), started: None, blocks };
     let text = posix::text(&frame, shell == "bash", &exports);
     let mut child = std::process::Command::new(find_program(shell).unwrap())
         .stdin(Stdio::piped())
@@ -46,7 +46,7 @@ fn commands_are_echoed_in_bold_green_and_run_in_order() {
 }
 
 #[test]
-fn the_first_failing_command_ends_the_script_with_its_status() {
+fn first_failing_command_ends_script_with_its_status() {
     for shell in ["bash", "sh"] {
         let output = run(shell, &["sh -c 'exit 7'", "echo never"]);
         assert_eq!(output.status.code(), Some(7));
@@ -57,7 +57,7 @@ fn the_first_failing_command_ends_the_script_with_its_status() {
 }
 
 #[test]
-fn a_command_cannot_eat_the_script() {
+fn command_cannot_read_the_script() {
     for shell in ["bash", "sh"] {
         let output = run(shell, &["cat", "echo after"]);
         assert!(text(&output).ends_with("\nafter\n"), "{output:?}");
@@ -74,12 +74,12 @@ fn quoting_keeps_every_character() {
 }
 
 #[test]
-fn the_operators_text_stands_around_the_commands_and_is_left_out_after_a_failure() {
+fn operator_scripts_run_before_and_after_commands() {
     let [before, after] = ["echo before", "echo after"].map(|text| vec![text.to_owned()]);
     for (command, expected) in [("echo own", "before own after"), ("false", "before")] {
         let own = vec![command.to_owned()];
-        let groups = [("pre_build_script", &*before), ("script_step", &*own), ("post_build_script", &*after)];
-        let output = run_framed("bash", &script("bash"), &groups);
+        let blocks = [("pre_build_script", &*before), ("script_step", &*own), ("post_build_script", &*after)];
+        let output = run_framed("bash", &script("bash"), &blocks);
         let printed: Vec<String> =
             text(&output).lines().filter(|line| !line.contains('$')).map(str::to_owned).collect();
         assert_eq!(printed.join(" "), expected);
@@ -87,7 +87,7 @@ fn the_operators_text_stands_around_the_commands_and_is_left_out_after_a_failure
 }
 
 #[test]
-fn sections_show_commands_of_several_lines_whole_and_close_before_they_run() {
+fn multi_line_command_is_printed_in_closed_section() {
     let sections = Script { sections: true, ..Script::default() };
     let commands = vec!["echo one".to_owned(), "echo a\necho 100% \\n".to_owned()];
     for shell in ["bash", "sh"] {
@@ -109,7 +109,7 @@ fn sections_show_commands_of_several_lines_whole_and_close_before_they_run() {
 }
 
 #[test]
-fn statuses_are_looked_at_where_errexit_is_off() {
+fn exit_codes_are_checked_without_errexit() {
     let checked = Script { check_exit_codes: true, ..script("bash") };
     let commands = vec!["set +e".to_owned(), "sh -c 'exit 5'".to_owned(), "echo never".to_owned()];
     let output = run_framed("bash", &checked, &[("script_step", &commands)]);
@@ -119,7 +119,7 @@ fn statuses_are_looked_at_where_errexit_is_off() {
 }
 
 #[test]
-fn a_traced_shell_prints_variables_and_commands() {
+fn traced_shell_prints_variables_and_commands() {
     let traced = Script { debug: true, ..script("bash") };
     let output = run_framed("bash", &traced, &[("script_step", &["true".to_owned()])]);
     let printed = String::from_utf8(output.stderr).unwrap();
@@ -130,19 +130,19 @@ fn a_traced_shell_prints_variables_and_commands() {
 /// Returns the script that PowerShell reads.
 fn powershell_text(script: &Script) -> String {
     let commands = ["Write-Output \"a\"".to_owned(), String::new(), "if ($true) {\n  1\n}".to_owned()];
-    let groups = [("script_step", &commands[..])];
-    let frame = Frame { script, directory: Path::new("/builds/p"), started: None, groups: &groups };
+    let blocks = [("script_step", &commands[..])];
+    let frame = ScriptFrame { script, directory: Path::new("/builds/p"), started: None, blocks: &blocks };
     let variables = [("A".into(), "1 $x `\"“#'\n".into())];
     powershell::text(&frame, &variables)
 }
 
 #[test]
-fn powershell_7_gets_a_block_that_stops_at_errors() {
+fn powershell_7_script_stops_at_errors() {
     let check = "if(!$?) { Exit &{if($LASTEXITCODE) {$LASTEXITCODE} else {1}} }";
     assert_eq!(
         powershell_text(&script("pwsh")),
         format!(
-            "#!/usr/bin/env pwsh\n& {{\n\n$ErrorActionPreference = \"Stop\"\n\
+            "#!/usr/bin/env pwsh\n& {{\n\n$ErrorActionPreference = \"StopToken\"\n\
              ${{A}}=\"1 `$x ```\"`“`#`'`n\"\n${{env:A}}=${{A}}\ncd \"/builds/p\"\n{check}\n\n\
              echo \"\x1b[32;1m`$ Write-Output `\"a`\"\x1b[0;m\"\nWrite-Output \"a\"\n{check}\n\n\
              echo \"\"\n\n{check}\n\n\
@@ -153,7 +153,7 @@ fn powershell_7_gets_a_block_that_stops_at_errors() {
 }
 
 #[test]
-fn windows_powershell_gets_its_line_ends_and_a_file_where_it_is_wanted() {
+fn windows_powershell_gets_crlf_and_optional_file() {
     let piped = powershell_text(&script("powershell"));
     assert!(piped.starts_with("& {\r\n\r\n${A}=") && piped.ends_with("}\r\n\r\n"), "{piped:?}");
     assert!(!piped.replace("\r\n", "").contains('\n') && !piped.contains("ErrorActionPreference"), "{piped:?}");
@@ -162,9 +162,9 @@ fn windows_powershell_gets_its_line_ends_and_a_file_where_it_is_wanted() {
 }
 
 #[test]
-fn no_argument_of_powershell_holds_a_part_of_the_script() {
+fn powershell_arguments_do_not_contain_the_script() {
     let frame = |script: &Script, file: Option<&Path>| {
-        let frame = Frame { script, directory: Path::new("/"), started: None, groups: &[] };
+        let frame = ScriptFrame { script, directory: Path::new("/"), started: None, blocks: &[] };
         let words = powershell::arguments(&frame, file);
         words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
     };

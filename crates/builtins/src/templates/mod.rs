@@ -1,4 +1,4 @@
-//! Cache of work trees of commits, for checkouts of repositories on this machine. Each is read once and copied for every job.
+//! Cache of run trees of commits, for checkouts of repositories on this machine. Each is read once and copied for every job.
 
 mod restore;
 mod tree;
@@ -15,23 +15,23 @@ use tokio::sync::OnceCell;
 
 use crate::removal::remove_tree;
 use crate::trash::Trash;
-use restore::{Marks, Restore};
+use restore::{FileStamps, Restore};
 pub(crate) use tree::Tree;
 
 /// Maximum number of cached commits. The oldest is evicted first.
-const KEPT: usize = 8;
+const MAX_TEMPLATES: usize = 8;
 /// Maximum number of project directories whose last state is known. In any other directory, all files are compared.
-const KEPT_LEFT: usize = 64;
+const MAX_LAST_RESTORES: usize = 64;
 
 /// Commit of a template.
 #[derive(Debug, PartialEq, Eq, Clone)]
-pub(crate) struct Key {
+pub(crate) struct TemplateKey {
     pub(crate) repository: PathBuf,
     pub(crate) sha: String,
     pub(crate) url: String,
 }
 
-/// Work tree of a commit, ready to be copied.
+/// RestoreRun tree of a commit, ready to be copied.
 #[derive(Debug)]
 pub(crate) struct Template {
     /// Number that is unique in this process.
@@ -48,19 +48,19 @@ pub(crate) type Cell = Arc<OnceCell<Arc<Template>>>;
 #[derive(Debug, Default)]
 pub struct Templates {
     directory: PathBuf,
-    cells: Mutex<VecDeque<(Key, Cell)>>,
-    left: Mutex<VecDeque<Left>>,
-    made: AtomicU64,
+    cells: Mutex<VecDeque<(TemplateKey, Cell)>>,
+    last_restores: Mutex<VecDeque<LastRestore>>,
+    next_number: AtomicU64,
 }
 
 /// State of a project directory after its last restore.
 #[derive(Debug)]
-struct Left {
+struct LastRestore {
     project: PathBuf,
     /// Number of the template.
     number: u64,
     bare: bool,
-    marks: Marks,
+    stamps: FileStamps,
 }
 
 impl Templates {
@@ -80,24 +80,26 @@ impl Templates {
         template: &Template,
         (project, bare): (&Path, bool),
         trash: &Trash,
-        go_on: &dyn Fn() -> bool,
+        should_continue: &dyn Fn() -> bool,
     ) -> io::Result<()> {
-        let fits = |left: &Left| left.number == template.number && left.bare == bare;
-        let left = self.take_left(project).filter(fits).map(|left| left.marks).unwrap_or_default();
-        let restore = |left| Restore { tree: &template.tree, target: project, bare, trash, go_on, left }.run();
-        let marks = match restore(left) {
-            Err(error) if go_on() => {
-                tracing::debug!(%error, project = %project.display(), "the directory is filled from scratch");
+        let is_same = |last: &LastRestore| last.number == template.number && last.bare == bare;
+        let last_stamps = self.take_last_restore(project).filter(is_same).map(|last| last.stamps).unwrap_or_default();
+        let restore = |last_stamps| {
+            Restore { tree: &template.tree, target: project, bare, trash, should_continue, last_stamps }.run()
+        };
+        let stamps = match restore(last_stamps) {
+            Err(error) if should_continue() => {
+                tracing::debug!(%error, project = %project.display(), "failed to restore a directory, filling it from scratch");
                 trash.discard(project)?;
-                restore(Marks::default())?
+                restore(FileStamps::default())?
             }
             restored => restored?,
         };
-        let mut kept = self.left.lock();
-        if kept.len() >= KEPT_LEFT {
-            kept.pop_front();
+        let mut last_restores = self.last_restores.lock();
+        if last_restores.len() >= MAX_LAST_RESTORES {
+            last_restores.pop_front();
         }
-        kept.push_back(Left { project: project.to_owned(), number: template.number, bare, marks });
+        last_restores.push_back(LastRestore { project: project.to_owned(), number: template.number, bare, stamps });
         Ok(())
     }
 
@@ -108,22 +110,22 @@ impl Templates {
 
     /// Returns a template with the tree that was read from `directory`.
     pub(crate) fn template(&self, tree: Tree, directory: tempfile::TempDir) -> Arc<Template> {
-        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         Arc::new(Template { number, tree, _directory: directory })
     }
 
-    fn take_left(&self, project: &Path) -> Option<Left> {
-        let mut kept = self.left.lock();
-        let index = kept.iter().position(|left| left.project == project)?;
-        kept.remove(index)
+    fn take_last_restore(&self, project: &Path) -> Option<LastRestore> {
+        let mut last_restores = self.last_restores.lock();
+        let index = last_restores.iter().position(|last| last.project == project)?;
+        last_restores.remove(index)
     }
 
-    pub(crate) fn cell(&self, key: &Key) -> Cell {
+    pub(crate) fn cell(&self, key: &TemplateKey) -> Cell {
         let mut cells = self.cells.lock();
-        if let Some((_, cell)) = cells.iter().find(|(own, _)| own == key) {
+        if let Some((_, cell)) = cells.iter().find(|(known, _)| known == key) {
             return Arc::clone(cell);
         }
-        if cells.len() >= KEPT {
+        if cells.len() >= MAX_TEMPLATES {
             cells.pop_front();
         }
         let cell = Cell::default();

@@ -1,6 +1,6 @@
 //! Restores a directory to the state of a [`Tree`], whatever a job has changed in it, with as few changes as possible.
 //!
-//! Creating and removing files is most of the work of a checkout, and the cost of each file rises with their number: before ext4 creates
+//! Creating and removing files is most of the run of a checkout, and the cost of each file rises with their number: before ext4 creates
 //! a file, it skips the inode numbers of all files that were removed in the last minutes.
 //!
 //! A file or directory is unchanged if its inode and its ctime are the same as after the last restore, because programs cannot set
@@ -19,25 +19,25 @@ use super::tree::{Content, Entry, Kind, Tree, permissions};
 use crate::trash::Trash;
 
 /// Time within which two changes can have the same ctime. The kernel's clock for it has a resolution of up to 10 ms.
-const SAME_TIME: Duration = Duration::from_millis(20);
+const CTIME_RESOLUTION: Duration = Duration::from_millis(20);
 
 /// Identity and ctime of a file or directory, from which a later change can be recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Mark {
+struct FileStamp {
     device: u64,
     inode: u64,
     changed: (i64, i64),
 }
 
-impl Mark {
-    fn of(metadata: &fs::Metadata) -> Self {
+impl FileStamp {
+    fn new(metadata: &fs::Metadata) -> Self {
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         Self { device: metadata.dev(), inode: metadata.ino(), changed }
     }
 
     /// Returns whether every change after `now` will have another ctime.
-    fn is_settled(&self, now: SystemTime) -> bool {
-        let limit = now.checked_sub(SAME_TIME).and_then(|limit| limit.duration_since(UNIX_EPOCH).ok());
+    fn is_stable(&self, now: SystemTime) -> bool {
+        let limit = now.checked_sub(CTIME_RESOLUTION).and_then(|limit| limit.duration_since(UNIX_EPOCH).ok());
         let limit = limit.unwrap_or_default();
         self.changed < (i64::try_from(limit.as_secs()).unwrap_or(i64::MAX), i64::from(limit.subsec_nanos()))
     }
@@ -45,7 +45,7 @@ impl Mark {
 
 /// State of a directory after a restore: one item for the root, then one for each entry of its tree.
 #[derive(Debug, Default)]
-pub(super) struct Marks(Vec<Option<Mark>>);
+pub(super) struct FileStamps(Vec<Option<FileStamp>>);
 
 /// Parameters of a restore.
 pub(super) struct Restore<'a> {
@@ -57,9 +57,9 @@ pub(super) struct Restore<'a> {
     /// Removes directories that are not in the tree.
     pub(super) trash: &'a Trash,
     /// Called before each entry. The restore ends with an error if it returns false.
-    pub(super) go_on: &'a dyn Fn() -> bool,
+    pub(super) should_continue: &'a dyn Fn() -> bool,
     /// State after the last restore, if it had the same tree. Otherwise empty.
-    pub(super) left: Marks,
+    pub(super) last_stamps: FileStamps,
 }
 
 impl Restore<'_> {
@@ -67,34 +67,35 @@ impl Restore<'_> {
     ///
     /// # Errors
     /// A file cannot be read or written, or the restore was ended. The directory is incomplete then.
-    pub(super) fn run(self) -> io::Result<Marks> {
-        let marks = vec![None; self.tree.entries.len() + 1];
-        let mut work = Work { own: rustix::process::geteuid().as_raw(), now: Marks(marks), restore: self };
-        work.directory(0, work.restore.target.to_owned(), work.restore.tree.mode, false)?;
-        let (mut marks, time) = (work.now, SystemTime::now());
+    pub(super) fn run(self) -> io::Result<FileStamps> {
+        let stamps = vec![None; self.tree.entries.len() + 1];
+        let mut run =
+            RestoreRun { uid: rustix::process::geteuid().as_raw(), stamps: FileStamps(stamps), restore: self };
+        run.directory(0, run.restore.target.to_owned(), run.restore.tree.mode, false)?;
+        let (mut stamps, time) = (run.stamps, SystemTime::now());
         // So far only this restore has changed files, so that their ctimes are known to belong to the right content.
-        for mark in &mut marks.0 {
-            *mark = mark.filter(|mark| mark.is_settled(time));
+        for stamp in &mut stamps.0 {
+            *stamp = stamp.filter(|stamp| stamp.is_stable(time));
         }
-        Ok(marks)
+        Ok(stamps)
     }
 }
 
 /// State of a running restore. The item for the root has index 0, the one for the first entry has index 1.
-struct Work<'a> {
+struct RestoreRun<'a> {
     restore: Restore<'a>,
-    own: u32,
-    now: Marks,
+    uid: u32,
+    stamps: FileStamps,
 }
 
-impl Work<'_> {
+impl RestoreRun<'_> {
     /// Restores one directory with its content. Returns whether its parent has changed.
     ///
-    /// `above_is_new` means that the parent was just created, so that the directory cannot exist.
-    fn directory(&mut self, mark: usize, path: PathBuf, mode: u32, above_is_new: bool) -> io::Result<bool> {
-        let found = if above_is_new { None } else { found(&path)? };
+    /// `parent_is_new` means that the parent was just created, so that the directory cannot exist.
+    fn directory(&mut self, stamp: usize, path: PathBuf, mode: u32, parent_is_new: bool) -> io::Result<bool> {
+        let found = if parent_is_new { None } else { metadata_if_exists(&path)? };
         let found = match found {
-            Some(found) if found.is_dir() && found.uid() == self.own => Some(found),
+            Some(found) if found.is_dir() && found.uid() == self.uid => Some(found),
             Some(_) => {
                 self.discard(&path)?;
                 None
@@ -108,39 +109,39 @@ impl Work<'_> {
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
                 changed = true;
             }
-            if !self.is_as_left(mark, found) {
-                changed |= self.remove_strangers(&path, mark)?;
+            if !self.is_unchanged(stamp, found) {
+                changed |= self.remove_untracked(&path, stamp)?;
             }
         } else {
             fs::DirBuilder::new().mode(mode).create(&path)?;
         }
-        for child in self.children(mark) {
+        for child in self.children(stamp) {
             changed |= self.entry(child, is_new)?;
         }
-        let now = match found {
-            Some(found) if !changed => Mark::of(&found),
-            _ => Mark::of(&fs::symlink_metadata(&path)?),
+        let current = match found {
+            Some(found) if !changed => FileStamp::new(&found),
+            _ => FileStamp::new(&fs::symlink_metadata(&path)?),
         };
-        self.set(mark, now);
+        self.set(stamp, current);
         Ok(is_new)
     }
 
-    fn entry(&mut self, index: usize, above_is_new: bool) -> io::Result<bool> {
-        if !(self.restore.go_on)() {
+    fn entry(&mut self, index: usize, parent_is_new: bool) -> io::Result<bool> {
+        if !(self.restore.should_continue)() {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let tree = self.restore.tree;
         let Some(entry) = tree.entries.get(index) else { return Ok(false) };
         let path = self.restore.target.join(&entry.path);
         match &entry.kind {
-            Kind::Directory { mode, .. } => self.directory(index + 1, path, *mode, above_is_new),
-            Kind::Link(to) => self.link(&path, to, above_is_new),
-            Kind::File(content) => self.file(index + 1, &path, (&entry.path, content), above_is_new),
+            Kind::Directory { mode, .. } => self.directory(index + 1, path, *mode, parent_is_new),
+            Kind::Link(to) => self.link(&path, to, parent_is_new),
+            Kind::File(content) => self.file(index + 1, &path, (&entry.path, content), parent_is_new),
         }
     }
 
-    fn link(&self, path: &Path, to: &Path, above_is_new: bool) -> io::Result<bool> {
-        if !above_is_new && let Some(found) = found(path)? {
+    fn link(&self, path: &Path, to: &Path, parent_is_new: bool) -> io::Result<bool> {
+        if !parent_is_new && let Some(found) = metadata_if_exists(path)? {
             if found.is_symlink() && fs::read_link(path)? == to {
                 return Ok(false);
             }
@@ -152,50 +153,50 @@ impl Work<'_> {
 
     fn file(
         &mut self,
-        mark: usize,
+        stamp: usize,
         path: &Path,
         (name, content): (&Path, &Content),
-        above_is_new: bool,
+        parent_is_new: bool,
     ) -> io::Result<bool> {
-        if !above_is_new && let Some(found) = found(path)? {
-            let is_whole = self.looks_whole(content, &found)
-                && (self.is_as_left(mark, &found) || self.restore.tree.has_bytes(name, content, path)?);
+        if !parent_is_new && let Some(found) = metadata_if_exists(path)? {
+            let is_whole = self.has_same_metadata(content, &found)
+                && (self.is_unchanged(stamp, &found) || self.restore.tree.has_bytes(name, content, path)?);
             if is_whole {
-                self.set(mark, Mark::of(&found));
+                self.set(stamp, FileStamp::new(&found));
                 return Ok(false);
             }
             self.discard(path)?;
         }
         let file = self.restore.tree.write(name, content, path)?;
-        self.set(mark, Mark::of(&file.metadata()?));
+        self.set(stamp, FileStamp::new(&file.metadata()?));
         Ok(true)
     }
 
     /// Returns whether everything except the content is right. A file with several hard links is not: a change to it could come from
     /// outside.
-    fn looks_whole(&self, content: &Content, found: &fs::Metadata) -> bool {
+    fn has_same_metadata(&self, content: &Content, found: &fs::Metadata) -> bool {
         found.is_file()
             && found.nlink() == 1
-            && found.uid() == self.own
+            && found.uid() == self.uid
             && found.len() == content.size
             && permissions(found) == content.mode
             && (found.mtime(), found.mtime_nsec()) == (content.modified.tv_sec, content.modified.tv_nsec)
     }
 
-    fn is_as_left(&self, mark: usize, found: &fs::Metadata) -> bool {
-        self.restore.left.0.get(mark).copied().flatten() == Some(Mark::of(found))
+    fn is_unchanged(&self, stamp: usize, found: &fs::Metadata) -> bool {
+        self.restore.last_stamps.0.get(stamp).copied().flatten() == Some(FileStamp::new(found))
     }
 
-    fn set(&mut self, mark: usize, now: Mark) {
-        if let Some(slot) = self.now.0.get_mut(mark) {
+    fn set(&mut self, stamp: usize, now: FileStamp) {
+        if let Some(slot) = self.stamps.0.get_mut(stamp) {
             *slot = Some(now);
         }
     }
 
     /// Removes everything from a directory that is not in the tree. Returns whether anything was removed.
-    fn remove_strangers(&self, path: &Path, mark: usize) -> io::Result<bool> {
+    fn remove_untracked(&self, path: &Path, stamp: usize) -> io::Result<bool> {
         let entries = &self.restore.tree.entries;
-        let children = self.children(mark);
+        let children = self.children(stamp);
         let known: HashSet<&OsStr> =
             children.iter().filter_map(|child| entries.get(*child)?.path.file_name()).collect();
         let mut removed = false;
@@ -210,10 +211,10 @@ impl Work<'_> {
     }
 
     /// Returns the indexes of the entries directly in a directory.
-    fn children(&self, mark: usize) -> Vec<usize> {
+    fn children(&self, stamp: usize) -> Vec<usize> {
         let entries = &self.restore.tree.entries;
-        let within: Range<usize> = match mark.checked_sub(1).and_then(|index| entries.get(index)) {
-            Some(Entry { kind: Kind::Directory { end, .. }, .. }) => mark..*end,
+        let within: Range<usize> = match stamp.checked_sub(1).and_then(|index| entries.get(index)) {
+            Some(Entry { kind: Kind::Directory { end, .. }, .. }) => stamp..*end,
             _ => 0..entries.len(),
         };
         let mut children = Vec::new();
@@ -245,7 +246,7 @@ fn is_repository(path: &Path) -> bool {
 }
 
 /// Returns the metadata of `path`. `None` means that it does not exist.
-fn found(path: &Path) -> io::Result<Option<fs::Metadata>> {
+fn metadata_if_exists(path: &Path) -> io::Result<Option<fs::Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

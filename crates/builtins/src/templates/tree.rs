@@ -1,6 +1,6 @@
 //! Directory tree from which checkouts are copied. It is read once and written many times.
 //!
-//! Small files are kept in memory, so that writing one takes only four system calls. [`super::restore`] restores directories that
+//! Small files are cached in memory, so that writing one takes only four system calls. [`super::restore`] restores directories that
 //! were filled before.
 
 use std::fs::{self, File};
@@ -12,11 +12,11 @@ use muster_files::{Limit, open, read_open};
 use rustix::fs::{Timespec, Timestamps};
 
 /// Maximum size of a file to keep in memory.
-const SMALL: u64 = 64 * 1024;
+const MAX_CACHED_FILE_BYTES: u64 = 64 * 1024;
 /// Maximum total size of the files of a tree to keep in memory.
-const KEPT: u64 = 16 * 1024 * 1024;
+const MAX_CACHED_BYTES: u64 = 16 * 1024 * 1024;
 /// Number of bytes to compare at once.
-const CHUNK: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Directory tree.
 #[derive(Debug)]
@@ -53,18 +53,18 @@ pub(super) struct Content {
     pub(super) modified: Timespec,
     pub(super) size: u64,
     /// Content. `None` means that it has to be read from the template.
-    kept: Option<Box<[u8]>>,
+    cached: Option<Box<[u8]>>,
 }
 
 impl Tree {
     /// Reads the tree below `root`. The files must not change as long as the value exists.
     pub(crate) fn read(root: &Path) -> io::Result<Self> {
         let mut entries: Vec<Entry> = Vec::new();
-        let mut kept = 0;
+        let mut cached = 0;
         let mut open: Vec<usize> = Vec::new();
         for entry in walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name() {
             let entry = entry?;
-            close(&mut entries, &mut open, entry.depth() - 1);
+            close_directories(&mut entries, &mut open, entry.depth() - 1);
             let metadata = entry.metadata()?;
             let kind = if metadata.is_dir() {
                 open.push(entries.len());
@@ -72,26 +72,26 @@ impl Tree {
             } else if metadata.is_symlink() {
                 Kind::Link(fs::read_link(entry.path())?)
             } else {
-                let keep = metadata.len() <= SMALL && kept + metadata.len() <= KEPT;
-                kept += if keep { metadata.len() } else { 0 };
+                let is_cached = metadata.len() <= MAX_CACHED_FILE_BYTES && cached + metadata.len() <= MAX_CACHED_BYTES;
+                cached += if is_cached { metadata.len() } else { 0 };
                 Kind::File(Content {
                     mode: permissions(&metadata),
                     modified: Timespec { tv_sec: metadata.mtime(), tv_nsec: metadata.mtime_nsec() },
                     size: metadata.len(),
-                    kept: if keep { Some(small(entry.path())?) } else { None },
+                    cached: if is_cached { Some(read_small_file(entry.path())?) } else { None },
                 })
             };
             let path = entry.path().strip_prefix(root).map_err(io::Error::other)?.to_owned();
             entries.push(Entry { path, kind });
         }
-        close(&mut entries, &mut open, 0);
+        close_directories(&mut entries, &mut open, 0);
         Ok(Self { root: root.to_owned(), entries, mode: permissions(&fs::metadata(root)?) })
     }
 
     /// Creates a copy of the file `entry` at `path`, which must not exist.
     pub(super) fn write(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<File> {
         let mut file = File::options().write(true).create_new(true).mode(content.mode).open(path)?;
-        match &content.kept {
+        match &content.cached {
             Some(bytes) => file.write_all(bytes)?,
             None => copy(&open(&self.root.join(entry))?, &mut file)?,
         }
@@ -103,24 +103,24 @@ impl Tree {
     /// Returns whether the file at `path` has the same content as `entry`. Its size must be the same.
     pub(super) fn has_bytes(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<bool> {
         let mut file = open(path)?;
-        match &content.kept {
+        match &content.cached {
             Some(bytes) => {
                 let mut found = vec![0; bytes.len()];
                 file.read_exact(&mut found)?;
                 Ok(*found == **bytes)
             }
-            None => same(&mut file, &mut open(&self.root.join(entry))?),
+            None => has_same_content(&mut file, &mut open(&self.root.join(entry))?),
         }
     }
 }
 
-fn small(path: &Path) -> io::Result<Box<[u8]>> {
-    let limit = Limit { bytes: SMALL, remedy: "it grew while it was read; start the job again" };
+fn read_small_file(path: &Path) -> io::Result<Box<[u8]>> {
+    let limit = Limit { bytes: MAX_CACHED_FILE_BYTES, remedy: "it grew while it was read; start the job again" };
     Ok(read_open(open(path)?, path, limit)?.into_boxed_slice())
 }
 
 /// Sets the end of the open directories that are deeper than `depth`.
-fn close(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
+fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
     let behind = entries.len();
     for index in open.drain(depth.min(open.len())..) {
         if let Some(Entry { kind: Kind::Directory { end, .. }, .. }) = entries.get_mut(index) {
@@ -143,8 +143,8 @@ fn copy(from: &File, to: &mut File) -> io::Result<()> {
 }
 
 /// Returns whether two files of the same size have the same content.
-fn same(one: &mut File, other: &mut File) -> io::Result<bool> {
-    let (mut left, mut right) = (vec![0; CHUNK], vec![0; CHUNK]);
+fn has_same_content(one: &mut File, other: &mut File) -> io::Result<bool> {
+    let (mut left, mut right) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     loop {
         let length = one.read(&mut left)?;
         if length == 0 {

@@ -5,34 +5,34 @@ const DEFAULT_LIMIT: u64 = 4 * 1024 * 1024;
 const REPLACEMENT: &[u8] = "\u{fffd}".as_bytes();
 
 /// Replaces invalid UTF-8, and truncates the stream at the limit with a notice.
-pub(super) struct Limiter {
+pub(super) struct SizeLimiter {
     limit: u64,
     size: u64,
     /// First bytes of an incomplete character, at most 3.
-    held: Vec<u8>,
-    cut: bool,
+    incomplete: Vec<u8>,
+    truncated: bool,
 }
 
-impl Limiter {
-    pub(super) fn new(limit: u64, already: u64) -> Self {
+impl SizeLimiter {
+    pub(super) fn new(limit: u64, initial_length: u64) -> Self {
         let limit = if limit == 0 { DEFAULT_LIMIT } else { limit };
-        Self { limit, size: already, held: Vec::new(), cut: already >= limit }
+        Self { limit, size: initial_length, incomplete: Vec::new(), truncated: initial_length >= limit }
     }
 
     /// Returns whether the limit was reached. Then all further output is dropped.
-    pub(super) fn is_cut(&self) -> bool {
-        self.cut
+    pub(super) fn is_truncated(&self) -> bool {
+        self.truncated
     }
 
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        if self.cut || bytes.is_empty() {
+        if self.truncated || bytes.is_empty() {
             return;
         }
         let start = out.len();
-        if self.held.is_empty() {
+        if self.incomplete.is_empty() {
             self.clean(bytes, out);
         } else {
-            let mut joined = std::mem::take(&mut self.held);
+            let mut joined = std::mem::take(&mut self.incomplete);
             joined.extend_from_slice(bytes);
             self.clean(&joined, out);
         }
@@ -41,7 +41,7 @@ impl Limiter {
 
     /// Ends the stream. An incomplete character at its end is invalid.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
-        if !self.cut && !std::mem::take(&mut self.held).is_empty() {
+        if !self.truncated && !std::mem::take(&mut self.incomplete).is_empty() {
             let start = out.len();
             out.extend_from_slice(REPLACEMENT);
             self.count(start, out);
@@ -53,7 +53,7 @@ impl Limiter {
             let (valid, rest) = bytes.split_at(error.valid_up_to());
             out.extend_from_slice(valid);
             let Some(length) = error.error_len() else {
-                self.held = rest.to_vec();
+                self.incomplete = rest.to_vec();
                 return;
             };
             out.extend_from_slice(REPLACEMENT);
@@ -69,8 +69,8 @@ impl Limiter {
             self.size += added;
             return;
         }
-        let room = usize::try_from(self.limit.saturating_sub(self.size)).unwrap_or(usize::MAX);
-        let mut end = (start + room).min(out.len());
+        let capacity = usize::try_from(self.limit.saturating_sub(self.size)).unwrap_or(usize::MAX);
+        let mut end = (start + capacity).min(out.len());
         // All bytes of a character except the first have the form 10xxxxxx.
         while end > start && out.get(end).is_some_and(|byte| byte & 0b1100_0000 == 0b1000_0000) {
             end -= 1;
@@ -82,6 +82,6 @@ impl Limiter {
             self.limit
         );
         out.extend_from_slice(notice.as_bytes());
-        self.cut = true;
+        self.truncated = true;
     }
 }

@@ -3,7 +3,7 @@
 //! The sink at the end receives the trace, byte for byte.
 
 mod limit;
-mod stamp;
+mod timestamps;
 
 use std::io;
 
@@ -11,8 +11,8 @@ use muster_job::mask::{Masker, Secrets};
 use muster_steps::log::{Log, Stream};
 use parking_lot::Mutex;
 
-use limit::Limiter;
-use stamp::Stamper;
+use limit::SizeLimiter;
+use timestamps::LineTimestamper;
 
 /// Storage for the bytes of a trace.
 pub trait Sink: Send {
@@ -46,7 +46,7 @@ pub struct Trace {
 
 struct Inner {
     channels: Vec<(Stream, Channel)>,
-    limiter: Limiter,
+    limiter: SizeLimiter,
     sink: Box<dyn Sink>,
     /// Whether the sink failed. Later output is dropped, because there would be a gap before it.
     faulted: bool,
@@ -55,7 +55,7 @@ struct Inner {
 
 struct Channel {
     masker: Masker,
-    stamper: Option<Stamper>,
+    stamper: Option<LineTimestamper>,
 }
 
 impl std::fmt::Debug for Trace {
@@ -65,13 +65,13 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Returns a trace that writes to `sink`. `already` is the current size of the sink, which counts against the limit.
+    /// Returns a trace that writes to `sink`. `initial_length` is the current size of the sink, which counts against the limit.
     #[must_use]
-    pub fn new(options: &TraceOptions, sink: Box<dyn Sink>, already: u64, on_fault: OnFault) -> Self {
+    pub fn new(options: &TraceOptions, sink: Box<dyn Sink>, initial_length: u64, on_fault: OnFault) -> Self {
         // Without timestamps all streams form one text, and a secret can be split between them.
         let streams: &[Stream] = if options.timestamps { &[Stream::Runner, Stream::Output] } else { &[Stream::Runner] };
         let channel = |stream: &Stream| {
-            let stamper = options.timestamps.then(|| Stamper::new(*stream));
+            let stamper = options.timestamps.then(|| LineTimestamper::new(*stream));
             (*stream, Channel { masker: Masker::new(&options.secrets), stamper })
         };
         Self {
@@ -79,7 +79,7 @@ impl Trace {
             on_fault,
             inner: Mutex::new(Inner {
                 channels: streams.iter().map(channel).collect(),
-                limiter: Limiter::new(options.limit, already),
+                limiter: SizeLimiter::new(options.limit, initial_length),
                 sink,
                 faulted: false,
                 buffers: Default::default(),
@@ -88,7 +88,7 @@ impl Trace {
     }
 
     /// Writes, unless the sink failed before. Reports the first failure.
-    fn pass_on(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
+    fn write_or_report(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
         let mut inner = self.inner.lock();
         if inner.faulted {
             return;
@@ -100,7 +100,7 @@ impl Trace {
         }
     }
 
-    /// Ends the trace: writes the output that was held back, then `last`. `last` is written even if the sink failed before.
+    /// Ends the trace: writes the output that was incomplete back, then `last`. `last` is written even if the sink failed before.
     pub fn close(&self, last: &[u8]) {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
@@ -115,21 +115,21 @@ impl Trace {
             });
         }
         if let Err(error) = result {
-            tracing::error!(%error, "the last words of a job could not be written to its log");
+            tracing::error!(%error, "failed to write the end of a job's log");
         }
     }
 }
 
 impl Log for Trace {
     fn write(&self, stream: Stream, bytes: &[u8]) {
-        self.pass_on(|inner| inner.put(stream, bytes));
+        self.write_or_report(|inner| inner.put(stream, bytes));
     }
 
     /// Writes an incomplete line, so that it precedes Muster's next message. Without timestamps there is only one stream, which is in
     /// order anyway.
     fn end_lines(&self) {
         if self.timestamps {
-            self.pass_on(|inner| inner.finish(Stream::Output));
+            self.write_or_report(|inner| inner.finish(Stream::Output));
         }
     }
 }
@@ -139,7 +139,7 @@ impl Inner {
         self.pass(stream, |masker, out| masker.push(bytes, out), false)
     }
 
-    /// Writes the output that is held back of a stream.
+    /// Writes the output that is incomplete back of a stream.
     fn finish(&mut self, stream: Stream) -> io::Result<()> {
         self.pass(stream, Masker::finish, true)
     }
@@ -159,7 +159,7 @@ impl Inner {
     }
 
     fn pass(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
-        if self.limiter.is_cut() {
+        if self.limiter.is_truncated() {
             // Output that will be dropped need not be masked.
             return Ok(());
         }

@@ -7,28 +7,28 @@ use proptest::prelude::*;
 use super::*;
 
 #[derive(Clone, Default)]
-struct Memory {
+struct MemorySink {
     bytes: Arc<Mutex<Vec<u8>>>,
-    room: Option<usize>,
+    capacity: Option<usize>,
 }
 
-impl Sink for Memory {
+impl Sink for MemorySink {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut own = self.bytes.lock();
-        let room = self.room.map_or(usize::MAX, |room| room.saturating_sub(own.len()));
-        own.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        if room < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        let capacity = self.capacity.map_or(usize::MAX, |capacity| capacity.saturating_sub(own.len()));
+        own.extend_from_slice(&bytes[..bytes.len().min(capacity)]);
+        if capacity < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 }
 
-impl Memory {
+impl MemorySink {
     fn text(&self) -> String {
-        String::from_utf8(self.bytes.lock().clone()).expect("a trace is UTF-8")
+        String::from_utf8(self.bytes.lock().clone()).expect("a trace must be UTF-8")
     }
 }
 
 fn written(options: &TraceOptions, pieces: &[(Stream, &[u8])]) -> String {
-    let memory = Memory::default();
+    let memory = MemorySink::default();
     let trace = Trace::new(options, Box::new(memory.clone()), 0, Box::new(|_| {}));
     for (stream, bytes) in pieces {
         trace.write(*stream, bytes);
@@ -38,7 +38,7 @@ fn written(options: &TraceOptions, pieces: &[(Stream, &[u8])]) -> String {
 }
 
 #[test]
-fn without_timestamps_a_secret_is_masked_across_streams() {
+fn secret_is_masked_across_streams_without_timestamps() {
     let options = TraceOptions { secrets: Secrets::new(["hunter22"], []), ..TraceOptions::default() };
     assert_eq!(written(&options, &[(Stream::Output, b"hunt"), (Stream::Runner, b"er22\n")]), "[MASKED]\n");
 }
@@ -65,7 +65,7 @@ fn timestamps_mark_streams_and_continuations() {
 }
 
 #[test]
-fn a_line_longer_than_the_fragment_is_continued() {
+fn long_line_is_split_and_continued() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
     let text = written(&options, &[(Stream::Output, &[b'x'; 9000]), (Stream::Output, b"y\n")]);
     let lines: Vec<&str> = text.lines().collect();
@@ -74,7 +74,7 @@ fn a_line_longer_than_the_fragment_is_continued() {
 }
 
 #[test]
-fn the_limit_cuts_at_a_character_and_says_so_once() {
+fn limit_truncates_at_character_with_notice() {
     let options = TraceOptions { limit: 10, ..TraceOptions::default() };
     let text = written(&options, &[(Stream::Output, "123456789é".as_bytes()), (Stream::Output, b"dropped")]);
     let (kept, notice) = text.split_at(9);
@@ -84,10 +84,10 @@ fn the_limit_cuts_at_a_character_and_says_so_once() {
 }
 
 #[test]
-fn a_full_disk_is_told_once_and_the_last_words_are_kept() {
-    let memory = Memory { room: Some(6), ..Memory::default() };
-    let told = Arc::new(Mutex::new(0));
-    let count = Arc::clone(&told);
+fn full_disk_is_reported_once() {
+    let memory = MemorySink { capacity: Some(6), ..MemorySink::default() };
+    let faults = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&faults);
     let trace = Trace::new(
         &TraceOptions::default(),
         Box::new(memory.clone()),
@@ -100,12 +100,12 @@ fn a_full_disk_is_told_once_and_the_last_words_are_kept() {
     trace.write(Stream::Output, b"abc");
     trace.write(Stream::Output, b"defghi");
     trace.write(Stream::Output, b"jkl");
-    assert_eq!((*told.lock(), memory.text().as_str()), (1, "abcdef"));
+    assert_eq!((*faults.lock(), memory.text().as_str()), (1, "abcdef"));
 }
 
 proptest! {
     #[test]
-    fn binary_output_becomes_text_whatever_the_splits(
+    fn binary_output_becomes_valid_utf8_for_any_split(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         cut in any::<prop::sample::Index>(),
     ) {

@@ -10,7 +10,7 @@ use muster_builtins::{Extraction, LimitsFrom};
 use muster_coordinator::History;
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
 use muster_job::JobStatus;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use super::args::ShowArgs;
 use super::config::Config;
@@ -330,7 +330,7 @@ fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &Un
 pub(super) fn unpack_archive(archive: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let extraction =
         Extraction { limits: limits.limits(), limits_from: LimitsFrom::CiConfig, ..Extraction::new(target.to_owned()) };
-    let unpacked = extraction.run(archive, &Stop::new());
+    let unpacked = extraction.run(archive, &StopToken::new());
     let left_out = unpacked.map_err(|failure| CiError::System {
         what: format!("cannot extract to `{}`", target.display()),
         source: std::io::Error::other(failure),

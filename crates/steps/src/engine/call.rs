@@ -6,8 +6,8 @@ use indexmap::IndexMap;
 use muster_agent_api::result::StepNode;
 use serde_json::{Map, Value};
 
-use super::author::{AuthorSteps, Frame, MAX_DEPTH, StepError};
-use crate::definition::{Body, Call, Item, Outputs, StepFile};
+use super::user_steps::{Frame, MAX_DEPTH, StepError, UserSteps};
+use crate::definition::{Body, Call, Outputs, StepEntry, StepFile};
 use crate::expression::{expand, expand_text};
 use muster_files::Limit;
 
@@ -15,30 +15,30 @@ use muster_files::Limit;
 const FILE: &str = "step.yml";
 const FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
-impl AuthorSteps<'_> {
-    pub(super) async fn item(
+impl UserSteps<'_> {
+    /// Runs one step of a sequence. Returns its outputs.
+    pub(super) async fn run_entry(
         &self,
-        item: &Item,
+        entry: &StepEntry,
         frame: &Frame<'_>,
         nodes: &mut Vec<StepNode>,
     ) -> Result<Map<String, Value>, StepError> {
         if frame.depth >= MAX_DEPTH {
-            return Err(StepError::Step(format!("steps call each other more than {MAX_DEPTH} deep")));
+            return Err(StepError::Step(format!("steps are nested more than {MAX_DEPTH} levels deep")));
         }
         let scope = self.scope(frame);
-        let reference = match &item.call {
+        let reference = match &entry.call {
             Call::Script(text) => {
-                let text = expand_text(text, &scope).map_err(at("failed to load: expand input \"script\""))?;
-                return self.script(&text, &self.item_env(item, frame, &scope)?).await.map(|()| Map::new());
+                let text = expand_text(text, &scope).map_err(in_text("failed to load: expand input \"script\""))?;
+                return self.script(&text, &self.entry_env(entry, frame, &scope)?).await.map(|()| Map::new());
             }
-            Call::Unsupported(what) => {
+            Call::Unsupported(kind) => {
                 return Err(StepError::Step(format!(
-                    "{what} cannot be run here yet: keep the step in the repository and call it as `./directory`"
+                    "{kind} are not supported; keep the step in the repository and call it as `./directory`"
                 )));
             }
-            Call::Step(reference) => {
-                expand_text(reference, &scope).map_err(at("failed to load: fetching step: interpolating reference"))?
-            }
+            Call::Step(reference) => expand_text(reference, &scope)
+                .map_err(in_text("failed to load: fetching step: interpolating reference"))?,
         };
         if let Some(name) = reference.strip_prefix("builtin://") {
             // The manager uses built-in steps in a job's plan. A `run:` list must not call them: their inputs are not checked.
@@ -46,8 +46,8 @@ impl AuthorSteps<'_> {
         }
         let path = local_path(&reference, frame.dir)?;
         let file = load(&path).await?;
-        let inputs = self.checked_inputs(item, &file, &scope)?;
-        let env = self.item_env(item, frame, &scope)?;
+        let inputs = self.checked_inputs(entry, &file, &scope)?;
+        let env = self.entry_env(entry, frame, &scope)?;
         self.call(&file, path.parent().unwrap_or(Path::new("/")), inputs, env, frame.depth + 1, nodes).await
     }
 
@@ -56,7 +56,7 @@ impl AuthorSteps<'_> {
     /// # Errors
     /// An input has no default, or the step fails.
     pub(super) async fn run_file(&self, file: &StepFile, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
-        let inputs = defaults(file, Map::new())?;
+        let inputs = with_defaults(file, Map::new())?;
         self.call(file, self.work_dir, inputs, IndexMap::new(), 0, nodes).await.map(drop)
     }
 
@@ -69,7 +69,9 @@ impl AuthorSteps<'_> {
         depth: usize,
         nodes: &mut Vec<StepNode>,
     ) -> Result<Map<String, Value>, StepError> {
-        let files = self.files().map_err(|error| StepError::System(format!("cannot make the output file: {error}")))?;
+        let files = self
+            .value_files()
+            .map_err(|error| StepError::System(format!("failed to create the output file: {error}")))?;
         let mut frame = Frame {
             dir,
             env: env.clone(),
@@ -81,7 +83,8 @@ impl AuthorSteps<'_> {
         };
         let scope = self.scope(&frame);
         for (key, value) in &file.env {
-            let value = expand_text(value, &scope).map_err(at(&format!("expand step env: env variable {key:?}")))?;
+            let value =
+                expand_text(value, &scope).map_err(in_text(&format!("expand step env: env variable {key:?}")))?;
             env.insert(key.clone(), value);
         }
         frame.env = env;
@@ -90,9 +93,9 @@ impl AuthorSteps<'_> {
                 self.exec(command, work_dir.as_deref(), &frame).await?;
                 self.collect(file, &files).await
             }
-            Body::Run { items, outputs, delegate } => {
-                let again = Frame { env: frame.env.clone(), inputs: frame.inputs.clone(), steps: Map::new(), ..frame };
-                frame.steps = self.sequence(items, again, nodes).await?;
+            Body::Run { entries, outputs, delegate } => {
+                let inner = Frame { env: frame.env.clone(), inputs: frame.inputs.clone(), steps: Map::new(), ..frame };
+                frame.steps = self.run_sequence(entries, inner, nodes).await?;
                 match (&file.spec.outputs, delegate) {
                     (Outputs::Delegate, Some(name)) => {
                         let outputs = frame.steps.get(name).and_then(|step| step.get("outputs")?.as_object().cloned());
@@ -106,22 +109,32 @@ impl AuthorSteps<'_> {
         }
     }
 
-    fn inputs(&self, item: &Item, scope: &Value) -> Result<Map<String, Value>, StepError> {
-        self.expand_map(&item.inputs, scope, |key| format!("failed to load: expand input {key:?}"))
+    fn inputs(&self, entry: &StepEntry, scope: &Value) -> Result<Map<String, Value>, StepError> {
+        self.expand_map(&entry.inputs, scope, |key| format!("failed to load: expand input {key:?}"))
     }
 
     /// Returns the inputs for a step file, with its defaults for inputs that are not given.
-    fn checked_inputs(&self, item: &Item, file: &StepFile, scope: &Value) -> Result<Map<String, Value>, StepError> {
-        if let Some(name) = item.inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
+    fn checked_inputs(
+        &self,
+        entry: &StepEntry,
+        file: &StepFile,
+        scope: &Value,
+    ) -> Result<Map<String, Value>, StepError> {
+        if let Some(name) = entry.inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
             return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
         }
-        defaults(file, self.inputs(item, scope)?)
+        with_defaults(file, self.inputs(entry, scope)?)
     }
 
-    fn item_env(&self, item: &Item, frame: &Frame<'_>, scope: &Value) -> Result<IndexMap<String, String>, StepError> {
+    fn entry_env(
+        &self,
+        entry: &StepEntry,
+        frame: &Frame<'_>,
+        scope: &Value,
+    ) -> Result<IndexMap<String, String>, StepError> {
         let mut env = frame.env.clone();
-        for (key, value) in &item.env {
-            let value = expand_text(value, scope).map_err(at(&format!("failed to load: env {key:?}")))?;
+        for (key, value) in &entry.env {
+            let value = expand_text(value, scope).map_err(in_text(&format!("failed to load: env {key:?}")))?;
             env.insert(key.clone(), value);
         }
         Ok(env)
@@ -131,15 +144,17 @@ impl AuthorSteps<'_> {
         &self,
         map: &Map<String, Value>,
         scope: &Value,
-        place: impl Fn(&str) -> String,
+        description: impl Fn(&str) -> String,
     ) -> Result<Map<String, Value>, StepError> {
-        let entry = |(key, value): (&String, &Value)| Ok((key.clone(), expand(value, scope).map_err(at(&place(key)))?));
-        map.iter().map(entry).collect()
+        let expanded = |(key, value): (&String, &Value)| {
+            Ok((key.clone(), expand(value, scope).map_err(in_text(&description(key)))?))
+        };
+        map.iter().map(expanded).collect()
     }
 }
 
 /// Adds the step's defaults to the inputs that are not given.
-fn defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
+fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
     for (name, parameter) in &file.spec.inputs {
         if inputs.contains_key(name) {
             continue;
@@ -153,8 +168,9 @@ fn defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<Strin
     Ok(inputs)
 }
 
-pub(super) fn at(place: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {
-    let at = place.to_owned();
+/// Returns a function that adds a description of the text to the error of an expression in it.
+pub(super) fn in_text(description: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {
+    let at = description.to_owned();
     move |source| StepError::Expression { at, source }
 }
 
@@ -163,8 +179,8 @@ fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
     let local = reference.starts_with(['.', '/']);
     if !local {
         return Err(StepError::Step(format!(
-            "failed to load: {reference:?}: only local steps can be run here yet, like `./directory`; \
-             steps from git and from OCI registries cannot"
+            "failed to load: {reference:?}: only local steps are supported; keep the step in the repository and call it as \
+             `./directory`"
         )));
     }
     let path = dir.join(reference);
@@ -176,5 +192,5 @@ async fn load(path: &Path) -> Result<StepFile, StepError> {
     let failed = |error: String| StepError::Step(format!("failed to load: loading file {:?}: {error}", path.display()));
     let text = muster_files::read(path.to_owned(), FILE_LIMIT).await;
     let text = text.map_err(|error| failed(format!("reading file: {}", error.problem)))?;
-    StepFile::parse(&text).map_err(failed)
+    StepFile::parse(&text).map_err(|error| failed(error.to_string()))
 }

@@ -9,28 +9,28 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 
-use super::author::{AuthorSteps, Frame, StepError};
-use super::call::at;
+use super::call::in_text;
+use super::user_steps::{Frame, StepError, UserSteps};
 use crate::definition::StepFile;
 use crate::expression::expand_text;
 use crate::lines;
-use crate::process::{Command, Ended, find_program};
+use crate::process::{Command, ProcessEnd, find_program};
 use muster_files::Limit;
 
 /// Maximum size of an output or export file.
 const VALUES_LIMIT: Limit =
-    Limit { bytes: 4 * 1024 * 1024, remedy: "write a large value to a file of its own, and give back its path" };
+    Limit { bytes: 4 * 1024 * 1024, remedy: "write a large value to a separate file, and return its path" };
 
 /// Output and export file of one step. Dropping it removes both.
-pub(super) struct Files {
+pub(super) struct ValueFiles {
     pub(super) output: NamedTempFile,
     pub(super) export: NamedTempFile,
 }
 
-impl AuthorSteps<'_> {
-    pub(super) fn files(&self) -> io::Result<Files> {
+impl UserSteps<'_> {
+    pub(super) fn value_files(&self) -> io::Result<ValueFiles> {
         let file = || tempfile::Builder::new().prefix("step-file-").tempfile_in(self.temp_dir);
-        Ok(Files { output: file()?, export: file()? })
+        Ok(ValueFiles { output: file()?, export: file()? })
     }
 
     /// Runs the process of an exec step.
@@ -42,12 +42,12 @@ impl AuthorSteps<'_> {
     ) -> Result<(), StepError> {
         let scope = self.scope(frame);
         let expanded = |word: &String| {
-            expand_text(word, &scope).map_err(at(&format!("exec: interpolate command argument {word:?}")))
+            expand_text(word, &scope).map_err(in_text(&format!("exec: interpolate command argument {word:?}")))
         };
         let mut words = command.iter().map(expanded).collect::<Result<Vec<_>, _>>()?.into_iter();
         let program = words.next().unwrap_or_default();
         let dir = match work_dir {
-            Some(dir) => self.work_dir.join(expand_text(dir, &scope).map_err(at("exec: interpolate workdir"))?),
+            Some(dir) => self.work_dir.join(expand_text(dir, &scope).map_err(in_text("exec: interpolate workdir"))?),
             None => self.work_dir.to_owned(),
         };
         // A name without a directory is looked up in the agent's PATH, not the step's (docs/spec/steps.md, section 1.4).
@@ -64,7 +64,8 @@ impl AuthorSteps<'_> {
     /// Runs a script in a shell. The shell reads the text from standard input, because other users can read arguments (invariant J6).
     pub(super) async fn script(&self, text: &str, env: &IndexMap<String, String>) -> Result<(), StepError> {
         let shell = find_program("bash").or_else(|| find_program("sh"));
-        let shell = shell.ok_or_else(|| StepError::Step("shell not found".to_owned()))?;
+        let shell =
+            shell.ok_or_else(|| StepError::Step("shell not found: this machine has neither bash nor sh".to_owned()))?;
         let stdin = format!("eval '{}' </dev/null\n", text.replace('\'', r"'\''"));
         self.process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes())).await
     }
@@ -82,8 +83,8 @@ impl AuthorSteps<'_> {
         environment.extend(exports.iter().chain(env).map(|(key, value)| (key.into(), value.into())));
         let command = Command { program, args, env: environment, work_dir: Some(dir), stdin, stdout: None };
         match self.processes.run(command, &self.log, self.stop, self.grace).await? {
-            Ended::Stopped(cause) => Err(StepError::Stopped(cause)),
-            Ended::Exited(status) => match (status.code(), status.signal()) {
+            ProcessEnd::Stopped(cause) => Err(StepError::Stopped(cause)),
+            ProcessEnd::Exited(status) => match (status.code(), status.signal()) {
                 (Some(0), _) => Ok(()),
                 (Some(code), _) => Err(StepError::Exit(code)),
                 (None, signal) => Err(StepError::Signal(signal.unwrap_or_default())),
@@ -92,18 +93,19 @@ impl AuthorSteps<'_> {
     }
 
     /// Reads the files of a process that succeeded. Its exports take effect only if its outputs are valid.
-    pub(super) async fn collect(&self, file: &StepFile, files: &Files) -> Result<Map<String, Value>, StepError> {
-        let output = self.given_back("output file", files.output.path()).await?;
-        let outputs = lines::outputs(&output, &file.spec.outputs).map_err(StepError::Step)?;
-        let export = self.given_back("export file", files.export.path()).await?;
-        self.exports.lock().extend(lines::exports(&export).map_err(StepError::Step)?);
+    pub(super) async fn collect(&self, file: &StepFile, files: &ValueFiles) -> Result<Map<String, Value>, StepError> {
+        let invalid = |error: lines::ValueFileError| StepError::Step(error.to_string());
+        let output = self.read_value_file("output file", files.output.path()).await?;
+        let outputs = lines::outputs(&output, &file.spec.outputs).map_err(invalid)?;
+        let export = self.read_value_file("export file", files.export.path()).await?;
+        self.exports.lock().extend(lines::exports(&export).map_err(invalid)?);
         Ok(outputs)
     }
 
     /// Reads a file that was created for the process, by its name: the process may have replaced the file.
-    async fn given_back(&self, what: &str, path: &Path) -> Result<String, StepError> {
+    async fn read_value_file(&self, kind: &str, path: &Path) -> Result<String, StepError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let text = muster_files::read_in(self.temp_dir.to_owned(), name, VALUES_LIMIT).await;
-        text.map_err(|error| StepError::Step(format!("{what}: {error}")))
+        text.map_err(|error| StepError::Step(format!("{kind}: {error}")))
     }
 }

@@ -8,13 +8,13 @@
 //!          +-- timed out:  only cleanup
 //! ```
 
-mod author;
 mod call;
 mod delegate;
 mod exec;
 mod node;
 mod policy;
-mod standing;
+mod progress;
+mod user_steps;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ use crate::builtin::{Role, Step};
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
 use crate::process::Processes;
-use crate::stop::Stop;
-pub use author::StepError;
-pub use node::{Began, Ending};
-use standing::Standing;
+use crate::stop::StopToken;
+pub use node::{StartTime, StepEnd};
+use progress::JobProgress;
+pub use user_steps::StepError;
 
 /// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).
-const RETRY_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// What the engine needs of the job whose steps it executes.
 pub trait Job: Send + Sync + 'static {
@@ -65,22 +65,22 @@ pub trait Job: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Failure`] if the steps cannot be serialized.
-    fn delegated(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
+    fn delegate_request(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
 
     /// Prepares the job's files for a step.
-    fn begin_step(self: &Arc<Self>, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn begin_step(self: &Arc<Self>, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// Waits until the user's code may run (invariant J2).
-    fn user_code_starts(&self, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn user_code_starts(&self, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 /// The two ways to end a job early.
 #[derive(Debug, Clone, Default)]
-pub struct Brakes {
+pub struct JobCancellation {
     /// Graceful cancel. The script ends, then after_script and uploads run.
     pub cancel: CancellationToken,
     /// Stop. Everything ends, then only cleanup steps run.
-    pub stop: Stop,
+    pub stop: StopToken,
 }
 
 /// Executes the steps of one job.
@@ -90,16 +90,16 @@ pub struct Engine<J> {
     /// Whether section markers are written around the log of each step.
     sections: bool,
     /// First and longest delay between two attempts.
-    retry_wait: (Duration, Duration),
+    retry_backoff: (Duration, Duration),
     /// Timeout of the job. Zero means no timeout.
-    limit: Duration,
+    timeout: Duration,
     /// Time when the timeout of the job expires. `None` means never.
     deadline: Option<Instant>,
 }
 
 /// Result of running a list of steps.
 #[derive(Debug)]
-pub struct Ran {
+pub struct StepsResult {
     /// First failure. `None` means that all steps succeeded.
     pub failure: Option<Failure>,
     /// Nodes of the steps that are part of the result.
@@ -107,16 +107,16 @@ pub struct Ran {
 }
 
 impl<J: Job> Engine<J> {
-    /// Returns the engine for a job with this plan. The job's timeout counts from `began`.
+    /// Returns the engine for a job with this plan. The job's timeout counts from `start`.
     #[must_use]
-    pub fn new(job: Arc<J>, plan: &JobPlan, began: Began) -> Self {
-        let retry_wait = match plan.retry_wait_ms {
-            (0, _) => RETRY_WAIT,
-            (first, most) => (Duration::from_millis(first), Duration::from_millis(most)),
+    pub fn new(job: Arc<J>, plan: &JobPlan, start: StartTime) -> Self {
+        let retry_backoff = match plan.retry_wait_ms {
+            (0, _) => RETRY_BACKOFF,
+            (first, longest) => (Duration::from_millis(first), Duration::from_millis(longest)),
         };
-        let limit = Duration::from_millis(plan.timeout_ms);
-        let deadline = if limit.is_zero() { None } else { began.after(limit) };
-        Self { job, sections: plan.trace_sections, retry_wait, limit, deadline }
+        let timeout = Duration::from_millis(plan.timeout_ms);
+        let deadline = if timeout.is_zero() { None } else { start.after(timeout) };
+        Self { job, sections: plan.trace_sections, retry_backoff, timeout, deadline }
     }
 
     /// Returns the time when the job's timeout expires. `None` means that it has no timeout.
@@ -126,40 +126,46 @@ impl<J: Job> Engine<J> {
     }
 
     /// Runs steps in order, each if its condition holds.
-    pub async fn run(&self, steps: &[Step<J>], brakes: &Brakes) -> Ran {
-        let mut standing = Standing::default();
+    pub async fn run(&self, steps: &[Step<J>], cancellation: &JobCancellation) -> StepsResult {
+        let mut progress = JobProgress::default();
         let mut nodes = Vec::new();
         for step in steps {
-            nodes.extend(self.step(step, brakes, &mut standing).await);
+            nodes.extend(self.run_step(step, cancellation, &mut progress).await);
         }
-        Ran { failure: standing.failure(), nodes }
+        StepsResult { failure: progress.failure(), nodes }
     }
 
     /// Runs one step if its condition holds. Returns `None` if the step is not part of the result.
-    async fn step(&self, step: &Step<J>, brakes: &Brakes, standing: &mut Standing) -> Option<StepNode> {
+    async fn run_step(
+        &self,
+        step: &Step<J>,
+        cancellation: &JobCancellation,
+        progress: &mut JobProgress,
+    ) -> Option<StepNode> {
         if step.is_idle() {
             return None;
         }
-        standing.notice(brakes);
-        let began = Began::now();
+        progress.observe_cancel(cancellation);
+        let start = StartTime::now();
         // GitLab's results have no node for the step that prints where the job runs.
         let is_in_result = step.role() != Role::Prepare;
-        if !standing.allows(step) {
+        if !progress.allows(step) {
             // A plan has two variants of some steps, one for each outcome. The result does not list the skipped variant for failures.
-            let is_news = is_in_result && step.policy.when != When::OnFailure;
-            return is_news.then(|| began.node(&step.name, Ending::SKIPPED, Vec::new()));
+            let is_listed = is_in_result && step.policy.when != When::OnFailure;
+            return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Vec::new()));
         }
-        standing.enter(step);
-        self.job.set_status(standing.word(step));
-        let Ran { failure, nodes } = self.within_section(step, brakes, standing.cancel_reaches(step)).await;
-        let node = began.node(&step.name, failure.as_ref().into(), nodes);
+        progress.begin_step(step);
+        self.job.set_status(progress.ci_job_status(step));
+        let StepsResult { failure, nodes } =
+            self.run_in_section(step, cancellation, progress.is_cancelable(step)).await;
+        let node = start.node(&step.name, failure.as_ref().into(), nodes);
         if let Some(failure) = failure {
-            standing.settle(step, failure, brakes, |line| self.say(line));
+            progress.record_failure(step, failure, cancellation, |line| self.print(line));
         }
         is_in_result.then_some(node)
     }
 
-    fn say(&self, line: &str) {
+    fn print(&self, line: &str) {
         self.job.log().write(Stream::Runner, line.as_bytes());
     }
 }

@@ -10,12 +10,12 @@ use crate::failure::Failure;
 
 /// Start time of a step or of a job.
 #[derive(Debug, Clone, Copy)]
-pub struct Began {
+pub struct StartTime {
     at: Instant,
     unix_ms: u64,
 }
 
-impl Began {
+impl StartTime {
     /// Returns the current time as a start time.
     #[must_use]
     pub fn now() -> Self {
@@ -29,16 +29,16 @@ impl Began {
         self.at.elapsed()
     }
 
-    /// Returns the time `limit` after the start. `None` means that it cannot be represented.
+    /// Returns the time `duration` after the start. `None` means that it cannot be represented.
     #[must_use]
-    pub fn after(&self, limit: Duration) -> Option<Instant> {
-        self.at.checked_add(limit)
+    pub fn after(&self, duration: Duration) -> Option<Instant> {
+        self.at.checked_add(duration)
     }
 
     /// Returns the node of a step that has just ended.
     #[must_use]
-    pub fn node(&self, name: &str, ending: Ending, steps: Vec<StepNode>) -> StepNode {
-        let Ending { status, exit_code, message, cause } = ending;
+    pub fn node(&self, name: &str, end: StepEnd, steps: Vec<StepNode>) -> StepNode {
+        let StepEnd { status, exit_code, message, cause } = end;
         let duration_ms = milliseconds(self.elapsed());
         StepNode {
             name: name.to_owned(),
@@ -55,20 +55,20 @@ impl Began {
 
 /// Final status of a step.
 #[derive(Debug, Clone)]
-pub struct Ending {
+pub struct StepEnd {
     status: StepStatus,
     exit_code: Option<i32>,
     message: String,
     cause: Option<TerminationCause>,
 }
 
-impl Ending {
+impl StepEnd {
     pub(super) const SKIPPED: Self =
         Self { status: StepStatus::Skipped, exit_code: None, message: String::new(), cause: None };
     const SUCCESS: Self = Self { status: StepStatus::Success, exit_code: None, message: String::new(), cause: None };
 }
 
-impl From<Option<&Failure>> for Ending {
+impl From<Option<&Failure>> for StepEnd {
     fn from(failure: Option<&Failure>) -> Self {
         let Some(failure) = failure else { return Self::SUCCESS };
         let is_stopped = matches!(failure, Failure::Stopped(_));
@@ -81,7 +81,7 @@ impl From<Option<&Failure>> for Ending {
     }
 }
 
-impl<T> From<&Result<T, StepError>> for Ending {
+impl<T> From<&Result<T, StepError>> for StepEnd {
     fn from(result: &Result<T, StepError>) -> Self {
         let Err(error) = result else { return Self::SUCCESS };
         let (status, exit_code, cause) = match error.cause() {

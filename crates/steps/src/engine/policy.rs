@@ -9,77 +9,82 @@ use muster_agent_api::result::StepNode;
 use muster_job::{TerminationCause, go_duration};
 use tokio_util::sync::CancellationToken;
 
-use super::author::AuthorSteps;
-use super::{Brakes, Engine, Job, Ran};
+use super::user_steps::UserSteps;
+use super::{Engine, Job, JobCancellation, StepsResult};
 use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
-use crate::stop::{Stop, reached};
+use crate::stop::{StopToken, wait_until};
 use crate::style;
 
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 const MAX_ATTEMPTS: u32 = 10;
 
 impl<J: Job> Engine<J> {
-    pub(super) async fn within_section(&self, step: &Step<J>, brakes: &Brakes, cancel_reaches: bool) -> Ran {
+    pub(super) async fn run_in_section(
+        &self,
+        step: &Step<J>,
+        cancellation: &JobCancellation,
+        is_cancelable: bool,
+    ) -> StepsResult {
         self.open_section(&step.name, &step.policy.title);
         let mut nodes = Vec::new();
-        let failure = self.tries(step, brakes, cancel_reaches, &mut nodes).await.err();
+        let failure = self.run_attempts(step, cancellation, is_cancelable, &mut nodes).await.err();
         self.job.log().end_lines();
-        let is_late = failure.as_ref().and_then(Failure::cause) == Some(TerminationCause::TimedOut);
+        let timed_out = failure.as_ref().and_then(Failure::cause) == Some(TerminationCause::TimedOut);
         // If the step is a group, its steps have already printed the warning.
-        if is_late && !step.is_group() {
-            self.say(&style::warning(&format!(
+        if timed_out && !step.has_inner_steps() {
+            self.print(&style::warning(&format!(
                 "{} could not run to completion because the timeout was exceeded. \
                  Raise the job's `timeout`, or RUNNER_SCRIPT_TIMEOUT and RUNNER_AFTER_SCRIPT_TIMEOUT.",
                 step.name
             )));
         }
         self.close_section(&step.name, &step.policy.title);
-        Ran { failure, nodes }
+        StepsResult { failure, nodes }
     }
 
-    async fn tries(
+    async fn run_attempts(
         &self,
         step: &Step<J>,
-        brakes: &Brakes,
-        cancel_reaches: bool,
+        cancellation: &JobCancellation,
+        is_cancelable: bool,
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
-        let stop = brakes.stop.child();
+        let stop = cancellation.stop.child();
         // The steps of a group handle a cancel themselves: which of them it ends depends on their roles.
-        let is_group = step.is_group();
-        let cancel = if cancel_reaches { brakes.cancel.clone() } else { CancellationToken::new() };
-        let inner = Brakes { cancel: cancel.clone(), stop: stop.clone() };
+        let has_inner_steps = step.has_inner_steps();
+        let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
+        let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
         let attempts = step.policy.attempts.clamp(1, MAX_ATTEMPTS);
-        let (mut pause, pause_max) = self.retry_wait;
+        let (mut delay, max_delay) = self.retry_backoff;
         let work = async {
             let mut attempt = 1;
             loop {
                 nodes.clear();
-                let failure = match self.once(step, &inner, nodes).await {
+                let failure = match self.run_once(step, &inner, nodes).await {
                     Ok(()) => return Ok(()),
                     Err(failure) if attempt >= attempts || stop.cause().is_some() => return Err(failure),
                     Err(failure) => failure,
                 };
-                self.say(&style::warning(&format!("Retrying... {} error={failure}", step.name)));
+                self.print(&style::warning(&format!("Retrying... {} error={failure}", step.name)));
                 tokio::select! {
                     cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-                    () = tokio::time::sleep(pause) => {}
+                    () = tokio::time::sleep(delay) => {}
                 }
-                pause = (pause * 2).min(pause_max);
+                delay = (delay * 2).min(max_delay);
                 attempt += 1;
                 if attempt == 2 {
                     self.clear(step, &stop).await?;
                 }
             }
         };
-        self.within_limits(step, (!is_group).then_some(&cancel), &stop, work).await
+        self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
     }
 
     /// Removes what a failed attempt left behind, in a separate section (docs/spec/job-execution.md, section 1.4).
-    async fn clear(&self, step: &Step<J>, stop: &Stop) -> Result<(), Failure> {
+    async fn clear(&self, step: &Step<J>, stop: &StopToken) -> Result<(), Failure> {
         let Call::Builtin(builtin) = &step.call else { return Ok(()) };
-        let Some((name, title)) = builtin.clearing() else { return Ok(()) };
+        let Some((name, title)) = builtin.clear_section() else { return Ok(()) };
         self.open_section(name, title);
         let cleared = builtin.clear(&self.job, stop).await;
         self.close_section(name, title);
@@ -91,35 +96,35 @@ impl<J: Job> Engine<J> {
             return;
         }
         if self.sections {
-            self.say(&style::section_start(name));
+            self.print(&style::section_start(name));
         }
-        self.say(&style::title(title));
+        self.print(&style::title(title));
     }
 
     fn close_section(&self, name: &str, title: &str) {
         if self.sections && !title.is_empty() {
-            self.say(&style::section_end(name));
+            self.print(&style::section_end(name));
         }
     }
 
     /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel. The work decides how long it takes to
     /// stop: processes have the grace time, and a built-in step that blocks a thread has its own timeout.
-    async fn within_limits(
+    async fn run_with_timeouts(
         &self,
         step: &Step<J>,
         cancel: Option<&CancellationToken>,
-        stop: &Stop,
+        stop: &StopToken,
         work: impl Future<Output = Result<(), Failure>>,
     ) -> Result<(), Failure> {
-        let own_limit = Duration::from_millis(step.policy.timeout_ms);
-        let own = if own_limit.is_zero() { None } else { Instant::now().checked_add(own_limit) };
+        let step_limit = Duration::from_millis(step.policy.timeout_ms);
+        let step_deadline = if step_limit.is_zero() { None } else { Instant::now().checked_add(step_limit) };
         // A cleanup step has only its own timeout, because it also runs after the job's deadline.
-        let deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
-        let own_is_first = match (own, deadline) {
-            (Some(own), Some(job)) => own < job,
-            (own, _) => own.is_some(),
+        let job_deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
+        let step_is_first = match (step_deadline, job_deadline) {
+            (Some(step), Some(job)) => step < job,
+            (step, _) => step.is_some(),
         };
-        let limit = if own_is_first { own } else { deadline };
+        let deadline = if step_is_first { step_deadline } else { job_deadline };
         let canceled = async {
             match cancel {
                 Some(cancel) => cancel.cancelled().await,
@@ -134,17 +139,17 @@ impl<J: Job> Engine<J> {
                 biased;
                 result = &mut work => {
                     return match result {
-                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out && own_is_first => {
+                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out && step_is_first => {
                             Err(Failure::StepTimeout(step_timeout(step)))
                         }
                         Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out => {
-                            let limit = go_duration(self.limit);
-                            Err(Failure::JobTimeout(format!("execution took longer than {limit} seconds")))
+                            let timeout = go_duration(self.timeout);
+                            Err(Failure::JobTimeout(format!("execution took longer than {timeout} seconds")))
                         }
                         other => other,
                     };
                 }
-                () = reached(limit), if !timed_out => {
+                () = wait_until(deadline), if !timed_out => {
                     timed_out = true;
                     stop.stop(TerminationCause::TimedOut);
                 }
@@ -156,16 +161,21 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    async fn once(&self, step: &Step<J>, brakes: &Brakes, nodes: &mut Vec<StepNode>) -> Result<(), Failure> {
-        let stop = &brakes.stop;
+    async fn run_once(
+        &self,
+        step: &Step<J>,
+        cancellation: &JobCancellation,
+        nodes: &mut Vec<StepNode>,
+    ) -> Result<(), Failure> {
+        let stop = &cancellation.stop;
         if let Call::Steps(steps) = &step.call {
             // Boxed, because this function is recursive.
-            let ran = Box::pin(self.run(steps, brakes)).await;
-            *nodes = ran.nodes;
-            return ran.failure.map_or(Ok(()), Err);
+            let result = Box::pin(self.run(steps, cancellation)).await;
+            *nodes = result.nodes;
+            return result.failure.map_or(Ok(()), Err);
         }
-        if let Call::Delegate(place, steps) = &step.call {
-            return self.delegate(&**place, steps, brakes, nodes).await;
+        if let Call::Delegate(target, steps) = &step.call {
+            return self.delegate(&**target, steps, cancellation, nodes).await;
         }
         let role = step.role();
         if let (Some(cause), false) = (stop.cause(), role == Role::Cleanup) {
@@ -178,24 +188,24 @@ impl<J: Job> Engine<J> {
             return builtin.run(&self.job, stop).await;
         }
         self.job.user_code_starts(stop).await?;
-        let author = AuthorSteps::of(&*self.job, stop);
-        let ran = match &step.call {
-            Call::Run(list) => author.run(list, nodes).await,
-            Call::StepFile(file) => author.run_file(file, nodes).await,
+        let user_steps = UserSteps::new(&*self.job, stop);
+        let result = match &step.call {
+            Call::Run(list) => user_steps.run(list, nodes).await,
+            Call::StepFile(file) => user_steps.run_file(file, nodes).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
-        ran.map_err(|error| Failure::from(&error))
+        result.map_err(|error| Failure::from(&error))
     }
 }
 
 fn step_timeout<J>(step: &Step<J>) -> String {
-    let limit = go_duration(Duration::from_millis(step.policy.timeout_ms));
+    let timeout = go_duration(Duration::from_millis(step.policy.timeout_ms));
     match step.role() {
         Role::Script => "script timeout: context deadline exceeded".to_owned(),
         Role::AfterScript => "after script timeout: context deadline exceeded".to_owned(),
-        Role::Sources => format!("get sources timeout: exceeded timeout of {limit}"),
+        Role::Sources => format!("get sources timeout: exceeded timeout of {timeout}"),
         Role::Prepare | Role::Cleanup | Role::Other => {
-            format!("{} timeout: exceeded timeout of {limit}", step.name)
+            format!("{} timeout: exceeded timeout of {timeout}", step.name)
         }
     }
 }

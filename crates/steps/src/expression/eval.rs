@@ -53,7 +53,7 @@ pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, Ex
 const MISSING: &str = "not found";
 
 fn number(value: f64) -> Result<Value, ExpressionError> {
-    Number::from_f64(value).map(Value::Number).ok_or_else(|| error("the result is no number"))
+    Number::from_f64(value).map(Value::Number).ok_or_else(|| error("the result is not a finite number"))
 }
 
 fn object(entries: &[(Node, Node)], scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
@@ -78,8 +78,8 @@ fn element(of: &Value, index: &Value) -> Result<Value, ExpressionError> {
     match (of, index) {
         (Value::Object(_), Value::String(name)) => attribute(of, name),
         (Value::Array(items), Value::Number(index)) => {
-            let place = index.as_f64().filter(|index| index.fract() == 0.0 && *index >= 0.0);
-            let found = items.iter().enumerate().find(|(own, _)| Some(*own as f64) == place);
+            let position = index.as_f64().filter(|index| index.fract() == 0.0 && *index >= 0.0);
+            let found = items.iter().enumerate().find(|(index, _)| Some(*index as f64) == position);
             found.map(|(_, item)| item.clone()).ok_or_else(|| error(format!("at [{index}]: element {MISSING}")))
         }
         (of, index) => Err(error(format!("{} cannot be indexed by {}", kind(of).1, kind(index).1))),
@@ -100,7 +100,7 @@ fn call(name: &str, arguments: &[Value]) -> Result<Value, ExpressionError> {
                 .ok()
                 .and_then(Number::from_f64)
                 .map(Value::Number)
-                .ok_or_else(|| error(format!("num(): {text:?} is no number"))),
+                .ok_or_else(|| error(format!("num(): {text:?} is not a number"))),
             other => Err(error(format!("num() takes a string, not {}", kind(other).1))),
         },
         _ => Err(error(format!("function {name:?} {MISSING}: there are str(), num() and bool()"))),

@@ -10,12 +10,12 @@ pub(super) enum Token {
     Text(Vec<Part>),
     Name(String),
     /// Operator, punctuation or bracket.
-    Mark(&'static str),
+    Symbol(&'static str),
     End,
 }
 
 /// Longest first, so that `<=` does not become `<` and `=`.
-const MARKS: [&str; 26] = [
+const SYMBOLS: [&str; 26] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "%", "!", ".", ",", ":", "(", ")", "[", "]", "{",
     "}", "?", "|", "&",
 ];
@@ -37,8 +37,8 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError>
                 let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
                 (Token::Name(rest.get(..end).unwrap_or_default().to_owned()), end)
             }
-            other => match MARKS.iter().find(|mark| rest.starts_with(**mark)) {
-                Some(mark) => (Token::Mark(mark), mark.len()),
+            other => match SYMBOLS.iter().find(|symbol| rest.starts_with(**symbol)) {
+                Some(symbol) => (Token::Symbol(symbol), symbol.len()),
                 None => return Err(syntax(format!("unexpected {other:?}"), at)),
             },
         };
@@ -70,7 +70,7 @@ fn number(rest: &str, at: usize) -> Result<(Token, usize), ExpressionError> {
         }
     }
     let text = rest.get(..end).unwrap_or_default();
-    let value = text.parse().map_err(|_| syntax(format!("{text:?} is no number"), at))?;
+    let value = text.parse().map_err(|_| syntax(format!("{text:?} is not a number"), at))?;
     Ok((Token::Number(value), end))
 }
 

@@ -15,7 +15,7 @@ pub use template::{expand, expand_text};
 pub use text::to_text;
 
 /// Maximum depth of expressions inside strings of other expressions.
-const MAX_STRINGS: usize = 16;
+const MAX_STRING_DEPTH: usize = 16;
 
 /// Error of an expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,19 +46,19 @@ pub fn evaluate(text: &str, scope: &Value) -> Result<Value, ExpressionError> {
 
 /// Evaluates an expression that is inside `depth` strings of other expressions.
 fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
-    if depth > MAX_STRINGS {
-        return Err(ExpressionError::Eval(format!("expressions are inside more than {MAX_STRINGS} strings")));
+    if depth > MAX_STRING_DEPTH {
+        return Err(ExpressionError::Eval(format!("expressions are inside more than {MAX_STRING_DEPTH} strings")));
     }
     let result = parser::parse(text).and_then(|node| eval::eval(&node, scope, depth));
     match result {
         Ok(value) => Ok(value),
-        // Names like `foo-bar` are none in Moa, but were in the language before it.
-        Err(error) => legacy(text, scope).ok_or(error),
+        // Names like `foo-bar` are invalid in Moa, but were valid in its predecessor.
+        Err(error) => lookup_dotted_path(text, scope).ok_or(error),
     }
 }
 
 /// Looks up a dotted path by its parts, as the predecessor of Moa does. Unlike in Moa, names may contain `-`.
-fn legacy(text: &str, scope: &Value) -> Option<Value> {
+fn lookup_dotted_path(text: &str, scope: &Value) -> Option<Value> {
     let text = text.trim();
     if text.contains(['"', '\'', '[', ']', '(', ')', '{', '}', '|', '&']) {
         return None;

@@ -90,14 +90,14 @@ impl Parser {
         token
     }
 
-    fn take(&mut self, mark: &str) -> bool {
-        let found = matches!(self.peek(), Token::Mark(own) if *own == mark);
+    fn take(&mut self, symbol: &str) -> bool {
+        let found = matches!(self.peek(), Token::Symbol(next) if *next == symbol);
         self.at += usize::from(found);
         found
     }
 
-    fn expect(&mut self, mark: &str) -> Result<(), ExpressionError> {
-        if self.take(mark) { Ok(()) } else { Err(self.expected(&format!("`{mark}`"))) }
+    fn expect(&mut self, symbol: &str) -> Result<(), ExpressionError> {
+        if self.take(symbol) { Ok(()) } else { Err(self.expected(&format!("`{symbol}`"))) }
     }
 
     fn expected(&self, what: &str) -> ExpressionError {
@@ -106,7 +106,7 @@ impl Parser {
             Token::Number(_) => "a number".to_owned(),
             Token::Text(_) => "a string".to_owned(),
             Token::Name(name) => format!("`{name}`"),
-            Token::Mark(mark) => format!("`{mark}`"),
+            Token::Symbol(symbol) => format!("`{symbol}`"),
             Token::End => "the end".to_owned(),
         };
         ExpressionError::Syntax { message: format!("expected {what}, got {got}"), offset }
@@ -128,7 +128,7 @@ impl Parser {
         let mut chain = 0;
         loop {
             let found = match self.peek() {
-                Token::Mark(mark) => operators.iter().find(|operator| *operator == mark),
+                Token::Symbol(symbol) => operators.iter().find(|operator| *operator == symbol),
                 _ => None,
             };
             let Some(operator) = found else { return Ok(left) };
@@ -186,13 +186,13 @@ impl Parser {
                 _ if self.take("(") => Ok(Node::Call(name, self.list(")", false)?)),
                 _ => Ok(Node::Name(name)),
             },
-            Token::Mark("(") => {
+            Token::Symbol("(") => {
                 let node = self.deeper(|parser| parser.binary(0))?;
                 self.expect(")")?;
                 Ok(node)
             }
-            Token::Mark("[") => Ok(Node::Array(self.list("]", true)?)),
-            Token::Mark("{") => self.object(),
+            Token::Symbol("[") => Ok(Node::Array(self.list("]", true)?)),
+            Token::Symbol("{") => self.object(),
             _ => {
                 self.at = at;
                 Err(self.expected("a value"))
@@ -223,7 +223,7 @@ impl Parser {
             let key = match self.next() {
                 Token::Name(name) => Node::Text(vec![Part::Literal(name)]),
                 Token::Text(parts) => Node::Text(parts),
-                Token::Mark("(") => {
+                Token::Symbol("(") => {
                     let key = self.deeper(|parser| parser.binary(0))?;
                     self.expect(")")?;
                     key

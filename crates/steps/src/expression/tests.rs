@@ -8,7 +8,7 @@ use super::*;
 fn scope() -> Value {
     json!({
         "env": {"HOME": "/h"},
-        "job": {"CI": "true", "foo-bar": "legacy"},
+        "job": {"CI": "true", "foo-bar": "dashed"},
         "inputs": {"n": 2, "list": [1, {"a": "b"}], "flag": false, "text": "hi", "none": null},
         "steps": {"build": {"outputs": {"name": "x", "size": 3}}},
     })
@@ -19,11 +19,11 @@ fn value(text: &str) -> Result<Value, ExpressionError> {
 }
 
 #[test]
-fn lookups_literals_and_operators() {
+fn evaluates_lookups_literals_and_operators() {
     for (text, expected) in [
         (" job.CI ", json!("true")),
         ("steps.build.outputs.size", json!(3)),
-        ("job.foo-bar", json!("legacy")),
+        ("job.foo-bar", json!("dashed")),
         ("inputs.list[1].a", json!("b")),
         ("inputs['text'] + \" there\"", json!("hi there")),
         ("1 + 2 * 3 - 4 / 2", json!(5.0)),
@@ -48,7 +48,7 @@ fn lookups_literals_and_operators() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn invalid_expression_is_rejected_with_reason() {
     for (text, part) in [
         ("job.NOPE", "at \".NOPE\": attribute not found"),
         ("1 +", "parser: expected a value, got the end at 3"),
@@ -65,7 +65,7 @@ fn errors_say_what_is_wrong() {
 }
 
 #[test]
-fn templates_keep_the_kind_only_when_alone() {
+fn template_keeps_type_of_single_expression() {
     let expanded = |text: &str| expand(&json!(text), &scope());
     assert_eq!(expanded("${{ inputs.list }}"), Ok(json!([1, {"a": "b"}])));
     assert_eq!(expanded("<${{ inputs.list }}>"), Ok(json!("<[1,{\"a\":\"b\"}]>")));
@@ -77,7 +77,7 @@ fn templates_keep_the_kind_only_when_alone() {
 }
 
 #[test]
-fn deep_nesting_is_an_error() {
+fn deeply_nested_expression_is_rejected() {
     for text in ["(".repeat(10_000), "!".repeat(10_000), "[".repeat(10_000), format!("1{}", "+1".repeat(10_000))] {
         assert!(matches!(value(&text), Err(ExpressionError::Syntax { .. })));
     }
@@ -85,7 +85,7 @@ fn deep_nesting_is_an_error() {
 
 /// Expressions inside strings are parsed separately, so the depth limit of one expression does not limit them.
 #[test]
-fn strings_nested_in_expressions_are_an_error() {
+fn deeply_nested_strings_are_rejected() {
     let nested = |depth: usize| (0..depth).fold("${{ 1 }}".to_owned(), |inner, _| format!("${{{{ \"{inner}\" }}}}"));
     assert_eq!(expand_text(&nested(10), &scope()).unwrap(), "1");
     let error = expand_text(&nested(2000), &scope()).unwrap_err().to_string();
@@ -93,7 +93,7 @@ fn strings_nested_in_expressions_are_an_error() {
 }
 
 #[test]
-fn numbers_print_as_go_prints_them() {
+fn numbers_are_formatted_as_in_go() {
     for (number, text) in [(1.5, "1.5"), (3.0, "3"), (1e21, "1e+21"), (1e-7, "1e-7"), (-2.0, "-2"), (0.0, "0")] {
         assert_eq!(to_text(&json!(number)), text);
     }
@@ -101,13 +101,13 @@ fn numbers_print_as_go_prints_them() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,60}") {
+    fn arbitrary_text_does_not_panic(text in ".{0,60}") {
         let _ = value(&text);
         let _ = expand_text(&format!("${{{{{text}}}}}"), &scope());
     }
 
     #[test]
-    fn no_tokens_make_it_panic(
+    fn arbitrary_tokens_do_not_panic(
         words in prop::collection::vec(
             prop_oneof!["[a-z]{1,3}", "[0-9.e]{1,4}", "[-+*/%!<>=&|.,:(){}\\[\\]]", Just("'x'".to_owned()),
                 Just("inputs".to_owned())],

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
+use super::procfs;
 use super::spawn::can_start_in;
-use super::table;
 
 /// Number of cgroups that this process has created for itself. Makes their names unique.
-static HOSTS: AtomicU64 = AtomicU64::new(0);
+static AGENT_CGROUPS: AtomicU64 = AtomicU64::new(0);
 /// Prefix of the name of an agent's cgroup. The agent's process ID and a number follow.
-const AGENT: &str = "muster-agent-";
+const AGENT_PREFIX: &str = "muster-agent-";
 
 /// Cgroup directory that Muster created.
 #[derive(Debug, Clone)]
@@ -27,13 +27,13 @@ pub(super) struct Cgroup(PathBuf);
 impl Cgroup {
     /// Creates the cgroup of this agent. `None` means that the system does not permit one, or that its kernel is too old.
     pub(super) fn for_agent() -> Option<Self> {
-        let mount = mount_point(&table::read("/proc/self/mountinfo").ok()?)?;
-        let own = table::read("/proc/self/cgroup").ok()?;
+        let mount = mount_point(&procfs::read("/proc/self/mountinfo").ok()?)?;
+        let own = procfs::read("/proc/self/cgroup").ok()?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
         // A process can have several agents. Each needs its own cgroup, because it removes the cgroup when it ends.
-        let number = HOSTS.fetch_add(1, Ordering::Relaxed);
+        let number = AGENT_CGROUPS.fetch_add(1, Ordering::Relaxed);
         let above = mount.join(own);
-        let path = above.join(format!("{AGENT}{}-{number}", std::process::id()));
+        let path = above.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
         fs::create_dir(&path).ok()?;
         remove_dead_agents(&above);
         let cgroup = Self(path);
@@ -77,7 +77,7 @@ impl Cgroup {
         match fs::create_dir_all(&path) {
             Ok(()) => Some(Self(path)),
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "cannot make a cgroup for the job");
+                tracing::warn!(%error, path = %path.display(), "failed to create the cgroup of a job");
                 None
             }
         }
@@ -112,7 +112,7 @@ impl Cgroup {
         if let Err(error) = fs::remove_dir(&self.0)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::debug!(%error, path = %self.0.display(), "the cgroup stays");
+            tracing::debug!(%error, path = %self.0.display(), "failed to remove a cgroup");
         }
     }
 }
@@ -123,7 +123,7 @@ const PROCS: &str = "cgroup.procs";
 fn remove_dead_agents(above: &Path) {
     for path in children(above) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let pid = name.strip_prefix(AGENT).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));
+        let pid = name.strip_prefix(AGENT_PREFIX).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));
         // Only `ESRCH` means that the agent no longer runs. `EPERM` means that it belongs to another user.
         if pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH)) {
             // The kernel refuses while there are processes in it.
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_mount_of_a_hybrid_system() {
+    fn mount_point_of_hybrid_system_is_found() {
         let text = "30 25 0:26 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
                     31 25 0:27 / /sys/fs/cgroup/unified rw,relatime shared:5 - cgroup2 cgroup2 rw\n";
         assert_eq!(mount_point(text), Some(PathBuf::from("/sys/fs/cgroup/unified")));
@@ -174,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_cgroups_of_agents_that_are_gone_are_removed() {
+    fn cgroups_of_running_agents_are_kept() {
         let above = tempfile::tempdir().unwrap();
-        let of = |pid: u32| above.path().join(format!("{AGENT}{pid}-0"));
+        let cgroup_of = |pid: u32| above.path().join(format!("{AGENT_PREFIX}{pid}-0"));
         let script = r"printf \\377\\376 >/proc/$$/comm; echo; read line";
         let mut agent = std::process::Command::new("sh")
             .args(["-c", script])
@@ -185,13 +185,13 @@ mod tests {
             .spawn()
             .unwrap();
         io::Read::read_exact(agent.stdout.as_mut().unwrap(), &mut [0]).unwrap();
-        fs::create_dir(of(agent.id())).unwrap();
+        fs::create_dir(cgroup_of(agent.id())).unwrap();
         remove_dead_agents(above.path());
-        let while_it_lived = of(agent.id()).exists();
+        let existed_while_running = cgroup_of(agent.id()).exists();
         agent.kill().unwrap();
         agent.wait().unwrap();
-        assert!(while_it_lived, "the agent lives, whatever its name is");
+        assert!(existed_while_running, "the cgroup of a running agent was removed, whose name is not UTF-8");
         remove_dead_agents(above.path());
-        assert!(!of(agent.id()).exists());
+        assert!(!cgroup_of(agent.id()).exists());
     }
 }

@@ -24,7 +24,7 @@ impl Child {
     pub(super) fn new(pid: i32) -> Self {
         let watched = Watched::open(pid);
         if let Err(error) = &watched {
-            tracing::error!(%error, "a process that was started cannot be watched");
+            tracing::error!(%error, "failed to watch a process");
         }
         Self { pid, watched: watched.ok(), is_reaped: false }
     }
@@ -42,14 +42,14 @@ impl Child {
 
     /// Waits until the process has ended, then collects its resource usage and its exit status. Cancel-safe.
     pub(super) async fn wait(&mut self) -> io::Result<(ExitStatus, Option<Usage>)> {
-        let watched = self.watched.as_ref().ok_or_else(|| io::Error::other("it cannot be watched"))?;
+        let watched = self.watched.as_ref().ok_or_else(|| io::Error::other("the process cannot be watched"))?;
         watched.ended().await;
         let usage = sys::usage_of_ended(self.pid);
         let pid = Pid::from_raw(self.pid).ok_or(io::ErrorKind::NotFound)?;
         self.is_reaped = true;
         // The process has ended, so this does not block.
         let status = waitpid(Some(pid), WaitOptions::NOHANG)?;
-        let (_, status) = status.ok_or_else(|| io::Error::other("its status is not there yet"))?;
+        let (_, status) = status.ok_or_else(|| io::Error::other("the process has no exit status yet"))?;
         Ok((ExitStatus::from_raw(status.as_raw()), usage))
     }
 }

@@ -1,26 +1,26 @@
 //! Processes of jobs: starts them, and terminates every one of them (invariant J5).
 //!
 //! The process of each step leads its own process group. There are two ways to find the other processes of a job:
-//! - The agent is the subreaper of its descendants, and finds a job's processes by their process group, their ancestors and a mark
-//!   in their environment. A process that left its group, was orphaned *and* does not have the mark of a running job is still a
+//! - The agent is the subreaper of its descendants, and finds a job's processes by their process group, their ancestors and a tag
+//!   in their environment. A process that left its group, was orphaned *and* does not have the tag of a running job is still a
 //!   child of the agent. It is terminated when all jobs have ended that ran when it started.
 //! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This needs
 //!   a writable subtree of a version 2 hierarchy.
 //!
 //! `docs/explanation/processes.md` describes the guarantees of each.
 //!
-//! A [`Recorder`] stores what was started, so that another agent can terminate the processes that a killed agent left behind
-//! ([`end_leftovers`]).
+//! A [`ProcessRecorder`] stores what was started, so that another agent can terminate the processes that a killed agent left behind
+//! ([`terminate_leftovers`]).
 
 mod cgroup;
 mod child;
-mod end;
+mod procfs;
 mod run;
 mod running;
 mod slot;
 mod spawn;
 mod sys;
-mod table;
+mod terminate;
 mod usage;
 
 use std::collections::{BTreeSet, HashSet};
@@ -36,16 +36,16 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use cgroup::Cgroup;
-pub use end::end_leftovers;
-pub use run::{Command, Ended, RunError};
+pub use run::{Command, ProcessEnd, RunError};
 use running::RUNNING;
-use slot::Slot;
-pub use slot::{Counted, Share, Stalled};
+use slot::SlotCgroup;
+pub use slot::{PressureStall, SlotError, SlotShare, UsageCounters};
 pub use sys::Watched;
+pub use terminate::terminate_leftovers;
 use usage::Usage;
 
-/// Environment variable whose value marks the processes of a job.
-const MARK: &str = "MUSTER_JOB_MARK";
+/// Environment variable whose value tags the processes of a job.
+const JOB_TAG: &str = "MUSTER_JOB_TAG";
 
 /// Children of this process that a task waits for. Any other child is an orphan, which must be reaped.
 ///
@@ -55,11 +55,11 @@ static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 /// Record of a job's processes, for the agent that takes over after this one was killed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Trail {
-    /// Mark and cgroup of the job's processes.
+pub enum ProcessRecord {
+    /// Symbol and cgroup of the job's processes.
     Job {
-        /// Mark in the environment of the processes. It is unique on this host and over time.
-        mark: String,
+        /// Symbol in the environment of the processes. It is unique on this host and over time.
+        tag: String,
         /// Directory of the cgroup that contains the processes. `None` means that there is no cgroup.
         cgroup: Option<PathBuf>,
     },
@@ -72,16 +72,16 @@ pub enum Trail {
     },
 }
 
-/// Stores a [`Trail`] on disk. It is called for a job before any process starts, and for a leader right after its start.
-pub type Recorder = Arc<dyn Fn(&Trail) -> io::Result<()> + Send + Sync>;
+/// Stores a [`ProcessRecord`] on disk. It is called for a job before any process starts, and for a leader right after its start.
+pub type ProcessRecorder = Arc<dyn Fn(&ProcessRecord) -> io::Result<()> + Send + Sync>;
 
 /// Creates the [`Processes`] of each job of one agent.
 #[derive(Debug)]
-pub struct Host {
+pub struct ProcessManager {
     /// Cgroup of the agent, which contains the cgroups of the jobs. `None` means that cgroups are not used.
     cgroups: Option<Cgroup>,
     /// Whether this process is the subreaper: orphaned processes of jobs become its children.
-    adopts: bool,
+    is_subreaper: bool,
     environment: Vec<(OsString, OsString)>,
     /// Limit of open files for the processes of jobs. `None` means that they inherit the limit of this process.
     open_files: Option<Rlimit>,
@@ -90,14 +90,14 @@ pub struct Host {
 /// How the processes of a job are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Containment {
-    /// By process group, ancestors and mark.
-    Descent,
+    /// By process group, ancestors and tag.
+    ProcessTree,
     /// Also by a cgroup, if the system permits it. Only processes that may write to the cgroup file system can leave it.
     #[default]
     Cgroups,
 }
 
-impl Host {
+impl ProcessManager {
     /// Prepares this process to run jobs, and makes it the subreaper of its descendants.
     ///
     /// The processes of jobs may have at most `open_files` files open. `None` means as many as this process.
@@ -108,41 +108,42 @@ impl Host {
             .filter(|files| own.current.is_none_or(|own| *files < own))
             .map(|files| Rlimit { current: Some(files), maximum: own.maximum });
         let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
-        let adopts = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        let is_subreaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .inspect_err(|error| {
-                tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
+                tracing::warn!(%error, "failed to become a subreaper, finding orphaned processes of jobs only by their tag");
             })
             .is_ok();
         let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
-        Arc::new(Self { cgroups, adopts, environment, open_files })
+        Arc::new(Self { cgroups, is_subreaper, environment, open_files })
     }
 
-    /// Prepares the processes of a job. `id` is the ID of the job; `nonce` makes its mark unique.
+    /// Prepares the processes of a job. `id` is the ID of the job; `nonce` makes its tag unique.
     ///
     /// # Errors
     /// The error of the recorder.
-    pub fn job(self: &Arc<Self>, id: &str, nonce: &str, recorder: Recorder) -> io::Result<Processes> {
+    pub fn new_job(self: &Arc<Self>, id: &str, nonce: &str, recorder: ProcessRecorder) -> io::Result<Processes> {
         let cgroup = self.cgroups.as_ref().and_then(|cgroups| cgroups.child(&format!("job-{id}-{nonce}")));
-        let mark = format!("{id}/{nonce}");
-        let trail = Trail::Job { mark: mark.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };
-        recorder(&trail)?;
+        let tag = format!("{id}/{nonce}");
+        let record =
+            ProcessRecord::Job { tag: tag.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };
+        recorder(&record)?;
         Ok(Processes {
-            host: Arc::clone(self),
-            number: RUNNING.enter(&mark),
-            mark,
+            manager: Arc::clone(self),
+            number: RUNNING.add(&tag),
+            tag,
             cgroup,
-            ends: AtomicU64::new(0),
+            terminations: AtomicU64::new(0),
             slot: None,
             environment: self.environment.clone(),
             recorder,
             leaders: Mutex::new(HashSet::new()),
             usage: Mutex::default(),
-            pumps: Mutex::new(JoinSet::new()),
+            readers: Mutex::new(JoinSet::new()),
         })
     }
 }
 
-impl Drop for Host {
+impl Drop for ProcessManager {
     fn drop(&mut self) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.remove();
@@ -178,29 +179,29 @@ fn is_for_jobs(key: &OsStr) -> bool {
 
 /// Processes of one job. [`Processes::finish`] must be called before it is dropped.
 pub struct Processes {
-    host: Arc<Host>,
+    manager: Arc<ProcessManager>,
     /// Number of the job in the list of running jobs.
     number: u64,
-    mark: String,
+    tag: String,
     /// Cgroup that contains the processes. `None` means that there is no cgroup.
     cgroup: Option<Cgroup>,
     /// Number of times that the processes of the job were terminated.
-    ends: AtomicU64,
+    terminations: AtomicU64,
     /// Cgroups of the job's slot. `None` means that the job has no share of the machine.
-    slot: Option<Slot>,
+    slot: Option<SlotCgroup>,
     environment: Vec<(OsString, OsString)>,
-    recorder: Recorder,
+    recorder: ProcessRecorder,
     /// Leaders of process groups that still run or whose exit status was not collected yet.
     leaders: Mutex<HashSet<i32>>,
     /// Resource usage of the processes that have ended.
     usage: Mutex<Usage>,
     /// Tasks that read the output of processes. They can outlive the process that a step waits for.
-    pumps: Mutex<JoinSet<()>>,
+    readers: Mutex<JoinSet<()>>,
 }
 
 impl std::fmt::Debug for Processes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Processes").field("mark", &self.mark).field("cgroup", &self.cgroup).finish_non_exhaustive()
+        f.debug_struct("Processes").field("tag", &self.tag).field("cgroup", &self.cgroup).finish_non_exhaustive()
     }
 }
 
@@ -209,7 +210,7 @@ impl Drop for Processes {
         if let Some(slot) = &self.slot {
             slot.remove();
         }
-        RUNNING.leave(self.number);
+        RUNNING.remove(self.number);
     }
 }
 
@@ -224,11 +225,11 @@ impl Processes {
     ///
     /// # Errors
     /// The error of the recorder.
-    pub fn beside(&self, name: &str) -> io::Result<Self> {
-        let (id, nonce) = self.mark.split_once('/').unwrap_or((&self.mark, ""));
-        let mut beside = self.host.job(id, &format!("{nonce}-{name}"), Arc::clone(&self.recorder))?;
-        beside.environment.clone_from(&self.environment);
-        Ok(beside)
+    pub fn separate_set(&self, name: &str) -> io::Result<Self> {
+        let (id, nonce) = self.tag.split_once('/').unwrap_or((&self.tag, ""));
+        let mut set = self.manager.new_job(id, &format!("{nonce}-{name}"), Arc::clone(&self.recorder))?;
+        set.environment.clone_from(&self.environment);
+        Ok(set)
     }
 
     /// Adds variables to the environment of processes that are started later.
@@ -240,15 +241,15 @@ impl Processes {
     ///
     /// # Errors
     /// The system does not permit it. The job can run without a share.
-    pub fn share(&mut self, share: &Share) -> Result<(), String> {
-        let name: String = self.mark.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let slot = Slot::enter(share, &name)?;
+    pub fn apply_share(&mut self, share: &SlotShare) -> Result<(), SlotError> {
+        let name: String = self.tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let slot = SlotCgroup::create(share, &name)?;
         if let Some(own) = &self.cgroup
             && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
         {
             // The slot's cgroup can contain the processes too. Then they start in it, and need not be moved.
             let cgroup = Some(unified.path().to_owned());
-            (self.recorder)(&Trail::Job { mark: self.mark.clone(), cgroup }).map_err(|error| error.to_string())?;
+            (self.recorder)(&ProcessRecord::Job { tag: self.tag.clone(), cgroup }).map_err(SlotError::Record)?;
             own.remove();
             self.cgroup = Some(unified.clone());
         }
@@ -258,13 +259,13 @@ impl Processes {
 
     /// Returns the resources that the job has used so far, from the counters of its cgroup, or else of its ended processes.
     #[must_use]
-    pub fn counted(&self) -> Counted {
-        let counted = self.slot.as_ref().map(Slot::counted).unwrap_or_default();
-        if counted.cpu.is_some() || counted.memory_bytes.is_some() {
-            return counted;
+    pub fn usage_counters(&self) -> UsageCounters {
+        let counters = self.slot.as_ref().map(SlotCgroup::usage_counters).unwrap_or_default();
+        if counters.cpu.is_some() || counters.memory_bytes.is_some() {
+            return counters;
         }
         let usage = *self.usage.lock();
-        Counted { cpu: Some(usage.cpu), memory_bytes: Some(usage.memory_bytes), by_processes: true, ..counted }
+        UsageCounters { cpu: Some(usage.cpu), memory_bytes: Some(usage.memory_bytes), by_processes: true, ..counters }
     }
 }
 

@@ -23,18 +23,18 @@ use tokio::time::timeout;
 
 use super::child::Child;
 use super::spawn::{Program, spawn_in};
-use super::{AWAITED, MARK, Processes, Trail, find_in, table};
+use super::{AWAITED, JOB_TAG, ProcessRecord, Processes, find_in, procfs};
 use crate::log::{Log, Stream};
-use crate::stop::Stop;
+use crate::stop::StopToken;
 
 /// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md, section 1.4).
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time without output after which a step is complete, even if a child still holds the pipe, as a background server does.
 ///
 /// Output that comes later is still written to the log.
-const DRAIN_QUIET: Duration = Duration::from_millis(250);
+const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once. Below 64 KiB, because freeing 64 KiB or more makes the C library trim its whole heap.
-const CHUNK: usize = 32 * 1024;
+const READ_BUFFER_BYTES: usize = 32 * 1024;
 
 /// Process to start.
 #[derive(Debug, Clone, Default)]
@@ -69,7 +69,7 @@ impl Command {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum ProcessEnd {
     /// The process exited, or was terminated by a signal that Muster did not send.
     Exited(ExitStatus),
     /// The step was canceled, and all processes of the job were terminated.
@@ -80,7 +80,7 @@ pub enum Ended {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The process could not be started.
-    #[error("cannot start `{program}`")]
+    #[error("failed to start `{program}`")]
     Start {
         /// Program to start.
         program: String,
@@ -89,7 +89,7 @@ pub enum RunError {
         source: io::Error,
     },
     /// The process was killed right after its start, because it could not be watched or recorded in the spool.
-    #[error("cannot watch over a process that was started")]
+    #[error("failed to watch a process")]
     Watch(#[source] io::Error),
 }
 
@@ -104,9 +104,9 @@ impl Processes {
         &self,
         command: Command,
         log: &Arc<dyn Log>,
-        stop: &Stop,
+        stop: &StopToken,
         grace: Duration,
-    ) -> Result<Ended, RunError> {
+    ) -> Result<ProcessEnd, RunError> {
         let Started { mut child, stdin, drained, report } = self.start(&command, log)?;
         let feed = async {
             if let (Some(mut pipe), Some(bytes)) = (stdin, &command.stdin) {
@@ -116,7 +116,7 @@ impl Processes {
         };
         let ended = match executed(report, stop).await {
             Err(source) => Err(RunError::Start { program: command.program.display().to_string(), source }),
-            Ok(()) => match self.place(child.pid()) {
+            Ok(()) => match self.enter_cgroup(child.pid()) {
                 Err(error) => Err(RunError::Watch(error)),
                 Ok(()) => self.watch(&mut child, feed, stop, grace).await,
             },
@@ -143,7 +143,7 @@ impl Processes {
             None => write_end.try_clone(),
         };
         // If the process has to be moved into a cgroup, it waits for its input on a pipe until it was moved.
-        let is_moved = self.slot.as_ref().is_some_and(|slot| slot.moves(self.cgroup.as_ref()));
+        let is_moved = self.slot.as_ref().is_some_and(|slot| slot.must_move(self.cgroup.as_ref()));
         let (stdin, feed) = input(command.stdin.as_deref(), is_moved).map_err(failed)?;
         // Dropping this list closes our copies of the write ends. Otherwise the pipe would never reach its end.
         let stdio = [stdin, output.map_err(failed)?, write_end];
@@ -154,10 +154,10 @@ impl Processes {
             self.leaders.lock().insert(pid);
             (pid, report)
         };
-        self.limit(pid);
+        self.set_nofile_limit(pid);
         let (read, drained) = watch::channel(());
-        self.pumps.lock().spawn(pump(read_end, Arc::clone(log), read));
-        Ok(Started { child: Child::new(pid), stdin: feed, drained: Drained(drained), report })
+        self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
+        Ok(Started { child: Child::new(pid), stdin: feed, drained: OutputProgress(drained), report })
     }
 
     /// Starts the process, in the job's cgroup if there is one. Returns its process ID.
@@ -167,9 +167,9 @@ impl Processes {
         let file = command.file()?;
         // Like a shell, pass the file name as `argv[0]`: programs print it before their messages.
         let name = command.program.file_name().unwrap_or(command.program.as_os_str());
-        let env = command.env.iter().filter(|(key, _)| key != MARK);
+        let env = command.env.iter().filter(|(key, _)| key != JOB_TAG);
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
-        let env = env.chain([(OsStr::new(MARK), OsStr::new(&self.mark))]);
+        let env = env.chain([(OsStr::new(JOB_TAG), OsStr::new(&self.tag))]);
         if let Some(cgroup) = &self.cgroup {
             let program = Program {
                 file: &file,
@@ -178,7 +178,7 @@ impl Processes {
                 work_dir: command.work_dir.as_deref(),
                 stdio: stdio.each_ref().map(AsFd::as_fd),
             };
-            let directory = cgroup.open(self.ends.load(Ordering::Relaxed))?;
+            let directory = cgroup.open(self.terminations.load(Ordering::Relaxed))?;
             let (pid, report) = spawn_in(&directory, &program)?;
             return Ok((pid, Some(report)));
         }
@@ -197,20 +197,20 @@ impl Processes {
     ///
     /// The process is already running, but has hardly loaded its program. Setting the limit before its start would require a slower
     /// way to start it.
-    fn limit(&self, pid: i32) {
-        let Some((limit, pid)) = self.host.open_files.zip(Pid::from_raw(pid)) else { return };
+    fn set_nofile_limit(&self, pid: i32) {
+        let Some((limit, pid)) = self.manager.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
             tracing::debug!(%error, "a process of a job has this process's limit of open files");
         }
     }
 
     /// Moves a process into the cgroups of the job's slot that it did not start in, and records it.
-    fn place(&self, pid: i32) -> io::Result<()> {
+    fn enter_cgroup(&self, pid: i32) -> io::Result<()> {
         if let Some(slot) = &self.slot {
             slot.add(pid, self.cgroup.as_ref());
         }
-        let start_ticks = table::Process::read(pid).map_or(0, |process| process.start_ticks);
-        (self.recorder)(&Trail::Leader { pid, start_ticks })
+        let start_ticks = procfs::Process::read(pid).map_or(0, |process| process.start_ticks);
+        (self.recorder)(&ProcessRecord::Leader { pid, start_ticks })
     }
 
     /// Waits until the child has ended. Adds its resource usage to the job's, and returns its exit status.
@@ -226,21 +226,21 @@ impl Processes {
         &self,
         child: &mut Child,
         feed: impl Future<Output = ()>,
-        stop: &Stop,
+        stop: &StopToken,
         grace: Duration,
-    ) -> Result<Ended, RunError> {
+    ) -> Result<ProcessEnd, RunError> {
         let run = async {
             let ((), status) = tokio::join!(feed, self.wait(child));
             status
         };
         tokio::select! {
             biased;
-            status = run => status.map(Ended::Exited).map_err(RunError::Watch),
+            status = run => status.map(ProcessEnd::Exited).map_err(RunError::Watch),
             cause = stop.stopped() => {
-                self.end(grace).await;
+                self.terminate(grace).await;
                 // All processes were terminated and their usage was counted. Only the exit status remains to be collected.
                 let _ = tokio::time::timeout(grace, child.wait()).await;
-                Ok(Ended::Stopped(cause))
+                Ok(ProcessEnd::Stopped(cause))
             }
         }
     }
@@ -250,7 +250,7 @@ impl Processes {
 struct Started {
     child: Child,
     stdin: Option<Sender>,
-    drained: Drained,
+    drained: OutputProgress,
     /// Pipe on which the process reports that it cannot execute its program ([`spawn_in`]).
     report: Option<OwnedFd>,
 }
@@ -261,7 +261,7 @@ struct Started {
 ///
 /// # Errors
 /// The program cannot be executed.
-async fn executed(report: Option<OwnedFd>, stop: &Stop) -> io::Result<()> {
+async fn executed(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<()> {
     let Some(report) = report else { return Ok(()) };
     let mut pipe = Receiver::from_owned_fd(report)?;
     let mut number = [0; size_of::<i32>()];
@@ -303,21 +303,21 @@ fn last_of_each<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&
 }
 
 /// Progress of reading the output of a process. It changes with each chunk, and closes when the reader ends.
-struct Drained(watch::Receiver<()>);
+struct OutputProgress(watch::Receiver<()>);
 
-impl Drained {
-    /// Waits until all writers have closed the pipe, or until there was no output for [`DRAIN_QUIET`].
+impl OutputProgress {
+    /// Waits until all writers have closed the pipe, or until there was no output for [`DRAIN_IDLE_TIMEOUT`].
     async fn wait(mut self) {
-        let quiet = async { while let Ok(Ok(())) = timeout(DRAIN_QUIET, self.0.changed()).await {} };
+        let quiet = async { while let Ok(Ok(())) = timeout(DRAIN_IDLE_TIMEOUT, self.0.changed()).await {} };
         // A child that keeps printing delays the end by at most this time.
-        let _ = timeout(DRAIN_LIMIT, quiet).await;
+        let _ = timeout(DRAIN_TIMEOUT, quiet).await;
     }
 }
 
 /// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
 ///
 /// Masking makes writing to the log expensive, so this yields to other tasks after each full buffer.
-async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
+async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let mut pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
         Err(error) => {
@@ -325,7 +325,7 @@ async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
             return;
         }
     };
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; READ_BUFFER_BYTES];
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
         log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
         read.send_replace(());

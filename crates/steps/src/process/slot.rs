@@ -14,26 +14,52 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::cgroup::Cgroup;
-use super::table;
+use super::procfs;
 
 /// CPU shares per slot in version 1. This is the kernel's default.
-const SHARES: u64 = 1024;
+const CPU_SHARES_PER_SLOT: u64 = 1024;
 /// Weight per slot of CPU and I/O in version 2, and of I/O in version 1. This is the kernel's default.
-const WEIGHT: u64 = 100;
+const WEIGHT_PER_SLOT: u64 = 100;
 /// Maximum weight that the kernel permits in version 2.
-const WEIGHT_MAX: u64 = 10_000;
+const MAX_WEIGHT: u64 = 10_000;
 /// Maximum I/O weight that the kernel permits in version 1.
-const IO_WEIGHT_MAX: u64 = 1000;
+const MAX_IO_WEIGHT: u64 = 1000;
 /// Controllers of version 1 whose hierarchies are used.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "blkio"];
 /// Prefix of the name of a job's cgroup.
-const JOB: &str = "job-";
+const JOB_PREFIX: &str = "job-";
 /// Age after which the cgroup of a job without processes is removed.
-const DEAD_AFTER: Duration = Duration::from_secs(24 * 3600);
+const STALE_JOB_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// Error while a job is given its share of the machine.
+#[derive(Debug, thiserror::Error)]
+pub enum SlotError {
+    /// The path of the slot's cgroup is invalid.
+    #[error("`{0}` is not a valid name of a cgroup")]
+    Name(String),
+    /// The mounted hierarchies cannot be read.
+    #[error("failed to read /proc/self/mountinfo: {0}")]
+    Mounts(#[source] io::Error),
+    /// No hierarchy controls CPU, memory or I/O.
+    #[error("the system has no cgroups")]
+    NoCgroups,
+    /// No hierarchy permits the cgroup. The error is that of the first one.
+    #[error("{}: {source}", path.display())]
+    NotPermitted {
+        /// Path of the cgroup.
+        path: PathBuf,
+        /// Error of the system.
+        #[source]
+        source: io::Error,
+    },
+    /// The cgroup cannot be recorded.
+    #[error("failed to record the cgroup: {0}")]
+    Record(#[source] io::Error),
+}
 
 /// Share of the machine for a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct SlotShare {
     /// Path of the slot's cgroup, relative to the root of each hierarchy.
     pub cgroup: String,
     /// Number of slots that the job occupies. The weight of its cgroup is proportional to it.
@@ -44,7 +70,7 @@ pub struct Share {
 
 /// Resource usage of a job, as the kernel counted it. `None` means that the kernel does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct UsageCounters {
     /// CPU time.
     pub cpu: Option<Duration>,
     /// Peak memory in bytes. If a cgroup counted it, it includes the page cache.
@@ -52,7 +78,7 @@ pub struct Counted {
     /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is that of the largest process.
     pub by_processes: bool,
     /// Time that processes of the job waited for resources.
-    pub stalled: Stalled,
+    pub stalled: PressureStall,
 }
 
 /// Time during which at least one process waited for a resource (pressure stall information).
@@ -60,13 +86,13 @@ pub struct Counted {
 /// `None` means that the kernel does not measure it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub struct Stalled {
+pub struct PressureStall {
     pub cpu: Option<Duration>,
     pub memory: Option<Duration>,
     pub io: Option<Duration>,
 }
 
-impl Stalled {
+impl PressureStall {
     /// Returns the stall times of the whole machine since boot.
     #[must_use]
     pub fn of_machine() -> Self {
@@ -88,7 +114,7 @@ impl Stalled {
 
 /// Cgroups of a job inside the cgroups of its slot.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct SlotCgroup {
     hierarchies: Vec<Hierarchy>,
 }
 
@@ -98,86 +124,88 @@ struct Hierarchy {
     unified: bool,
 }
 
-impl Slot {
+impl SlotCgroup {
     /// Creates the cgroups for the job `name`, and sets the weights of its slot.
     ///
     /// # Errors
     /// No hierarchy permits it.
-    pub(super) fn enter(share: &Share, name: &str) -> Result<Self, String> {
-        let mountinfo = table::read("/proc/self/mountinfo").map_err(|error| error.to_string())?;
-        Self::enter_mounts(&mounts(&mountinfo), share, name)
+    pub(super) fn create(share: &SlotShare, name: &str) -> Result<Self, SlotError> {
+        let mountinfo = procfs::read("/proc/self/mountinfo").map_err(SlotError::Mounts)?;
+        Self::create_in(&mounts(&mountinfo), share, name)
     }
 
-    fn enter_mounts(mounts: &[Mount], share: &Share, name: &str) -> Result<Self, String> {
+    fn create_in(mounts: &[Mount], share: &SlotShare, name: &str) -> Result<Self, SlotError> {
         let relative = share.cgroup.trim_matches('/');
         let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
         if !relative.split('/').all(is_plain) {
-            return Err(format!("`{}` is no name of a cgroup", share.cgroup));
+            return Err(SlotError::Name(share.cgroup.clone()));
         }
-        let mut refused = None;
+        let mut first_error = None;
         let mut hierarchies = Vec::new();
         for mount in mounts {
-            match mount.enter(relative, share, name) {
+            match mount.create(relative, share, name) {
                 Ok(hierarchy) => hierarchies.push(hierarchy),
-                Err(error) => {
-                    tracing::debug!(%error, path = %mount.path.display(), "no cgroup for the slot in this hierarchy");
-                    refused.get_or_insert_with(|| format!("{}: {error}", mount.path.join(relative).display()));
+                Err(source) => {
+                    tracing::debug!(error = %source, path = %mount.path.display(), "failed to create a cgroup for the slot");
+                    let path = mount.path.join(relative);
+                    first_error.get_or_insert(SlotError::NotPermitted { path, source });
                 }
             }
         }
         if hierarchies.is_empty() {
-            return Err(refused.unwrap_or_else(|| "the system has no cgroups".to_owned()));
+            return Err(first_error.unwrap_or(SlotError::NoCgroups));
         }
         Ok(Self { hierarchies })
     }
 
     /// Returns the job's cgroup of version 2. `None` means that none exists.
     pub(super) fn unified(&self) -> Option<&Cgroup> {
-        self.hierarchies.iter().find(|one| one.unified).map(|one| &one.job)
+        self.hierarchies.iter().find(|hierarchy| hierarchy.unified).map(|hierarchy| &hierarchy.job)
     }
 
     /// Returns whether a process has to be moved after it was started in the cgroup `own`.
-    pub(super) fn moves(&self, own: Option<&Cgroup>) -> bool {
-        self.hierarchies.iter().any(|one| !(one.unified && own.is_some()))
+    pub(super) fn must_move(&self, own: Option<&Cgroup>) -> bool {
+        self.hierarchies.iter().any(|hierarchy| !(hierarchy.unified && own.is_some()))
     }
 
     /// Moves a process into the job's cgroups, except into version 2 if it was started in the cgroup `own`.
     ///
     /// If a process cannot be moved, this only logs a warning: the job can run without its share.
     pub(super) fn add(&self, pid: i32, own: Option<&Cgroup>) {
-        for one in self.hierarchies.iter().filter(|one| !(one.unified && own.is_some())) {
-            let added = one.job.add(pid).or_else(|error| {
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| !(hierarchy.unified && own.is_some())) {
+            let added = hierarchy.job.add(pid).or_else(|error| {
                 if error.kind() != io::ErrorKind::NotFound {
                     return Err(error);
                 }
                 // The cgroup had no processes, so another program may have removed it.
-                fs::create_dir_all(one.job.path())?;
-                one.job.add(pid)
+                fs::create_dir_all(hierarchy.job.path())?;
+                hierarchy.job.add(pid)
             });
             match added {
                 Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
-                    let path = one.job.path().display();
-                    tracing::warn!(%error, %path, "a process of a job runs without its share");
+                    let path = hierarchy.job.path().display();
+                    tracing::warn!(%error, %path, "failed to give a process its share, running it without");
                 }
                 _ => {}
             }
         }
     }
 
-    pub(super) fn counted(&self) -> Counted {
-        let read = |name: &str| self.hierarchies.iter().find_map(|one| number(&one.job.path().join(name)));
-        let stalled = |name: &str| self.hierarchies.iter().find_map(|one| some_total(&one.job.path().join(name)));
+    pub(super) fn usage_counters(&self) -> UsageCounters {
+        let paths = |name: &'static str| self.hierarchies.iter().map(move |hierarchy| hierarchy.job.path().join(name));
+        let read = |name| paths(name).find_map(|path| number(&path));
+        let stalled = |name| paths(name).find_map(|path| some_total(&path));
         let stat = || {
-            let stat = |one: &Hierarchy| fs::read_to_string(one.job.path().join("cpu.stat")).ok();
-            let text = self.hierarchies.iter().filter(|one| one.unified).find_map(stat)?;
+            let stat = |hierarchy: &Hierarchy| fs::read_to_string(hierarchy.job.path().join("cpu.stat")).ok();
+            let text = self.hierarchies.iter().filter(|hierarchy| hierarchy.unified).find_map(stat)?;
             let line = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
             line.trim().parse().ok().map(Duration::from_micros)
         };
-        Counted {
+        UsageCounters {
             cpu: read("cpuacct.usage").map(Duration::from_nanos).or_else(stat),
             memory_bytes: read("memory.peak").or_else(|| read("memory.max_usage_in_bytes")),
             by_processes: false,
-            stalled: Stalled {
+            stalled: PressureStall {
                 cpu: stalled("cpu.pressure"),
                 memory: stalled("memory.pressure"),
                 io: stalled("io.pressure"),
@@ -186,7 +214,7 @@ impl Slot {
     }
 
     pub(super) fn remove(&self) {
-        self.hierarchies.iter().for_each(|one| one.job.remove());
+        self.hierarchies.iter().for_each(|hierarchy| hierarchy.job.remove());
     }
 }
 
@@ -198,20 +226,20 @@ struct Mount {
 }
 
 impl Mount {
-    fn enter(&self, relative: &str, share: &Share, name: &str) -> io::Result<Hierarchy> {
+    fn create(&self, relative: &str, share: &SlotShare, name: &str) -> io::Result<Hierarchy> {
         let slot = self.path.join(relative);
         fs::create_dir_all(&slot)?;
         if self.unified {
-            self.delegate(relative);
+            self.enable_controllers(relative);
         }
-        self.weigh(&slot, share);
+        self.set_weights(&slot, share);
         remove_dead_jobs(&slot);
-        let path = slot.join(format!("{JOB}{name}"));
+        let path = slot.join(format!("{JOB_PREFIX}{name}"));
         match fs::create_dir(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let job = Cgroup::existing(&path).ok_or_else(|| io::Error::other("it is no cgroup"))?;
+        let job = Cgroup::existing(&path).ok_or_else(|| io::Error::other("the directory is not a cgroup"))?;
         // Permission to create the directory does not always include permission to move processes into it.
         if let Err(error) = fs::OpenOptions::new().write(true).open(path.join("cgroup.procs")) {
             job.remove();
@@ -221,7 +249,7 @@ impl Mount {
     }
 
     /// Enables the controllers for the slot and its jobs, if they are available.
-    fn delegate(&self, relative: &str) {
+    fn enable_controllers(&self, relative: &str) {
         let mut path = self.path.clone();
         let below: Vec<&str> = relative.split('/').collect();
         for depth in 0..=below.len() {
@@ -235,10 +263,10 @@ impl Mount {
         }
     }
 
-    fn weigh(&self, slot: &Path, share: &Share) {
+    fn set_weights(&self, slot: &Path, share: &SlotShare) {
         let slots = u64::from(share.slots.max(1));
-        let weight = (WEIGHT * slots).min(WEIGHT_MAX);
-        let (shares, io) = (SHARES * slots, (WEIGHT * slots).min(IO_WEIGHT_MAX));
+        let weight = (WEIGHT_PER_SLOT * slots).min(MAX_WEIGHT);
+        let (shares, io) = (CPU_SHARES_PER_SLOT * slots, (WEIGHT_PER_SLOT * slots).min(MAX_IO_WEIGHT));
         let all: &[(&str, u64)] = if self.unified {
             &[("cpu.weight", weight), ("io.weight", weight), ("memory.low", share.memory_bytes)]
         } else {
@@ -251,7 +279,7 @@ impl Mount {
                 && path.exists()
                 && let Err(error) = fs::write(&path, value.to_string())
             {
-                tracing::debug!(%error, path = %path.display(), "the slot's share stays as it was");
+                tracing::debug!(%error, path = %path.display(), "failed to set the share of a slot, keeping the previous one");
             }
         }
     }
@@ -264,8 +292,8 @@ impl Mount {
 fn remove_dead_jobs(slot: &Path) {
     for entry in fs::read_dir(slot).into_iter().flatten().flatten() {
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(JOB))
-            && age().is_some_and(|age| age > DEAD_AFTER)
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(JOB_PREFIX))
+            && age().is_some_and(|age| age > STALE_JOB_AGE)
         {
             let _ = fs::remove_dir(entry.path());
         }
@@ -313,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hierarchies_of_both_versions_are_found_once() {
+    fn hierarchies_of_both_versions_are_listed_once() {
         let text = "24 1 0:22 / /proc rw - proc proc rw\n\
                     30 25 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
                     31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
@@ -333,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_weighed_by_its_slots_and_its_job_is_counted() {
+    fn slot_cgroup_has_weight_and_counts_usage() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
         hierarchy(
@@ -352,30 +380,39 @@ mod tests {
             &[("ci/slot-1/cpu.weight", "100"), ("ci/slot-1/job-7/io.pressure", pressure)],
         );
         let mounts = [Mount { path: one.clone(), unified: false }, Mount { path: two.clone(), unified: true }];
-        let share = Share { cgroup: "/ci/slot-1".to_owned(), slots: 3, memory_bytes: 1 << 30 };
-        let slot = Slot::enter_mounts(&mounts, &share, "7").unwrap();
+        let share = SlotShare { cgroup: "/ci/slot-1".to_owned(), slots: 3, memory_bytes: 1 << 30 };
+        let slot = SlotCgroup::create_in(&mounts, &share, "7").unwrap();
         assert_eq!(fs::read_to_string(one.join("ci/slot-1/cpu.shares")).unwrap(), "3072");
         assert_eq!(fs::read_to_string(two.join("ci/slot-1/cpu.weight")).unwrap(), "300");
-        let counted = slot.counted();
-        assert_eq!((counted.cpu, counted.memory_bytes), (Some(Duration::from_millis(1500)), Some(4096)));
-        assert_eq!(counted.stalled, Stalled { io: Some(Duration::from_millis(250)), ..Stalled::default() });
+        let counters = slot.usage_counters();
+        assert_eq!((counters.cpu, counters.memory_bytes), (Some(Duration::from_millis(1500)), Some(4096)));
+        assert_eq!(
+            counters.stalled,
+            PressureStall { io: Some(Duration::from_millis(250)), ..PressureStall::default() }
+        );
         let own = Cgroup::existing(&two.join("ci/slot-1/job-7")).unwrap();
-        assert!(slot.moves(Some(&own)));
+        assert!(slot.must_move(Some(&own)));
         slot.add(99, Some(&own));
         assert_eq!(fs::read_to_string(one.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "99");
-        assert_eq!(fs::read_to_string(two.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "", "it is contained there");
+        assert_eq!(
+            fs::read_to_string(two.join("ci/slot-1/job-7/cgroup.procs")).unwrap(),
+            "",
+            "the process started there"
+        );
     }
 
     #[test]
-    fn where_it_is_not_permitted_the_reason_is_told() {
+    fn slot_error_names_reason_if_cgroups_are_not_permitted() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        let share = |cgroup: &str| Share { cgroup: cgroup.to_owned(), slots: 1, memory_bytes: 0 };
-        let enter = |cgroup: &str, mounts: &[Mount]| Slot::enter_mounts(mounts, &share(cgroup), "7").unwrap_err();
-        let error = enter("ci/slot-0", &[Mount { path: file, unified: true }]);
-        assert!(error.contains("/file/ci/slot-0: "), "{error}");
-        assert_eq!(enter("ci/slot-0", &[]), "the system has no cgroups");
-        assert!(enter("../slot-0", &[]).contains("no name of a cgroup"));
+        let share = |cgroup: &str| SlotShare { cgroup: cgroup.to_owned(), slots: 1, memory_bytes: 0 };
+        let error = |cgroup: &str, mounts: &[Mount]| {
+            SlotCgroup::create_in(mounts, &share(cgroup), "7").unwrap_err().to_string()
+        };
+        let not_permitted = error("ci/slot-0", &[Mount { path: file, unified: true }]);
+        assert!(not_permitted.contains("/file/ci/slot-0: "), "{not_permitted}");
+        assert_eq!(error("ci/slot-0", &[]), "the system has no cgroups");
+        assert!(error("../slot-0", &[]).contains("not a valid name of a cgroup"));
     }
 }

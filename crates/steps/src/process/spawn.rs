@@ -50,7 +50,9 @@ impl From<SpawnError> for io::Error {
     fn from(error: SpawnError) -> Self {
         match error {
             SpawnError::Name(error) => error,
-            SpawnError::Clone(error) => Self::new(error.kind(), format!("no process can start in its cgroup: {error}")),
+            SpawnError::Clone(error) => {
+                Self::new(error.kind(), format!("failed to start a process in its cgroup: {error}"))
+            }
         }
     }
 }
@@ -60,10 +62,10 @@ impl From<SpawnError> for io::Error {
 /// Returns the process ID and a pipe. The pipe closes when the program is executed. If it cannot be executed, the child writes the
 /// system's error number to the pipe, in native byte order, and exits.
 pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, OwnedFd), SpawnError> {
-    let file = text(program.file.as_os_str())?;
-    let args = program.args.iter().map(|arg| text(arg)).collect::<Result<Vec<_>, _>>()?;
-    let env = program.env.iter().map(|(key, value)| pair(key, value)).collect::<Result<Vec<_>, _>>()?;
-    let dir = program.work_dir.map(|dir| text(dir.as_os_str())).transpose()?;
+    let file = c_string(program.file.as_os_str())?;
+    let args = program.args.iter().map(|arg| c_string(arg)).collect::<Result<Vec<_>, _>>()?;
+    let env = program.env.iter().map(|(key, value)| env_entry(key, value)).collect::<Result<Vec<_>, _>>()?;
+    let dir = program.work_dir.map(|dir| c_string(dir.as_os_str())).transpose()?;
     let (args, env) = (pointers(&args), pointers(&env));
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Clone(error.into()))?;
     let child = Child {
@@ -72,7 +74,7 @@ pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, Own
         env: env.as_ptr(),
         dir: dir.as_deref().map_or(ptr::null(), CStr::as_ptr),
         stdio: program.stdio.map(|fd| fd.as_raw_fd()),
-        failed: write.as_raw_fd(),
+        error_pipe: write.as_raw_fd(),
     };
     // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, for it does
     // not share this process's memory.
@@ -89,7 +91,7 @@ pub(super) fn can_start_in(cgroup: &File) -> bool {
     let program =
         Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
     let Ok((pid, report)) = spawn_in(cgroup, &program) else { return false };
-    let error = failure(report);
+    let error = exec_error(report);
     reap(pid);
     error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOENT))
 }
@@ -118,7 +120,7 @@ struct Child {
     env: *const *const c_char,
     dir: *const c_char,
     stdio: [c_int; 3],
-    failed: c_int,
+    error_pipe: c_int,
 }
 
 /// # Safety
@@ -170,13 +172,13 @@ unsafe fn execute(child: &Child) -> ! {
             libc::execve(child.file, child.args, child.env);
         }
         let error = (*libc::__errno_location()).to_ne_bytes();
-        libc::write(child.failed, error.as_ptr().cast(), error.len());
+        libc::write(child.error_pipe, error.as_ptr().cast(), error.len());
         libc::_exit(NOT_EXECUTED)
     }
 }
 
 /// Waits until the program is executed, or returns the error of the child.
-fn failure(pipe: OwnedFd) -> Option<io::Error> {
+fn exec_error(pipe: OwnedFd) -> Option<io::Error> {
     let mut number = [0; size_of::<c_int>()];
     // The pipe also closes if the child was killed before it executed the program. Its exit status shows that.
     File::from(pipe).read_exact(&mut number).ok().map(|()| io::Error::from_raw_os_error(c_int::from_ne_bytes(number)))
@@ -188,11 +190,11 @@ fn reap(pid: i32) {
     }
 }
 
-fn text(text: &OsStr) -> Result<CString, SpawnError> {
+fn c_string(text: &OsStr) -> Result<CString, SpawnError> {
     CString::new(text.as_bytes()).map_err(|error| SpawnError::Name(error.into()))
 }
 
-fn pair(key: &OsStr, value: &OsStr) -> Result<CString, SpawnError> {
+fn env_entry(key: &OsStr, value: &OsStr) -> Result<CString, SpawnError> {
     CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).map_err(|error| SpawnError::Name(error.into()))
 }
 

@@ -1,11 +1,11 @@
 //! Resource usage of the processes of a job, as the kernel counts it for each process.
 //!
 //! It covers processes that have ended, with the children that they waited for, and processes that have to be terminated. The counters
-//! of a cgroup are more accurate, and are used if there are any ([`super::Slot`]).
+//! of a cgroup are more accurate, and are used if there are any ([`super::SlotCgroup`]).
 
 use std::time::Duration;
 
-use super::table;
+use super::procfs;
 
 /// Resource usage of one or several processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,11 +23,11 @@ impl Usage {
     }
 
     /// Returns the usage of a running process. `None` means that the process does not exist.
-    pub(super) fn so_far(pid: i32) -> Option<Self> {
-        let ticks = table::cpu_ticks(pid)?;
+    pub(super) fn current(pid: i32) -> Option<Self> {
+        let ticks = procfs::cpu_ticks(pid)?;
         let per_second = rustix::param::clock_ticks_per_second().max(1);
         let cpu = Duration::from_nanos(ticks.saturating_mul(1_000_000_000) / per_second);
-        let status = table::read(&format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = procfs::read(&format!("/proc/{pid}/status")).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB"));
         let kib: u64 = peak.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
         Some(Self { cpu, memory_bytes: kib.saturating_mul(1024) })

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// Type, permissions, content and modification time of all files of a tree.
-type Picture = BTreeMap<PathBuf, (char, u32, Vec<u8>, i64)>;
+type Snapshot = BTreeMap<PathBuf, (char, u32, Vec<u8>, i64)>;
 
-fn picture(root: &Path) -> Picture {
+fn snapshot(root: &Path) -> Snapshot {
     let entries = walkdir::WalkDir::new(root).into_iter().map(Result::unwrap);
     let seen = entries.map(|entry| {
         let metadata = entry.metadata().unwrap();
@@ -57,30 +57,32 @@ impl World {
         self.dir.path().join("target")
     }
 
-    fn restore(&self, bare: bool, left: Marks) -> Marks {
+    fn restore(&self, bare: bool, last_stamps: FileStamps) -> FileStamps {
         let (target, trash) = (self.target(), &self.trash);
-        Restore { tree: &self.tree, target: &target, bare, trash, go_on: &|| true, left }.run().unwrap()
+        Restore { tree: &self.tree, target: &target, bare, trash, should_continue: &|| true, last_stamps }
+            .run()
+            .unwrap()
     }
 
     /// Restores until the state of every entry is known, so that a change cannot have the same ctime.
-    fn settle(&self) -> Marks {
-        let mut marks = self.restore(false, Marks::default());
+    fn settle(&self) -> FileStamps {
+        let mut stamps = self.restore(false, FileStamps::default());
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
-        while marks
+        while stamps
             .0
             .iter()
             .zip(std::iter::once(None).chain(self.tree.entries.iter().map(Some)))
-            .any(|(mark, entry)| mark.is_none() && !matches!(entry, Some(Entry { kind: Kind::Link(_), .. })))
+            .any(|(stamp, entry)| stamp.is_none() && !matches!(entry, Some(Entry { kind: Kind::Link(_), .. })))
         {
-            assert!(std::time::Instant::now() < deadline, "{marks:?}");
-            marks = self.restore(false, marks);
+            assert!(std::time::Instant::now() < deadline, "{stamps:?}");
+            stamps = self.restore(false, stamps);
         }
-        marks
+        stamps
     }
 }
 
 /// Changes the directory in one of the ways that a job could.
-fn vandalize(root: &Path, act: u8, place: usize) {
+fn change(root: &Path, act: u8, place: usize) {
     const PLACES: [&str; 9] = ["a/one", "a/b/two", "a/b", "a", "empty", "link", "z", "a/large", ".git/HEAD"];
     let path = root.join(PLACES[place % PLACES.len()]);
     let times = fs::symlink_metadata(&path).map(|found| filetime::FileTime::from_last_modification_time(&found));
@@ -96,7 +98,7 @@ fn vandalize(root: &Path, act: u8, place: usize) {
         2 => remove().and_then(|()| fs::write(&path, "another")),
         3 => remove().and_then(|()| symlink("/", &path)),
         4 => fs::set_permissions(&path, fs::Permissions::from_mode(0o700)),
-        5 => fs::write(path.join("stranger"), "s").and_then(|()| fs::create_dir_all(path.join("strange/deep"))),
+        5 => fs::write(path.join("untracked"), "s").and_then(|()| fs::create_dir_all(path.join("strange/deep"))),
         6 => fs::hard_link(&path, root.join(format!("hard{place}"))),
         7 => fs::rename(&path, root.join("moved")),
         // Same size and modification time, but other content.
@@ -109,51 +111,51 @@ fn vandalize(root: &Path, act: u8, place: usize) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn whatever_a_job_did_the_next_one_finds_what_a_new_directory_would_hold(
+    fn restored_directory_equals_new_one_after_any_change(
         rounds in prop::collection::vec(prop::collection::vec((any::<u8>(), 0..9_usize), 0..6), 1..4),
         settled in any::<bool>(),
     ) {
         let world = World::new();
-        let mut marks = if settled { world.settle() } else { world.restore(false, Marks::default()) };
-        prop_assert_eq!(picture(&world.target()), picture(&world.template()));
+        let mut stamps = if settled { world.settle() } else { world.restore(false, FileStamps::default()) };
+        prop_assert_eq!(snapshot(&world.target()), snapshot(&world.template()));
         for acts in rounds {
             for (act, place) in acts {
-                vandalize(&world.target(), act, place);
+                change(&world.target(), act, place);
             }
-            marks = world.restore(false, marks);
-            prop_assert_eq!(picture(&world.target()), picture(&world.template()));
+            stamps = world.restore(false, stamps);
+            prop_assert_eq!(snapshot(&world.target()), snapshot(&world.template()));
         }
         world.trash.close();
     }
 }
 
 #[test]
-fn what_nobody_touched_is_not_touched() {
+fn unchanged_files_are_not_written() {
     let world = World::new();
     let state = || {
         let entries = walkdir::WalkDir::new(world.target()).into_iter().map(Result::unwrap);
-        entries.map(|entry| Mark::of(&entry.metadata().unwrap())).collect::<Vec<_>>()
+        entries.map(|entry| FileStamp::new(&entry.metadata().unwrap())).collect::<Vec<_>>()
     };
-    let marks = world.restore(false, Marks::default());
+    let stamps = world.restore(false, FileStamps::default());
     let before = state();
-    world.restore(false, marks);
+    world.restore(false, stamps);
     assert_eq!(state(), before);
 }
 
 #[test]
-fn a_file_that_lies_about_its_age_is_found_by_its_time_of_change() {
+fn change_with_same_mtime_is_detected_by_ctime() {
     let world = World::new();
-    let marks = world.settle();
-    vandalize(&world.target(), 8, 7);
-    world.restore(false, marks);
-    assert_eq!(picture(&world.target()), picture(&world.template()));
+    let stamps = world.settle();
+    change(&world.target(), 8, 7);
+    world.restore(false, stamps);
+    assert_eq!(snapshot(&world.target()), snapshot(&world.template()));
 }
 
 #[test]
-fn without_a_checkout_only_the_repository_is_there() {
+fn bare_restore_keeps_only_the_repository() {
     let world = World::new();
-    world.restore(false, Marks::default());
-    world.restore(true, Marks::default());
-    let names: Vec<_> = picture(&world.target()).into_keys().map(|path| path.display().to_string()).collect();
+    world.restore(false, FileStamps::default());
+    world.restore(true, FileStamps::default());
+    let names: Vec<_> = snapshot(&world.target()).into_keys().map(|path| path.display().to_string()).collect();
     assert_eq!(names, ["", ".git", ".git/HEAD", ".git/refs"]);
 }

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use muster_agent_api::builtin::{ArtifactsUpload, ProvenanceInfo};
 use muster_archive::Limits;
-use muster_builtins::artifacts::{Endurance, Provenance, Upload, fetch};
+use muster_builtins::artifacts::{Provenance, RetryPolicy, Upload, fetch};
 use muster_builtins::extract;
 use muster_runner_api::client::UploadTimeouts;
 use muster_runner_api::retry::Policy;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use super::site::Here;
 use super::{FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run};
 use crate::unpack::UnpackArgs;
 
 /// Tries of an upload, and where the coordinator says that it cannot now, as gitlab-runner has them.
-const UPLOADS: Endurance = Endurance::Counted {
-    tries: 3,
-    unavailable: 6,
-    waits: Policy { first: Duration::from_secs(1), cap: Duration::from_secs(5), attempts: None },
+const UPLOADS: RetryPolicy = RetryPolicy::FixedAttempts {
+    attempts: 3,
+    unavailable_attempts: 6,
+    backoff: Policy { first: Duration::from_secs(1), cap: Duration::from_secs(5), attempts: None },
 };
 
 /// Arguments of `artifacts-uploader`.
@@ -138,7 +138,7 @@ impl MetadataArgs {
 
 /// Runs `artifacts-uploader`. Nothing to upload is told, and no failure.
 pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
-    run(async |stop: &Stop| {
+    run(async |stop: &StopToken| {
         if args.job.url.is_empty() || args.job.token.is_empty() {
             return Err(TransferError::Usage("Missing runner credentials: give --url and --token".to_owned()));
         }
@@ -162,7 +162,7 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
             what: &what,
             level: level(&args.compression_level),
             limits: UploadTimeouts { total: args.timeout, response: args.response_header_timeout },
-            endurance: UPLOADS,
+            retry_policy: UPLOADS,
             provenance: provenance.as_ref(),
         };
         let door = args.job.door()?;
@@ -194,7 +194,7 @@ pub(crate) struct DownloadArgs {
 
 /// Runs `artifacts-downloader`.
 pub(crate) fn download(args: &DownloadArgs) -> ExitCode {
-    run(async |stop: &Stop| {
+    run(async |stop: &StopToken| {
         let needed =
             [("--url", args.job.url.is_empty()), ("--token", args.job.token.is_empty()), ("--id", args.job.id <= 0)];
         let missing: Vec<&str> = needed.iter().filter(|(_, missing)| *missing).map(|(flag, _)| *flag).collect();
@@ -204,8 +204,8 @@ pub(crate) fn download(args: &DownloadArgs) -> ExitCode {
         let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter, args.limits.limits())?;
         let tries = args.retry.retries().saturating_add(1);
         let waits = Policy { first: args.retry.retry_time, cap: args.retry.retry_time, attempts: None };
-        let endurance = Endurance::Counted { tries, unavailable: tries, waits };
-        let archive = fetch(&site, &args.job.door()?, args.direct_download, endurance, stop).await?;
+        let retry_policy = RetryPolicy::FixedAttempts { attempts: tries, unavailable_attempts: tries, backoff: waits };
+        let archive = fetch(&site, &args.job.door()?, args.direct_download, retry_policy, stop).await?;
         extract(&site, archive, stop).await?;
         Ok(ExitCode::SUCCESS)
     })

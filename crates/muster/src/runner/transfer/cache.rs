@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use muster_archive::Limits;
 use muster_builtins::cache::remote::{Remote, RemoteError};
-use muster_builtins::cache::{Archive, Archived, NO_DOWNLOAD, NO_FILES, NO_UPLOAD, UP_TO_DATE};
-use muster_builtins::{Format, Wanted, extract as extract_archive};
-use muster_steps::stop::Stop;
+use muster_builtins::cache::{Archive, ArchiveOutcome, NO_DOWNLOAD, NO_FILES, NO_UPLOAD, UP_TO_DATE};
+use muster_builtins::{FileSelection, Format, extract as extract_archive};
+use muster_steps::stop::StopToken;
 use url::Url;
 
 use super::site::Here;
@@ -127,7 +127,7 @@ pub(crate) struct ArchiveArgs {
 
 /// Runs `cache-archiver`. No files are a warning, and no failure.
 pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
-    run(async |stop: &Stop| {
+    run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
             return Err(TransferError::Usage("Missing --file".to_owned()));
         }
@@ -140,7 +140,11 @@ pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
             Format::Zip
         });
         let archive = Archive {
-            wanted: Wanted { paths: &args.files.paths, exclude: &args.files.exclude, untracked: args.files.untracked },
+            files: FileSelection {
+                paths: &args.files.paths,
+                exclude: &args.files.exclude,
+                untracked: args.files.untracked,
+            },
             file: &args.file,
             alternate: args.alternate_file.as_deref().filter(|path| !path.as_os_str().is_empty()),
             format,
@@ -148,11 +152,11 @@ pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
             metadata: metadata.as_deref().filter(|text| !text.is_empty()),
         };
         let size = match archive.write(&site, stop).await? {
-            Archived::NoFiles => {
+            ArchiveOutcome::NoFiles => {
                 tracing::warn!("{NO_FILES}");
                 return Ok(ExitCode::SUCCESS);
             }
-            Archived::UpToDate => {
+            ArchiveOutcome::UpToDate => {
                 tracing::info!("{UP_TO_DATE}");
                 if !is_missing_at_the_store(args).await? {
                     return Ok(ExitCode::SUCCESS);
@@ -160,7 +164,7 @@ pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
                 let metadata = std::fs::metadata(&args.file);
                 metadata.map_err(|error| RemoteError::File(format!("read `{}`", args.file.display()), error))?.len()
             }
-            Archived::Written { size } => size,
+            ArchiveOutcome::Written { size } => size,
         };
         send(args, &site, size, stop).await?;
         Ok(ExitCode::SUCCESS)
@@ -183,7 +187,7 @@ async fn is_missing_at_the_store(args: &ArchiveArgs) -> Result<bool, TransferErr
     Ok(true)
 }
 
-async fn send(args: &ArchiveArgs, site: &Here, size: u64, stop: &Stop) -> Result<(), TransferError> {
+async fn send(args: &ArchiveArgs, site: &Here, size: u64, stop: &StopToken) -> Result<(), TransferError> {
     if args.store.url.is_empty() {
         tracing::info!("{NO_UPLOAD}");
         return Ok(());
@@ -229,7 +233,7 @@ pub(crate) struct ExtractArgs {
 
 /// Runs `cache-extractor`. A cache that cannot be had is a warning, and exit code 1: the job goes on without.
 pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
-    run(async |stop: &Stop| {
+    run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
             tracing::warn!("Missing cache file: give --file");
             return Ok(ExitCode::FAILURE);
@@ -256,7 +260,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
 }
 
 /// Fetches the newer of the two forms; where that cannot be told, the other one is for when the first is missing.
-async fn fetch(args: &ExtractArgs, site: &Here, stop: &Stop) -> Result<(), TransferError> {
+async fn fetch(args: &ExtractArgs, site: &Here, stop: &StopToken) -> Result<(), TransferError> {
     let remote = args.store.remote(&args.retry)?;
     let mut urls = vec![address("--url", &args.store.url)?];
     if !args.alternate_url.is_empty() {

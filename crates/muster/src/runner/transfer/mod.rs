@@ -13,10 +13,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_builtins::Level;
-use muster_builtins::artifacts::Door;
+use muster_builtins::artifacts::ArtifactEndpoint;
 use muster_job::{JobId, TerminationCause};
 use muster_runner_api::client::{Client, TlsFiles};
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
@@ -107,12 +107,12 @@ enum TransferError {
 
 impl JobArgs {
     /// The job's artifacts at its coordinator.
-    fn door(&self) -> Result<Door, TransferError> {
+    fn door(&self) -> Result<ArtifactEndpoint, TransferError> {
         let url =
             Url::parse(&self.url).map_err(|error| TransferError::Usage(format!("--url {}: {error}", self.url)))?;
         let tls = TlsFiles::from(&self.tls).or_from(&paths::certificates(), url.host_str().unwrap_or_default());
         let client = Client::with_tls(&url, &tls).map_err(|error| TransferError::Usage(error.to_string()))?;
-        Ok(Door { client, job: JobId(self.id), token: self.token.clone() })
+        Ok(ArtifactEndpoint { client, job: JobId(self.id), token: self.token.clone() })
     }
 }
 
@@ -130,7 +130,7 @@ fn level(name: &str) -> Level {
 }
 
 /// Does the work of a command; SIGTERM and SIGINT end it in order, so that no half archive stays behind.
-fn run(work: impl AsyncFnOnce(&Stop) -> Result<ExitCode, TransferError>) -> ExitCode {
+fn run(work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match stoppable(work).await {
             Ok(code) => code,
@@ -140,11 +140,11 @@ fn run(work: impl AsyncFnOnce(&Stop) -> Result<ExitCode, TransferError>) -> Exit
 }
 
 async fn stoppable(
-    work: impl AsyncFnOnce(&Stop) -> Result<ExitCode, TransferError>,
+    work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>,
 ) -> Result<ExitCode, TransferError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(TransferError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(TransferError::Signals)?;
-    let stop = Stop::new();
+    let stop = StopToken::new();
     let mut working = std::pin::pin!(work(&stop));
     tokio::select! {
         ended = &mut working => return ended,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_archive::Limits;
-use muster_builtins::{Extraction, LimitsFrom, Meter, Site, Tone};
+use muster_builtins::{Extraction, LimitsFrom, MessageLevel, Meter, TransferContext};
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
 use super::{MeterArgs, TransferError, meter};
 
@@ -33,7 +33,7 @@ impl Here {
 }
 
 #[async_trait::async_trait]
-impl Site for Here {
+impl TransferContext for Here {
     fn root(&self) -> &Path {
         &self.root
     }
@@ -50,11 +50,11 @@ impl Site for Here {
         std::env::vars_os().collect()
     }
 
-    fn tell(&self, tone: Tone, line: &str) {
-        match tone {
-            Tone::Plain | Tone::Notice => tracing::info!("{line}"),
-            Tone::Warning => tracing::warn!("{line}"),
-            Tone::Error => tracing::error!("{line}"),
+    fn report(&self, level: MessageLevel, line: &str) {
+        match level {
+            MessageLevel::Plain | MessageLevel::Notice => tracing::info!("{line}"),
+            MessageLevel::Warning => tracing::warn!("{line}"),
+            MessageLevel::Error => tracing::error!("{line}"),
         }
     }
 
@@ -66,7 +66,7 @@ impl Site for Here {
         Box::new(move |bytes| watch.moved(bytes))
     }
 
-    async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure> {
+    async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure> {
         let doing = || Failure::io("cannot run git");
         let out = out.try_clone().map_err(doing())?;
         let mut command = tokio::process::Command::new("git");

@@ -148,7 +148,7 @@ fn limits_of_unpacking_are_set_in_ci_toml() {
     raised.code(0);
     // The agent refuses what a job is given.
     let lowered = said("max_bytes = 9").code(1);
-    let reason = "the archive unpacks to more than 9 bytes; `max_bytes` of [unpack] in ci.toml raises the limit";
+    let reason = "the archive unpacks to more than 9 bytes; to raise the limit, set `max_bytes` of [unpack] in ci.toml";
     assert!(lowered.out.contains(reason), "{lowered:#?}");
     // The coordinator refuses what a job hands on.
     let few = said("max_entries = 1").code(1);

@@ -69,7 +69,7 @@ async fn gzip_and_raw_are_uploaded_and_not_unpacked() {
     let job = coordinator.job(JobId(1)).unwrap();
     assert_eq!(job.artifacts["report.txt"], "first".as_bytes());
     assert_eq!(job.artifacts["report.txt.gz"][..2], [0x1f, 0x8b]);
-    command(&home, "other", "artifacts-downloader", url, &[]).check(1, &["a gzip file, which cannot be unpacked"]);
+    command(&home, "other", "artifacts-downloader", url, &[]).check(1, &["a gzip file, which is not supported"]);
     let two = ["--path", "out", "--artifact-format", "raw"];
     command(&home, "project", "artifacts-uploader", url, &two).check(1, &["must be exactly one file"]);
 }

@@ -8,52 +8,53 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tokio::time::{Instant, timeout_at};
 
 use super::cgroup::Cgroup;
+use super::procfs::{self, Process};
 use super::sys::Watched;
-use super::table::{self, Process};
 use super::usage::Usage;
-use super::{AWAITED, Processes, RUNNING, Trail};
+use super::{AWAITED, ProcessRecord, Processes, RUNNING};
 
 /// Maximum time to wait for killed processes to exit. Only a process in an uninterruptible system call takes longer.
-const KILL_LIMIT: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time to read the remaining output after all processes have ended.
-const PUMP_LIMIT: Duration = Duration::from_secs(2);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Processes {
     /// Terminates every process of the job. Returns the number of processes that are still alive.
     ///
     /// It is 0, unless a process is stuck in the kernel.
-    pub async fn end(&self, grace: Duration) -> usize {
+    pub async fn terminate(&self, grace: Duration) -> usize {
         // Their resource usage must be read now, because most of these processes have no parent that collects it.
-        for usage in self.members().into_iter().filter_map(Usage::so_far) {
+        for usage in self.members().into_iter().filter_map(Usage::current) {
             self.usage.lock().add(usage);
         }
-        let left = end_all(|| self.members(), grace, self.cgroup.as_ref()).await;
-        self.ends.fetch_add(1, Ordering::Relaxed);
+        let left = terminate_all(|| self.members(), grace, self.cgroup.as_ref()).await;
+        self.terminations.fetch_add(1, Ordering::Relaxed);
         self.reap_orphans();
         left
     }
 
     /// Ends the job: terminates its processes, waits for their remaining output and removes the cgroup.
     pub async fn finish(&self, grace: Duration) {
-        if self.may_have_members() {
-            let left = self.end(grace).await;
+        if self.may_have_processes() {
+            let left = self.terminate(grace).await;
             if left > 0 {
-                tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
+                tracing::error!(tag = self.tag, left, "failed to terminate all processes of a job");
             }
         }
         // From here on the job does not protect processes: two jobs that end at the same time must not wait for each other.
-        let others = RUNNING.leave(self.number);
-        if self.host.adopts && !self.orphans().is_empty() {
+        let start_times = RUNNING.remove(self.number);
+        if self.manager.is_subreaper && !self.orphans().is_empty() {
             // This finds processes that hid from their own job. A process that started before all running jobs belongs to none of
             // them.
-            let is_owned = |process: &Process| others.iter().any(|since| *since <= process.start_ticks);
-            end_all(|| self.strangers(|process| !is_owned(process)), grace, None).await;
+            let is_owned = |process: &Process| start_times.iter().any(|start| *start <= process.start_ticks);
+            terminate_all(|| self.adopted_descendants(|process| !is_owned(process)), grace, None).await;
             self.reap_orphans();
         }
-        let mut pumps = std::mem::take(&mut *self.pumps.lock());
-        let drained = tokio::time::timeout(PUMP_LIMIT, async { while pumps.join_next().await.is_some() {} });
+        let mut readers = std::mem::take(&mut *self.readers.lock());
+        let drained =
+            tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, async { while readers.join_next().await.is_some() {} });
         if drained.await.is_err() {
-            pumps.shutdown().await;
+            readers.shutdown().await;
         }
         if let Some(cgroup) = self.cgroup.as_ref().filter(|_| !self.is_counted_in_cgroup()) {
             cgroup.remove();
@@ -67,23 +68,23 @@ impl Processes {
     }
 
     /// Returns whether the job may have processes. Most jobs have none at their end; then this reads only a short list.
-    fn may_have_members(&self) -> bool {
+    fn may_have_processes(&self) -> bool {
         // If the agent is the subreaper, every remaining process of a job descends from a child of the agent.
         let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
-        !self.host.adopts || !self.leaders.lock().is_empty() || !self.orphans().is_empty() || is_contained()
+        !self.manager.is_subreaper || !self.leaders.lock().is_empty() || !self.orphans().is_empty() || is_contained()
     }
 
-    /// Returns all processes of the job: those in its cgroup, and those found by process group, mark or descent.
+    /// Returns all processes of the job: those in its cgroup, and those found by process group, tag or descent.
     ///
     /// The cgroup alone is not enough, because a process that may write to the cgroup file system can leave it.
     pub(super) fn members(&self) -> Vec<i32> {
         let mut members = self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default();
-        if self.host.adopts && self.leaders.lock().is_empty() && self.orphans().is_empty() {
+        if self.manager.is_subreaper && self.leaders.lock().is_empty() && self.orphans().is_empty() {
             return members;
         }
         let leaders = self.leaders.lock().clone();
-        let of_job = if self.host.adopts { table::of_job_below_us } else { table::of_job };
-        members.extend(of_job(&self.mark, &leaders));
+        let find_job = if self.manager.is_subreaper { procfs::job_descendants } else { procfs::job_processes };
+        members.extend(find_job(&self.tag, &leaders));
         members.sort_unstable();
         members.dedup();
         members
@@ -92,32 +93,32 @@ impl Processes {
     /// Returns the agent's children that no task waits for.
     fn orphans(&self) -> Vec<i32> {
         let awaited = AWAITED.lock();
-        table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
+        procfs::adopted_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
     }
 
-    /// Returns the adopted processes that belong to no running job and are `wanted`, with their descendants.
+    /// Returns the adopted processes that belong to no running job and satisfy `is_wanted`, with their descendants.
     ///
     /// Children in the agent's own process group are excluded: the agent's program started them itself.
-    pub(super) fn strangers(&self, wanted: impl Fn(&Process) -> bool) -> Vec<i32> {
+    pub(super) fn adopted_descendants(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<i32> {
         let own_group = own_group();
         let adopted = self.orphans().into_iter().filter_map(Process::read);
-        let adopted = adopted.filter(|process| !process.zombie && process.group != own_group && wanted(process));
-        // A process with the mark of a running job belongs to that job, which will find it. Any other mark is forged.
-        let adopted = adopted.filter(|process| !process.mark().is_some_and(|mark| RUNNING.has(&mark)));
+        let adopted = adopted.filter(|process| !process.zombie && process.group != own_group && is_wanted(process));
+        // A process with the tag of a running job belongs to that job, which will find it. Any other tag is forged.
+        let adopted = adopted.filter(|process| !process.tag().is_some_and(|tag| RUNNING.contains(&tag)));
         let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
-        if roots.is_empty() { Vec::new() } else { table::below(roots) }
+        if roots.is_empty() { Vec::new() } else { procfs::with_all_descendants(roots) }
     }
 
     /// Collects the exit status of adopted processes that have ended, so that no zombies remain.
     fn reap_orphans(&self) {
-        if !self.host.adopts {
+        if !self.manager.is_subreaper {
             return;
         }
         // While the lock is held, no new process can be mistaken for an orphan. Children in the agent's own process group were not
         // started for a job; other code waits for them.
         let own_group = own_group();
         let awaited = AWAITED.lock();
-        let orphans = table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));
+        let orphans = procfs::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));
         let dead = orphans.filter_map(Process::read).filter(|process| process.zombie && process.group != own_group);
         for pid in dead.filter_map(|process| Pid::from_raw(process.pid)) {
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
@@ -132,12 +133,12 @@ fn own_group() -> i32 {
 /// Terminates the processes that a killed agent left behind, as recorded in the job's spool.
 ///
 /// A recorded process ID that now belongs to another process is ignored.
-pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
-    for item in trail {
-        if let Trail::Job { cgroup: Some(path), .. } = item
+pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
+    for record in records {
+        if let ProcessRecord::Job { cgroup: Some(path), .. } = record
             && let Some(cgroup) = Cgroup::existing(path)
         {
-            end_all(|| cgroup.members(), grace, Some(&cgroup)).await;
+            terminate_all(|| cgroup.members(), grace, Some(&cgroup)).await;
             cgroup.remove();
             if let Some(parent) = path.parent() {
                 // This is the dead agent's cgroup. The call fails while other jobs are in it.
@@ -145,30 +146,30 @@ pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
             }
         }
     }
-    let leaders: HashSet<i32> = trail
+    let leaders: HashSet<i32> = records
         .iter()
-        .filter_map(|item| match item {
-            Trail::Leader { pid, start_ticks } => {
+        .filter_map(|record| match record {
+            ProcessRecord::Leader { pid, start_ticks } => {
                 Process::read(*pid).filter(|process| process.start_ticks == *start_ticks).map(|process| process.pid)
             }
-            Trail::Job { .. } => None,
+            ProcessRecord::Job { .. } => None,
         })
         .collect();
-    let Some(mark) = trail.iter().find_map(|item| match item {
-        Trail::Job { mark, .. } => Some(mark),
-        Trail::Leader { .. } => None,
+    let Some(tag) = records.iter().find_map(|record| match record {
+        ProcessRecord::Job { tag, .. } => Some(tag),
+        ProcessRecord::Leader { .. } => None,
     }) else {
         return;
     };
-    end_all(|| table::of_job(mark, &leaders), grace, None).await;
+    terminate_all(|| procfs::job_processes(tag, &leaders), grace, None).await;
 }
 
 /// Sends TERM, and KILL after `grace`, until `members` returns no process. Returns the number of processes that are left.
-pub(super) async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
+pub(super) async fn terminate_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
     let mut watched: HashMap<i32, Watched> = HashMap::new();
-    let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_LIMIT)];
+    let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_TIMEOUT)];
     for (signal, deadline) in phases {
-        let mut signalled = HashSet::new();
+        let mut signaled = HashSet::new();
         loop {
             let pids = members();
             if pids.is_empty() {
@@ -186,7 +187,7 @@ pub(super) async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgr
                 {
                     watched.insert(pid, process);
                 }
-                if signalled.insert(pid)
+                if signaled.insert(pid)
                     && let Some(process) = watched.get(&pid)
                 {
                     process.signal(signal);

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_steps::failure::Failure;
-use muster_steps::stop::Stop;
+use muster_steps::stop::StopToken;
 
-use crate::blocking::Report;
+use crate::blocking::ReportAbandoned;
 use crate::extraction::Extraction;
 
 /// Level of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tone {
+pub enum MessageLevel {
     /// Detail.
     Plain,
     /// Highlighted action or result.
@@ -30,7 +30,7 @@ pub type Meter = Box<dyn FnMut(usize) + Send>;
 
 /// Context of a file transfer.
 #[async_trait]
-pub trait Site: Send + Sync {
+pub trait TransferContext: Send + Sync {
     /// Returns the absolute path of the directory that patterns are relative to. Archives are unpacked into it.
     fn root(&self) -> &Path;
 
@@ -44,24 +44,24 @@ pub trait Site: Send + Sync {
     fn environment(&self) -> Vec<(OsString, OsString)>;
 
     /// Prints a message. `line` has no line break at its end.
-    fn tell(&self, tone: Tone, line: &str);
+    fn report(&self, level: MessageLevel, line: &str);
 
     /// Returns the callback for the progress of a transfer. `_total` is its size in bytes, if it is known.
     fn meter(&self, _label: &str, _total: Option<u64>) -> Meter {
         Box::new(|_| {})
     }
 
-    /// Runs git in [`Site::root`] and writes its output to `out`. Returns whether git succeeded.
+    /// Runs git in [`TransferContext::root`] and writes its output to `out`. Returns whether git succeeded.
     ///
     /// # Errors
     /// [`Failure`] if git could not be started or was stopped.
-    async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure>;
+    async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure>;
 }
 
-impl<S: Site + ?Sized> Report for S {
+impl<S: TransferContext + ?Sized> ReportAbandoned for S {
     fn abandoned(&self, line: &str) {
         let line = format!("{line}; check the file system of `{}`", self.root().display());
-        self.tell(Tone::Warning, &line);
+        self.report(MessageLevel::Warning, &line);
         tracing::error!("{line}");
     }
 }
@@ -76,20 +76,20 @@ pub(crate) mod test_support {
 
     /// Context with only a directory, which records the messages.
     #[derive(Debug)]
-    pub(crate) struct Here {
+    pub(crate) struct RecordingContext {
         root: PathBuf,
         /// Messages that were printed.
-        pub(crate) told: Arc<Mutex<Vec<String>>>,
+        pub(crate) messages: Arc<Mutex<Vec<String>>>,
     }
 
-    impl Here {
+    impl RecordingContext {
         pub(crate) fn new(root: PathBuf) -> Self {
-            Self { root, told: Arc::default() }
+            Self { root, messages: Arc::default() }
         }
     }
 
     #[async_trait]
-    impl Site for Here {
+    impl TransferContext for RecordingContext {
         fn root(&self) -> &Path {
             &self.root
         }
@@ -106,11 +106,11 @@ pub(crate) mod test_support {
             Vec::new()
         }
 
-        fn tell(&self, _: Tone, line: &str) {
-            self.told.lock().push(line.to_owned());
+        fn report(&self, _: MessageLevel, line: &str) {
+            self.messages.lock().push(line.to_owned());
         }
 
-        async fn git(&self, _: &[&str], _: Arc<File>, _: &Stop) -> Result<bool, Failure> {
+        async fn git(&self, _: &[&str], _: Arc<File>, _: &StopToken) -> Result<bool, Failure> {
             Ok(false)
         }
     }

@@ -20,13 +20,13 @@ use muster_job::TerminationCause;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
-use super::{Began, Ending, Job};
-use crate::definition::{Item, items};
+use super::{Job, StartTime, StepEnd};
+use crate::definition::{StepEntry, parse_run_list};
 use crate::expression::ExpressionError;
 use crate::failure::Failure;
 use crate::log::Log;
 use crate::process::{Processes, RunError};
-use crate::stop::Stop;
+use crate::stop::StopToken;
 
 /// Failure of a step of a `run:` list.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum StepError {
     /// A process was terminated by this signal.
     #[error("exec: signal: {0}")]
     Signal(i32),
-    /// The steps were canceled.
+    /// The steps were stopped.
     #[error("stopped")]
     Stopped(TerminationCause),
     /// A process could not be started or watched.
@@ -94,10 +94,10 @@ impl From<&StepError> for Failure {
 }
 
 /// State of a `run:` list while it runs, with the exports of its steps.
-pub(super) struct AuthorSteps<'a> {
+pub(super) struct UserSteps<'a> {
     pub(super) processes: &'a Processes,
     pub(super) log: Arc<dyn Log>,
-    pub(super) stop: &'a Stop,
+    pub(super) stop: &'a StopToken,
     /// Time between TERM and KILL when processes are terminated.
     pub(super) grace: Duration,
     /// Lowest layer of the processes' environment.
@@ -127,9 +127,9 @@ pub(super) struct Frame<'f> {
 /// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
 
-impl<'a> AuthorSteps<'a> {
-    /// Returns the state for a `run:` list of the job. Canceling `stop` ends its steps.
-    pub(super) fn of<J: Job>(job: &'a J, stop: &'a Stop) -> Self {
+impl<'a> UserSteps<'a> {
+    /// Returns the state for a `run:` list of the job. Its steps end when `stop` is stopped.
+    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken) -> Self {
         let processes = job.processes();
         Self {
             processes,
@@ -149,39 +149,40 @@ impl<'a> AuthorSteps<'a> {
     /// # Errors
     /// The first failure. The steps after it are not started.
     pub(super) async fn run(&self, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
-        let items = items(list).map_err(StepError::Step)?;
-        let none = PathBuf::new();
+        let entries = parse_run_list(list).map_err(|error| StepError::Step(error.to_string()))?;
+        let no_file = PathBuf::new();
         let frame = Frame {
             dir: self.work_dir,
             env: IndexMap::new(),
             inputs: Map::new(),
             steps: Map::new(),
-            output_file: &none,
-            export_file: &none,
+            output_file: &no_file,
+            export_file: &no_file,
             depth: 0,
         };
-        self.sequence(&items, frame, nodes).await.map(|_| ())
+        self.run_sequence(&entries, frame, nodes).await.map(|_| ())
     }
 
     /// Runs the steps in order. Returns the outputs of all of them by name.
-    pub(super) async fn sequence(
+    pub(super) async fn run_sequence(
         &self,
-        items: &[Item],
+        entries: &[StepEntry],
         mut frame: Frame<'_>,
         nodes: &mut Vec<StepNode>,
     ) -> Result<Map<String, Value>, StepError> {
-        for item in items {
+        for entry in entries {
             if let Some(cause) = self.stop.cause() {
                 return Err(StepError::Stopped(cause));
             }
-            let began = Began::now();
+            let start = StartTime::now();
             let mut inner = Vec::new();
             // Boxed, because this function is recursive.
-            let result = Box::pin(self.item(item, &frame, &mut inner)).await;
-            nodes.push(began.node(&item.name, Ending::from(&result), inner));
-            let outputs = result.map_err(|error| StepError::Inner { name: item.name.clone(), source: error.into() })?;
+            let result = Box::pin(self.run_entry(entry, &frame, &mut inner)).await;
+            nodes.push(start.node(&entry.name, StepEnd::from(&result), inner));
+            let outputs =
+                result.map_err(|error| StepError::Inner { name: entry.name.clone(), source: error.into() })?;
             let outputs = Map::from_iter([("outputs".to_owned(), Value::Object(outputs))]);
-            frame.steps.insert(item.name.clone(), Value::Object(outputs));
+            frame.steps.insert(entry.name.clone(), Value::Object(outputs));
         }
         Ok(frame.steps)
     }

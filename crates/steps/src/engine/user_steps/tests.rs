@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::log::Stream;
-use crate::process::{Containment, Host};
+use crate::process::{Containment, ProcessManager};
 
 #[derive(Default)]
 struct Memory(Mutex<String>);
@@ -19,13 +19,13 @@ impl Log for Memory {
     }
 }
 
-struct Ran {
+struct ListResult {
     log: String,
     nodes: Vec<StepNode>,
     result: Result<(), String>,
 }
 
-async fn run(files: &[(&str, &str)], list: Value) -> Ran {
+async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
     let dir = TempDir::new().unwrap();
     let temp = TempDir::new().unwrap();
     for (path, text) in files {
@@ -33,14 +33,14 @@ async fn run(files: &[(&str, &str)], list: Value) -> Ran {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    let host = Host::new(Containment::Descent, None);
+    let manager = ProcessManager::new(Containment::ProcessTree, None);
     let nonce = dir.path().file_name().unwrap().to_string_lossy().into_owned();
-    let processes = host.job("steps", &nonce, Arc::new(|_| Ok(()))).unwrap();
+    let processes = manager.new_job("steps", &nonce, Arc::new(|_| Ok(()))).unwrap();
     let memory = Arc::new(Memory::default());
-    let stop = Stop::new();
+    let stop = StopToken::new();
     let variables = Map::from_iter([("CI_NAME".to_owned(), json!("from the job"))]);
     let grace = Duration::from_millis(200);
-    let steps = AuthorSteps {
+    let steps = UserSteps {
         processes: &processes,
         log: Arc::<Memory>::clone(&memory),
         stop: &stop,
@@ -63,7 +63,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> Ran {
     });
     processes.finish(grace).await;
     let log = memory.0.lock().clone();
-    Ran { log, nodes, result }
+    ListResult { log, nodes, result }
 }
 
 const GREET: &str = "spec:\n  inputs:\n    who: {type: string, default: you}\n  outputs:\n    text: {type: string}\n\
@@ -72,7 +72,7 @@ const GREET: &str = "spec:\n  inputs:\n    who: {type: string, default: you}\n  
                      env:\n  WHO: ${{ inputs.who }}\n";
 
 #[tokio::test]
-async fn outputs_exports_and_inputs_flow_from_step_to_step() {
+async fn later_steps_get_outputs_and_exports_of_earlier_ones() {
     let list = json!([
         {"name": "greet", "step": "./greet", "inputs": {"who": "${{ vars.CI_NAME }}"}},
         {"name": "show", "env": {"TEXT": "${{ steps.greet.outputs.text }}"}, "script": "echo \"$TEXT, seen $SEEN\""},
@@ -86,7 +86,7 @@ async fn outputs_exports_and_inputs_flow_from_step_to_step() {
 }
 
 #[tokio::test]
-async fn sequences_call_steps_beside_them_and_give_outputs() {
+async fn sequence_calls_sibling_steps_and_returns_outputs() {
     let outer = "spec: {outputs: {both: {type: string}}}\n---\nrun:\n  - {name: a, step: ../greet}\n  \
                  - {name: b, step: ../greet, inputs: {who: b}}\noutputs:\n  \
                  both: ${{ steps.a.outputs.text + ', ' + steps.b.outputs.text }}\n";
@@ -98,7 +98,7 @@ async fn sequences_call_steps_beside_them_and_give_outputs() {
 }
 
 #[tokio::test]
-async fn the_first_failure_ends_the_sequence_and_says_where() {
+async fn first_failure_ends_sequence_with_path_in_error() {
     let outer = "{}\n---\nrun:\n  - {name: bad, script: exit 7}\n  - {name: never, script: echo never}\n";
     let ran = run(&[("outer", outer)], json!([{"name": "o", "step": "./outer"}, {"script": "echo never"}])).await;
     assert_eq!(ran.log, "");
@@ -107,7 +107,7 @@ async fn the_first_failure_ends_the_sequence_and_says_where() {
 }
 
 #[tokio::test]
-async fn env_layers_cover_each_other_in_their_order() {
+async fn env_layers_override_each_other_in_order() {
     let show = "{}\n---\nexec: {command: [sh, -c, 'echo $A $B $C']}\nenv: {C: definition}\n";
     let outer =
         "{}\n---\nrun:\n  - {name: s, step: ../show, env: {B: item, C: item}}\nenv: {A: outer, B: outer, C: outer}\n";
@@ -116,16 +116,16 @@ async fn env_layers_cover_each_other_in_their_order() {
 }
 
 #[tokio::test]
-async fn mistakes_have_their_own_words() {
+async fn invalid_step_is_rejected_with_reason() {
     let endless = "{}\n---\nrun: [{name: again, step: ../endless}]\n";
     for (item, part) in [
         (json!({"name": "x", "step": "./none"}), "reading file: No such file"),
-        (json!({"name": "x", "step": "gitlab.com/a/b@v1"}), "only local steps can be run here yet"),
-        (json!({"name": "x", "step": {"git": {"url": "u"}}}), "steps from git cannot be run here yet"),
+        (json!({"name": "x", "step": "gitlab.com/a/b@v1"}), "only local steps are supported"),
+        (json!({"name": "x", "step": {"git": {"url": "u"}}}), "steps from git are not supported"),
         (json!({"name": "x", "step": "./greet", "inputs": {"y": 1}}), "does not accept input with name \"y\""),
         (json!({"name": "x", "script": "${{ steps.no }}"}), "attribute not found"),
         (json!({"name": "x", "step": "builtin://none"}), "there is no built-in step \"none\""),
-        (json!({"name": "x", "step": "./endless"}), "steps call each other more than 32 deep"),
+        (json!({"name": "x", "step": "./endless"}), "steps are nested more than 32 levels deep"),
         (json!({"name": "x", "step": "./lost"}), "executable file not found in $PATH"),
         (json!({"name": "x"}), "needs exactly one of"),
     ] {

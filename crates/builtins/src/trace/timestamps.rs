@@ -9,17 +9,17 @@ use muster_steps::log::Stream;
 use time::OffsetDateTime;
 
 /// Maximum number of bytes of an incomplete line to hold back. A longer line is split.
-const FRAGMENT: usize = 8 * 1024;
+const MAX_HELD_BYTES: usize = 8 * 1024;
 
 /// Prefixes the lines of one stream.
-pub(super) struct Stamper {
+pub(super) struct LineTimestamper {
     tag: &'static str,
     line: Vec<u8>,
     /// Whether the next line continues the previous one.
     continues: bool,
 }
 
-impl Stamper {
+impl LineTimestamper {
     pub(super) fn new(stream: Stream) -> Self {
         let tag = match stream {
             Stream::Runner => "00O",
@@ -31,14 +31,14 @@ impl Stamper {
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
-            let (line, behind) = rest.split_at(at);
+            let (line, after_newline) = rest.split_at(at);
             self.line.extend_from_slice(line);
             self.emit(out, false);
-            rest = behind.get(1..).unwrap_or_default();
+            rest = after_newline.get(1..).unwrap_or_default();
         }
         self.line.extend_from_slice(rest);
         let redraws = rest.len() == bytes.len() && rest.contains(&b'\r');
-        if redraws || self.line.len() > FRAGMENT {
+        if redraws || self.line.len() > MAX_HELD_BYTES {
             self.emit(out, true);
         }
     }

@@ -3,26 +3,26 @@
 use muster_agent_api::plan::When;
 use muster_job::TerminationCause;
 
-use super::Brakes;
+use super::JobCancellation;
 use crate::builtin::{Role, Step};
 use crate::failure::Failure;
 use crate::style;
 
 /// Progress of a job, updated before and after each step.
 #[derive(Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct JobProgress {
     /// First failure, which the job reports.
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
-    over: bool,
+    is_finishing: bool,
     /// Whether the user's script has started. Then after_script has to run.
     script_started: bool,
     /// Whether the last script step has ended.
-    script_over: bool,
+    script_ended: bool,
 }
 
-impl Standing {
-    fn fail(&mut self, failure: Failure) {
+impl JobProgress {
+    fn keep_first(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
     }
 
@@ -31,15 +31,15 @@ impl Standing {
     }
 
     /// Records a cancel or stop that came since the last step.
-    pub(super) fn notice(&mut self, brakes: &Brakes) {
-        if let Some(cause) = brakes.stop.cause() {
-            self.fail(Failure::Stopped(cause));
-            self.over = true;
+    pub(super) fn observe_cancel(&mut self, cancellation: &JobCancellation) {
+        if let Some(cause) = cancellation.stop.cause() {
+            self.keep_first(Failure::Stopped(cause));
+            self.is_finishing = true;
         }
-        if brakes.cancel.is_cancelled() && !self.is_canceled() {
-            self.fail(Failure::Stopped(TerminationCause::CanceledByUser));
+        if cancellation.cancel.is_cancelled() && !self.is_canceled() {
+            self.keep_first(Failure::Stopped(TerminationCause::CanceledByUser));
             // A cancel between two script steps counts as a cancel of the script. Before or after them it ends the job.
-            self.over |= !self.script_started || self.script_over;
+            self.is_finishing |= !self.script_started || self.script_ended;
         }
     }
 
@@ -51,7 +51,7 @@ impl Standing {
         if step.policy.when == When::Finally {
             return true;
         }
-        if self.over || (step.role() == Role::AfterScript && !self.script_started) {
+        if self.is_finishing || (step.role() == Role::AfterScript && !self.script_started) {
             return false;
         }
         match step.policy.when {
@@ -61,19 +61,19 @@ impl Standing {
         }
     }
 
-    pub(super) fn enter<J>(&mut self, step: &Step<J>) {
+    pub(super) fn begin_step<J>(&mut self, step: &Step<J>) {
         let is_script = step.role() == Role::Script;
-        self.script_over = self.script_started && !is_script;
+        self.script_ended = self.script_started && !is_script;
         self.script_started |= is_script;
     }
 
     /// Returns whether a cancel ends the step while it runs. It does not end after_script, which must run in canceled jobs too.
-    pub(super) fn cancel_reaches<J>(&self, step: &Step<J>) -> bool {
+    pub(super) fn is_cancelable<J>(&self, step: &Step<J>) -> bool {
         step.role() != Role::AfterScript && step.policy.when != When::Finally && !self.is_canceled()
     }
 
     /// Returns `CI_JOB_STATUS` for the step: `running` until the scripts have ended (docs/spec/job-execution.md, section 1.6).
-    pub(super) fn word<J>(&self, step: &Step<J>) -> &'static str {
+    pub(super) fn ci_job_status<J>(&self, step: &Step<J>) -> &'static str {
         match &self.failure {
             _ if step.role() == Role::Script || !self.script_started => "running",
             None => "success",
@@ -85,32 +85,38 @@ impl Standing {
         }
     }
 
-    /// Records the failure of a step and decides what it means for the job. `say` writes to the log.
-    pub(super) fn settle<J>(&mut self, step: &Step<J>, failure: Failure, brakes: &Brakes, say: impl Fn(&str)) {
+    /// Records the failure of a step and decides what it means for the job. `print` writes to the log.
+    pub(super) fn record_failure<J>(
+        &mut self,
+        step: &Step<J>,
+        failure: Failure,
+        cancellation: &JobCancellation,
+        print: impl Fn(&str),
+    ) {
         let in_script = step.role() == Role::Script;
         match &failure {
-            Failure::Stopped(TerminationCause::CanceledByUser) if in_script && brakes.stop.cause().is_none() => {
-                say(&style::warning("script canceled externally (UI, API)"));
+            Failure::Stopped(TerminationCause::CanceledByUser) if in_script && cancellation.stop.cause().is_none() => {
+                print(&style::warning("script canceled externally (UI, API)"));
             }
             // Every other shell of the job would fail in the same way.
             Failure::Profile(..) => {
-                self.over = true;
-                self.fail(failure);
+                self.is_finishing = true;
+                self.keep_first(failure);
                 return;
             }
-            Failure::Stopped(_) | Failure::JobTimeout(_) => self.over = true,
+            Failure::Stopped(_) | Failure::JobTimeout(_) => self.is_finishing = true,
             // After a timeout of the script, after_script still runs. After any other timeout, nothing can continue.
-            Failure::StepTimeout(_) if !step.policy.allow_failure => self.over |= !in_script,
+            Failure::StepTimeout(_) if !step.policy.allow_failure => self.is_finishing |= !in_script,
             _ => {}
         }
-        if step.policy.allow_failure && !self.over {
-            say(&style::warning(&if step.role() == Role::AfterScript {
+        if step.policy.allow_failure && !self.is_finishing {
+            print(&style::warning(&if step.role() == Role::AfterScript {
                 format!("after_script failed, but job will continue unaffected: {failure}")
             } else {
-                format!("{} failed, but the job goes on: {failure}", step.name)
+                format!("{} failed, but the job continues: {failure}", step.name)
             }));
             return;
         }
-        self.fail(failure);
+        self.keep_first(failure);
     }
 }

@@ -26,22 +26,22 @@ impl Process {
         parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
 
-    fn has_mark(&self, mark: &str) -> bool {
-        self.mark().is_some_and(|own| own == mark.as_bytes())
+    fn has_tag(&self, tag: &str) -> bool {
+        self.tag().is_some_and(|own| own == tag.as_bytes())
     }
 
-    /// Returns the mark in the environment of the process. `None` means that it has no mark, or cannot be read.
-    pub(super) fn mark(&self) -> Option<Vec<u8>> {
+    /// Returns the tag in the environment of the process. `None` means that it has no tag, or cannot be read.
+    pub(super) fn tag(&self) -> Option<Vec<u8>> {
         let mut environ = Vec::new();
         let file = File::open(format!("/proc/{}/environ", self.pid)).ok()?;
         file.take(ENVIRON_BYTES).read_to_end(&mut environ).ok()?;
         let mut entries = environ.split(|byte| *byte == 0);
-        entries.find_map(|entry| Some(entry.strip_prefix(super::MARK.as_bytes())?.strip_prefix(b"=")?.to_vec()))
+        entries.find_map(|entry| Some(entry.strip_prefix(super::JOB_TAG.as_bytes())?.strip_prefix(b"=")?.to_vec()))
     }
 }
 
 /// Returns the clock ticks since boot, in the unit of [`Process::start_ticks`]. 0 means that they cannot be read.
-pub(super) fn ticks_now() -> u64 {
+pub(super) fn current_ticks() -> u64 {
     read("/proc/uptime").ok().and_then(|text| ticks(&text)).unwrap_or_default()
 }
 
@@ -60,39 +60,39 @@ pub(super) fn cpu_ticks(pid: i32) -> Option<u64> {
 }
 
 /// Returns all processes, including zombies.
-pub(super) fn all() -> Vec<Process> {
+pub(super) fn all_processes() -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Returns the live processes that have the mark, are in the process group of one of `leaders`, or descend from such a process.
-pub(super) fn of_job(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
-    pick_job(mark, leaders, &others())
+/// Returns the live processes that have the tag, are in the process group of one of `leaders`, or descend from such a process.
+pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
+    pick_job(tag, leaders, &live_processes())
 }
 
-/// Returns the same processes as [`of_job`], if this process is the subreaper: only its descendants have to be examined.
-pub(super) fn of_job_below_us(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
-    let mut table = others();
+/// Returns the same processes as [`job_processes`], if this process is the subreaper: only its descendants have to be examined.
+pub(super) fn job_descendants(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
+    let mut table = live_processes();
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let below: HashSet<i32> = with_descendants(HashSet::from([own]), &table).into_iter().collect();
     table.retain(|process| below.contains(&process.pid));
-    pick_job(mark, leaders, &table)
+    pick_job(tag, leaders, &table)
 }
 
-fn pick_job(mark: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
-    let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_mark(mark);
+fn pick_job(tag: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
+    let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_tag(tag);
     with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), table)
 }
 
 /// Returns the processes `roots` and their descendants.
-pub(super) fn below(roots: HashSet<i32>) -> Vec<i32> {
-    with_descendants(roots, &others())
+pub(super) fn with_all_descendants(roots: HashSet<i32>) -> Vec<i32> {
+    with_descendants(roots, &live_processes())
 }
 
 /// Returns all live processes except this one.
-fn others() -> Vec<Process> {
+fn live_processes() -> Vec<Process> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    all().into_iter().filter(|process| !process.zombie && process.pid != own).collect()
+    all_processes().into_iter().filter(|process| !process.zombie && process.pid != own).collect()
 }
 
 fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
@@ -120,7 +120,7 @@ pub(super) fn adopted_children() -> Vec<i32> {
         // The kernel was built without these lists.
         Err(_) => {
             let own = i32::try_from(own).unwrap_or_default();
-            all().into_iter().filter(|process| process.parent == own).map(|process| process.pid).collect()
+            all_processes().into_iter().filter(|process| process.parent == own).map(|process| process.pid).collect()
         }
     }
 }
@@ -152,24 +152,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_and_blanks_does_not_confuse_the_fields() {
+    fn parses_name_with_parentheses_and_spaces() {
         let stat = "42 (a) R 9 (b) S 7 40 39 0 -1 0 1 2 3 4 5 6 7 8 9 10 11 12 987 13";
         let process = parse(42, stat).unwrap();
         assert_eq!((process.parent, process.group, process.start_ticks, process.zombie), (7, 40, 987, false));
     }
 
     #[test]
-    fn finds_this_process() {
+    fn table_contains_this_process() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        assert!(all().iter().any(|process| process.pid == pid));
+        assert!(all_processes().iter().any(|process| process.pid == pid));
     }
 
     #[test]
-    fn a_process_that_starts_now_has_not_started_before_now() {
-        let before = ticks_now();
+    fn current_ticks_match_start_times_of_processes() {
+        let before = current_ticks();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let start = Process::read(i32::try_from(child.id()).unwrap()).unwrap().start_ticks;
-        let after = ticks_now();
+        let after = current_ticks();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(before > 0 && before <= start && start <= after, "{before} {start} {after}");
