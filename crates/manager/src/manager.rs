@@ -155,7 +155,7 @@ impl Manager {
         self.restore_jobs().await?;
         self.executors.leases_announced();
         self.configure(self.settings.clone());
-        self.observer.telemetry().life.reach(ProcessState::Running);
+        self.observer.telemetry().lifecycle.advance_to(ProcessState::Running);
         self.run_tracker.record_idle();
         let mut refused = None;
         let mut has_control = true;
@@ -299,7 +299,7 @@ impl Manager {
             self.aborting_since = Some(Instant::now());
         }
         self.run_state = self.run_state.max(run_state);
-        self.observer.telemetry().life.reach(match self.run_state {
+        self.observer.telemetry().lifecycle.advance_to(match self.run_state {
             RunState::Working => ProcessState::Running,
             RunState::Draining | RunState::Leaving => ProcessState::GracefulShutdown,
             RunState::Aborting => ProcessState::ForcefulShutdown,

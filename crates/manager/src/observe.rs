@@ -58,7 +58,7 @@ impl Observer {
     /// Counts a job request of the runner. The request is open until the result is dropped.
     pub(crate) fn open_request(&self, runner: &RunnerSettings) -> OpenRequest {
         let entry = self.entry(runner);
-        entry.fed();
+        entry.poll_started();
         entry.token().request()
     }
 
@@ -69,7 +69,7 @@ impl Observer {
             Some(Notice::Refused { unhealthy, .. }) => {
                 entry.unhealthy();
                 if unhealthy {
-                    entry.left_out();
+                    entry.poll_skipped();
                 }
             }
             Some(Notice::Failed { .. }) => entry.unhealthy(),

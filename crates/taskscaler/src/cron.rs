@@ -54,16 +54,58 @@ const ALSO_SUNDAY: u64 = 1 << 7;
 
 /// Error for text that is not a valid cron expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("period `{text}`: {cause}")]
+#[error("`{text}` is not a valid period: {cause}")]
 pub struct CronError {
     text: String,
-    cause: String,
+    cause: CronErrorCause,
+}
+
+/// Cause of a [`CronError`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CronErrorCause {
+    /// The number of fields is wrong.
+    #[error("expected five fields (minute, hour, day, month, weekday), found {0}")]
+    FieldCount(usize),
+    /// A field contains `*` more than once.
+    #[error("{field}: `*` can be used only once")]
+    RepeatedStar {
+        /// Name of the field.
+        field: &'static str,
+    },
+    /// A step is not a positive number.
+    #[error("{field}: `{step}` is not a valid step; use a number of at least 1")]
+    Step {
+        /// Name of the field.
+        field: &'static str,
+        /// The step.
+        step: String,
+    },
+    /// A value is not a number and not a name of the field.
+    #[error("{field}: `{value}` is neither a number nor a known name")]
+    Value {
+        /// Name of the field.
+        field: &'static str,
+        /// The value.
+        value: String,
+    },
+    /// A number is not in the range of the field.
+    #[error("{field}: {value} is not from {min} to {max}")]
+    OutOfRange {
+        /// Name of the field.
+        field: &'static str,
+        /// The number.
+        value: u32,
+        /// Minimum of the field.
+        min: u32,
+        /// Maximum of the field.
+        max: u32,
+    },
 }
 
 impl CronError {
     /// Returns the cause without the text of the expression.
     #[must_use]
-    pub fn cause(&self) -> &str {
+    pub fn cause(&self) -> &CronErrorCause {
         &self.cause
     }
 }
@@ -92,8 +134,8 @@ impl Cron {
         /// Days of each month in a leap year.
         const DAYS: [u32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
         let [.., days, months, _] = self.fields;
-        let comes = |(month, length): (u32, &u32)| months & 1 << month != 0 && days & range(1, *length) != 0;
-        self.fields.contains(&0) || !(1..).zip(&DAYS).any(comes)
+        let has_match = |(month, length): (u32, &u32)| months & 1 << month != 0 && days & range(1, *length) != 0;
+        self.fields.contains(&0) || !(1..).zip(&DAYS).any(has_match)
     }
 }
 
@@ -107,15 +149,14 @@ impl FromStr for Cron {
     type Err = CronError;
 
     fn from_str(text: &str) -> Result<Self, CronError> {
-        let error = |cause: String| CronError { text: text.to_owned(), cause };
+        let error = |cause| CronError { text: text.to_owned(), cause };
         let words: Vec<&str> = text.split_whitespace().collect();
         if words.len() != FIELDS.len() {
-            let found = words.len();
-            return Err(error(format!("has {found} fields; it needs five: minute, hour, day, month, weekday")));
+            return Err(error(CronErrorCause::FieldCount(words.len())));
         }
         let mut fields = [0; 5];
         for ((set, field), word) in fields.iter_mut().zip(&FIELDS).zip(words) {
-            *set = list(field, word).map_err(|cause| error(format!("{}: {cause}", field.name)))?;
+            *set = list(field, word).map_err(error)?;
         }
         if let [.., weekday] = &mut fields
             && *weekday & ALSO_SUNDAY != 0
@@ -132,15 +173,15 @@ fn range(from: u32, to: u32) -> u64 {
 }
 
 /// Parses a field, which is a list of entries, into its set of values.
-fn list(field: &Field, word: &str) -> Result<u64, String> {
+fn list(field: &Field, word: &str) -> Result<u64, CronErrorCause> {
     if word.split(',').filter(|part| part.starts_with('*')).count() > 1 {
-        return Err("`*` stands there twice".to_owned());
+        return Err(CronErrorCause::RepeatedStar { field: field.name });
     }
     word.split(',').try_fold(0, |set, part| Ok(set | entry(field, part)?))
 }
 
 /// Parses an entry of a list (`*`, a value or a range, with an optional `/step`) into its set of values.
-fn entry(field: &Field, part: &str) -> Result<u64, String> {
+fn entry(field: &Field, part: &str) -> Result<u64, CronErrorCause> {
     let (base, step) = match part.split_once('/') {
         Some((base, step)) => (base, Some(step)),
         None => (part, None),
@@ -155,22 +196,24 @@ fn entry(field: &Field, part: &str) -> Result<u64, String> {
     };
     let Some(step) = step else { return Ok(set) };
     match step.parse::<u32>() {
-        Ok(0) | Err(_) => Err(format!("step `{step}` is no number from 1 on")),
-        Ok(step) => Ok((0..64).filter(|value| value % step == 0).fold(0, |kept, value| kept | set & 1 << value)),
+        Ok(0) | Err(_) => Err(CronErrorCause::Step { field: field.name, step: step.to_owned() }),
+        Ok(step) => {
+            Ok((0..64).filter(|value| value % step == 0).fold(0, |multiples, value| multiples | set & 1 << value))
+        }
     }
 }
 
 /// Parses a number or a name of the field.
-fn value(field: &Field, text: &str) -> Result<u32, String> {
-    let is_it = |name: &&str| {
+fn value(field: &Field, text: &str) -> Result<u32, CronErrorCause> {
+    let matches = |name: &&str| {
         name.eq_ignore_ascii_case(text) || name.get(..NAME_SHORT).is_some_and(|short| short.eq_ignore_ascii_case(text))
     };
-    if let Some(index) = field.names.iter().position(is_it) {
+    if let Some(index) = field.names.iter().position(matches) {
         return Ok(field.min + u32::try_from(index).unwrap_or(0));
     }
-    let Field { min, max, .. } = field;
-    let value: u32 = text.parse().map_err(|_| format!("`{text}` is neither a number nor a name that it knows"))?;
-    if (*min..=*max).contains(&value) { Ok(value) } else { Err(format!("{value} is not from {min} to {max}")) }
+    let Field { name: field, min, max, .. } = *field;
+    let value = text.parse().map_err(|_| CronErrorCause::Value { field, value: text.to_owned() })?;
+    if (min..=max).contains(&value) { Ok(value) } else { Err(CronErrorCause::OutOfRange { field, value, min, max }) }
 }
 
 #[cfg(test)]
@@ -186,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn s01_steps_divide_and_ranges_wrap() {
+    fn s01_steps_keep_multiples_and_ranges_wrap() {
         assert_eq!(minutes("*/7"), [0, 7, 14, 21, 28, 35, 42, 49, 56]);
         assert_eq!(minutes("1-20/5"), [5, 10, 15, 20], "the step divides the value, it is not counted from 1");
         assert_eq!(minutes("0/5"), [0]);
@@ -207,32 +250,35 @@ mod tests {
     }
 
     #[test]
-    fn s03_what_is_no_expression_is_told_with_its_reason() {
+    fn s03_invalid_expression_is_rejected_with_reason() {
         for (text, wanted) in [
-            ("@daily", "has 1 fields"),
+            ("@daily", "weekday), found 1"),
             ("? * * * *", "minute: `?` is neither"),
             ("60 * * * *", "minute: 60 is not from 0 to 59"),
             ("* * 0 * *", "day: 0 is not from 1 to 31"),
             ("*-5 * * * *", "minute: `*` is neither"),
-            ("* * * *", "has 4 fields"),
-            ("*/0 * * * *", "minute: step `0` is no number from 1 on"),
-            ("*,* * * * *", "minute: `*` stands there twice"),
+            ("* * * *", "weekday), found 4"),
+            ("*/0 * * * *", "minute: `0` is not a valid step"),
+            ("*,* * * * *", "minute: `*` can be used only once"),
             ("* * * foo *", "month: `foo` is neither"),
         ] {
             let error = text.parse::<Cron>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("period `{text}`")) && error.contains(wanted), "{error}");
+            assert!(
+                error.starts_with(&format!("`{text}` is not a valid period: ")) && error.contains(wanted),
+                "{error}"
+            );
         }
     }
 
     #[test]
-    fn every_minute_is_recognised() {
+    fn expression_for_every_minute_is_detected() {
         assert!(cron("* * * * *").always_matches());
         assert!(cron("0-59 * 1-31 jan-dec sun-sat").always_matches());
         assert!(!cron("* * * * 1-5").always_matches());
     }
 
     #[test]
-    fn what_never_comes_is_recognised() {
+    fn expression_that_never_matches_is_detected() {
         for text in ["* * 30 2 *", "* * 31 2,4,6,9,11 *", "1/7 * * * *", "* * 30-31 feb mon"] {
             assert!(cron(text).never_matches(), "{text}");
         }
@@ -244,7 +290,7 @@ mod tests {
     proptest::proptest! {
         /// Parsing never panics, and a valid expression prints as it was written.
         #[test]
-        fn any_text_is_an_expression_or_an_error(text in "[-*/,0-9a-z ]{0,40}") {
+        fn any_text_is_parsed_or_rejected(text in "[-*/,0-9a-z ]{0,40}") {
             if let Ok(cron) = text.parse::<Cron>() {
                 proptest::prop_assert_eq!(cron.to_string(), text);
             }

@@ -81,9 +81,9 @@ pub struct Forecast {
     /// Time and idle slots of the last [`Self::record_idle`].
     last: Option<(i64, u64)>,
     /// Time and value of the recent maximum target. Instances outlive a lower target by the policy's idle time.
-    most: (i64, u64),
-    /// Cached result of [`Self::outlook`].
-    outlook: Cell<Option<Projection>>,
+    peak: (i64, u64),
+    /// Cached result of [`Self::projection`].
+    projection: Cell<Option<Projection>>,
 }
 
 /// Demand in a range of buckets, as past days predict it.
@@ -111,13 +111,13 @@ impl Forecast {
             today: i64::MIN,
             idle_slot_seconds: 0.0,
             last: None,
-            most: (i64::MIN, 0),
-            outlook: Cell::new(None),
+            peak: (i64::MIN, 0),
+            projection: Cell::new(None),
         }
     }
 
     /// Returns the recorded demand of a bucket.
-    pub(crate) fn most(&self, bucket: i64) -> Option<u32> {
+    pub(crate) fn demand(&self, bucket: i64) -> Option<u32> {
         self.history.get(&bucket).copied()
     }
 
@@ -128,14 +128,14 @@ impl Forecast {
         let mut changed = Vec::new();
         let bucket = unix.div_euclid(BUCKET_S);
         let in_use = u32::try_from(in_use).unwrap_or(u32::MAX);
-        let most = self.history.entry(bucket).or_default();
-        if in_use > *most || *most == 0 {
-            *most = in_use;
+        let recorded = self.history.entry(bucket).or_default();
+        if in_use > *recorded || *recorded == 0 {
+            *recorded = in_use;
             changed.push(bucket);
         }
-        let kept = i64::from(self.config.days) * BUCKETS_PER_DAY + BUCKETS_PER_DAY;
+        let retention = i64::from(self.config.days) * BUCKETS_PER_DAY + BUCKETS_PER_DAY;
         while let Some((oldest, _)) = self.history.first_key_value()
-            && *oldest < bucket - kept
+            && *oldest < bucket - retention
         {
             changed.push(*oldest);
             self.history.pop_first();
@@ -146,13 +146,13 @@ impl Forecast {
     /// Returns how many idle slots exist because of the forecast, given its current target and the policy's idle time.
     ///
     /// This is the maximum target within the last `idle_time`, because idle instances are deleted only after that time.
-    pub(crate) fn not_yet_idle_for(&mut self, unix: i64, wanted: u64, idle_time: Duration) -> u64 {
-        let (since, most) = self.most;
+    pub(crate) fn not_yet_idle_for(&mut self, unix: i64, target: u64, idle_time: Duration) -> u64 {
+        let (since, peak) = self.peak;
         let lingers = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
-        if wanted >= most || unix.saturating_sub(since) > lingers {
-            self.most = (unix, wanted);
+        if target >= peak || unix.saturating_sub(since) > lingers {
+            self.peak = (unix, target);
         }
-        self.most.1
+        self.peak.1
     }
 
     /// Records that the forecast keeps `idle` slots idle from `unix` on, for the daily budget.
@@ -209,25 +209,25 @@ impl Forecast {
         let horizon = i64::try_from((boot + self.config.lead_time).as_secs()).unwrap_or(i64::MAX / 2);
         let bucket = unix.div_euclid(BUCKET_S);
         let until = unix.saturating_add(horizon).div_euclid(BUCKET_S).min(bucket + BUCKETS_PER_DAY);
-        let outlook = self.outlook(bucket, until);
+        let projection = self.projection(bucket, until);
         let in_use = float(in_use);
-        let rise = outlook.rise.max(self.trend(bucket, in_use, horizon));
+        let rise = projection.rise.max(self.trend(bucket, in_use, horizon));
         // Without history, the usual demand is unknown.
-        let (ahead, back) = match outlook.ahead {
-            ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (outlook.usual - in_use)),
+        let (ahead, returning) = match projection.ahead {
+            ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (projection.usual - in_use)),
             _ => (in_use, 0.0),
         };
-        rounded(rise + roots * ahead.sqrt() + back)
+        rounded(rise + roots * ahead.sqrt() + returning)
     }
 
     /// Returns the prediction for the buckets from `bucket` to `until`. The last result is cached.
-    fn outlook(&self, bucket: i64, until: i64) -> Projection {
-        match self.outlook.get() {
-            Some(known) if (known.bucket, known.until) == (bucket, until) => known,
+    fn projection(&self, bucket: i64, until: i64) -> Projection {
+        match self.projection.get() {
+            Some(cached) if (cached.bucket, cached.until) == (bucket, until) => cached,
             _ => {
-                let outlook = self.seasonal(bucket, until);
-                self.outlook.set(Some(outlook));
-                outlook
+                let projection = self.seasonal(bucket, until);
+                self.projection.set(Some(projection));
+                projection
             }
         }
     }
@@ -236,31 +236,31 @@ impl Forecast {
     fn seasonal(&self, bucket: i64, until: i64) -> Projection {
         let now = self.level(bucket);
         let ahead = (bucket..=until).map(|at| self.level(at)).fold(0.0, f64::max);
-        let (mut today, mut then) = (1.0, 1.0);
+        let (mut today, mut usual) = (1.0, 1.0);
         for at in bucket - COMPARED_BUCKETS..bucket {
-            if let Some(most) = self.history.get(&at) {
-                (today, then) = (today + f64::from(*most), then + self.level(at));
+            if let Some(demand) = self.history.get(&at) {
+                (today, usual) = (today + f64::from(*demand), usual + self.level(at));
             }
         }
-        let ratio = (today / then).clamp(*RATIO_RANGE.start(), *RATIO_RANGE.end());
+        let ratio = (today / usual).clamp(*RATIO_RANGE.start(), *RATIO_RANGE.end());
         Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
     }
 
     /// Returns the usual demand in a bucket, smoothed with its neighbors unless it differs from them by more than noise.
     fn level(&self, bucket: i64) -> f64 {
-        let (alone, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHING_RADIUS));
-        if (alone - smooth).abs() > noise(alone) { alone } else { smooth }
+        let (exact, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHING_RADIUS));
+        if (exact - smooth).abs() > noise(exact) { exact } else { smooth }
     }
 
-    /// Returns the quantile of the past days' demand at the time of `bucket`, averaged with `around` buckets on each side.
-    fn past(&self, bucket: i64, around: i64) -> f64 {
+    /// Returns the quantile of the past days' demand at the time of `bucket`, averaged with `radius` buckets on each side.
+    fn past(&self, bucket: i64, radius: i64) -> f64 {
         let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
         let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
         let mean = |day: i64| {
             let at = bucket - day * BUCKETS_PER_DAY;
-            let records = self.history.range(at - around..=at + around);
+            let records = self.history.range(at - radius..=at + radius);
             let (sum, count) =
-                records.fold((0.0, 0.0), |(sum, count), (_, most)| (sum + f64::from(*most), count + 1.0));
+                records.fold((0.0, 0.0), |(sum, count), (_, demand)| (sum + f64::from(*demand), count + 1.0));
             (count > 0.0).then(|| sum / count)
         };
         let mut levels: Vec<f64> = days.filter_map(mean).collect();
@@ -329,23 +329,23 @@ mod tests {
     }
 
     #[test]
-    fn the_morning_is_known_before_it_comes() {
+    fn slots_are_created_before_the_morning_rise() {
         let forecast = office(7, 0.0);
         assert_eq!(forecast.idle_target(at(8, 40), 4, BOOT), 0, "too early");
-        assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 96, "a boot before nine");
-        assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 0, "all are in use");
-        assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 0, "the evening needs none");
+        assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 96, "one boot time before nine");
+        assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 0, "all usual jobs are running");
+        assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 0, "no rise in the evening");
     }
 
     #[test]
-    fn the_stock_for_chance_grows_as_the_square_root() {
+    fn safety_stock_grows_with_square_root_of_demand() {
         let forecast = office(7, 1.0);
         assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 10);
         assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 2);
     }
 
     #[test]
-    fn more_is_kept_than_asked_for() {
+    fn more_slots_are_retained_than_created() {
         let mut forecast = office(7, 0.5);
         forecast.config.retention_factor = 1.5;
         let both = |forecast: &Forecast| {
@@ -357,22 +357,22 @@ mod tests {
         };
         assert_eq!(both(&forecast), (5, 15, 3));
         forecast.config.retention_factor = 0.0;
-        assert_eq!(both(&forecast), (5, 5, 1), "what is asked for is kept");
+        assert_eq!(both(&forecast), (5, 5, 1), "at least the created slots are retained");
         forecast.config.safety_factor = -1.0;
-        assert_eq!(both(&forecast), (0, 0, 0), "no fewer than none");
-        assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 86, "of the 96 of the morning");
+        assert_eq!(both(&forecast), (0, 0, 0), "never negative");
+        assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 86, "reduced from 96");
     }
 
     #[test]
-    fn what_is_beyond_the_usual_goes_back_to_it() {
+    fn demand_is_expected_to_return_to_usual() {
         let forecast = office(7, 1.0);
-        assert_eq!(forecast.idle_target(at(12, 0), 120, BOOT), 4, "6 of 20 will be free");
-        assert_eq!(forecast.idle_target(at(12, 0), 80, BOOT), 16, "6 of 20 will be used");
+        assert_eq!(forecast.idle_target(at(12, 0), 120, BOOT), 4, "6 of 20 are expected to become free");
+        assert_eq!(forecast.idle_target(at(12, 0), 80, BOOT), 16, "6 of 20 are expected to be used");
         assert_eq!(forecast.idle_target(at(12, 0), 200, BOOT), 0);
     }
 
     #[test]
-    fn a_day_with_half_the_work_gets_half() {
+    fn forecast_is_scaled_to_demand_of_today() {
         let mut forecast = office(7, 1.0);
         for minute in 0..120 {
             forecast.record(at(10, minute), 50);
@@ -381,17 +381,21 @@ mod tests {
     }
 
     #[test]
-    fn without_history_the_slope_counts_where_it_is_no_chance() {
+    fn trend_beyond_noise_counts_without_history() {
         let mut forecast = Forecast::new(config(0.0));
         forecast.record(0, 10);
         forecast.record(300, 20);
         forecast.record(600, 30);
-        assert_eq!(forecast.idle_target(600, 30, BOOT), 10, "20 in ten minutes, five minutes on");
-        assert_eq!(forecast.idle_target(600, 16, BOOT), 0, "16 after 10 says nothing");
+        assert_eq!(
+            forecast.idle_target(600, 30, BOOT),
+            10,
+            "a trend of 20 in ten minutes, extrapolated by five minutes"
+        );
+        assert_eq!(forecast.idle_target(600, 16, BOOT), 0, "a rise from 10 to 16 is noise");
     }
 
     #[test]
-    fn what_it_costs_in_a_day_is_bounded() {
+    fn daily_budget_limits_idle_slots() {
         let mut forecast = office(7, 0.0);
         forecast.config.max_idle_slot_hours_per_day = Some(1.0);
         let start = at(8, 56);
@@ -399,7 +403,7 @@ mod tests {
         for minute in 0..2 {
             forecast.record_idle(start + minute * 60, 96);
         }
-        assert_eq!(forecast.idle_target(start + 60, 4, BOOT), 0, "96 slots for a minute are more than an hour");
+        assert_eq!(forecast.idle_target(start + 60, 4, BOOT), 0, "96 slots for a minute exceed one slot hour");
         forecast.record_idle(start + DAY, 0);
         assert!(forecast.idle_target(start + DAY, 4, BOOT) > 0, "a new day");
     }

@@ -67,8 +67,9 @@ pub fn surplus(inputs: &Inputs) -> u64 {
     let (have, _) = slots(inputs);
     // Any idle slot satisfies a reservation, including one of the idle target. So the two are not added up (upstream's taskscaler
     // does the same since its merge request 52).
-    let promised = Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
-    have.saturating_sub(slots(&promised).1)
+    let with_reservations =
+        Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
+    have.saturating_sub(slots(&with_reservations).1)
 }
 
 /// Returns the number of existing slots, and the number of slots that are in use, unavailable or wanted.
@@ -81,7 +82,7 @@ fn slots(inputs: &Inputs) -> (u64, u64) {
     (have, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(value: &u64) -> bool {
     *value == 0
 }
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     /// gitlab-runner's formula of 2023 (docs/spec/fleeting.md, section 7.5), the oracle for the table of cases there.
-    fn peer(i: &Inputs, max: u64) -> i64 {
+    fn upstream(i: &Inputs, max: u64) -> i64 {
         let mut demand = i.acquired + i.idle_count.max(i.waiting);
         if i.scale_factor > 0.0 {
             let part = ceiling(i.scale_factor * to_float(i.acquired));
@@ -127,8 +128,8 @@ mod tests {
     /// This module's formula, with the engine's limit on creations.
     fn ours(i: &Inputs, max: u64) -> i64 {
         let required = required(i);
-        let room = signed(max.saturating_sub(i.instances));
-        if max > 0 { required.min(room.max(0)).max(required.min(0)) } else { required }
+        let headroom = signed(max.saturating_sub(i.instances));
+        if max > 0 { required.min(headroom.max(0)).max(required.min(0)) } else { required }
     }
 
     fn row(instances: u64, acquired: u64, capacity: u64) -> Inputs {
@@ -137,119 +138,130 @@ mod tests {
 
     #[track_caller]
     fn both(inputs: Inputs, max: u64, expected: i64) {
-        assert_eq!((peer(&inputs, max), ours(&inputs, max)), (expected, expected), "{inputs:?}");
+        assert_eq!((upstream(&inputs, max), ours(&inputs, max)), (expected, expected), "{inputs:?}");
     }
 
     #[track_caller]
-    fn differs(inputs: Inputs, of_the_peer: i64, of_muster: i64, why: &str) {
-        assert_eq!((peer(&inputs, 0), ours(&inputs, 0)), (of_the_peer, of_muster), "{why}: {inputs:?}");
+    fn differs(inputs: Inputs, of_upstream: i64, of_muster: i64, reason: &str) {
+        assert_eq!((upstream(&inputs, 0), ours(&inputs, 0)), (of_upstream, of_muster), "{reason}: {inputs:?}");
     }
 
     #[test]
-    fn f01_an_idle_floor_is_rounded_up_to_instances() {
+    fn f01_idle_count_is_rounded_up_to_instances() {
         both(Inputs { idle_count: 7, ..row(0, 0, 3) }, 0, 3);
     }
 
     #[test]
-    fn f02_used_and_idle_slots_fill_what_is_there() {
+    fn f02_used_and_idle_slots_need_no_more_instances() {
         both(Inputs { idle_count: 2, ..row(3, 7, 3) }, 0, 0);
     }
 
     #[test]
-    fn f03_a_limit_cuts_what_is_created() {
+    fn f03_max_instances_limits_creations() {
         both(Inputs { waiting: 30, ..row(4, 11, 3) }, 6, 2);
     }
 
     #[test]
-    fn f04_at_the_limit_nothing_is_created() {
+    fn f04_nothing_is_created_at_max_instances() {
         both(Inputs { waiting: 30, ..row(6, 18, 3) }, 6, 0);
     }
 
     #[test]
-    fn f05_a_limit_removes_nothing_that_is_not_too_much() {
+    fn f05_max_instances_does_not_limit_deletions() {
         both(row(8, 2, 3), 6, -7);
     }
 
     #[test]
-    fn f06_one_too_many() {
+    fn f06_surplus_instance_is_deleted() {
         both(row(5, 4, 1), 0, -1);
     }
 
     #[test]
-    fn f07_a_reservation_keeps_an_instance() {
+    fn f07_reservation_prevents_deletion() {
         both(Inputs { reserved: 1, ..row(5, 4, 1) }, 0, 0);
     }
 
     #[test]
-    fn f08_reservations_never_create() {
-        differs(Inputs { reserved: 9, ..row(5, 4, 1) }, 8, 0, "reservations turn -1 into +8 at the peer");
+    fn f08_reservations_create_no_instances() {
+        differs(Inputs { reserved: 9, ..row(5, 4, 1) }, 8, 0, "upstream creates 8 instances for the reservations");
     }
 
     #[test]
-    fn f09_half_of_what_is_used_is_kept_idle() {
-        let why =
-            "documented: f is the idle part of what is in use; the peer compares it with all, so f <= 1 does nothing";
-        differs(Inputs { scale_factor: 0.5, ..row(10, 10, 1) }, 0, 5, why);
+    fn f09_scale_factor_applies_to_slots_in_use() {
+        let reason = "the documentation says that f is a factor of the slots in use; upstream compares it with all slots, so \
+                      that f <= 1 has no effect";
+        differs(Inputs { scale_factor: 0.5, ..row(10, 10, 1) }, 0, 5, reason);
     }
 
     #[test]
-    fn f10_a_factor_beyond_one_adds_as_much_idle() {
-        differs(Inputs { scale_factor: 1.5, ..row(10, 10, 1) }, 5, 15, "15 idle beside 10 in use, not 15 in all");
+    fn f10_scale_factor_can_exceed_one() {
+        differs(
+            Inputs { scale_factor: 1.5, ..row(10, 10, 1) },
+            5,
+            15,
+            "15 idle slots in addition to 10 in use, not 15 in total",
+        );
     }
 
     #[test]
-    fn f11_the_factors_limit_is_one_of_idle_slots() {
+    fn f11_scale_factor_limit_applies_to_idle_slots() {
         let inputs = Inputs { scale_factor: 1.5, scale_factor_limit: 12, ..row(10, 10, 1) };
-        differs(inputs, 2, 12, "12 idle beside 10 in use, not 12 in all");
+        differs(inputs, 2, 12, "12 idle slots in addition to 10 in use, not 12 in total");
     }
 
     #[test]
-    fn f12_floor_and_factor_are_not_added() {
+    fn f12_idle_count_and_scale_factor_are_not_added() {
         let inputs = Inputs { scale_factor: 3.0, scale_factor_limit: 12, idle_count: 4, ..row(10, 10, 1) };
         differs(
             inputs,
             4,
             12,
-            "the larger of floor (4) and limited factor (12) is idle; the peer's floor wins over its 12 in all",
+            "the greater of idle_count (4) and the limited factor (12); upstream compares idle_count with 12 slots in total",
         );
     }
 
     #[test]
-    fn f13_used_up_slots_are_no_capacity() {
+    fn f13_unavailable_slots_are_no_capacity() {
         both(Inputs { unavailable: 3, ..row(2, 1, 4) }, 0, -1);
     }
 
     #[test]
-    fn f14_waiting_jobs_need_slots_beside_the_used_up() {
+    fn f14_queued_jobs_need_more_than_unavailable_slots() {
         both(Inputs { unavailable: 3, waiting: 5, ..row(2, 1, 4) }, 0, 1);
     }
 
     #[test]
-    fn f15_used_up_slots_of_no_instance_create_nothing() {
-        differs(Inputs { unavailable: 1, ..row(0, 0, 1) }, 1, 0, "runaway growth at the peer, mended there by !49");
+    fn f15_unavailable_slots_create_no_instances() {
+        differs(
+            Inputs { unavailable: 1, ..row(0, 0, 1) },
+            1,
+            0,
+            "upstream grew without end here until its merge request 49",
+        );
     }
 
     #[test]
-    fn waiting_jobs_do_not_eat_the_idle_floor() {
+    fn queued_jobs_do_not_reduce_idle_target() {
         let inputs = Inputs { waiting: 3, idle_count: 5, ..row(0, 0, 1) };
-        let why = "the waiting take slots as soon as there are some: 5 idle ones are missing then, which the peer sees a boot later";
-        differs(inputs, 5, 8, why);
+        let reason =
+            "queued jobs take the first slots, so 5 idle ones are missing then; upstream requests them a boot later";
+        differs(inputs, 5, 8, reason);
     }
 
     #[test]
-    fn a_promise_and_an_idle_slot_are_not_added() {
+    fn reservations_and_idle_slots_are_not_added() {
         assert_eq!(required(&Inputs { idle_count: 2, reserved: 10, ..row(12, 0, 1) }), -2);
         assert_eq!(required(&Inputs { idle_count: 4, reserved: 2, ..row(12, 0, 1) }), -8);
     }
 
     #[test]
-    fn a_factor_beyond_all_counts_wants_all_there_can_be() {
+    fn huge_scale_factor_saturates() {
         let inputs = Inputs { scale_factor: 1e30, ..row(2, 2, 1) };
         assert_eq!((required(&inputs), surplus(&inputs)), (i64::MAX, 0));
     }
 
     #[test]
-    fn an_instance_that_is_used_up_early_counts_for_what_it_gives() {
+    fn new_instance_counts_with_its_usable_slots() {
         let inputs = Inputs { waiting: 8, usable: 2, ..row(0, 0, 4) };
         assert_eq!(required(&inputs), 4, "max_use_count 2: two jobs each, though there are four slots");
     }
@@ -257,12 +269,12 @@ mod tests {
     proptest::proptest! {
         /// After the change that the formula requires, it requires no further change.
         #[test]
-        fn one_round_is_enough(n in 0u64..50, a in 0u64..200, p in 0u64..200, r in 0u64..50, k in 1u64..6, i in 0u64..30) {
+        fn one_round_satisfies_the_formula(n in 0u64..50, a in 0u64..200, p in 0u64..200, r in 0u64..50, k in 1u64..6, i in 0u64..30) {
             let a = a.min(n * k);
             let inputs = Inputs { waiting: p, reserved: r, idle_count: i, ..row(n, a, k) };
             let required_now = required(&inputs);
-            let then = Inputs { instances: n.saturating_add_signed(required_now), ..inputs };
-            proptest::prop_assert_eq!(required(&then), 0);
+            let afterwards = Inputs { instances: n.saturating_add_signed(required_now), ..inputs };
+            proptest::prop_assert_eq!(required(&afterwards), 0);
         }
     }
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decision::{Decision, DecisionKind};
 use crate::formula::Inputs;
+use crate::time::milliseconds;
 use crate::types::GroupId;
 
 /// Age up to which decisions are shown, in seconds.
@@ -97,7 +98,7 @@ impl HistoryEntry {
             instance: instance.map(ToString::to_string),
             keys,
             text,
-            after_ms: after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
+            after_ms: after.copied().map(milliseconds),
             inputs,
         }
     }

@@ -23,7 +23,7 @@ impl TokenBucket {
     }
 
     /// Creates the bucket for `scale_throttle`. `None` means no limit. An `instances_max` of 0 means that the group has no maximum.
-    pub(crate) fn of(throttle: Throttle, instances_max: u32, at: Time) -> Option<Self> {
+    pub(crate) fn from_config(throttle: Throttle, instances_max: u32, at: Time) -> Option<Self> {
         let limit = match throttle.limit {
             ..0 => return None,
             0 => DEFAULT_PER_SECOND,
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_doubles_to_its_cap() {
+    fn backoff_doubles_up_to_its_maximum() {
         let mut backoff = Backoff::default();
         let pauses: Vec<u64> = (0..9).map(|_| backoff.fail(Time::ZERO, "quota".to_owned(), 256).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
@@ -127,15 +127,15 @@ mod tests {
     proptest::proptest! {
         /// At no time have more tokens been taken than burst and rate allow.
         #[test]
-        fn a_bucket_keeps_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
+        fn bucket_never_exceeds_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
             let mut bucket = TokenBucket::new(5.0, 8.0, Time::ZERO);
-            let (mut now, mut done) = (0, 0);
-            for (pause, wish) in steps {
+            let (mut now, mut taken) = (0, 0);
+            for (pause, wanted) in steps {
                 now += pause;
-                let n = wish.min(bucket.available(Time::from_millis(now)));
+                let n = wanted.min(bucket.available(Time::from_millis(now)));
                 bucket.take(n);
-                done += u64::from(n);
-                proptest::prop_assert!(done * 1000 <= 8 * 1000 + now * 5 + 1, "{done} after {now} ms");
+                taken += u64::from(n);
+                proptest::prop_assert!(taken * 1000 <= 8 * 1000 + now * 5 + 1, "{taken} after {now} ms");
                 let next = bucket.next_token_at(Time::from_millis(now));
                 proptest::prop_assert!(bucket.clone().available(next) >= 1);
             }

@@ -34,11 +34,16 @@ impl Time {
     }
 }
 
+/// Returns a duration in whole milliseconds, or `u64::MAX` if it is too long.
+pub(crate) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl std::ops::Add<Duration> for Time {
     type Output = Self;
 
     fn add(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_add(milliseconds(duration)))
     }
 }
 

@@ -41,7 +41,7 @@ struct Totals {
     resumed: AtomicU64,
     ahead: AtomicU64,
     canceled: AtomicU64,
-    canceled_wakes: AtomicU64,
+    canceled_resumes: AtomicU64,
     restarts: AtomicU64,
 }
 
@@ -60,11 +60,11 @@ fn run_cases(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Res
             match case.run() {
                 Ok(report) => {
                     done.jobs.fetch_add(report.done as u64, Ordering::Relaxed);
-                    done.moved.fetch_add(report.moved as u64, Ordering::Relaxed);
+                    done.moved.fetch_add(report.rescheduled as u64, Ordering::Relaxed);
                     done.resumed.fetch_add(report.resumed as u64, Ordering::Relaxed);
                     done.ahead.fetch_add(report.ahead as u64, Ordering::Relaxed);
                     done.canceled.fetch_add(report.canceled as u64, Ordering::Relaxed);
-                    done.canceled_wakes.fetch_add(report.canceled_wakes as u64, Ordering::Relaxed);
+                    done.canceled_resumes.fetch_add(report.canceled_resumes as u64, Ordering::Relaxed);
                     done.restarts.fetch_add(case.scenario.manager_kills.len() as u64, Ordering::Relaxed);
                 }
                 Err(violation) => {
@@ -98,17 +98,17 @@ fn invariants_hold_with_random_faults() {
     let runs = wanted.unwrap_or(SAMPLE);
     let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| if wanted.is_some() { rand::random() } else { 1 });
     println!("{runs} runs from MUSTER_TEST_SEED={first}");
-    let Totals { jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts } =
+    let Totals { jobs, moved, resumed, ahead, canceled, canceled_resumes, restarts } =
         run_cases(first, runs, Case::random).unwrap_or_else(|failure| panic!("{failure}"));
-    let [jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts] =
-        [jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts].map(AtomicU64::into_inner);
+    let [jobs, moved, resumed, ahead, canceled, canceled_resumes, restarts] =
+        [jobs, moved, resumed, ahead, canceled, canceled_resumes, restarts].map(AtomicU64::into_inner);
     println!(
         "{jobs} jobs done, {moved} rescheduled after their instance was lost, {resumed} resumed an environment, \
          {ahead} were requested ahead of free slots, \
-         {canceled} canceled while they waited and queued again ({canceled_wakes} of them waited for an environment), \
+         {canceled} canceled while they waited and queued again ({canceled_resumes} of them waited for an environment), \
          {restarts} planned restarts"
     );
-    assert!(jobs > 0 && (resumed > 0 && ahead > 0 && canceled_wakes > 0 || wanted.is_some()));
+    assert!(jobs > 0 && (resumed > 0 && ahead > 0 && canceled_resumes > 0 || wanted.is_some()));
 }
 
 /// Injects a bug: an instance is deleted when it gets its third job.

@@ -18,7 +18,7 @@ mod state;
 
 use std::sync::Arc;
 
-pub use state::{Life, ProcessState};
+pub use state::{Lifecycle, ProcessState};
 
 /// Name and version of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,11 +40,11 @@ pub struct Telemetry {
     /// Metrics.
     pub metrics: metrics::Metrics,
     /// State of the process.
-    pub life: Life,
+    pub lifecycle: Lifecycle,
     /// Traces of jobs.
     pub tracer: spans::Tracer,
     /// Endpoints that other crates add to the HTTP server.
-    pub pages: http::Pages,
+    pub endpoints: http::Endpoints,
 }
 
 impl Telemetry {
@@ -53,9 +53,9 @@ impl Telemetry {
     pub fn new(build: &Build, log: &Arc<logs::LogState>, spans: spans::SpanSettings) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             metrics: metrics::Metrics::new(build, log),
-            life: Life::default(),
+            lifecycle: Lifecycle::default(),
             tracer: spans::Tracer::new(spans, this),
-            pages: http::Pages::default(),
+            endpoints: http::Endpoints::default(),
         })
     }
 }

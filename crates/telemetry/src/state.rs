@@ -32,18 +32,18 @@ impl ProcessState {
 
 /// Current state of the process, which only advances.
 #[derive(Debug)]
-pub struct Life {
+pub struct Lifecycle {
     state: AtomicU8,
     ready: AtomicBool,
 }
 
-impl Default for Life {
+impl Default for Lifecycle {
     fn default() -> Self {
         Self { state: AtomicU8::new(0), ready: AtomicBool::new(true) }
     }
 }
 
-impl Life {
+impl Lifecycle {
     /// Returns the current state.
     #[must_use]
     pub fn state(&self) -> ProcessState {
@@ -52,7 +52,7 @@ impl Life {
     }
 
     /// Advances to a state. Does nothing if the process has passed it already.
-    pub fn reach(&self, state: ProcessState) {
+    pub fn advance_to(&self, state: ProcessState) {
         self.state.fetch_max(state as u8, Ordering::Relaxed);
     }
 

@@ -88,8 +88,10 @@ async fn a_thousand_jobs_leave_no_instance() {
     instances(&scaler, 0).await;
     let families = scaler.metrics().families();
     let of = |name: &str, label: &str| {
-        let family = families.iter().find(|family| family.name == name).unwrap();
-        family.samples.iter().find(|sample| sample.labels.iter().any(|(_, is)| is == label)).unwrap().value
+        let family = families.iter().find(|family| family.name() == name).unwrap();
+        let mut series = family.get_metric().iter();
+        let metric = series.find(|metric| metric.get_label().iter().any(|pair| pair.value() == label)).unwrap();
+        metric.get_counter().get_value()
     };
     assert_eq!(of("fleeting_taskscaler_task_operations_total", "acquire"), 1000.0);
     assert_eq!(of("fleeting_taskscaler_task_operations_total", "release"), 1000.0);
@@ -203,7 +205,7 @@ async fn who_was_refused_a_promise_hears_when_one_is_possible() {
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
     let scaler = scaler(config(1, 1), host, &books.path().join("ledger")).await;
     let held = lease(&scaler, "held").await;
-    let mut room = scaler.room();
+    let mut room = scaler.capacity_changes();
     scaler.reserve(TaskKey::new("next")).await.unwrap_err().expect("a reason");
     assert!(!room.has_changed().unwrap());
     drop(held);

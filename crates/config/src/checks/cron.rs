@@ -20,7 +20,7 @@ pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
         }
     }
     let used = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
-    used.iter().find_map(|pattern| pattern.parse::<Cron>().err()).map(|error| shown_name(error.cause()))
+    used.iter().find_map(|pattern| pattern.parse::<Cron>().err()).map(|error| shown_name(&error.cause().to_string()))
 }
 
 /// Returns whether the valid pattern never matches.

@@ -77,7 +77,7 @@ slot_memory = "much"
             "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `eat` is not known; write ignore or adopt or delete",
             "5: error[C088]: `runners.autoscaler.boot_timeout` is negative",
             "6: error[C010]: unknown key `runners.autoscaler.polcy`",
-            "8: error[C088]: `runners.autoscaler.policy[1].periods`: period `@daily`: has 1 fields; it needs five: minute, hour, day,…",
+            "8: error[C088]: `runners.autoscaler.policy[1].periods`: `@daily` is not a valid period: expected five fields (minute, ho…",
             "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is not a valid time zone; use for example Europe/…",
             "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a number from 0 on",
             "15: error[C088]: `runners.autoscaler.groups[2].name`: `a` is the name of another group",

@@ -126,7 +126,7 @@ impl InstanceExecutor {
             let lease = reservation.acquire(request, left).await.map_err(|failure| {
                 let failure = match failure {
                     // The start of the scaler, or earlier slots, may have used up a part of the timeout.
-                    AcquireError::Timeout { why, .. } => AcquireError::Timeout { limit: self.limit(), why },
+                    AcquireError::Timeout { reason, .. } => AcquireError::Timeout { timeout: self.limit(), reason },
                     failure => failure,
                 };
                 ExecutorError::NotAcquired(failure.to_string())

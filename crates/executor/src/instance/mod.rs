@@ -37,11 +37,12 @@ pub use settings::SettingsError;
 
 /// Metrics of a scaler, its plugins and its instances.
 pub mod metrics {
-    use muster_taskscaler::driver::{Buckets, Family};
+    use muster_taskscaler::driver::Buckets;
+    use prometheus::proto::MetricFamily;
 
     /// Returns all metric families with zero values: of a new scaler, a plugin that was not started, and no virtual machine.
     #[must_use]
-    pub fn all() -> Vec<Family> {
+    pub fn all() -> Vec<MetricFamily> {
         use muster_taskscaler::config::{Config, GroupConfig};
         let scaler =
             muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default());

@@ -1,87 +1,75 @@
 //! Metrics of plugins, as metric families.
 
 use muster_fleeting::host::{CALL_SECONDS, CallResult, Calls, Counts};
-use muster_taskscaler::driver::{Family, Kind, Sample};
+use muster_taskscaler::driver::MetricSet;
+use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
 /// Returns the metrics of the plugins of all groups, labeled with the group's name.
 ///
 /// They exist from the first attempt to start the plugin, even if every attempt fails.
-pub(super) fn families(groups: &[(String, Counts)]) -> Vec<Family> {
-    let mut all: Vec<Family> = Vec::new();
+pub(super) fn families(groups: &[(String, Counts)]) -> Vec<MetricFamily> {
+    let mut set = MetricSet::default();
+    let up = set.gauges("muster_plugin_up", "1 if the plugin is running and can be called, otherwise 0.", &["group"]);
+    let starts =
+        set.counters("muster_plugin_starts_total", "Starts of the plugin's process by result.", &["group", "result"]);
+    let results = set.counters("muster_plugin_calls_total", "Plugin calls by result.", &["group", "rpc", "result"]);
+    let invalid_responses = set.counters(
+        "muster_plugin_invalid_responses_total",
+        "Responses of the plugin that were not valid, completely or in part.",
+        &["group", "rpc"],
+    );
+    let lines_dropped = set.counters(
+        "muster_plugin_log_lines_dropped_total",
+        "Lines of the plugin's log that were dropped because there were too many.",
+        &["group"],
+    );
+    let mut seconds = MetricFamily::default();
+    seconds.set_name("muster_plugin_call_seconds".to_owned());
+    seconds.set_help("Duration of plugin calls.".to_owned());
+    seconds.set_field_type(MetricType::HISTOGRAM);
     for (group, counts) in groups {
-        for (index, mut family) in plugin_families(counts).into_iter().enumerate() {
-            for sample in &mut family.samples {
-                sample.labels.insert(0, ("group", group.clone()));
+        let group = group.as_str();
+        up.with_label_values(&[group]).set(counts.is_up.into());
+        starts.with_label_values(&[group, "ok"]).inc_by(counts.starts);
+        starts.with_label_values(&[group, "failed"]).inc_by(counts.failed_starts);
+        lines_dropped.with_label_values(&[group]).inc_by(counts.log_lines_dropped);
+        for (&rpc, calls) in &counts.calls {
+            for result in CallResult::ALL {
+                let count = calls.results.get(&result).copied().unwrap_or_default();
+                results.with_label_values(&[group, rpc, result.label()]).inc_by(count);
             }
-            match all.get_mut(index) {
-                Some(known) => known.samples.append(&mut family.samples),
-                None => all.push(family),
-            }
+            invalid_responses.with_label_values(&[group, rpc]).inc_by(calls.invalid_responses);
+            seconds.mut_metric().push(call_seconds(group, rpc, calls));
         }
     }
-    all
+    let mut families = set.collect();
+    families.push(seconds);
+    families
 }
 
-/// Returns the metrics of one plugin, always in the same order.
-fn plugin_families(counts: &Counts) -> Vec<Family> {
-    let family = |name, help, kind, samples| Family { name, help, kind, samples };
-    let calls = |of: &dyn Fn(&'static str, &Calls) -> Vec<Sample>| {
-        counts.calls.iter().flat_map(|(call, calls)| of(call, calls)).collect()
-    };
-    let results = |call, calls: &Calls| {
-        let count = |result: &CallResult| calls.results.get(result).copied().unwrap_or_default();
-        let sample = |result: &CallResult| number(&[("rpc", call), ("result", result.label())], count(result));
-        CallResult::ALL.iter().map(sample).collect()
-    };
-    vec![
-        family(
-            "muster_plugin_up",
-            "Whether the plugin runs and can be called.",
-            Kind::Gauge,
-            vec![number(&[], u64::from(counts.is_up))],
-        ),
-        family(
-            "muster_plugin_starts_total",
-            "Starts of the plugin's process.",
-            Kind::Counter,
-            vec![number(&[("result", "ok")], counts.starts), number(&[("result", "failed")], counts.failed_starts)],
-        ),
-        family("muster_plugin_calls_total", "Calls of the plugin by result.", Kind::Counter, calls(&results)),
-        family(
-            "muster_plugin_call_seconds",
-            "Time of each call of the plugin.",
-            Kind::Histogram,
-            calls(&|call, calls| vec![times(call, calls)]),
-        ),
-        family(
-            "muster_plugin_invalid_responses_total",
-            "Invalid responses of the plugin, and responses with invalid parts.",
-            Kind::Counter,
-            calls(&|call, calls| vec![number(&[("rpc", call)], calls.invalid_responses)]),
-        ),
-        family(
-            "muster_plugin_log_lines_dropped_total",
-            "Lines of the plugin's log that were dropped because there were too many.",
-            Kind::Counter,
-            vec![number(&[], counts.log_lines_dropped)],
-        ),
-    ]
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counters stay far below 2^52")]
-fn number(labels: &[(&'static str, &str)], value: u64) -> Sample {
-    let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-    Sample { labels, value: value as f64, buckets: Vec::new() }
-}
-
-fn times(call: &'static str, calls: &Calls) -> Sample {
-    let mut sum = 0;
-    let bounds = CALL_SECONDS.into_iter().chain([f64::INFINITY]);
-    let buckets = bounds.zip(calls.times).map(|(bound, count)| {
-        sum += count;
-        (bound, sum)
+/// Returns the durations of the calls of an RPC as a histogram, with the finite buckets only as the encoder expects.
+fn call_seconds(group: &str, rpc: &str, calls: &Calls) -> Metric {
+    let mut histogram = Histogram::default();
+    histogram.set_sample_sum(calls.seconds);
+    histogram.set_sample_count(calls.times.iter().sum());
+    let mut count = 0;
+    let buckets = CALL_SECONDS.into_iter().zip(calls.times).map(|(bound, times)| {
+        count += times;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(bound);
+        bucket.set_cumulative_count(count);
+        bucket
     });
-    Sample { labels: vec![("rpc", call.to_owned())], value: calls.seconds, buckets: buckets.collect() }
+    histogram.set_bucket(buckets.collect());
+    let labels = [("group", group), ("rpc", rpc)].map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(name.to_owned());
+        pair.set_value(value.to_owned());
+        pair
+    });
+    let mut metric = Metric::from_label(labels.into());
+    metric.set_histogram(histogram);
+    metric
 }
 
 #[cfg(test)]
@@ -91,28 +79,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_counted_by_name_and_result() {
+    fn calls_are_counted_by_rpc_and_result() {
         let mut calls = Calls { invalid_responses: 1, seconds: 6.5, ..Calls::default() };
         calls.results = BTreeMap::from([(CallResult::Ok, 3), (CallResult::Timeout, 1)]);
         calls.times[0] = 2;
         calls.times[CALL_SECONDS.len()] = 2;
         let counts = Counts { is_up: true, starts: 4, calls: BTreeMap::from([("Update", calls)]), ..Counts::default() };
         let families = families(&[("g".to_owned(), counts), ("h".to_owned(), Counts::default())]);
-        let samples = |name: &str| &families.iter().find(|family| family.name == name).unwrap().samples;
-        let sample = |name: &str, values: &[&str]| {
-            let is_it =
-                |sample: &&Sample| sample.labels.iter().map(|(_, value)| value.as_str()).eq([&["g"], values].concat());
-            samples(name).iter().find(is_it).unwrap().clone()
+        let series = |name: &str| families.iter().find(|family| family.name() == name).unwrap().get_metric();
+        let find = |name: &str, values: &[&str]| {
+            // The labels are sorted by name: group, result, rpc.
+            let matches =
+                |metric: &&Metric| metric.get_label().iter().map(LabelPair::value).eq([&["g"], values].concat());
+            series(name).iter().find(matches).unwrap().clone()
         };
-        assert_eq!(samples("muster_plugin_up").iter().map(|sample| sample.value).collect::<Vec<_>>(), [1.0, 0.0]);
-        assert_eq!(sample("muster_plugin_up", &[]).value, 1.0);
-        assert_eq!(sample("muster_plugin_starts_total", &["ok"]).value, 4.0);
-        assert_eq!(sample("muster_plugin_starts_total", &["failed"]).value, 0.0);
-        assert_eq!(sample("muster_plugin_calls_total", &["Update", "timeout"]).value, 1.0);
-        assert_eq!(sample("muster_plugin_calls_total", &["Update", "disconnected"]).value, 0.0);
-        assert_eq!(sample("muster_plugin_invalid_responses_total", &["Update"]).value, 1.0);
-        let times = sample("muster_plugin_call_seconds", &["Update"]);
-        assert_eq!((times.value, times.buckets[0]), (6.5, (0.005, 2)));
-        assert_eq!(times.buckets.last(), Some(&(f64::INFINITY, 4)));
+        let count = |name: &str, values: &[&str]| find(name, values).get_counter().get_value();
+        let up = series("muster_plugin_up").iter().map(|metric| metric.get_gauge().get_value());
+        assert_eq!(up.collect::<Vec<_>>(), [1.0, 0.0]);
+        assert_eq!(count("muster_plugin_starts_total", &["ok"]), 4.0);
+        assert_eq!(count("muster_plugin_starts_total", &["failed"]), 0.0);
+        assert_eq!(count("muster_plugin_calls_total", &["timeout", "Update"]), 1.0);
+        assert_eq!(count("muster_plugin_calls_total", &["disconnected", "Update"]), 0.0);
+        assert_eq!(count("muster_plugin_invalid_responses_total", &["Update"]), 1.0);
+        let seconds = find("muster_plugin_call_seconds", &["Update"]);
+        let seconds = seconds.get_histogram();
+        let first = &seconds.get_bucket()[0];
+        assert_eq!((first.upper_bound(), first.cumulative_count()), (0.005, 2));
+        assert_eq!((seconds.get_sample_sum(), seconds.get_sample_count()), (6.5, 4));
     }
 }

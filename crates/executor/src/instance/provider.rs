@@ -10,6 +10,7 @@
 //! when its agent answers, so a job finds an open connection.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
@@ -417,7 +418,7 @@ impl ProviderContext {
         ensure_supported(&self.agents, name, connector)
     }
 
-    pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
+    pub(super) async fn dial<E: Display, D: Future<Output = Result<ConnectInfo, E>>>(
         &self,
         (group, id): (&str, &InstanceId),
         details: impl Fn() -> D,
@@ -432,7 +433,7 @@ impl ProviderContext {
         let details = || {
             let (details, name) = (details(), name.clone());
             async move {
-                let info = details.await.map_err(DeployError::NoSession)?;
+                let info = details.await.map_err(|error| DeployError::NoSession(error.to_string()))?;
                 if runs_agent {
                     self.ensure_supported(name.as_str(), &info.connector)?;
                 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use muster_fleeting::model::InstanceId;
-use muster_taskscaler::driver::Family;
 use muster_taskscaler::fleet::{Explanation, Report, ReportSource, Subject, explain};
 use muster_taskscaler::history;
 use muster_taskscaler::operator::{OperatorAction, OperatorError, OperatorOutcome, OperatorTarget};
 use muster_taskscaler::types::GroupId;
+use prometheus::proto::MetricFamily;
 
 use super::plugin_metrics;
 use super::provider::InstanceExecutor;
@@ -59,7 +59,7 @@ impl InstanceExecutor {
 
     /// Returns the metrics of the scaler if it runs, of the plugins, and of virtual machines if `vm_isolation` is set.
     #[must_use]
-    pub fn families(&self) -> Vec<Family> {
+    pub fn families(&self) -> Vec<MetricFamily> {
         let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();
         families.extend(plugin_metrics::families(&self.shared.plugin_counts()));
         families.extend(self.shared.usage.families());

@@ -9,11 +9,12 @@ use std::time::Duration;
 use muster_fleeting::extension::ResourceUsage;
 use muster_fleeting::model::InstanceId;
 use muster_job::error_chain;
-use muster_taskscaler::driver::{Family, Kind, Sample, Scaler};
+use muster_taskscaler::driver::{MetricSet, Scaler};
 use muster_taskscaler::engine::InstanceStatus;
 use muster_taskscaler::fleet::{InstanceUsage, name_among};
 use muster_taskscaler::types::GroupId;
 use parking_lot::Mutex;
+use prometheus::proto::MetricFamily;
 use tokio::time::Instant;
 
 use super::plugin_group::PluginGroup;
@@ -65,29 +66,33 @@ impl InstanceUsageTracker {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "bytes of memory are far below 2^52")]
-    pub(super) fn families(&self) -> Vec<Family> {
+    pub(super) fn families(&self) -> Vec<MetricFamily> {
         let groups = self.0.lock();
         let all = || groups.values().flat_map(|usage| usage.instances.values());
         // The numbers come from a plugin: an integer sum could overflow.
         let sum = |of: fn(&InstanceUsage) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
-        let gauge = |name, help, value| {
-            let samples = vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }];
-            Family { name, help, kind: Kind::Gauge, samples }
-        };
-        vec![
-            gauge(
-                "muster_instances_measured",
-                "Instances of which the plugin says what they use.",
-                all().count() as f64,
-            ),
-            gauge(
+        let mut set = MetricSet::default();
+        for (name, help, value) in [
+            ("muster_instances_with_usage", "Instances whose resource usage the plugin reports.", all().count() as f64),
+            (
                 "muster_instances_busy_cpus",
-                "Processors that these instances keep busy.",
+                "Number of busy CPUs of these instances.",
                 groups.values().map(|usage| usage.cpus).sum(),
             ),
-            gauge("muster_instances_memory_bytes", "Memory that these instances use.", sum(|used| used.memory_bytes)),
-            gauge("muster_instances_processes", "Processes on these instances.", sum(|used| u64::from(used.processes))),
-        ]
+            (
+                "muster_instances_memory_bytes",
+                "Memory usage of these instances in bytes.",
+                sum(|used| used.memory_bytes),
+            ),
+            (
+                "muster_instances_processes",
+                "Number of processes on these instances.",
+                sum(|used| u64::from(used.processes)),
+            ),
+        ] {
+            set.float_gauge(name, help).set(value);
+        }
+        set.collect()
     }
 }
 
@@ -148,8 +153,11 @@ mod tests {
         usage.record(GroupId(1), vec![used("other", 1.0, 0)], Instant::now());
         usage.record(GroupId(0), vec![used("a", 115.0, 20), used("new", 50.0, 5)], Instant::now());
         let families = usage.families();
-        let value = |name: &str| families.iter().find(|family| family.name == name).unwrap().samples[0].value;
-        let now = ["measured", "busy_cpus", "memory_bytes", "processes"]
+        let value = |name: &str| {
+            let family = families.iter().find(|family| family.name() == name).unwrap();
+            family.get_metric()[0].get_gauge().get_value()
+        };
+        let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
         assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new instance counts from the next sample on");
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());

@@ -36,7 +36,7 @@ pub(super) async fn run(shared: Arc<ProviderContext>) {
 async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
     let mut refusal: Option<Arc<str>> = None;
     let mut pruned = tokio::time::Instant::now();
-    let mut capacity = scaler.room();
+    let mut capacity = scaler.capacity_changes();
     loop {
         capacity.mark_unchanged();
         let reason = fill_reservations(shared, scaler).await;

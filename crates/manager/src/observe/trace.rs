@@ -3,7 +3,9 @@
 use muster_agent_api::result::{StepNode, StepStatus};
 use muster_config::settings::RunnerSettings;
 use muster_runner_api::payload::JobPayload;
-use muster_telemetry::spans::{Attribute, Destination, Ending, Requested, SpanId, StepSpan, TraceContext, TraceId};
+use muster_telemetry::spans::{
+    Attribute, Destination, RequestedTrace, SpanId, SpanOutcome, StepSpan, TraceContext, TraceId,
+};
 
 use super::Observer;
 
@@ -11,7 +13,7 @@ use super::Observer;
 #[derive(Debug, Default)]
 pub(super) struct JobTrace {
     pub(super) context: Option<TraceContext>,
-    pub(super) requested: Option<Requested>,
+    pub(super) requested: Option<RequestedTrace>,
 }
 
 impl JobTrace {
@@ -25,7 +27,7 @@ impl JobTrace {
 }
 
 /// Returns what the coordinator wants traced.
-fn requested(observer: &Observer, payload: &JobPayload) -> Option<Requested> {
+fn requested(observer: &Observer, payload: &JobPayload) -> Option<RequestedTrace> {
     let tracing = payload.features.tracing.as_ref()?;
     let ids = TraceId::parse(&tracing.trace_id).zip(SpanId::parse(&tracing.span_parent_id));
     let Some((trace, parent)) = ids else {
@@ -34,13 +36,13 @@ fn requested(observer: &Observer, payload: &JobPayload) -> Option<Requested> {
     };
     let mut destinations = Vec::new();
     for endpoint in &tracing.otel_endpoints {
-        match Destination::of_job(&endpoint.url) {
+        match Destination::from_job(&endpoint.url) {
             Some(destination) if endpoint.auth.is_none() => destinations.push(destination),
             Some(_) => observer.warn_unsupported("authentication at an endpoint"),
             None => observer.warn_unsupported("an endpoint that is not http or https"),
         }
     }
-    Some(Requested { trace, parent, destinations })
+    Some(RequestedTrace { trace, parent, destinations })
 }
 
 /// Returns the job's span attributes. They contain no value of a variable that may be a secret.
@@ -61,11 +63,11 @@ pub(super) fn span_attributes(runner: &RunnerSettings, payload: &JobPayload) -> 
 pub(super) fn span(node: &StepNode) -> StepSpan {
     StepSpan {
         name: node.name.clone(),
-        ending: match node.status {
-            StepStatus::Success => Ending::Success,
-            StepStatus::Failure => Ending::Failure,
-            StepStatus::Cancelled => Ending::Cancelled,
-            StepStatus::Skipped => Ending::Skipped,
+        outcome: match node.status {
+            StepStatus::Success => SpanOutcome::Success,
+            StepStatus::Failure => SpanOutcome::Failure,
+            StepStatus::Cancelled => SpanOutcome::Canceled,
+            StepStatus::Skipped => SpanOutcome::Skipped,
         },
         started_ms: node.started_ms,
         duration_ms: node.duration_ms,

@@ -8,8 +8,8 @@ use muster_config::settings::RunnerSettings;
 use muster_job::{FailureReason, Variable, milliseconds};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
-use muster_telemetry::metrics::{ExecutorStage, JobFacts, JobRecord, Mode, ProcessingFailure, State};
-use muster_telemetry::spans::{Attribute, Ending, JobSpan, StepSpan, TraceContext};
+use muster_telemetry::metrics::{ExecutionMode, ExecutorStage, JobFacts, JobMetricState, JobRecord, ProcessingFailure};
+use muster_telemetry::spans::{Attribute, JobSpan, SpanOutcome, StepSpan, TraceContext};
 use parking_lot::Mutex;
 
 use super::stages::{SectionMarkers, known, manager_stage};
@@ -51,7 +51,7 @@ struct Progress {
 }
 
 struct Ended {
-    state: State,
+    state: JobMetricState,
     failure: Option<(String, Option<i64>)>,
     stages: Vec<StepSpan>,
 }
@@ -66,7 +66,7 @@ impl JobWatch {
         let payload = &job.payload;
         let telemetry = Arc::clone(observer.telemetry());
         let entry = observer.entry(runner);
-        let mode = if payload.run.is_some() { Mode::Steps } else { Mode::Traditional };
+        let mode = if payload.run.is_some() { ExecutionMode::Steps } else { ExecutionMode::Traditional };
         let now = now_ms();
         // A restored job began in another start of the manager.
         let started_ms = u64::try_from(job.received_ms).map_or(now, |taken| taken.min(now));
@@ -118,7 +118,7 @@ impl JobWatch {
     /// Records that the payload was lowered, or that it cannot be.
     pub(crate) fn lowered(&self, lowered: &Result<LoweredJob, LowerError>) {
         match lowered {
-            Ok(job) => self.telemetry.metrics.inputs_put_in(job.interpolated_inputs),
+            Ok(job) => self.telemetry.metrics.inputs_interpolated(job.interpolated_inputs),
             Err(LowerError { inputs: Some(kind), .. }) => self.telemetry.metrics.inputs_failed(*kind),
             Err(_) => {}
         }
@@ -139,20 +139,20 @@ impl JobWatch {
 
     /// Records that an agent has the job.
     pub(crate) fn running(&self) {
-        self.record.set_state(State::Running, ExecutorStage::Prepare);
+        self.record.set_state(JobMetricState::Running, ExecutorStage::Prepare);
         self.record.set_stage("prepare_script");
         let mut progress = self.progress.lock();
         if progress.stage.0 == manager_stage::ENVIRONMENT {
             self.enter(&mut progress, manager_stage::HEALTH);
             if !self.recovered {
-                self.record.entry().handed_over(self.record.age());
+                self.record.entry().dispatched(self.record.age());
             }
         }
     }
 
     /// Records that an agent got the job in an earlier manager process, at an unknown time.
     pub(crate) fn restored_running(&self) {
-        self.record.set_state(State::Running, ExecutorStage::Prepare);
+        self.record.set_state(JobMetricState::Running, ExecutorStage::Prepare);
         self.progress.lock().stage.0 = manager_stage::HEALTH;
     }
 
@@ -168,14 +168,14 @@ impl JobWatch {
         let mut progress = self.progress.lock();
         let (known, waited) = std::mem::replace(&mut progress.uploaded, (acknowledged, waiting));
         let entry = self.record.entry();
-        entry.trace_waits(waited, waiting);
+        entry.set_trace_pending(waited, waiting);
         entry.trace_acknowledged(acknowledged.saturating_sub(known));
     }
 
     /// Records the length of the log that the coordinator reported. Nothing is pending then.
     pub(crate) fn restored_trace_length(&self, acknowledged: u64) {
         let (_, waited) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
-        self.record.entry().trace_waits(waited, 0);
+        self.record.entry().set_trace_pending(waited, 0);
     }
 
     /// Counts a failed upload that is repeated.
@@ -185,7 +185,7 @@ impl JobWatch {
 
     /// Records how long a write to the manager's state took.
     pub(crate) fn stored(&self, operation: &str, took: Duration) {
-        self.telemetry.metrics.stored(operation, took);
+        self.telemetry.metrics.state_written(operation, took);
     }
 
     /// Counts a job for which no environment is available.
@@ -216,11 +216,11 @@ impl JobWatch {
         }
         self.enter(progress, manager_stage::REPORT);
         let state = match reason {
-            None => State::Success,
-            Some("job_canceled") => State::Canceled,
-            Some("job_execution_timeout") => State::TimedOut,
-            Some("runner_interrupted") => State::Terminated,
-            Some(_) => State::Failed,
+            None => JobMetricState::Success,
+            Some("job_canceled") => JobMetricState::Canceled,
+            Some("job_execution_timeout") => JobMetricState::TimedOut,
+            Some("runner_interrupted") => JobMetricState::Terminated,
+            Some(_) => JobMetricState::Failed,
         };
         for stage in &stages {
             self.stage_took(known(&stage.name).unwrap_or("other"), Duration::from_millis(stage.duration_ms));
@@ -235,7 +235,7 @@ impl JobWatch {
     /// Records that the coordinator knows the result, or does not want it.
     pub(crate) fn cleaning(&self) {
         let mut progress = self.progress.lock();
-        let state = progress.ended.as_ref().map_or(State::Canceled, |ended| ended.state);
+        let state = progress.ended.as_ref().map_or(JobMetricState::Canceled, |ended| ended.state);
         self.record.set_state(state, ExecutorStage::Cleanup);
         self.enter(&mut progress, manager_stage::CLEANUP);
     }
@@ -267,7 +267,7 @@ impl JobWatch {
 fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     StepSpan {
         name: name.to_owned(),
-        ending: Ending::Success,
+        outcome: SpanOutcome::Success,
         started_ms,
         duration_ms: ended_ms.saturating_sub(started_ms),
         exit_code: None,
@@ -279,16 +279,16 @@ fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
 fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
-    attributes.push(("ci.job.status", Attribute::Text(state.map_or(JOB_GONE, State::label).to_owned())));
+    attributes.push(("ci.job.status", Attribute::Text(state.map_or(JOB_GONE, JobMetricState::label).to_owned())));
     let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
     if let Some(used) = &progress.used {
         attributes.extend(used.cpu_ms.map(|cpu| ("ci.job.cpu_ms", number(cpu))));
         attributes.extend(used.memory_bytes.map(|bytes| ("ci.job.memory_bytes", number(bytes))));
     }
-    let ending = match state {
-        Some(State::Success) => Ending::Success,
-        None | Some(State::Canceled | State::Terminated) => Ending::Cancelled,
-        Some(_) => Ending::Failure,
+    let outcome = match state {
+        Some(JobMetricState::Success) => SpanOutcome::Success,
+        None | Some(JobMetricState::Canceled | JobMetricState::Terminated) => SpanOutcome::Canceled,
+        Some(_) => SpanOutcome::Failure,
     };
     let (failure, of_agent) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
     // Of stages that begin in the same millisecond, the manager's come first.
@@ -299,7 +299,7 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
         context,
         started_ms: progress.started_ms,
         ended_ms: now_ms(),
-        ending,
+        outcome,
         failure_reason: failure.map(|(reason, _)| reason),
         attributes,
         stages,
@@ -309,7 +309,7 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
 impl Drop for JobWatch {
     fn drop(&mut self) {
         let progress = self.progress.get_mut();
-        self.record.entry().trace_waits(progress.uploaded.1, 0);
+        self.record.entry().set_trace_pending(progress.uploaded.1, 0);
         if !progress.cleaned {
             // The manager ends, or its state cannot be written: another start continues the job.
             return;
@@ -335,7 +335,7 @@ impl Drop for JobWatch {
     }
 }
 
-fn job_facts(payload: &JobPayload, mode: Mode, age: Duration) -> JobFacts {
+fn job_facts(payload: &JobPayload, mode: ExecutionMode, age: Duration) -> JobFacts {
     let info = &payload.job_info;
     JobFacts {
         url: job_url(payload),

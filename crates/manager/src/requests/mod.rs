@@ -365,7 +365,7 @@ impl Request {
     fn insert_job(&self, payload: JobPayload) -> Result<Option<StoredJob>, Box<StoreJobError>> {
         let began = Instant::now();
         let taken = self.store.insert_job(&self.runner, self.lane, payload);
-        self.observer.telemetry().metrics.stored("insert", began.elapsed());
+        self.observer.telemetry().metrics.state_written("insert", began.elapsed());
         taken
     }
 }

@@ -336,7 +336,7 @@ fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
         "machine h",
         "idle",
         "machines",
-        "moved",
+        "rescheduled",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for Outcome { name, report, has_price } in outcomes {
@@ -352,7 +352,7 @@ fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
             format!("{:.1}", report.machine_hours),
             format!("{:.0} %", report.idle_share() * 100.0),
             report.machines.to_string(),
-            report.moved.to_string(),
+            report.rescheduled.to_string(),
         ]);
     }
     let widths: Vec<usize> = (0..heading.len())

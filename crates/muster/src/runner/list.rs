@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use muster_telemetry::logs::AS_IT_IS;
+use muster_telemetry::logs::UNREDACTED_TARGET;
 
 use crate::config_file::ConfigArg;
 
@@ -21,7 +21,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
             for runner in &config.runners {
                 // The token is what this command is asked for.
                 tracing::info!(
-                    target: AS_IT_IS,
+                    target: UNREDACTED_TARGET,
                     Executor = runner.executor,
                     Token = runner.token.expose(),
                     URL = runner.url,

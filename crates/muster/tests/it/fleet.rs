@@ -128,12 +128,12 @@ fn what_cannot_be_simulated_is_told() {
     std::fs::write(directory.path().join("typo.toml"), "max_instances = 1\n[[polcy]]\nidle_count = 5\n").unwrap();
     std::fs::write(directory.path().join("bad.csv"), "1,2\nsoon,3\n").unwrap();
     for (arguments, wanted) in [
-        (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods`: period `@daily`"),
+        (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods`: `@daily` is not a valid period"),
         (
             ["--trace", "jobs.csv", "--policy", "typo.toml"],
             "error[C010]: unknown key `runners.autoscaler.polcy`\n --> typo.toml:2:3\n",
         ),
-        (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is no number"),
+        (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is not a number"),
         (["--trace", "none.csv", "--policy", "floor.toml"], "failed to read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
         (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days 1 is not below --days"),

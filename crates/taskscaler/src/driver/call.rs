@@ -19,7 +19,7 @@ pub(super) struct Call {
 }
 
 /// Returns the plugin call for an action. `None` means that the action calls no plugin, or that the plugins are stopped.
-pub(super) fn of(
+pub(super) fn plugin_call(
     engine: &Engine,
     shared: &Arc<DriverContext>,
     prepare: &Arc<dyn Prepare>,
@@ -34,14 +34,14 @@ pub(super) fn of(
 impl Call {
     /// Returns the event for a call that panicked, which is a bug in the adapter of the plugin.
     pub(super) fn failed(&self) -> Event {
-        let (group, why) = (self.group, || "the call ended in a panic".to_owned());
+        let (group, error) = (self.group, || "the plugin call panicked, which is a bug".to_owned());
         match self.action.clone() {
-            Action::List { call, .. } => Event::Listed { group, call, result: Err(why()) },
-            Action::Increase { call, .. } => Event::Increased { group, call, result: Err(why()) },
-            Action::Decrease { ids, .. } => Event::Decreased { group, ids, result: Err(why()) },
-            Action::Suspend { ids, .. } => Event::Suspended { group, ids, result: Err(why()) },
-            Action::Resume { ids, .. } => Event::Resumed { group, ids, result: Err(why()) },
-            Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(why()) },
+            Action::List { call, .. } => Event::Listed { group, call, result: Err(error()) },
+            Action::Increase { call, .. } => Event::Increased { group, call, result: Err(error()) },
+            Action::Decrease { ids, .. } => Event::Decreased { group, ids, result: Err(error()) },
+            Action::Suspend { ids, .. } => Event::Suspended { group, ids, result: Err(error()) },
+            Action::Resume { ids, .. } => Event::Resumed { group, ids, result: Err(error()) },
+            Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(error()) },
             Action::Heartbeat { id, .. } => Event::HealthUnknown { group, id },
             Action::Grant(_)
             | Action::EnvironmentSaved { .. }
@@ -76,9 +76,9 @@ impl Call {
                 shared.forget(group, &id);
                 let result = match host.host_keys(&id).await {
                     Ok(host_keys) => {
-                        let up =
+                        let starting =
                             StartingInstance { group: group_name, id: id.clone(), host_keys, again, of: group, shared };
-                        make_ready(&*prepare, up).await
+                        make_ready(&*prepare, starting).await
                     }
                     Err(error) => Err(error),
                 };
@@ -100,7 +100,7 @@ impl Call {
     }
 }
 
-async fn make_ready(prepare: &dyn Prepare, up: StartingInstance) -> Result<(), String> {
-    up.connect_info().await?;
-    prepare.prepare(up).await
+async fn make_ready(prepare: &dyn Prepare, starting: StartingInstance) -> Result<(), String> {
+    starting.connect_info().await.map_err(|error| error.to_string())?;
+    prepare.prepare(starting).await
 }

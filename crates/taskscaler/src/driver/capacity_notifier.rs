@@ -10,19 +10,19 @@ pub(super) struct CapacityNotifier {
     /// Whether a reservation was refused since the last notification.
     has_refused: bool,
     /// Time at which a reservation may become possible without an event. `None` means that only an event can change it.
-    again: Option<Time>,
+    check_at: Option<Time>,
     /// Number of notifications so far. Callers watch it.
     notifications: watch::Sender<u64>,
 }
 
 impl CapacityNotifier {
-    pub(super) fn new(told: watch::Sender<u64>) -> Self {
-        Self { has_refused: false, again: None, notifications: told }
+    pub(super) fn new(notifications: watch::Sender<u64>) -> Self {
+        Self { has_refused: false, check_at: None, notifications }
     }
 
     /// Records the result of a reservation.
-    pub(super) fn record(&mut self, answer: &Result<(), NoCapacity>) {
-        self.has_refused |= answer.is_err();
+    pub(super) fn record(&mut self, result: &Result<(), NoCapacity>) {
+        self.has_refused |= result.is_err();
     }
 
     /// Notifies callers if a reservation was refused and one is possible now. Must be called after each change of the engine.
@@ -31,15 +31,15 @@ impl CapacityNotifier {
             return;
         }
         let refusal = engine.refusal(now);
-        self.again = refusal.as_ref().and_then(NoCapacity::retry_after).map(|pause| now.at + pause);
+        self.check_at = refusal.as_ref().and_then(NoCapacity::retry_after).map(|pause| now.at + pause);
         if refusal.is_none() {
             self.has_refused = false;
-            self.notifications.send_modify(|times| *times += 1);
+            self.notifications.send_modify(|count| *count += 1);
         }
     }
 
     /// Returns the time at which to check again without an event.
-    pub(super) fn again(&self) -> Option<Time> {
-        self.again
+    pub(super) fn check_at(&self) -> Option<Time> {
+        self.check_at
     }
 }

@@ -8,7 +8,7 @@ use muster_fleeting::model::{ConnectInfo, InstanceId};
 use tokio::sync::{mpsc, watch};
 
 use super::command::Command;
-use super::host::{HostStatus, InstanceGroupPort, NoAnswer};
+use super::host::{ConnectInfoError, HostStatus, InstanceGroupPort, NoAnswer};
 use crate::event::Event;
 use crate::types::GroupId;
 
@@ -24,14 +24,14 @@ pub(super) struct DriverContext {
     pub(super) hosts: Mutex<Vec<Arc<dyn InstanceGroupPort>>>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
-    /// Number of changes of the capacity for reservations. See [`super::Scaler::room`].
+    /// Number of changes of the capacity for reservations. See [`super::Scaler::capacity_changes`].
     pub(super) capacity_changes: watch::Sender<u64>,
     pub(super) wall: fn() -> i64,
 }
 
 impl std::fmt::Debug for DriverContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("DriverContext").finish_non_exhaustive()
     }
 }
 
@@ -55,34 +55,34 @@ impl DriverContext {
     }
 
     /// Returns the connection details of an instance. Waits for the plugin while it is down.
-    pub(super) async fn connect_info(&self, group: GroupId, id: &InstanceId) -> Result<ConnectInfo, String> {
-        let host = self.host(group).ok_or("the taskscaler has ended")?;
+    pub(super) async fn connect_info(&self, group: GroupId, id: &InstanceId) -> Result<ConnectInfo, ConnectInfoError> {
+        let host = self.host(group).ok_or(ConnectInfoError::ScalerStopped)?;
         let mut status = host.status();
-        let mut asked = 0;
+        let mut attempts = 0;
         loop {
-            asked += 1;
-            match self.connect_info_of(&*host, group, id).await {
+            attempts += 1;
+            match self.cached_connect_info(&*host, group, id).await {
                 Ok(info) => return Ok(info),
-                Err(NoAnswer::Plugin(cause)) if asked < MAX_CONNECT_INFO_ATTEMPTS => {
-                    tracing::debug!(instance = %id, cause, "connection details are asked for again when the plugin is up");
+                Err(NoAnswer::Plugin(cause)) if attempts < MAX_CONNECT_INFO_ATTEMPTS => {
+                    tracing::debug!(instance = %id, cause, "failed to get connection details, retrying when the plugin is up");
                 }
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(error.into()),
             }
             let up = status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await;
-            up.map_err(|_| "the plugin was stopped".to_owned())?;
+            up.map_err(|_| ConnectInfoError::PluginStopped)?;
             tokio::time::sleep(CONNECT_INFO_RETRY_DELAY).await;
         }
     }
 
     /// Returns cached connection details, or requests new ones if those expire soon.
-    async fn connect_info_of(
+    async fn cached_connect_info(
         &self,
         host: &dyn InstanceGroupPort,
         group: GroupId,
         id: &InstanceId,
     ) -> Result<ConnectInfo, NoAnswer> {
-        let known = self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned();
-        if let Some(info) = known
+        let cached = self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned();
+        if let Some(info) = cached
             && info.expires.is_none_or(|expires| expires - (self.wall)() > MIN_VALIDITY_S)
         {
             return Ok(info);

@@ -19,7 +19,7 @@ pub struct DeferredGroup {
 
 impl std::fmt::Debug for DeferredGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Late").field("arrived", &self.attached.get().is_some()).finish_non_exhaustive()
+        f.debug_struct("DeferredGroup").field("is_attached", &self.attached.get().is_some()).finish_non_exhaustive()
     }
 }
 
@@ -37,11 +37,11 @@ impl DeferredGroup {
 
     /// Attaches the running plugin. Later calls have no effect.
     pub fn attach(&self, host: Arc<dyn InstanceGroupPort>) {
-        let (mut status, told) = (host.status(), self.status.clone());
+        let (mut status, forwarded) = (host.status(), self.status.clone());
         let follow = tokio::spawn(async move {
             loop {
-                let now = status.borrow_and_update().clone();
-                told.send_replace(now);
+                let current = status.borrow_and_update().clone();
+                forwarded.send_replace(current);
                 if status.changed().await.is_err() {
                     return;
                 }
@@ -56,7 +56,7 @@ impl DeferredGroup {
         self.attached.get().map(|(host, _)| host).ok_or_else(|| NOT_STARTED.to_owned())
     }
 
-    fn asked(&self) -> Result<&Arc<dyn InstanceGroupPort>, NoAnswer> {
+    fn host_or_no_answer(&self) -> Result<&Arc<dyn InstanceGroupPort>, NoAnswer> {
         self.host().map_err(NoAnswer::Plugin)
     }
 }
@@ -92,7 +92,7 @@ impl InstanceGroupPort for DeferredGroup {
     }
 
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
-        self.asked()?.connect_info(id).await
+        self.host_or_no_answer()?.connect_info(id).await
     }
 
     async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
@@ -100,7 +100,7 @@ impl InstanceGroupPort for DeferredGroup {
     }
 
     async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer> {
-        self.asked()?.heartbeat(id).await
+        self.host_or_no_answer()?.heartbeat(id).await
     }
 
     fn has_hooks(&self) -> bool {

@@ -27,13 +27,13 @@ pub(super) enum EnvironmentQuery {
 }
 
 impl ScalerTask {
-    pub(super) fn environment(&mut self, now: Now, asked: EnvironmentQuery) {
+    pub(super) fn handle_environment_query(&mut self, now: Now, query: EnvironmentQuery) {
         for group in (0..self.engine.config().groups.len()).map(GroupId) {
             if let Some(can) = self.shared.host(group).and_then(|host| host.can_suspend()) {
                 self.engine.handle(now, Event::CanSuspend { group, can });
             }
         }
-        match asked {
+        match query {
             EnvironmentQuery::Resume { key, name, owner, reply } => {
                 self.reservations.remove(&key);
                 match self.engine.resume(now, key.clone(), &name, &owner) {
@@ -70,9 +70,9 @@ impl ScalerTask {
         }
     }
 
-    pub(super) fn resume_failed(&mut self, key: &TaskKey, why: ResumeError) {
+    pub(super) fn resume_failed(&mut self, key: &TaskKey, error: ResumeError) {
         if let Some(reply) = self.waiting.remove(key) {
-            let _ = reply.send(Err(why.into()));
+            let _ = reply.send(Err(error.into()));
         }
     }
 }

@@ -55,9 +55,9 @@ impl FileLedger {
     /// # Errors
     /// Returns [`LedgerError`] if the file cannot be read or is damaged.
     pub fn rows(path: &Path) -> Result<BTreeMap<RowKey, Row>, LedgerError> {
-        let mut journal = Self::new(path);
-        journal.read()?;
-        Ok(journal.rows)
+        let mut ledger = Self::new(path);
+        ledger.read()?;
+        Ok(ledger.rows)
     }
 
     /// Deletes a ledger that is no longer needed, and its history. Does nothing if the files do not exist.
@@ -83,9 +83,9 @@ impl FileLedger {
     /// Returns [`LedgerError::File`] if a file cannot be renamed.
     pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
         let (from_history, to_history) = (crate::history::files(from), crate::history::files(to));
-        let both = from_history.into_iter().zip(to_history);
+        let histories = from_history.into_iter().zip(to_history);
         // The ledger comes last. If the process is killed before that, the caller finds the ledger and repeats the call.
-        for (from, to) in both.chain([(from.to_owned(), to.to_owned())]) {
+        for (from, to) in histories.chain([(from.to_owned(), to.to_owned())]) {
             match std::fs::rename(&from, &to) {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                     return Err(LedgerError::File { doing: "rename", path: from, source });
@@ -128,14 +128,14 @@ impl FileLedger {
             } else {
                 let batch: Vec<(RowKey, Option<Row>)> = serde_json::from_slice(&line).map_err(format)?;
                 for (key, row) in batch {
-                    self.note(key, row);
+                    self.record(key, row);
                 }
             }
         }
         Ok(())
     }
 
-    fn note(&mut self, key: RowKey, row: Option<Row>) {
+    fn record(&mut self, key: RowKey, row: Option<Row>) {
         self.changes += 1;
         match row {
             Some(row) => self.rows.insert(key, row),
@@ -148,7 +148,7 @@ impl FileLedger {
             self.rewrite()?;
         }
         let batch: Vec<(&RowKey, &Option<Row>)> = changes.iter().map(|change| (&change.key, &change.row)).collect();
-        let mut line = serde_json::to_vec(&batch).map_err(|error| LedgerError::Other(error.to_string()))?;
+        let mut line = serde_json::to_vec(&batch).map_err(LedgerError::Encode)?;
         line.push(b'\n');
         let error = self.error("write");
         let Some(file) = &mut self.file else { return Ok(()) };
@@ -158,26 +158,25 @@ impl FileLedger {
             return Err(error(cause));
         }
         for change in changes {
-            self.note(change.key.clone(), change.row.clone());
+            self.record(change.key.clone(), change.row.clone());
         }
         Ok(())
     }
 
     /// Replaces the file by a new one that contains all rows.
     fn rewrite(&mut self) -> Result<(), LedgerError> {
-        let beside = temporary_path(&self.path);
+        let temporary = temporary_path(&self.path);
         let mut options = OpenOptions::new();
         options.create(true).write(true).truncate(true).mode(0o600);
-        let mut file = options.open(&beside).map_err(self.error("write"))?;
-        let mut text = serde_json::to_vec(&Header { taskscaler_ledger: VERSION })
-            .map_err(|error| LedgerError::Other(error.to_string()))?;
+        let mut file = options.open(&temporary).map_err(self.error("write"))?;
+        let mut text = serde_json::to_vec(&Header { taskscaler_ledger: VERSION }).map_err(LedgerError::Encode)?;
         text.push(b'\n');
         for row in &self.rows {
-            serde_json::to_writer(&mut text, &[row]).map_err(|error| LedgerError::Other(error.to_string()))?;
+            serde_json::to_writer(&mut text, &[row]).map_err(LedgerError::Encode)?;
             text.push(b'\n');
         }
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(self.error("write"))?;
-        std::fs::rename(&beside, &self.path).map_err(self.error("replace"))?;
+        std::fs::rename(&temporary, &self.path).map_err(self.error("replace"))?;
         self.changes = self.rows.len();
         self.file = Some(file);
         Ok(())

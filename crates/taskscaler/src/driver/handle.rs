@@ -31,7 +31,7 @@ const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The number of groups differs from the number of plugins.
-    #[error("{groups} groups are configured, and {hosts} plugins run")]
+    #[error("{groups} groups are configured, but {hosts} plugins are running")]
     Groups {
         /// Number of configured groups.
         groups: usize,
@@ -40,7 +40,7 @@ pub enum StartError {
     },
     /// The configured maximum exceeds that of the plugin (V1).
     #[error(
-        "group {group}: max_instances {configured} is greater than the {plugin} that the plugin can have: max size option exceeds instance group's max size"
+        "group {group}: max_instances is {configured}, but the plugin supports at most {plugin}: max size option exceeds instance group's max size"
     )]
     MaxSize {
         /// Name of the group.
@@ -62,8 +62,8 @@ impl Drop for PanicReporter {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(
-                "the taskscaler has ended by a defect of its own, please report it: no instance is created or removed, and no \
-                 job is requested for its runner, until the manager is started again, which goes on from the books"
+                "scaler panicked (this is a bug, please report it); no instances are created or deleted and no jobs are \
+                 requested for this runner until the manager restarts"
             );
         }
     }
@@ -74,12 +74,12 @@ impl Drop for PanicReporter {
 pub struct Scaler {
     commands: mpsc::UnboundedSender<Command>,
     metrics: Arc<Metrics>,
-    room: watch::Receiver<u64>,
+    capacity_changes: watch::Receiver<u64>,
     task: Arc<tokio::sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
 async fn run_task(task: ScalerTask) {
-    let _alive = PanicReporter;
+    let _reporter = PanicReporter;
     task.run().await;
 }
 
@@ -115,10 +115,10 @@ impl Scaler {
         // The channel needs no bound: each caller waits for a reply, and each dropped handle sends one message.
         let (commands, received) = mpsc::unbounded_channel();
         let shared = Arc::new(DriverContext::new(hosts, commands.clone(), wall));
-        let room = shared.capacity_changes.subscribe();
+        let capacity_changes = shared.capacity_changes.subscribe();
         let task = ScalerTask::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
         let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(run_task(task)))));
-        Ok(Self { commands, metrics, room, task })
+        Ok(Self { commands, metrics, capacity_changes, task })
     }
 
     /// Reserves a slot, before a job is requested.
@@ -135,8 +135,8 @@ impl Scaler {
     ///
     /// It also changes when reservations are revoked ([`Reservation::is_revoked`]).
     #[must_use]
-    pub fn room(&self) -> watch::Receiver<u64> {
-        self.room.clone()
+    pub fn capacity_changes(&self) -> watch::Receiver<u64> {
+        self.capacity_changes.clone()
     }
 
     /// Reserves a slot for a job that has been received already: before a restart, or on an instance that was lost.
@@ -195,17 +195,17 @@ impl Scaler {
         &self,
         group: GroupId,
         id: Option<InstanceId>,
-        act: OperatorAction,
+        action: OperatorAction,
         by: String,
     ) -> Option<Result<OperatorOutcome, OperatorError>> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Operate { group, id, action: act, by, reply });
+        let _ = self.commands.send(Command::Operate { group, id, action, by, reply });
         tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
     }
 
     /// Reports that a plugin announced the end of an instance. It gets no more jobs and is deleted after its last job.
-    pub fn retire_instance(&self, group: GroupId, id: InstanceId, why: String) {
-        self.send(Event::Retire { group, id, reason: why });
+    pub fn retire_instance(&self, group: GroupId, id: InstanceId, reason: String) {
+        self.send(Event::Retire { group, id, reason });
     }
 
     /// Sets the price of a group's instances, in the unit of [`crate::config::GroupConfig::price_per_hour`].
@@ -246,16 +246,14 @@ impl Scaler {
         let end = tokio::time::Instant::now() + limit + PLUGIN_STOP_TIMEOUT;
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Shutdown { limit, reply });
-        let left = tokio::time::timeout_at(end, answer).await;
+        let remaining = tokio::time::timeout_at(end, answer).await;
         if let Some(mut task) = self.task.lock().await.take()
             && tokio::time::timeout_at(end, &mut task).await.is_err()
         {
-            tracing::error!(
-                "the taskscaler did not end in its time, and is cut off; the next start goes on from its books"
-            );
+            tracing::error!("scaler did not shut down in time, aborting it; the next start resumes from its ledger");
             task.abort();
         }
-        left.ok().and_then(Result::ok).unwrap_or_default()
+        remaining.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     fn send(&self, event: Event) {

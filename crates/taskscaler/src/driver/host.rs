@@ -37,6 +37,20 @@ pub enum NoAnswer {
     Instance(String),
 }
 
+/// Error of an attempt to get the connection details of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectInfoError {
+    /// The scaler has shut down.
+    #[error("the scaler has shut down")]
+    ScalerStopped,
+    /// The plugin was stopped.
+    #[error("the plugin was stopped")]
+    PluginStopped,
+    /// The plugin reported an error about the instance, or failed in several attempts.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
+}
+
 /// An instance group, served by a plugin. Calls can run concurrently, and each has its own timeout.
 #[async_trait]
 pub trait InstanceGroupPort: Send + Sync + 'static {
@@ -106,8 +120,8 @@ impl StartingInstance {
     /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// Returns the plugin's error about the instance, or the last error if the plugin failed in several attempts or was stopped.
-    pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
+    /// Returns [`ConnectInfoError`] if the plugin has no details of the instance or failed several times.
+    pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.of, &self.id).await
     }
 }
@@ -118,7 +132,7 @@ impl StartingInstance {
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {
     /// Prepares an instance. After an error, the instance is deleted.
-    async fn prepare(&self, up: StartingInstance) -> Result<(), String>;
+    async fn prepare(&self, starting: StartingInstance) -> Result<(), String>;
 }
 
 /// Preparation that does nothing: an instance is ready once its connection details are known.

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::command::Command;
 use super::context::DriverContext;
 use super::environments::EnvironmentQuery;
+use super::host::ConnectInfoError;
 use crate::engine::{EnqueueError, WaitReason};
 use crate::event::Event;
 use crate::resources::JobUsage;
@@ -21,19 +22,30 @@ use crate::types::{self, GroupId, LossReason, SlotRequest, TaskKey};
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
     /// No slot became available within the timeout.
-    #[error("unable to acquire instance within the configured timeout of {}: {why}", go_duration(.limit))]
+    #[error("unable to acquire instance within the configured timeout of {}: {reason}", go_duration(.timeout))]
     Timeout {
         /// The timeout.
-        limit: Duration,
+        timeout: Duration,
         /// What the request was waiting for.
-        why: String,
+        reason: String,
     },
     /// The engine refused the request.
     #[error(transparent)]
     Refused(#[from] EnqueueError),
     /// The scaler has shut down.
-    #[error("the taskscaler has ended")]
+    #[error("the scaler has shut down")]
     Ended,
+}
+
+/// Error of the plugin's preparation of an instance for a job.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PrepareJobError {
+    /// The plugin reported an error.
+    #[error("{0}")]
+    Plugin(String),
+    /// The plugin did not answer within this time.
+    #[error("no answer within {} s", .0.as_secs())]
+    Timeout(Duration),
 }
 
 /// Timeout for resuming an environment. The engine's own timeout is shorter, but its reply also waits for the ledger.
@@ -50,10 +62,12 @@ fn go_duration(duration: &Duration) -> String {
 }
 
 /// Describes what a request is waiting for. `None` means that the engine has no details.
-fn reason(wait: Option<WaitReason>) -> String {
+fn wait_message(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
-    let mut parts =
-        vec![format!("{} instances boot, {} requests are before this one", wait.booting, wait.queue_position)];
+    let mut parts = vec![format!(
+        "{} instances are booting, {} requests are ahead in the queue",
+        wait.booting, wait.queue_position
+    )];
     parts.extend(wait.scale_up_blocked);
     parts.join("; ")
 }
@@ -77,7 +91,7 @@ impl Reservation {
     /// Returns true if the scaler no longer expects capacity for this reservation.
     ///
     /// The caller should drop it instead of requesting a job. If it has received a job already, [`Self::acquire`] still works.
-    /// [`super::Scaler::room`] changes when reservations are revoked.
+    /// [`super::Scaler::capacity_changes`] changes when reservations are revoked.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed)
@@ -105,7 +119,7 @@ impl Reservation {
             owner,
             reply,
         }));
-        self.answered(answer, RESUME_TIMEOUT).await
+        self.await_lease(answer, RESUME_TIMEOUT).await
     }
 
     /// Waits at most `limit` (`instance_acquire_timeout`) for the slots that a job requests.
@@ -117,10 +131,10 @@ impl Reservation {
     pub async fn acquire(mut self, request: SlotRequest, limit: Duration) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Acquire { key: self.key.clone(), request, reply });
-        self.answered(answer, limit).await
+        self.await_lease(answer, limit).await
     }
 
-    async fn answered(
+    async fn await_lease(
         &mut self,
         answer: oneshot::Receiver<Result<LeaseHandle, EnqueueError>>,
         limit: Duration,
@@ -135,7 +149,7 @@ impl Reservation {
             Err(_) => {
                 let (reply, answer) = oneshot::channel();
                 let _ = self.commands.send(Command::TimedOut { key: self.key.clone(), reply });
-                Err(AcquireError::Timeout { limit, why: reason(answer.await.ok().flatten()) })
+                Err(AcquireError::Timeout { timeout: limit, reason: wait_message(answer.await.ok().flatten()) })
             }
         }
     }
@@ -201,22 +215,24 @@ impl LeaseHandle {
     /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// Returns the plugin's error about the instance, or the last error if the plugin failed in several attempts or was stopped.
-    pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
+    /// Returns [`ConnectInfoError`] if the plugin has no details of the instance or failed several times.
+    pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.inner.group, &self.inner.instance).await
     }
 
     /// Lets the plugin prepare the instance for the job. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// Returns the plugin's error, or an error if it does not answer within `limit`. The job cannot run on the instance then.
-    pub async fn prepare_job(&self, limit: Duration) -> Result<(), String> {
+    /// Returns [`PrepareJobError`]. The job cannot run on the instance then.
+    pub async fn prepare_job(&self, limit: Duration) -> Result<(), PrepareJobError> {
         let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return Ok(()) };
         let prepared = host.prepare_job(&self.inner.instance, self.inner.key.as_str());
-        let prepared = tokio::time::timeout(limit, prepared).await;
-        let result = prepared.unwrap_or_else(|_| Err(format!("no answer within {} s", limit.as_secs())));
+        let result = match tokio::time::timeout(limit, prepared).await {
+            Ok(prepared) => prepared.map_err(PrepareJobError::Plugin),
+            Err(_) => Err(PrepareJobError::Timeout(limit)),
+        };
         if let Err(error) = &result {
-            self.health(Err(format!("it could not be prepared for a job: {error}")));
+            self.health(Err(format!("failed to prepare for a job: {error}")));
         }
         result
     }
@@ -230,8 +246,8 @@ impl LeaseHandle {
         // The call has its own timeout. The slots remain assigned until it ends.
         runtime.spawn(async move {
             if let Err(error) = host.finish_job(&self.inner.instance, self.inner.key.as_str()).await {
-                tracing::warn!(instance = %self.inner.instance, job = self.inner.key.as_str(), error, "the plugin could not finish after a job");
-                self.health(Err(format!("the plugin could not finish after a job: {error}")));
+                tracing::warn!(instance = %self.inner.instance, job = self.inner.key.as_str(), error, "plugin failed to clean up after a job");
+                self.health(Err(format!("the plugin failed to clean up after a job: {error}")));
             }
         });
     }
@@ -240,9 +256,9 @@ impl LeaseHandle {
     pub fn lost(&self) -> impl Future<Output = LossReason> + Send + use<> {
         let mut lost = self.lost.clone();
         async move {
-            let loss = lost.wait_for(Option::is_some).await.ok().and_then(|loss| loss.clone());
-            match loss {
-                Some(loss) => loss,
+            let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+            match reason {
+                Some(reason) => reason,
                 None => std::future::pending().await,
             }
         }
@@ -260,14 +276,14 @@ impl LeaseHandle {
     }
 
     /// Reports that the instance does not respond. It gets no more jobs and is deleted after its last job.
-    pub fn retire_instance(&self, why: String) {
+    pub fn retire_instance(&self, reason: String) {
         let (group, id) = (self.inner.group, self.inner.instance.clone());
-        self.shared.send_event(Event::Retire { group, id, reason: why });
+        self.shared.send_event(Event::Retire { group, id, reason });
     }
 
     /// Reports the job's resource usage, from which the scaler learns the needs of later jobs of the same kind.
-    pub fn report_usage(&self, used: JobUsage) {
-        self.shared.send_event(Event::JobUsage { key: self.inner.key.clone(), usage: used });
+    pub fn report_usage(&self, usage: JobUsage) {
+        self.shared.send_event(Event::JobUsage { key: self.inner.key.clone(), usage });
     }
 
     /// Checks whether the instance can be suspended after the job. `None` means that the scaler has shut down.

@@ -65,7 +65,7 @@ struct Failed {
 struct Writing {
     write: Pin<Box<dyn Future<Output = Written> + Send>>,
     since: Instant,
-    granted: Vec<TaskKey>,
+    assigned: Vec<TaskKey>,
 }
 
 /// Writes ledger changes in the background and releases each action once its change is durable.
@@ -86,12 +86,17 @@ impl LedgerWriter {
 
     /// Adds changes, history entries and actions. Returns the actions that need not wait for the write.
     #[must_use]
-    pub(super) fn add(&mut self, changes: Vec<Change>, told: Vec<HistoryEntry>, actions: Vec<Action>) -> Vec<Action> {
-        let (waits, at_once): (Vec<_>, Vec<_>) =
+    pub(super) fn add(
+        &mut self,
+        changes: Vec<Change>,
+        history: Vec<HistoryEntry>,
+        actions: Vec<Action>,
+    ) -> Vec<Action> {
+        let (waiting, immediate): (Vec<_>, Vec<_>) =
             actions.into_iter().partition(|action| self.must_be_durable_first(action));
         let changes = changes.into_iter().map(|change| (change.key, change.row)).collect();
-        self.next.add(Batch { changes, history: told.into(), actions: waits });
-        at_once
+        self.next.add(Batch { changes, history: history.into(), actions: waiting });
+        immediate
     }
 
     /// Returns true if an action must wait until the ledger contains it, because it creates, deletes or assigns something.
@@ -106,16 +111,16 @@ impl LedgerWriter {
             | Action::RevokeReservation { .. }
             | Action::ResumeFailed { .. }
             | Action::ForgetInstance { .. } => false,
-            Action::Lost { key, .. } => self.is_to_grant(key),
+            Action::Lost { key, .. } => self.assigns_slots_to(key),
             _ => true,
         }
     }
 
-    fn is_to_grant(&self, key: &TaskKey) -> bool {
-        let grants = |action: &Action| matches!(action, Action::Grant(lease) if lease.key == *key);
-        self.writing.as_ref().is_some_and(|writing| writing.granted.contains(key))
-            || self.next.actions.iter().any(grants)
-            || self.ready.iter().any(grants)
+    fn assigns_slots_to(&self, key: &TaskKey) -> bool {
+        let assigns = |action: &Action| matches!(action, Action::Grant(lease) if lease.key == *key);
+        self.writing.as_ref().is_some_and(|writing| writing.assigned.contains(key))
+            || self.next.actions.iter().any(assigns)
+            || self.ready.iter().any(assigns)
     }
 
     /// Starts and polls writes without waiting for them. Returns the actions that can be performed now.
@@ -153,11 +158,11 @@ impl LedgerWriter {
         }
         let Some(mut store) = self.store.take() else { return false };
         let batch = std::mem::take(&mut self.next);
-        let granted = batch.actions.iter().filter_map(|action| match action {
+        let assigned = batch.actions.iter().filter_map(|action| match action {
             Action::Grant(lease) => Some(lease.key.clone()),
             _ => None,
         });
-        let granted = granted.collect();
+        let assigned = assigned.collect();
         let write = async move {
             let changes: Vec<Change> =
                 batch.changes.iter().map(|(key, row)| Change { key: key.clone(), row: row.clone() }).collect();
@@ -168,7 +173,7 @@ impl LedgerWriter {
             }
             Written { store, batch, result }
         };
-        self.writing = Some(Writing { write: Box::pin(write), since: Instant::now(), granted });
+        self.writing = Some(Writing { write: Box::pin(write), since: Instant::now(), assigned });
         true
     }
 
@@ -178,7 +183,7 @@ impl LedgerWriter {
         self.store = Some(store);
         let Err(error) = result else {
             if self.failed.take().is_some() {
-                tracing::info!("the taskscaler's books are written again");
+                tracing::info!("scaler ledger written again");
             }
             self.ready.append(&mut batch.actions);
             return;
@@ -186,22 +191,29 @@ impl LedgerWriter {
         batch.add(std::mem::take(&mut self.next));
         self.next = batch;
         let (error, now) = (error.with_causes(), Instant::now());
-        let told = self.failed.as_ref().map(|failed| failed.logged_at).filter(|told| now - *told < LOG_INTERVAL);
-        if told.is_none() {
-            tracing::error!(error, "nothing is created, leased or removed until the books can be written");
+        let logged_at = self.failed.as_ref().map(|failed| failed.logged_at).filter(|at| now - *at < LOG_INTERVAL);
+        if logged_at.is_none() {
+            tracing::error!(
+                error,
+                "failed to write the scaler ledger; scaling and slot assignment are paused until a write succeeds"
+            );
         }
-        self.failed = Some(Failed { error, retry_at: now + RETRY_DELAY, logged_at: told.unwrap_or(now) });
+        self.failed = Some(Failed { error, retry_at: now + RETRY_DELAY, logged_at: logged_at.unwrap_or(now) });
     }
 
     /// Returns the reason for which actions wait for the ledger. `None` means that writes work normally.
     pub(super) fn write_error(&self) -> Option<String> {
         if let Some(failed) = &self.failed {
-            return Some(format!("nothing is created, leased or removed until this can be written: {}", failed.error));
+            return Some(format!("scaling and slot assignment are paused until a write succeeds: {}", failed.error));
         }
-        let took = self.writing.as_ref()?.since.elapsed();
-        let slow =
-            || format!("nothing is created, leased or removed: its books have been written for {} s", took.as_secs());
-        (took >= SLOW_WRITE).then(slow)
+        let elapsed = self.writing.as_ref()?.since.elapsed();
+        let seconds = elapsed.as_secs();
+        let message = || {
+            format!(
+                "scaling and slot assignment are paused: a write of the scaler ledger is in progress for {seconds} s"
+            )
+        };
+        (elapsed >= SLOW_WRITE).then(message)
     }
 
     /// Returns true if a write is in progress or due. False after a failed write, which may never succeed.

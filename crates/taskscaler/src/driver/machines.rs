@@ -1,12 +1,10 @@
 //! GitLab Runner's metrics for `docker+machine`, computed from instances, so that dashboards for these metrics keep working.
 
-use std::collections::BTreeMap;
+use prometheus::{Histogram, IntGaugeVec};
 
-use super::family::{Family, Histogram, Kind, Sample};
+use super::metric_set::MetricSet;
 use crate::decision::DecisionKind;
 
-const STATES: &str = "gitlab_runner_autoscaling_machine_states";
-const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
 /// Upper bounds of the buckets in seconds: ten bounds from 30 s on, each 1.25 times the one before.
 const CREATION_SECONDS: [f64; 10] = [
     30.0,
@@ -21,49 +19,38 @@ const CREATION_SECONDS: [f64; 10] = [
     223.517_417_907_714_84,
 ];
 
-/// State of the metrics.
+/// Metrics of instances as machines of `docker+machine`.
 #[derive(Debug)]
 pub(super) struct Machines {
     creation: Histogram,
-    /// Number of instances by state of `docker+machine`.
-    states: BTreeMap<&'static str, u64>,
+    states: IntGaugeVec,
 }
 
 impl Machines {
-    pub(super) fn new() -> Self {
-        Self { creation: Histogram::new(&[&CREATION_SECONDS]), states: BTreeMap::new() }
+    pub(super) fn new(set: &mut MetricSet) -> Self {
+        let creation = set.histogram(
+            "gitlab_runner_autoscaling_machine_creation_duration_seconds",
+            "Time from the request for an instance until it is ready for jobs.",
+            &CREATION_SECONDS,
+        );
+        let states = set.gauges(
+            "gitlab_runner_autoscaling_machine_states",
+            "Number of instances by the machine states of docker+machine.",
+            &["state"],
+        );
+        Self { creation, states }
     }
 
-    pub(super) fn note(&mut self, what: &DecisionKind) {
-        if let DecisionKind::Ready { created: Some(took), .. } = what {
-            self.creation.observe(*took);
+    pub(super) fn record(&self, decision: &DecisionKind) {
+        if let DecisionKind::Ready { created: Some(duration), .. } = decision {
+            self.creation.observe(duration.as_secs_f64());
         }
     }
 
-    pub(super) fn observe(&mut self, states: impl IntoIterator<Item = (&'static str, u64)>) {
-        self.states = states.into_iter().collect();
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
-    pub(super) fn families(&self) -> [Family; 2] {
-        let sample = |(state, count): (&&'static str, &u64)| Sample {
-            labels: vec![("state", (*state).to_owned())],
-            value: *count as f64,
-            buckets: Vec::new(),
-        };
-        [
-            Family {
-                name: CREATION,
-                help: "From the request for an instance until jobs can have it.",
-                kind: Kind::Histogram,
-                samples: vec![self.creation.sample()],
-            },
-            Family {
-                name: STATES,
-                help: "Instances by the machine states of docker+machine.",
-                kind: Kind::Gauge,
-                samples: self.states.iter().map(sample).collect(),
-            },
-        ]
+    /// Sets the number of instances in each state.
+    pub(super) fn observe(&self, states: &[(&'static str, u64)]) {
+        for (state, count) in states {
+            self.states.with_label_values(&[state]).set(super::metrics::gauge_value(*count));
+        }
     }
 }

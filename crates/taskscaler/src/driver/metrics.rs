@@ -1,13 +1,13 @@
 //! The scaler's metrics: those of gitlab-runner, for existing dashboards (docs/spec/runner-config.md, section 3.5), and
 //! Muster's own.
 //!
-//! [`Metrics::families`] returns them as values. The module does not know how they are exported.
+//! [`Metrics::families`] returns their values. The module does not know how they are exported.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use prometheus::proto::MetricFamily;
+use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::family::{Family, Histogram, Kind, Sample};
 use super::machines::Machines;
+use super::metric_set::MetricSet;
 use super::sharing_metrics::SharingMetrics;
 use crate::config::Config;
 use crate::decision::{DecisionKind, InstanceOrigin};
@@ -36,88 +36,157 @@ const OPERATION: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.
 const LIFE: [f64; 9] = [60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 21600.0, 43200.0, 86400.0];
 const WAIT: [f64; 12] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
-type Labelled = BTreeMap<&'static str, u64>;
-
+/// Metrics of a scaler.
 #[derive(Debug)]
-struct Counters {
-    gauges: BTreeMap<&'static str, f64>,
-    instances: Labelled,
-    tasks: Labelled,
-    instance_operations: Labelled,
-    internal_operations: Labelled,
-    task_operations: Labelled,
-    scale_operations: Labelled,
-    removals: Labelled,
-    missing_from_list: u64,
-    creation_failures: u64,
-    list_failures: u64,
-    lost_jobs: u64,
+pub struct Metrics {
+    set: MetricSet,
+    max_instances: IntGauge,
+    desired_change: IntGauge,
+    cost: Gauge,
+    unmanaged: IntGauge,
+    instances: IntGaugeVec,
+    instance_operations: IntCounterVec,
+    internal_operations: IntCounterVec,
+    tasks: IntGaugeVec,
+    task_operations: IntCounterVec,
+    scale_operations: IntCounterVec,
+    removals: IntCounterVec,
+    missing_from_list: IntCounter,
+    creation_failures: IntCounter,
+    list_failures: IntCounter,
+    lost_jobs: IntCounter,
     creation: Histogram,
     is_running: Histogram,
     deletion: Histogram,
     life: Histogram,
     readiness: Histogram,
     wait: Histogram,
-    density: SharingMetrics,
+    sharing: SharingMetrics,
     machines: Machines,
-}
-
-/// Metrics of a scaler.
-#[derive(Debug)]
-pub struct Metrics(Mutex<Counters>);
-
-fn zeros(names: &[&'static str]) -> Labelled {
-    names.iter().map(|name| (*name, 0)).collect()
 }
 
 impl Metrics {
     /// Creates the metrics of a scaler that has done nothing yet.
     #[must_use]
     pub fn new(config: &Config, buckets: &Buckets) -> Self {
-        let operation = buckets.operation.as_slice();
-        let histogram = |own: &[f64]| Histogram::new(&[own, operation, &OPERATION]);
-        let mut gauges = BTreeMap::new();
-        gauges.insert(MAX_TASKS, f64::from(config.capacity.get()));
-        gauges.insert(MAX_USES, f64::from(config.max_uses.map_or(0, std::num::NonZeroU32::get)));
-        Self(Mutex::new(Counters {
-            gauges,
-            instances: BTreeMap::new(),
-            tasks: BTreeMap::new(),
-            instance_operations: zeros(&["create", "delete", "suspend", "resume"]),
-            internal_operations: zeros(&["removal", "reconcile", "provision"]),
-            task_operations: zeros(&[
-                "acquire",
-                "acquire_capacity_failure",
-                "acquire_timeout",
-                "release",
-                "reserve",
-                "reserve_iop_capacity_failure",
-                "reserve_available_capacity_failure",
-                "unreserve",
-            ]),
-            scale_operations: zeros(&["up", "down"]),
-            removals: BTreeMap::new(),
-            missing_from_list: 0,
-            creation_failures: 0,
-            list_failures: 0,
-            lost_jobs: 0,
-            creation: histogram(&buckets.creation),
-            is_running: histogram(&buckets.is_running),
-            deletion: histogram(&buckets.deletion),
-            life: Histogram::new(&[&buckets.life, &LIFE]),
-            readiness: histogram(&buckets.readiness),
-            wait: Histogram::new(&[&WAIT]),
-            density: SharingMetrics::new(),
-            machines: Machines::new(),
-        }))
+        let mut set = MetricSet::default();
+        set.gauge("fleeting_taskscaler_max_tasks_per_instance", "Number of slots per instance.")
+            .set(config.capacity.get().into());
+        set.gauge(
+            "fleeting_taskscaler_max_use_count_per_instance",
+            "Maximum number of jobs per instance. 0 means no limit.",
+        )
+        .set(config.max_uses.map_or(0, std::num::NonZeroU32::get).into());
+        let operation = bounds(&buckets.operation, &OPERATION);
+        let metrics = Self {
+            max_instances: set
+                .gauge("fleeting_provisioner_max_instances", "Maximum number of instances. 0 means no limit."),
+            desired_change: set.gauge(
+                "fleeting_taskscaler_desired_instances",
+                "Number of instances to create (positive) or to delete (negative).",
+            ),
+            cost: set.float_gauge(
+                "muster_taskscaler_cost_per_hour",
+                "Cost of all instances per hour, as far as prices are known.",
+            ),
+            unmanaged: set.gauge(
+                "muster_taskscaler_unmanaged_instances",
+                "Number of instances in the groups that this manager did not create.",
+            ),
+            instances: set.gauges("fleeting_provisioner_instances", "Number of instances by state.", &["state"]),
+            instance_operations: set.counters(
+                "fleeting_provisioner_instance_operations_total",
+                "Operations on instances.",
+                &["operation"],
+            ),
+            internal_operations: set.counters(
+                "fleeting_provisioner_internal_operations_total",
+                "Plugin calls by operation.",
+                &["operation"],
+            ),
+            tasks: set.gauges("fleeting_taskscaler_tasks", "Number of slots by state.", &["state"]),
+            task_operations: set.counters(
+                "fleeting_taskscaler_task_operations_total",
+                "Operations on slots.",
+                &["operation"],
+            ),
+            scale_operations: set.counters(
+                "fleeting_taskscaler_scale_operations_total",
+                "Instances that were created, and instances that were deleted because they were not needed.",
+                &["operation"],
+            ),
+            removals: set.counters("muster_taskscaler_removals_total", "Deleted instances by reason.", &["reason"]),
+            missing_from_list: set.counter(
+                "fleeting_provisioner_missed_updates_total",
+                "Number of times that a list omitted a known instance.",
+            ),
+            creation_failures: set.counter(
+                "muster_taskscaler_creation_failures_total",
+                "Creations that failed, or whose instance did not become ready.",
+            ),
+            list_failures: set.counter("muster_taskscaler_list_failures_total", "Failed attempts to list instances."),
+            lost_jobs: set.counter("muster_taskscaler_lost_jobs_total", "Jobs whose instance was lost."),
+            creation: set.histogram(
+                "fleeting_provisioner_instance_creation_time_seconds",
+                "Time from the request for an instance until it is listed.",
+                bounds(&buckets.creation, operation),
+            ),
+            is_running: set.histogram(
+                "fleeting_provisioner_instance_is_running_time_seconds",
+                "Time from the request for an instance until it is running.",
+                bounds(&buckets.is_running, operation),
+            ),
+            deletion: set.histogram(
+                "fleeting_provisioner_instance_deletion_time_seconds",
+                "Time from the first delete call for an instance until it is deleted.",
+                bounds(&buckets.deletion, operation),
+            ),
+            life: set.histogram(
+                "fleeting_provisioner_instance_life_duration_seconds",
+                "Time from the first listing of an instance until it is deleted.",
+                bounds(&buckets.life, &LIFE),
+            ),
+            readiness: set.histogram(
+                "fleeting_taskscaler_task_instance_readiness_time_seconds",
+                "Time from running until an instance is ready for jobs.",
+                bounds(&buckets.readiness, operation),
+            ),
+            wait: set.histogram("muster_taskscaler_acquire_wait_seconds", "Time that jobs waited for a slot.", &WAIT),
+            sharing: SharingMetrics::new(&mut set),
+            machines: Machines::new(&mut set),
+            set,
+        };
+        metrics.create_series();
+        metrics
     }
 
-    fn numbers(&self) -> std::sync::MutexGuard<'_, Counters> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Creates the series of the counters before the first operation, so that a rate can be computed from it.
+    fn create_series(&self) {
+        for (counters, operations) in [
+            (&self.instance_operations, &["create", "delete", "suspend", "resume"][..]),
+            (&self.internal_operations, &["removal", "reconcile", "provision"]),
+            (
+                &self.task_operations,
+                &[
+                    "acquire",
+                    "acquire_capacity_failure",
+                    "acquire_timeout",
+                    "release",
+                    "reserve",
+                    "reserve_iop_capacity_failure",
+                    "reserve_available_capacity_failure",
+                    "unreserve",
+                ],
+            ),
+            (&self.scale_operations, &["up", "down"]),
+        ] {
+            for operation in operations {
+                counters.with_label_values(&[operation]);
+            }
+        }
     }
 
     pub(super) fn reserved(&self, refused: Option<&NoCapacity>) {
-        let mut numbers = self.numbers();
         let operation = match refused {
             None => "reserve",
             Some(NoCapacity::NoneAvailable { .. }) => "reserve_iop_capacity_failure",
@@ -125,226 +194,117 @@ impl Metrics {
                 "reserve_available_capacity_failure"
             }
         };
-        add(&mut numbers.task_operations, operation, 1);
+        self.task_operations.with_label_values(&[operation]).inc();
     }
 
     pub(super) fn unreserved(&self) {
-        add(&mut self.numbers().task_operations, "unreserve", 1);
+        self.task_operations.with_label_values(&["unreserve"]).inc();
     }
 
     pub(super) fn acquire_timed_out(&self) {
-        add(&mut self.numbers().task_operations, "acquire_timeout", 1);
+        self.task_operations.with_label_values(&["acquire_timeout"]).inc();
     }
 
     pub(super) fn called(&self, action: &Action) {
-        let mut numbers = self.numbers();
+        let count = |counters: &IntCounterVec, operation, n: usize| {
+            counters.with_label_values(&[operation]).inc_by(n as u64);
+        };
         match action {
-            Action::List { .. } => add(&mut numbers.internal_operations, "reconcile", 1),
-            Action::Increase { .. } => {
-                add(&mut numbers.internal_operations, "provision", 1);
-            }
+            Action::List { .. } => count(&self.internal_operations, "reconcile", 1),
+            Action::Increase { .. } => count(&self.internal_operations, "provision", 1),
             Action::Decrease { ids, .. } => {
-                add(&mut numbers.internal_operations, "removal", 1);
-                add(&mut numbers.instance_operations, "delete", ids.len() as u64);
+                count(&self.internal_operations, "removal", 1);
+                count(&self.instance_operations, "delete", ids.len());
             }
-            Action::Suspend { ids, .. } => add(&mut numbers.instance_operations, "suspend", ids.len() as u64),
-            Action::Resume { ids, .. } => add(&mut numbers.instance_operations, "resume", ids.len() as u64),
+            Action::Suspend { ids, .. } => count(&self.instance_operations, "suspend", ids.len()),
+            Action::Resume { ids, .. } => count(&self.instance_operations, "resume", ids.len()),
             _ => {}
         }
     }
 
-    pub(super) fn note(&self, what: &DecisionKind) {
-        let numbers = &mut *self.numbers();
-        numbers.density.record(what);
-        numbers.machines.note(what);
-        match what {
-            DecisionKind::ScaleUpAccepted { accepted: granted, .. } => {
-                add(&mut numbers.instance_operations, "create", u64::from(*granted));
-                add(&mut numbers.scale_operations, "up", u64::from(*granted));
+    pub(super) fn record(&self, decision: &DecisionKind) {
+        self.sharing.record(decision);
+        self.machines.record(decision);
+        match decision {
+            DecisionKind::ScaleUpAccepted { accepted, .. } => {
+                self.instance_operations.with_label_values(&["create"]).inc_by((*accepted).into());
+                self.scale_operations.with_label_values(&["up"]).inc_by((*accepted).into());
             }
             DecisionKind::Discovered {
                 origin: InstanceOrigin::Requested | InstanceOrigin::RequestedLate,
                 after,
                 ..
-            } => numbers.creation.observe(*after),
-            DecisionKind::Running { after, .. } => numbers.is_running.observe(*after),
-            DecisionKind::Ready { after, .. } => numbers.readiness.observe(*after),
+            } => self.creation.observe(after.as_secs_f64()),
+            DecisionKind::Running { after, .. } => self.is_running.observe(after.as_secs_f64()),
+            DecisionKind::Ready { after, .. } => self.readiness.observe(after.as_secs_f64()),
             DecisionKind::Leased { waited, .. } => {
-                add(&mut numbers.task_operations, "acquire", 1);
-                numbers.wait.observe(*waited);
+                self.task_operations.with_label_values(&["acquire"]).inc();
+                self.wait.observe(waited.as_secs_f64());
             }
-            DecisionKind::Released { .. } => add(&mut numbers.task_operations, "release", 1),
-            DecisionKind::Delete { reason: why, .. } => {
-                if matches!(why, RemovalReason::Idle { .. }) {
-                    add(&mut numbers.scale_operations, "down", 1);
+            DecisionKind::Released { .. } => self.task_operations.with_label_values(&["release"]).inc(),
+            DecisionKind::Delete { reason, .. } => {
+                if matches!(reason, RemovalReason::Idle { .. }) {
+                    self.scale_operations.with_label_values(&["down"]).inc();
                 }
-                add(&mut numbers.removals, removal_label(why), 1);
+                self.removals.with_label_values(&[removal_label(reason)]).inc();
             }
-            DecisionKind::Deleted { lifetime: life, deletion, .. } => {
-                numbers.life.observe(*life);
-                if let Some(took) = deletion {
-                    numbers.deletion.observe(*took);
+            DecisionKind::Deleted { lifetime, deletion, .. } => {
+                self.life.observe(lifetime.as_secs_f64());
+                if let Some(duration) = deletion {
+                    self.deletion.observe(duration.as_secs_f64());
                 }
             }
-            DecisionKind::MissingFromList { .. } => numbers.missing_from_list += 1,
-            DecisionKind::CreationFailed { .. } => numbers.creation_failures += 1,
-            DecisionKind::ListFailed { .. } => numbers.list_failures += 1,
-            DecisionKind::Lost { jobs, .. } => numbers.lost_jobs += jobs.len() as u64,
+            DecisionKind::MissingFromList { .. } => self.missing_from_list.inc(),
+            DecisionKind::CreationFailed { .. } => self.creation_failures.inc(),
+            DecisionKind::ListFailed { .. } => self.list_failures.inc(),
+            DecisionKind::Lost { jobs, .. } => self.lost_jobs.inc_by(jobs.len() as u64),
             _ => {}
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
+    /// Updates the gauges from the state of the engine.
     pub(super) fn observe(&self, engine: &Engine) {
-        let tasks = engine.slot_counts();
-        let counts = engine.totals();
-        let mut numbers = self.numbers();
-        numbers.tasks = [
-            ("idle", tasks.idle),
-            ("pending", tasks.pending),
-            ("acquired", tasks.acquired),
-            ("reserved", tasks.reserved),
-            ("unavailable", tasks.unavailable),
-        ]
-        .into();
-        numbers.instances = counts.by_state.into_iter().collect();
-        numbers.machines.observe(counts.machines);
-        numbers.gauges.insert(MAX_INSTANCES, counts.max.map_or(0.0, |max| max as f64));
-        numbers.gauges.insert(DESIRED, counts.desired_change as f64);
-        numbers.gauges.insert(COST, counts.cost_per_hour);
-        numbers.gauges.insert(UNMANAGED, counts.unmanaged as f64);
+        let (slots, totals) = (engine.slot_counts(), engine.totals());
+        for (state, count) in [
+            ("idle", slots.idle),
+            ("pending", slots.pending),
+            ("acquired", slots.acquired),
+            ("reserved", slots.reserved),
+            ("unavailable", slots.unavailable),
+        ] {
+            self.tasks.with_label_values(&[state]).set(gauge_value(count));
+        }
+        for (state, count) in &totals.by_state {
+            self.instances.with_label_values(&[state]).set(gauge_value(*count));
+        }
+        self.machines.observe(&totals.machines);
+        self.max_instances.set(totals.max.map_or(0, gauge_value));
+        self.desired_change.set(totals.desired_change);
+        self.cost.set(totals.cost_per_hour);
+        self.unmanaged.set(gauge_value(totals.unmanaged));
     }
 
     /// Returns all metrics with their current values.
     #[must_use]
-    pub fn families(&self) -> Vec<Family> {
-        let numbers = self.numbers();
-        let mut families = Vec::new();
-        for (name, help) in GAUGES {
-            families.push(one(name, help, Kind::Gauge, numbers.gauges.get(name).copied().unwrap_or(0.0)));
-        }
-        for (name, help, kind, label, values) in [
-            ("fleeting_provisioner_instances", "Instances by state.", Kind::Gauge, "state", &numbers.instances),
-            (
-                "fleeting_provisioner_instance_operations_total",
-                "Operations on instances.",
-                Kind::Counter,
-                "operation",
-                &numbers.instance_operations,
-            ),
-            (
-                "fleeting_provisioner_internal_operations_total",
-                "Calls of the plugin.",
-                Kind::Counter,
-                "operation",
-                &numbers.internal_operations,
-            ),
-            ("fleeting_taskscaler_tasks", "Slots by state.", Kind::Gauge, "state", &numbers.tasks),
-            (
-                "fleeting_taskscaler_task_operations_total",
-                "Operations on slots.",
-                Kind::Counter,
-                "operation",
-                &numbers.task_operations,
-            ),
-            (
-                "fleeting_taskscaler_scale_operations_total",
-                "Instances that were created, and those that were removed because nobody needed them.",
-                Kind::Counter,
-                "operation",
-                &numbers.scale_operations,
-            ),
-            (
-                "muster_taskscaler_removals_total",
-                "Deleted instances by reason.",
-                Kind::Counter,
-                "reason",
-                &numbers.removals,
-            ),
-        ] {
-            families.push(Family { name, help, kind, samples: labelled(label, values) });
-        }
-        for (name, help, value) in [
-            (
-                "fleeting_provisioner_missed_updates_total",
-                "Times that a known instance was missing in a list.",
-                numbers.missing_from_list,
-            ),
-            (
-                "muster_taskscaler_creation_failures_total",
-                "Creations that failed, or gave nothing that got ready.",
-                numbers.creation_failures,
-            ),
-            ("muster_taskscaler_list_failures_total", "Failed attempts to list instances.", numbers.list_failures),
-            ("muster_taskscaler_lost_jobs_total", "Jobs whose instance was lost.", numbers.lost_jobs),
-        ] {
-            families.push(one(name, help, Kind::Counter, to_float(value)));
-        }
-        families.extend(numbers.histograms());
-        families.extend(numbers.density.families());
-        families.extend(numbers.machines.families());
-        families
+    pub fn families(&self) -> Vec<MetricFamily> {
+        self.set.collect()
     }
 }
 
-impl Counters {
-    fn histograms(&self) -> Vec<Family> {
-        let all = [
-            (
-                "fleeting_provisioner_instance_creation_time_seconds",
-                "From the request for an instance to its first sight.",
-                &self.creation,
-            ),
-            (
-                "fleeting_provisioner_instance_is_running_time_seconds",
-                "From the request for an instance until it runs.",
-                &self.is_running,
-            ),
-            (
-                "fleeting_provisioner_instance_deletion_time_seconds",
-                "From the first removal of an instance until it is gone.",
-                &self.deletion,
-            ),
-            (
-                "fleeting_provisioner_instance_life_duration_seconds",
-                "From the first sight of an instance until it is gone.",
-                &self.life,
-            ),
-            (
-                "fleeting_taskscaler_task_instance_readiness_time_seconds",
-                "From running until jobs can have an instance.",
-                &self.readiness,
-            ),
-            ("muster_taskscaler_acquire_wait_seconds", "How long jobs waited for a slot.", &self.wait),
-        ];
-        let family = |(name, help, histogram): (_, _, &Histogram)| Family {
-            name,
-            help,
-            kind: Kind::Histogram,
-            samples: vec![histogram.sample()],
-        };
-        all.into_iter().map(family).collect()
-    }
+/// Returns the configured bucket bounds, or `default` if there are none or they are not in ascending order.
+fn bounds<'a>(configured: &'a [f64], default: &'a [f64]) -> &'a [f64] {
+    let is_valid = !configured.is_empty() && configured.is_sorted_by(|one, next| one < next);
+    if is_valid { configured } else { default }
 }
 
-const MAX_TASKS: &str = "fleeting_taskscaler_max_tasks_per_instance";
-const MAX_USES: &str = "fleeting_taskscaler_max_use_count_per_instance";
-const MAX_INSTANCES: &str = "fleeting_provisioner_max_instances";
-const DESIRED: &str = "fleeting_taskscaler_desired_instances";
-const COST: &str = "muster_taskscaler_cost_per_hour";
-const UNMANAGED: &str = "muster_taskscaler_unmanaged_instances";
-const GAUGES: [(&str, &str); 6] = [
-    (MAX_INSTANCES, "The most instances; 0: no limit."),
-    (MAX_TASKS, "Slots of an instance."),
-    (MAX_USES, "Jobs of an instance in its life; 0: no limit."),
-    (DESIRED, "Instances to create (positive) or to remove (negative)."),
-    (COST, "What the instances cost per hour at most, by the prices that are known."),
-    (UNMANAGED, "Instances in the groups that this manager did not create."),
-];
+/// Converts a count to the type of gauges.
+pub(super) fn gauge_value(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
 
 /// Returns the value of the label `reason` for a deletion.
-fn removal_label(why: &RemovalReason) -> &'static str {
-    match why {
+fn removal_label(reason: &RemovalReason) -> &'static str {
+    match reason {
         RemovalReason::Idle { .. } => "idle",
         RemovalReason::MaxUsesReached { .. } => "max_uses_reached",
         RemovalReason::Unhealthy { .. } => "unhealthy",
@@ -363,26 +323,4 @@ fn removal_label(why: &RemovalReason) -> &'static str {
         RemovalReason::Shutdown => "shutdown",
         RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. } => "operator",
     }
-}
-
-fn add(values: &mut Labelled, name: &'static str, n: u64) {
-    *values.entry(name).or_default() += n;
-}
-
-fn one(name: &'static str, help: &'static str, kind: Kind, value: f64) -> Family {
-    Family { name, help, kind, samples: vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }] }
-}
-
-fn labelled(label: &'static str, values: &Labelled) -> Vec<Sample> {
-    let sample = |(name, value): (&&'static str, &u64)| Sample {
-        labels: vec![(label, (*name).to_owned())],
-        value: to_float(*value),
-        buckets: Vec::new(),
-    };
-    values.iter().map(sample).collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^52 is none that anyone reads")]
-fn to_float(value: u64) -> f64 {
-    value as f64
 }

@@ -20,13 +20,13 @@ mod command;
 mod context;
 mod deferred_group;
 mod environments;
-mod family;
 mod file_ledger;
 mod handle;
 mod host;
 mod lease;
 mod ledger_writer;
 mod machines;
+mod metric_set;
 mod metrics;
 mod sharing_metrics;
 mod store;
@@ -35,10 +35,12 @@ mod task;
 mod tests;
 
 pub use deferred_group::DeferredGroup;
-pub use family::{Family, Histogram, Kind, Sample};
 pub use file_ledger::FileLedger;
 pub use handle::{Scaler, StartError};
-pub use host::{HostStatus, InstanceGroupPort, NoAnswer, Prepare, ReadyWhenReachable, StartingInstance};
-pub use lease::{AcquireError, LeaseHandle, Reservation};
+pub use host::{
+    ConnectInfoError, HostStatus, InstanceGroupPort, NoAnswer, Prepare, ReadyWhenReachable, StartingInstance,
+};
+pub use lease::{AcquireError, LeaseHandle, PrepareJobError, Reservation};
+pub use metric_set::MetricSet;
 pub use metrics::{Buckets, Metrics};
 pub use store::{LedgerError, LedgerStore, MemoryLedger};

@@ -1,9 +1,8 @@
 //! Metrics about jobs that share an instance: how densely they are placed, and how much they slow each other down.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use prometheus::{Histogram, HistogramVec, IntCounterVec};
 
-use super::family::{Family, Histogram, Kind, Sample};
+use super::metric_set::MetricSet;
 use crate::decision::DecisionKind;
 use crate::resources::JobUsage;
 
@@ -12,130 +11,104 @@ const RATIOS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
 const TIMES: [f64; 10] = [0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
 const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
 /// Ranges of the average number of neighbors: the upper bound of each, and its label.
-const NEIGHBOURS: [(f64, &str); 5] = [(0.5, "0"), (1.5, "1"), (3.5, "2-3"), (7.5, "4-7"), (f64::INFINITY, "8+")];
+const NEIGHBORS: [(f64, &str); 5] = [(0.5, "0"), (1.5, "1"), (3.5, "2-3"), (7.5, "4-7"), (f64::INFINITY, "8+")];
 
-/// State of the metrics.
+/// Metrics about jobs that share an instance.
 #[derive(Debug)]
 pub(super) struct SharingMetrics {
     /// Number of jobs on the instance when one starts, including that one.
     jobs: Histogram,
     /// Number of slots per job.
     slots: Histogram,
-    pressure: BTreeMap<&'static str, Histogram>,
-    slowdown: BTreeMap<&'static str, Histogram>,
-    sticky: [u64; 2],
+    pressure: HistogramVec,
+    slowdown: HistogramVec,
+    sticky: IntCounterVec,
 }
 
 impl SharingMetrics {
-    pub(super) fn new() -> Self {
-        let all = |names: &[&'static str], bounds: &[f64]| {
-            names.iter().map(|name| (*name, Histogram::new(&[bounds]))).collect()
+    pub(super) fn new(set: &mut MetricSet) -> Self {
+        let metrics = Self {
+            jobs: set.histogram(
+                "muster_taskscaler_instance_jobs",
+                "Number of jobs on an instance when a job starts there, including that job.",
+                &COUNTS,
+            ),
+            slots: set.histogram("muster_taskscaler_job_slots", "Number of slots per job.", &COUNTS),
+            pressure: set.histograms(
+                "muster_taskscaler_job_pressure_ratio",
+                "Fraction of a job's run time in which some of its processes waited for a resource.",
+                &RATIOS,
+                "resource",
+                &RESOURCES,
+            ),
+            slowdown: set.histograms(
+                "muster_taskscaler_job_slowdown_ratio",
+                "Run time of a job divided by the usual run time alone, by its average number of neighbors.",
+                &TIMES,
+                "neighbors",
+                &NEIGHBORS.map(|(_, label)| label),
+            ),
+            sticky: set.counters(
+                "muster_taskscaler_sticky_context_lookups_total",
+                "Jobs that found their sticky context on the instance (hit) or did not (miss).",
+                &["result"],
+            ),
         };
-        Self {
-            jobs: Histogram::new(&[&COUNTS]),
-            slots: Histogram::new(&[&COUNTS]),
-            pressure: all(&RESOURCES, &RATIOS),
-            slowdown: all(&NEIGHBOURS.map(|(_, name)| name), &TIMES),
-            sticky: [0, 0],
+        for result in ["hit", "miss"] {
+            metrics.sticky.with_label_values(&[result]);
         }
+        metrics
     }
 
-    pub(super) fn record(&mut self, what: &DecisionKind) {
-        match what {
+    pub(super) fn record(&self, decision: &DecisionKind) {
+        match decision {
             DecisionKind::Leased { slots, jobs, sticky, .. } => {
-                self.jobs.observe_number(f64::from(*jobs));
-                self.slots.observe_number(f64::from(*slots));
-                if let (Some(found), [misses, hits]) = (sticky, &mut self.sticky) {
-                    *if *found { hits } else { misses } += 1;
+                self.jobs.observe(f64::from(*jobs));
+                self.slots.observe(f64::from(*slots));
+                if let Some(found) = sticky {
+                    self.sticky.with_label_values(&[if *found { "hit" } else { "miss" }]).inc();
                 }
             }
-            DecisionKind::JobUsage { usage: used, neighbors: neighbours, slowdown: slow_down, .. } => {
-                self.waited(used);
-                let name = NEIGHBOURS.iter().find(|(most, _)| neighbours <= most).map(|(_, name)| *name);
-                let of = name.and_then(|name| self.slowdown.get_mut(name));
-                if let (Some(histogram), Some(times)) = (of, slow_down) {
-                    histogram.observe_number(*times);
+            DecisionKind::JobUsage { usage, neighbors, slowdown, .. } => {
+                self.record_pressure(usage);
+                let range = NEIGHBORS.iter().find(|(max, _)| neighbors <= max);
+                if let (Some((_, label)), Some(slowdown)) = (range, slowdown) {
+                    self.slowdown.with_label_values(&[label]).observe(*slowdown);
                 }
             }
             _ => {}
         }
     }
 
-    fn waited(&mut self, used: &JobUsage) {
-        if used.wall.is_zero() {
+    fn record_pressure(&self, usage: &JobUsage) {
+        if usage.wall.is_zero() {
             return;
         }
-        let stalled = used.stalled;
-        for (name, time) in RESOURCES.into_iter().zip([stalled.cpu, stalled.memory, stalled.io]) {
-            let part = time.map(|time: Duration| time.as_secs_f64() / used.wall.as_secs_f64());
-            if let (Some(part), Some(histogram)) = (part, self.pressure.get_mut(name)) {
-                histogram.observe_number(part);
+        let stalled = usage.stalled;
+        for (resource, time) in RESOURCES.into_iter().zip([stalled.cpu, stalled.memory, stalled.io]) {
+            if let Some(time) = time {
+                let ratio = time.as_secs_f64() / usage.wall.as_secs_f64();
+                self.pressure.with_label_values(&[resource]).observe(ratio);
             }
         }
-    }
-
-    pub(super) fn families(&self) -> Vec<Family> {
-        let one = |name, help, histogram: &Histogram| Family {
-            name,
-            help,
-            kind: Kind::Histogram,
-            samples: vec![histogram.sample()],
-        };
-        let labelled = |name, help, label, all: &BTreeMap<&'static str, Histogram>| Family {
-            name,
-            help,
-            kind: Kind::Histogram,
-            samples: all
-                .iter()
-                .map(|(value, histogram)| Sample { labels: vec![(label, (*value).to_owned())], ..histogram.sample() })
-                .collect(),
-        };
-        let [misses, hits] = self.sticky;
-        #[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^52 is none that anyone reads")]
-        let sticky = [("hit", hits), ("miss", misses)].map(|(value, count)| Sample {
-            labels: vec![("result", value.to_owned())],
-            value: count as f64,
-            buckets: Vec::new(),
-        });
-        vec![
-            one(
-                "muster_taskscaler_instance_jobs",
-                "Jobs on an instance when one starts there, with that one.",
-                &self.jobs,
-            ),
-            one("muster_taskscaler_job_slots", "Slots that a job takes.", &self.slots),
-            labelled(
-                "muster_taskscaler_job_pressure_ratio",
-                "Part of a job's time in which something of it waited for a resource.",
-                "resource",
-                &self.pressure,
-            ),
-            labelled(
-                "muster_taskscaler_job_slowdown_ratio",
-                "Run time of a job divided by the usual run time alone, by its average number of neighbors.",
-                "neighbors",
-                &self.slowdown,
-            ),
-            Family {
-                name: "muster_taskscaler_sticky_context_lookups_total",
-                help: "Jobs that found their sticky context on the instance (`hit`), or did not (`miss`).",
-                kind: Kind::Counter,
-                samples: sticky.into(),
-            },
-        ]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use prometheus::proto::LabelPair;
+
     use super::*;
     use crate::resources::PressureStall;
     use crate::types::{GroupId, TaskKey};
     use muster_fleeting::model::InstanceId;
 
     #[test]
-    fn density_contention_and_slow_down_are_numbers() {
-        let mut density = SharingMetrics::new();
+    fn records_density_pressure_and_slowdown() {
+        let mut set = MetricSet::default();
+        let density = SharingMetrics::new(&mut set);
         for (jobs, sticky) in [(1, None), (4, Some(true)), (4, Some(false))] {
             density.record(&DecisionKind::Leased {
                 key: TaskKey::new("a"),
@@ -156,22 +129,23 @@ mod tests {
             neighbors: 2.6,
             slowdown: Some(1.4),
         });
-        let families = density.families();
-        let family = |name: &str| families.iter().find(|family| family.name.ends_with(name)).unwrap();
-        let sum = |name: &str, label: &str| {
-            let samples = &family(name).samples;
-            let of = |sample: &&Sample| sample.labels.first().map_or("", |(_, value)| value) == label;
-            samples.iter().find(of).map(|sample| (sample.value, sample.buckets.last().map_or(0, |(_, count)| *count)))
+        let families = set.collect();
+        let series = |name: &str, label: &str| {
+            let family = families.iter().find(|family| family.name().ends_with(name)).unwrap();
+            let mut series = family.get_metric().iter();
+            series.find(|metric| metric.get_label().first().map_or("", LabelPair::value) == label).unwrap().clone()
         };
-        assert_eq!(sum("instance_jobs", ""), Some((9.0, 3)));
-        assert_eq!(sum("job_slots", ""), Some((6.0, 3)));
-        assert_eq!(sum("job_pressure_ratio", "cpu"), Some((0.5, 1)));
-        assert_eq!(sum("job_pressure_ratio", "memory"), Some((0.0, 0)), "the kernel does not count it");
-        assert_eq!(sum("job_slowdown_ratio", "2-3"), Some((1.4, 1)));
-        assert_eq!(sum("job_slowdown_ratio", "1"), Some((0.0, 0)));
-        assert_eq!(
-            [sum("sticky_context_lookups_total", "hit"), sum("sticky_context_lookups_total", "miss")],
-            [Some((1.0, 0)); 2]
-        );
+        let sum = |name: &str, label: &str| {
+            let histogram = series(name, label).get_histogram().clone();
+            (histogram.get_sample_sum(), histogram.get_sample_count())
+        };
+        let count = |result: &str| series("sticky_context_lookups_total", result).get_counter().get_value();
+        assert_eq!(sum("instance_jobs", ""), (9.0, 3));
+        assert_eq!(sum("job_slots", ""), (6.0, 3));
+        assert_eq!(sum("job_pressure_ratio", "cpu"), (0.5, 1));
+        assert_eq!(sum("job_pressure_ratio", "memory"), (0.0, 0), "the kernel does not count it");
+        assert_eq!(sum("job_slowdown_ratio", "2-3"), (1.4, 1));
+        assert_eq!(sum("job_slowdown_ratio", "1"), (0.0, 0));
+        assert_eq!(["hit", "miss"].map(count), [1.0, 1.0]);
     }
 }

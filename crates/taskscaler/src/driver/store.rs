@@ -44,22 +44,17 @@ pub enum LedgerError {
         /// Latest supported version.
         known: u32,
     },
-    /// Error of another kind of storage.
-    #[error("scaler ledger: {0}")]
-    Other(String),
+    /// A row cannot be encoded, which is a bug.
+    #[error("failed to encode a row of the scaler ledger")]
+    Encode(#[source] serde_json::Error),
 }
 
 impl LedgerError {
     /// Returns the message followed by those of its causes.
     pub(crate) fn with_causes(&self) -> String {
         let error: &dyn std::error::Error = self;
-        let mut text = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
-        }
-        text
+        let chain = std::iter::successors(Some(error), |error| error.source());
+        chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) struct ScalerTask {
     pub(super) reservations: HashMap<TaskKey, Arc<AtomicBool>>,
     /// Operator actions that wait for a reply, by number.
     operator_requests: HashMap<u64, oneshot::Sender<OperatorResult>>,
-    asked: u64,
+    last_operator_request: u64,
     origin: Instant,
     shutdown: Option<Shutdown>,
     capacity: CapacityNotifier,
@@ -78,14 +78,11 @@ impl ScalerTask {
         metrics: Arc<Metrics>,
         received: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
-        let (origin, room) = (Instant::now(), CapacityNotifier::new(shared.capacity_changes.clone()));
+        let (origin, capacity) = (Instant::now(), CapacityNotifier::new(shared.capacity_changes.clone()));
         let now = Now { at: START, unix: (shared.wall)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
-            tracing::warn!(
-                ?row,
-                "the books have an entry of a group that is not configured any more; its instances are left alone"
-            );
+            tracing::warn!(?row, "ledger contains a group that is no longer configured, ignoring its instances");
         }
         Self {
             engine,
@@ -102,10 +99,10 @@ impl ScalerTask {
             losses: HashMap::new(),
             reservations: HashMap::new(),
             operator_requests: HashMap::new(),
-            asked: 0,
+            last_operator_request: 0,
             origin,
             shutdown: None,
-            capacity: room,
+            capacity,
         }
     }
 
@@ -132,19 +129,19 @@ impl ScalerTask {
                 .engine
                 .next_wake(now)
                 .into_iter()
-                .chain(self.capacity.again())
+                .chain(self.capacity.check_at())
                 .min()
                 .map_or(Duration::from_secs(3600), |at| at.since(now.at));
-            let until = self.shutdown.as_ref().map(|ending| ending.until);
+            let until = self.shutdown.as_ref().map(|shutdown| shutdown.until);
             tokio::select! {
                 command = self.received.recv() => match command {
                     Some(command) => {
                         self.command(command);
-                        self.more();
+                        self.handle_pending_commands();
                     }
                     None => break,
                 },
-                Some(done) = self.calls.join_next_with_id() => self.answered(done),
+                Some(done) = self.calls.join_next_with_id() => self.call_finished(done),
                 Some(changed) = self.watches.join_next() => if let Ok((group, mut status)) = changed {
                     let now = status.borrow_and_update().clone();
                     self.status_changed(group, now);
@@ -159,20 +156,20 @@ impl ScalerTask {
         self.end().await;
     }
 
-    /// Handles all commands that have arrived by now, so that they share one write of the ledger.
-    fn more(&mut self) {
+    /// Handles commands that have arrived meanwhile, so that all of them share one write of the ledger.
+    fn handle_pending_commands(&mut self) {
         for _ in 0..MAX_EVENTS_PER_WRITE {
             let Ok(command) = self.received.try_recv() else { return };
             self.command(command);
         }
     }
 
-    fn answered(&mut self, done: Result<(task::Id, Event), task::JoinError>) {
+    fn call_finished(&mut self, done: Result<(task::Id, Event), task::JoinError>) {
         let failed = self.called.remove(&done.as_ref().map_or_else(task::JoinError::id, |(task, _)| *task));
         let event = match done {
             Ok((_, event)) => Some(event),
             Err(error) => {
-                tracing::error!(%error, "a call of a plugin ended in a panic");
+                tracing::error!(%error, "plugin call panicked, which is a bug");
                 failed
             }
         };
@@ -206,12 +203,12 @@ impl ScalerTask {
                 self.metrics.reserved(reserved.as_ref().err());
                 self.capacity.record(&reserved);
                 let commands = self.shared.commands.clone();
-                let promised = |()| {
-                    let withdrawn = Arc::<AtomicBool>::default();
-                    self.reservations.insert(key.clone(), Arc::clone(&withdrawn));
-                    Reservation { key, commands, revoked: withdrawn, used: false }
+                let reservation = |()| {
+                    let revoked = Arc::<AtomicBool>::default();
+                    self.reservations.insert(key.clone(), Arc::clone(&revoked));
+                    Reservation { key, commands, revoked, used: false }
                 };
-                let _ = reply.send(reserved.map(promised));
+                let _ = reply.send(reserved.map(reservation));
             }
             Command::Admit { key } => self.engine.admit(key),
             Command::Rename { from, to } => {
@@ -231,10 +228,10 @@ impl ScalerTask {
                     }
                 }
             }
-            Command::Environment(asked) => self.environment(now, asked),
+            Command::Environment(query) => self.handle_environment_query(now, query),
             Command::TimedOut { key, reply } => {
                 self.metrics.acquire_timed_out();
-                let _ = reply.send(self.why_waiting(now, &key));
+                let _ = reply.send(self.explain_waiting(now, &key));
                 self.give_up(now, key);
             }
             Command::GiveUp { key } => self.give_up(now, key),
@@ -248,17 +245,17 @@ impl ScalerTask {
                 }
                 self.engine.handle(now, event);
             }
-            Command::Operate { group, id, action: act, by, reply } => {
-                self.asked += 1;
-                let question = self.asked;
-                self.operator_requests.insert(question, reply);
-                self.engine.handle(now, Event::Operator { request: question, group, id, action: act, by });
+            Command::Operate { group, id, action, by, reply } => {
+                self.last_operator_request += 1;
+                let request = self.last_operator_request;
+                self.operator_requests.insert(request, reply);
+                self.engine.handle(now, Event::Operator { request, group, id, action, by });
             }
             Command::Status { reply } => {
                 let _ = reply.send(self.status(now));
             }
             Command::ExplainWaiting { key, reply } => {
-                let _ = reply.send(self.why_waiting(now, &key));
+                let _ = reply.send(self.explain_waiting(now, &key));
             }
             Command::Shutdown { limit, reply } => {
                 self.engine.handle(now, Event::Stop);
@@ -297,8 +294,8 @@ impl ScalerTask {
                 debug_assert!(false, "{violation}");
             }
             let decisions = self.engine.decisions();
-            let told: Vec<HistoryEntry> = decisions.into_iter().map(|decision| self.note(&decision)).collect();
-            let mut actions = self.ledger.add(self.engine.changes(), told, self.engine.actions());
+            let history: Vec<HistoryEntry> = decisions.into_iter().map(|decision| self.record(&decision)).collect();
+            let mut actions = self.ledger.add(self.engine.changes(), history, self.engine.actions());
             actions.extend(self.ledger.advance().await);
             if actions.is_empty() {
                 break;
@@ -329,10 +326,10 @@ impl ScalerTask {
         status
     }
 
-    fn why_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
+    fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
         let wait = self.engine.explain_waiting(now, key);
-        let Some(trouble) = self.ledger.write_error() else { return wait };
-        let nobody = || WaitReason {
+        let Some(write_error) = self.ledger.write_error() else { return wait };
+        let not_queued = || WaitReason {
             waiting_ms: 0,
             queue_position: 0,
             booting: 0,
@@ -340,47 +337,47 @@ impl ScalerTask {
             scale_up_blocked: Vec::new(),
         };
         // The engine may have assigned slots already, but the request waits until the ledger contains the assignment.
-        let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(nobody))?;
-        wait.scale_up_blocked.push(trouble);
+        let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(not_queued))?;
+        wait.scale_up_blocked.push(write_error);
         Some(wait)
     }
 
     /// Counts and logs a decision. Returns its entry in the history.
-    fn note(&self, decision: &Decision) -> HistoryEntry {
-        self.metrics.note(&decision.kind);
+    fn record(&self, decision: &Decision) -> HistoryEntry {
+        self.metrics.record(&decision.kind);
         let groups = &self.engine.config().groups;
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
-        let told = HistoryEntry::from_decision(decision, name);
+        let entry = HistoryEntry::from_decision(decision, name);
         match &decision.kind {
             // These blocks are normal: a limit on the creation rate, or the first moments after a start.
             DecisionKind::ScaleUpBlocked { reasons, .. }
-                if reasons.iter().all(|(_, hold)| {
+                if reasons.iter().all(|(_, block)| {
                     matches!(
-                        hold,
+                        block,
                         ScaleUpBlock::PartialGrant
                             | ScaleUpBlock::Throttled
                             | ScaleUpBlock::NotListedYet { error: None }
                     )
                 }) =>
             {
-                tracing::debug!(decision = told.text, group = told.group, "taskscaler");
+                tracing::debug!(decision = entry.text, group = entry.group, "scaler decision");
             }
             DecisionKind::CreationFailed { .. }
             | DecisionKind::ListFailed { .. }
             | DecisionKind::ScaleUpBlocked { .. }
             | DecisionKind::Lost { .. }
             | DecisionKind::DeletionStuck { .. } => {
-                tracing::warn!(decision = told.text, group = told.group, "taskscaler");
+                tracing::warn!(decision = entry.text, group = entry.group, "scaler decision");
             }
             DecisionKind::Leased { .. }
             | DecisionKind::Released { .. }
             | DecisionKind::ScaleUpAccepted { .. }
             | DecisionKind::Running { .. } => {
-                tracing::debug!(decision = told.text, group = told.group, "taskscaler");
+                tracing::debug!(decision = entry.text, group = entry.group, "scaler decision");
             }
-            _ => tracing::info!(decision = told.text, group = told.group, "taskscaler"),
+            _ => tracing::info!(decision = entry.text, group = entry.group, "scaler decision"),
         }
-        told
+        entry
     }
 
     fn perform(&mut self, action: Action) {
@@ -396,28 +393,28 @@ impl ScalerTask {
                     let _ = reply.send(Ok(lease));
                 }
             }
-            Action::Lost { key, reason: cause } => {
-                if let Some(told) = self.losses.remove(&key) {
-                    told.send_replace(Some(cause));
+            Action::Lost { key, reason } => {
+                if let Some(loss) = self.losses.remove(&key) {
+                    loss.send_replace(Some(reason));
                 }
             }
             Action::EnvironmentSaved { key } => self.environment_saved(&key),
-            Action::ResumeFailed { key, error: why } => self.resume_failed(&key, why),
+            Action::ResumeFailed { key, error } => self.resume_failed(&key, error),
             Action::RevokeReservation { key } => {
-                if let Some(withdrawn) = self.reservations.remove(&key) {
-                    withdrawn.store(true, Ordering::Relaxed);
-                    self.shared.capacity_changes.send_modify(|times| *times += 1);
+                if let Some(revoked) = self.reservations.remove(&key) {
+                    revoked.store(true, Ordering::Relaxed);
+                    self.shared.capacity_changes.send_modify(|count| *count += 1);
                 }
             }
-            Action::OperatorReply { request: question, result: answer } => {
-                if let Some(reply) = self.operator_requests.remove(&question) {
+            Action::OperatorReply { request, result } => {
+                if let Some(reply) = self.operator_requests.remove(&request) {
                     // The operator may have stopped waiting.
-                    let _ = reply.send(answer);
+                    let _ = reply.send(result);
                 }
             }
             Action::ForgetInstance { group, id } => self.shared.forget(group, &id),
             call => {
-                let Some(call) = call::of(&self.engine, &self.shared, &self.prepare, call) else { return };
+                let Some(call) = call::plugin_call(&self.engine, &self.shared, &self.prepare, call) else { return };
                 self.metrics.called(&call.action);
                 let failed = call.failed();
                 let task = self.calls.spawn(call.execute()).id();
@@ -428,28 +425,29 @@ impl ScalerTask {
 
     /// Returns true if the shutdown can complete: its timeout has passed, or nothing is left to do.
     fn is_over(&self) -> bool {
-        let Some(ending) = &self.shutdown else { return false };
-        if Instant::now() >= ending.until {
+        let Some(shutdown) = &self.shutdown else { return false };
+        if Instant::now() >= shutdown.until {
             return true;
         }
         let status = self.engine.status(self.now());
-        let going = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
+        let is_leaving = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
         // Requested instances that appear later would not be deleted.
-        let to_come = self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.requested > 0);
+        let may_appear =
+            self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.requested > 0);
         let written = !self.ledger.has_pending_writes();
-        written && status.slots.acquired == 0 && !to_come && !status.instances.iter().any(going)
+        written && status.slots.acquired == 0 && !may_appear && !status.instances.iter().any(is_leaving)
     }
 
     async fn end(mut self) {
         self.calls.shutdown().await;
         self.watches.shutdown().await;
-        let left = self.engine.status(self.now()).instances;
+        let remaining = self.engine.status(self.now()).instances;
         let hosts = std::mem::take(&mut *self.shared.hosts.lock().unwrap_or_else(PoisonError::into_inner));
         for host in hosts {
             host.stop().await;
         }
-        if let Some(ending) = self.shutdown.take() {
-            let _ = ending.reply.send(left);
+        if let Some(shutdown) = self.shutdown.take() {
+            let _ = shutdown.reply.send(remaining);
         }
     }
 }

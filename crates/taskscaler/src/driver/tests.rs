@@ -22,15 +22,15 @@ mod waiting;
 struct Cloud {
     plugin: watch::Sender<HostStatus>,
     machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
-    made: AtomicU32,
+    created: AtomicU32,
     /// Number of next calls of `connect_info` that crash the plugin.
-    fatal: AtomicU32,
+    crashing_calls: AtomicU32,
     /// Number of next calls of `increase` that panic.
-    defects: AtomicU32,
+    panicking_calls: AtomicU32,
     /// State of new instances.
-    born: Mutex<InstanceState>,
+    initial_state: Mutex<InstanceState>,
     /// Whether delete calls have no effect.
-    keeps: AtomicBool,
+    ignores_deletions: AtomicBool,
 }
 
 const UP: HostStatus = HostStatus::Up { max_size: 0 };
@@ -40,11 +40,11 @@ impl Cloud {
         Arc::new(Self {
             plugin: watch::Sender::new(UP),
             machines: Mutex::default(),
-            made: AtomicU32::new(0),
-            fatal: AtomicU32::new(0),
-            defects: AtomicU32::new(0),
-            born: Mutex::new(InstanceState::Running),
-            keeps: AtomicBool::new(false),
+            created: AtomicU32::new(0),
+            crashing_calls: AtomicU32::new(0),
+            panicking_calls: AtomicU32::new(0),
+            initial_state: Mutex::new(InstanceState::Running),
+            ignores_deletions: AtomicBool::new(false),
         })
     }
 
@@ -77,26 +77,28 @@ impl InstanceGroupPort for Cloud {
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
         self.is_up().map_err(|error| error.to_string())?;
-        let sound =
-            self.defects.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err();
-        assert!(sound, "a defect of the adapter");
+        let works = self
+            .panicking_calls
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .is_err();
+        assert!(works, "simulated bug of the adapter");
         for _ in 0..n {
-            let id = InstanceId::new(format!("i{}", self.made.fetch_add(1, Ordering::Relaxed)));
-            self.machines.lock().unwrap().insert(id, *self.born.lock().unwrap());
+            let id = InstanceId::new(format!("i{}", self.created.fetch_add(1, Ordering::Relaxed)));
+            self.machines.lock().unwrap().insert(id, *self.initial_state.lock().unwrap());
         }
         Ok(n)
     }
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         self.is_up().map_err(|error| error.to_string())?;
-        let keeps = self.keeps.load(Ordering::Relaxed);
-        self.machines.lock().unwrap().retain(|id, _| keeps || !ids.contains(id));
+        let ignored = self.ignores_deletions.load(Ordering::Relaxed);
+        self.machines.lock().unwrap().retain(|id, _| ignored || !ids.contains(id));
         Ok(ids.to_vec())
     }
 
     async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
         self.is_up()?;
-        if self.fatal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+        if self.crashing_calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             self.crash();
             return Err(NoAnswer::Plugin("it crashed".to_owned()));
         }
@@ -137,7 +139,7 @@ async fn seconds(seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_is_down_costs_no_healthy_machine() {
+async fn healthy_instances_survive_plugin_downtime() {
     let cloud = Cloud::new();
     let scaler = scaler(&cloud, 4).await;
     seconds(60).await;
@@ -154,30 +156,30 @@ async fn a_plugin_that_is_down_costs_no_healthy_machine() {
     seconds(600).await;
     cloud.plugin.send_replace(UP);
     seconds(60).await;
-    assert_eq!((cloud.ids(), cloud.made.load(Ordering::Relaxed)), (before, 4));
+    assert_eq!((cloud.ids(), cloud.created.load(Ordering::Relaxed)), (before, 4));
     assert_eq!(states(&scaler).await, ["ready"; 4]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_gets_ready_waits_for_its_plugin() {
+async fn preparation_waits_for_crashed_plugin() {
     let cloud = Cloud::new();
-    cloud.fatal.store(2, Ordering::Relaxed);
+    cloud.crashing_calls.store(2, Ordering::Relaxed);
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..2 {
         seconds(300).await;
-        assert!(cloud.is_up().is_err(), "the question for its details ended the plugin");
+        assert!(cloud.is_up().is_err(), "the call for its connection details crashed the plugin");
         assert_eq!(states(&scaler).await, ["preparing"]);
         cloud.plugin.send_replace(UP);
     }
     seconds(30).await;
     assert_eq!(states(&scaler).await, ["ready"]);
-    assert_eq!(cloud.made.load(Ordering::Relaxed), 1, "it was not replaced");
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the instance was not replaced");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_whose_details_end_the_plugin_each_time_goes() {
+async fn instance_that_always_crashes_plugin_is_replaced() {
     let cloud = Cloud::new();
-    cloud.fatal.store(5, Ordering::Relaxed);
+    cloud.crashing_calls.store(5, Ordering::Relaxed);
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..10 {
         seconds(10).await;
@@ -190,9 +192,9 @@ async fn a_machine_whose_details_end_the_plugin_each_time_goes() {
 /// The instances of a call that panicked may exist, as after a call that failed. So the engine waits for them before it requests
 /// them again.
 #[tokio::test(start_paused = true)]
-async fn a_call_that_ends_in_a_panic_is_one_that_failed() {
+async fn panicking_call_counts_as_failed() {
     let cloud = Cloud::new();
-    cloud.defects.store(1, Ordering::Relaxed);
+    cloud.panicking_calls.store(1, Ordering::Relaxed);
     let scaler = scaler(&cloud, 2).await;
     seconds(600).await;
     assert_eq!(states(&scaler).await, ["ready"; 2]);
@@ -200,16 +202,16 @@ async fn a_call_that_ends_in_a_panic_is_one_that_failed() {
 
 /// The holder of a revoked reservation is notified, and a job that was received for one still gets a slot.
 #[tokio::test(start_paused = true)]
-async fn a_promise_is_withdrawn_when_nothing_stands_behind_it() {
+async fn reservation_is_revoked_when_plugin_goes_down() {
     use crate::types::{SlotRequest, TaskKey};
     let cloud = Cloud::new();
     let scaler = scaler(&cloud, 0).await;
     seconds(60).await;
-    let mut room = scaler.room();
+    let mut capacity_changes = scaler.capacity_changes();
     let [unused, used] =
         [scaler.reserve(TaskKey::new("a")).await.unwrap(), scaler.reserve(TaskKey::new("b")).await.unwrap()];
     cloud.crash();
-    tokio::time::timeout(Duration::from_secs(60), room.changed()).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(60), capacity_changes.changed()).await.unwrap().unwrap();
     assert!(unused.is_revoked() && used.is_revoked());
     drop(unused);
     cloud.plugin.send_replace(UP);

@@ -58,7 +58,7 @@ pub(super) struct CreationControl {
 impl CreationControl {
     pub(super) fn new(config: &GroupConfig, at: Time) -> Self {
         Self {
-            bucket: TokenBucket::of(config.throttle, config.max_instances, at),
+            bucket: TokenBucket::from_config(config.throttle, config.max_instances, at),
             bucket_max: Some(config.max_instances),
             calls: TokenBucket::new(CALLS_PER_SECOND, CALLS_BURST, at),
             creation: Backoff::default(),
@@ -72,7 +72,7 @@ impl CreationControl {
     /// Applies the maximum number of instances. A restarted plugin with the same maximum does not get a new burst.
     pub(super) fn set_max_instances(&mut self, config: &GroupConfig, max: u32, at: Time) {
         if self.bucket_max != Some(max) {
-            self.bucket = TokenBucket::of(config.throttle, max, at);
+            self.bucket = TokenBucket::from_config(config.throttle, max, at);
             self.bucket_max = Some(max);
         }
     }

@@ -159,7 +159,7 @@ impl IdlePlan {
             RowKey::ForecastIdle { day } => {
                 Some(Row::ForecastIdle { slot_seconds: forecast.idle_slot_seconds_on(*day)? })
             }
-            RowKey::SlotDemand { bucket } => Some(Row::SlotDemand { max_slots: forecast.most(*bucket)? }),
+            RowKey::SlotDemand { bucket } => Some(Row::SlotDemand { max_slots: forecast.demand(*bucket)? }),
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ use muster_fleeting::model::InstanceId;
 use super::suspend::{MAX_LIST_AGE, Suspension};
 use crate::ledger::{Intent, Row};
 use crate::suspend::SuspendedEnvironment;
-use crate::time::{Now, Time};
+use crate::time::{Now, Time, milliseconds};
 use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Number of consecutive lists without an instance after which it is lost.
@@ -352,7 +352,7 @@ impl Instance {
     /// Starts to count idle time. After a restart, up to `max_counted` of the idle time before it counts.
     pub(super) fn start_idle_time(&mut self, now: Now, max_counted: Duration) {
         if self.was_idle_before_restart {
-            let max_counted = u64::try_from(max_counted.as_millis()).unwrap_or(u64::MAX);
+            let max_counted = milliseconds(max_counted);
             let earliest = Time::from_millis(now.at.as_millis().saturating_sub(max_counted));
             self.idle_since = self.idle_since.max(earliest);
         } else {

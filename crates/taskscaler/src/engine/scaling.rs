@@ -7,7 +7,7 @@ use super::{Engine, suspend};
 use crate::decision::{DecisionKind, ScaleUpBlock};
 use crate::event::Action;
 use crate::formula::{self, Inputs};
-use crate::time::{Now, Time};
+use crate::time::{Now, Time, milliseconds};
 use crate::types::{GroupId, RemovalReason};
 
 /// Maximum number of idle instances of a group that are considered in one step.
@@ -172,7 +172,7 @@ impl Engine {
                 if slots > surplus {
                     continue;
                 }
-                let idle_ms = u64::try_from(now.at.since(since).as_millis()).unwrap_or(u64::MAX);
+                let idle_ms = milliseconds(now.at.since(since));
                 self.delete(now, index, RemovalReason::Idle { idle_ms });
                 surplus -= slots;
             }

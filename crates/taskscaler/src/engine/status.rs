@@ -9,7 +9,7 @@ use super::instance::{Instance, InstancePhase};
 use super::inventory::Inventory;
 use super::queue::Queue;
 use crate::decision::ScaleUpBlock;
-use crate::time::Now;
+use crate::time::{Now, milliseconds};
 use crate::types::{GroupId, TaskKey};
 
 /// Number of slots by state, as in the metric `fleeting_taskscaler_tasks`.
@@ -195,8 +195,8 @@ impl InstanceStatus {
             group,
             state: state.to_owned(),
             reason,
-            state_age_ms: millis(now.at.since(instance.since)),
-            age_ms: millis(now.at.since(instance.first_seen)),
+            state_age_ms: milliseconds(now.at.since(instance.since)),
+            age_ms: milliseconds(now.at.since(instance.first_seen)),
             job_count: instance.job_count,
             failures: instance.failures,
             slots: slots.filter_map(|(slot, key)| Some(SlotStatus { slot, key: key.as_ref()?.to_string() })).collect(),
@@ -261,7 +261,7 @@ impl StatusView<'_> {
     pub(super) fn wait_reason(&self, key: &TaskKey) -> Option<WaitReason> {
         let request = self.queue.get(key)?;
         Some(WaitReason {
-            waiting_ms: millis(self.now.at.since(request.since)),
+            waiting_ms: milliseconds(self.now.at.since(request.since)),
             queue_position: self.queue.position(key),
             booting: self.inventory.booting(),
             next_ready_in_ms: self.next_ready_in_ms(),
@@ -275,7 +275,7 @@ impl StatusView<'_> {
         requests
             .map(|(queue_position, request)| WaitingStatus {
                 key: request.key.to_string(),
-                waiting_ms: millis(self.now.at.since(request.since)),
+                waiting_ms: milliseconds(self.now.at.since(request.since)),
                 queue_position,
             })
             .collect()
@@ -297,7 +297,7 @@ impl StatusView<'_> {
                 _ => None,
             }
         });
-        requested.chain(starting).min().map(|at| millis(at.since(self.now.at)))
+        requested.chain(starting).min().map(|at| milliseconds(at.since(self.now.at)))
     }
 
     /// Returns why missing instances cannot be created, for each group.
@@ -331,8 +331,4 @@ impl StatusView<'_> {
 fn suspended_reason(instance: &Instance, left: Duration) -> String {
     let name = instance.saved_environment.as_ref().map_or("", |environment| environment.name.as_str());
     format!("environment of {name}, expires in {} s", left.as_secs())
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -91,29 +91,27 @@ impl CloudConfig {
     pub fn problem(&self) -> Option<String> {
         let spreads =
             [("boot", self.boot), ("prepare", self.prepare), ("call", self.call), ("deletion", self.deletion)];
-        let bad = |value: f64| !(value.is_finite() && value >= 0.0);
+        let is_invalid = |value: f64| !(value.is_finite() && value >= 0.0);
         for (key, spread) in spreads {
-            if bad(spread.median_s) || bad(spread.factor) {
-                return Some(format!("{key}: median_s and factor are numbers from 0 on"));
+            if is_invalid(spread.median_s) || is_invalid(spread.factor) {
+                return Some(format!("{key}: median_s and factor must be numbers of at least 0"));
             }
         }
         for (from, to) in &self.stockouts {
             if !(0.0 <= *from && from < to && *to <= 24.0) {
-                let split = "; one over midnight is two: [[20.0, 24.0], [0.0, 3.0]]";
-                return Some(format!("stockouts: [{from:?}, {to:?}] is no time of the day, from and to{split}"));
+                let hint = "; split one that includes midnight: [[20.0, 24.0], [0.0, 3.0]]";
+                return Some(format!("stockouts: [{from:?}, {to:?}] is not a valid period of the day{hint}"));
             }
         }
-        if let Some(rate) = self.creations_per_second.filter(|rate| bad(*rate) || *rate <= 0.0) {
-            return Some(format!(
-                "creations_per_second: {rate:?} is not above 0; leave it out where there is no limit"
-            ));
+        if let Some(rate) = self.creations_per_second.filter(|rate| is_invalid(*rate) || *rate <= 0.0) {
+            return Some(format!("creations_per_second: {rate:?} is not above 0; omit it if there is no limit"));
         }
         let rates =
             [("spot_preemptions_per_hour", self.spot_preemptions_per_hour), ("min_billing_s", self.min_billing_s)];
         rates
             .into_iter()
-            .find(|(_, rate)| bad(*rate))
-            .map(|(key, rate)| format!("{key}: {rate:?} is not a number from 0 on"))
+            .find(|(_, rate)| is_invalid(*rate))
+            .map(|(key, rate)| format!("{key}: {rate:?} is not a number of at least 0"))
     }
 }
 
@@ -214,14 +212,14 @@ const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 impl Cloud {
     /// Creates a provider whose machines are named `name` with a number.
     ///
-    /// Faults end at `heals`. `origin` is the start of the simulation in seconds since 1970.
+    /// Faults end at `faults_end`. `origin` is the start of the simulation in seconds since 1970.
     #[must_use]
-    pub fn new(name: &str, config: CloudConfig, heals: Time, origin: i64) -> Self {
+    pub fn new(name: &str, config: CloudConfig, faults_end: Time, origin: i64) -> Self {
         let limit = config.creations_per_second.map(|rate| TokenBucket::new(rate, rate.max(1.0), Time::ZERO));
         #[expect(clippy::cast_precision_loss, reason = "seconds of a day")]
         let day_s = origin.rem_euclid(86_400) as f64;
         let (machines, live) = (BTreeMap::new(), BTreeMap::new());
-        Self { config, machines, live, name: name.to_owned(), limit, next: 0, faults_end: heals, day_s }
+        Self { config, machines, live, name: name.to_owned(), limit, next: 0, faults_end, day_s }
     }
 
     pub(super) fn faults(&self, at: Time) -> CloudFaults {
@@ -242,41 +240,41 @@ impl Cloud {
     /// Simulates a call that creates machines. Returns the number of accepted ones.
     pub fn increase(&mut self, at: Time, n: u32, random: &mut ChaCha8Rng) -> Result<u32, String> {
         self.remove_machine(at);
-        let lies = self.faults(at);
-        if chance(random, lies.reject) {
+        let faults = self.faults(at);
+        if chance(random, faults.reject) {
             return Err("internal error, try again".to_owned());
         }
         if self.is_out_of_stock(at) {
             return Err("no capacity for this machine type in this zone".to_owned());
         }
-        let failed = chance(random, lies.fail_after_success);
-        let mut granted = if chance(random, lies.partial) { random.random_range(0..=n) } else { n };
+        let failed = chance(random, faults.fail_after_success);
+        let mut accepted = if chance(random, faults.partial) { random.random_range(0..=n) } else { n };
         if let Some(quota) = self.config.quota.filter(|_| at < self.faults_end) {
-            granted = granted.min(quota.saturating_sub(u32::try_from(self.live.len()).unwrap_or(u32::MAX)));
-            if granted == 0 {
+            accepted = accepted.min(quota.saturating_sub(u32::try_from(self.live.len()).unwrap_or(u32::MAX)));
+            if accepted == 0 {
                 return Err(format!("quota of {quota} instances exceeded"));
             }
         }
         if let Some(limit) = &mut self.limit {
-            granted = granted.min(limit.available(at));
-            if granted == 0 {
+            accepted = accepted.min(limit.available(at));
+            if accepted == 0 {
                 return Err("rate of requests exceeded".to_owned());
             }
-            limit.take(granted);
+            limit.take(accepted);
         }
-        for _ in 0..granted {
+        for _ in 0..accepted {
             self.create_machine(at, random, false);
         }
-        if failed { Err("502 bad gateway".to_owned()) } else { Ok(granted) }
+        if failed { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
-    /// Creates a machine. `foreign` means that someone other than the manager does.
-    pub fn create_machine(&mut self, at: Time, random: &mut ChaCha8Rng, foreign: bool) {
-        let lies = self.faults(at);
+    /// Creates a machine. `is_unmanaged` means that someone other than the manager does.
+    pub fn create_machine(&mut self, at: Time, random: &mut ChaCha8Rng, is_unmanaged: bool) {
+        let faults = self.faults(at);
         self.next += 1;
         let id = InstanceId::new(format!("{}-{}", self.name, self.next));
-        let never = chance(random, lies.never_appears);
-        let late = chance(random, lies.delayed);
+        let never = chance(random, faults.never_appears);
+        let late = chance(random, faults.delayed);
         let visible = match (never, late) {
             (true, _) => return,
             (_, true) => at + Duration::from_secs(random.random_range(30..1200)),
@@ -284,7 +282,7 @@ impl Cloud {
         };
         let boot = self.config.boot.sample(random);
         let runs =
-            if chance(random, lies.never_boots) { at + Duration::from_secs(1 << 30) } else { visible.max(at + boot) };
+            if chance(random, faults.never_boots) { at + Duration::from_secs(1 << 30) } else { visible.max(at + boot) };
         // A constant rate of preemptions means an exponential distribution of ages.
         let hours = if self.config.spot_preemptions_per_hour > 0.0 && at < self.faults_end {
             Some(-(1.0 - random.random::<f64>()).ln() / self.config.spot_preemptions_per_hour)
@@ -296,17 +294,17 @@ impl Cloud {
             .filter(|end| *end < self.faults_end);
         // Half of the preemptions are announced.
         let announced = end.filter(|_| random.random::<bool>());
-        let gone = announced.map(|taken| taken + PREEMPTION_NOTICE).or(end);
+        let deleted_at = announced.map(|announced| announced + PREEMPTION_NOTICE).or(end);
         let machine = Machine {
             created_at: at,
             visible,
             runs,
             preempted_at: announced,
-            deleted_at: gone,
+            deleted_at,
             deleting: false,
-            visibility: if foreign || late { Visibility::Never } else { Visibility::Always },
+            visibility: if is_unmanaged || late { Visibility::Never } else { Visibility::Always },
             is_listed: false,
-            is_unmanaged: foreign,
+            is_unmanaged,
             suspend_states: Vec::new(),
         };
         self.live.insert(id.clone(), ());
@@ -329,10 +327,10 @@ impl Cloud {
             if chance(random, cloud.faults(at).delete_ignored) {
                 return true;
             }
-            let takes = cloud.config.deletion.sample(random);
+            let duration = cloud.config.deletion.sample(random);
             if let Some(machine) = cloud.machines.get_mut(id) {
-                let gone = at + takes;
-                machine.deleted_at = Some(machine.deleted_at.map_or(gone, |earlier| earlier.min(gone)));
+                let end = at + duration;
+                machine.deleted_at = Some(machine.deleted_at.map_or(end, |earlier| earlier.min(end)));
                 machine.deleting = true;
             }
             true
@@ -347,17 +345,17 @@ impl Cloud {
         random: &mut ChaCha8Rng,
         mut take: impl FnMut(&mut Self, &InstanceId, &mut ChaCha8Rng) -> bool,
     ) -> Result<Vec<InstanceId>, String> {
-        let lies = self.faults(at);
-        if chance(random, lies.reject) {
+        let faults = self.faults(at);
+        if chance(random, faults.reject) {
             return Err("internal error, try again".to_owned());
         }
         let mut accepted = Vec::new();
         for id in ids {
-            if !chance(random, lies.partial) && take(self, id, random) {
+            if !chance(random, faults.partial) && take(self, id, random) {
                 accepted.push(id.clone());
             }
         }
-        if chance(random, lies.fail_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
+        if chance(random, faults.fail_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
     /// Simulates a list call. `number` identifies the list, see [`Visibility::Since`].
@@ -368,11 +366,11 @@ impl Cloud {
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<(InstanceId, InstanceState)>, String> {
         self.remove_machine(at);
-        let lies = self.faults(at);
-        if chance(random, lies.reject) {
+        let faults = self.faults(at);
+        if chance(random, faults.reject) {
             return Err("internal error, try again".to_owned());
         }
-        let stale = chance(random, lies.stale_list);
+        let stale = chance(random, faults.stale_list);
         let seen =
             if stale { Time::from_millis(at.as_millis().saturating_sub(random.random_range(0..20_000))) } else { at };
         let mut list = Vec::new();
@@ -381,21 +379,21 @@ impl Cloud {
             if stale { self.machines.keys().cloned().collect() } else { self.live.keys().cloned().collect() };
         for id in ids {
             let Some(machine) = self.machines.get_mut(&id) else { continue };
-            if seen < machine.visible || machine.deleted_at.is_some_and(|gone| gone <= seen) {
+            if seen < machine.visible || machine.deleted_at.is_some_and(|deleted_at| deleted_at <= seen) {
                 // The machine exists, but the outdated list omits it.
                 if stale && machine.is_live(at) && machine.visible <= at {
                     machine.is_missing_from(number);
                 }
                 continue;
             }
-            if chance(random, lies.missing_from_list) {
+            if chance(random, faults.missing_from_list) {
                 machine.is_missing_from(number);
                 continue;
             }
-            let state = if machine.preempted_at.is_some_and(|taken| taken <= seen) || machine.deleting {
+            let state = if machine.preempted_at.is_some_and(|announced| announced <= seen) || machine.deleting {
                 InstanceState::Deleting
             } else if machine.runs <= seen {
-                machine.slept(seen)
+                machine.suspend_state(seen)
             } else {
                 InstanceState::Creating
             };
@@ -409,7 +407,7 @@ impl Cloud {
         for (id, _) in list {
             let Some(machine) = self.machines.get_mut(id) else { continue };
             machine.is_listed = true;
-            if matches!(machine.visibility, Visibility::Since(lacked) if lacked < number) {
+            if matches!(machine.visibility, Visibility::Since(omitting_list) if omitting_list < number) {
                 machine.visibility = Visibility::Always;
             }
         }
@@ -417,22 +415,22 @@ impl Cloud {
 
     /// Simulates the preparation of an instance. Returns its duration and result.
     pub fn prepare(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> (Duration, Result<(), String>) {
-        let takes = self.config.prepare.sample(random);
-        let lies = self.faults(at);
-        let result = if !self.is_awake(at + takes, id) {
+        let duration = self.config.prepare.sample(random);
+        let faults = self.faults(at);
+        let result = if !self.is_running(at + duration, id) {
             Err("no route to host".to_owned())
-        } else if chance(random, lies.never_ready) {
+        } else if chance(random, faults.never_ready) {
             Err("instance_ready_command: exit status 1".to_owned())
         } else {
             Ok(())
         };
-        (takes, result)
+        (duration, result)
     }
 
     /// Simulates a health check.
     pub fn heartbeat(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> Result<(), String> {
-        let well = self.is_awake(at, id) && !chance(random, self.faults(at).unhealthy);
-        if well { Ok(()) } else { Err("no answer".to_owned()) }
+        let is_healthy = self.is_running(at, id) && !chance(random, self.faults(at).unhealthy);
+        if is_healthy { Ok(()) } else { Err("no answer".to_owned()) }
     }
 
     /// Returns true if a machine exists.
@@ -455,8 +453,8 @@ impl Cloud {
     #[must_use]
     pub fn billed_s(&self, from: Time, to: Time) -> f64 {
         let life = |machine: &Machine| {
-            let least = machine.created_at + Duration::from_secs_f64(self.config.min_billing_s.max(0.0));
-            let end = machine.deleted_at.map_or(to, |gone| gone.max(least)).min(to);
+            let billed_until = machine.created_at + Duration::from_secs_f64(self.config.min_billing_s.max(0.0));
+            let end = machine.deleted_at.map_or(to, |deleted_at| deleted_at.max(billed_until)).min(to);
             end.since(machine.created_at.max(from)).as_secs_f64()
         };
         self.machines.values().map(life).sum()
@@ -477,7 +475,7 @@ impl Machine {
     /// Returns true if the machine exists.
     #[must_use]
     pub fn is_live(&self, at: Time) -> bool {
-        self.deleted_at.is_none_or(|gone| gone > at)
+        self.deleted_at.is_none_or(|deleted_at| deleted_at > at)
     }
 }
 

@@ -50,7 +50,7 @@ pub enum Disturbance {
         /// The machine. `None` means the whole group.
         machine: Option<usize>,
         /// The change.
-        act: OperatorAction,
+        action: OperatorAction,
     },
     /// The policies of the configuration are replaced.
     Policies(Policies),
@@ -76,19 +76,19 @@ impl Disturbance {
     }
 }
 
-/// Generates disturbances of `groups` groups before `heals`, in the order of their times.
-pub(super) fn random(groups: usize, heals: Time, random: &mut ChaCha8Rng) -> Vec<(Time, Disturbance)> {
-    let mut turns: Vec<(Time, Disturbance)> = (0..random.random_range(0..12))
+/// Generates disturbances of `groups` groups before `faults_end`, in the order of their times.
+pub(super) fn random(groups: usize, faults_end: Time, random: &mut ChaCha8Rng) -> Vec<(Time, Disturbance)> {
+    let mut disturbances: Vec<(Time, Disturbance)> = (0..random.random_range(0..12))
         .map(|_| {
-            let at = Time::from_millis(random.random_range(0..heals.as_millis()));
-            (at, one(random.random_range(0..groups), random))
+            let at = Time::from_millis(random.random_range(0..faults_end.as_millis()));
+            (at, random_disturbance(random.random_range(0..groups), random))
         })
         .collect();
-    turns.sort_by_key(|(at, _)| *at);
-    turns
+    disturbances.sort_by_key(|(at, _)| *at);
+    disturbances
 }
 
-fn one(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
+fn random_disturbance(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
     let machine = random.random_range(0..8);
     match random.random_range(0..12) {
         0 => Disturbance::Down { group, lasts: Duration::from_millis(random.random_range(100..300_000)) },
@@ -97,16 +97,16 @@ fn one(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
         3 => Disturbance::StockChanged { group, available: chance(random, 0.4) },
         4..8 => {
             let machine = chance(random, 0.7).then_some(machine);
-            let act = match random.random_range(0..5) {
+            let action = match random.random_range(0..5) {
                 0 | 1 if machine.is_none() => OperatorAction::Drain,
                 0 | 1 => OperatorAction::Cordon,
                 2 => OperatorAction::Uncordon,
                 3 => OperatorAction::Drain,
                 _ => OperatorAction::Delete { force: true },
             };
-            Disturbance::Operator { group, machine, act }
+            Disturbance::Operator { group, machine, action }
         }
-        8 => Disturbance::Policies(Policies::always(wanted(random))),
+        8 => Disturbance::Policies(Policies::always(random_target(random))),
         // No large jump forward: a manager that restarts after one has written off its requests, and reports machines that appear
         // late as unmanaged. It could not know better, but this simulation would count them as leaked.
         9 => Disturbance::Clock(random.random_range(-100_000..60)),
@@ -115,7 +115,7 @@ fn one(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
     }
 }
 
-fn wanted(random: &mut ChaCha8Rng) -> IdleTarget {
+fn random_target(random: &mut ChaCha8Rng) -> IdleTarget {
     IdleTarget {
         idle_count: random.random_range(0..5),
         idle_time: Duration::from_secs(random.random_range(0..600)),

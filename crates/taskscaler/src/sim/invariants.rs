@@ -21,11 +21,11 @@ pub struct InvariantChecker {
     held: HashMap<(GroupId, InstanceId), u32>,
     uses: HashMap<(GroupId, InstanceId), u32>,
     /// Name of the environment that each instance holds for a later job.
-    left: HashMap<(GroupId, InstanceId), String>,
+    environments: HashMap<(GroupId, InstanceId), String>,
     /// Times of the create calls of the last minute.
     increases: VecDeque<Time>,
     /// Time of the last price change.
-    priced: Option<Time>,
+    last_price_change: Option<Time>,
 }
 
 impl InvariantChecker {
@@ -34,59 +34,64 @@ impl InvariantChecker {
     /// # Errors
     /// Returns a violation of J4 if a slot is assigned twice or the instance has too many slots or jobs, and a violation of
     /// `environment` if the instance does not hold the environment that the job resumes.
-    pub fn granted(&mut self, lease: &SlotAssignment, resumes: Option<&str>, config: &Config) -> Result<(), Violation> {
-        let place = (lease.group, lease.instance.clone());
-        let left = self.left.remove(&place);
-        if left.as_deref() != resumes {
-            let what = format!("{} asked for {resumes:?}, and {} has {left:?}", lease.key, lease.instance);
-            return Err(Violation::new("environment", what));
+    pub fn lease_begins(
+        &mut self,
+        lease: &SlotAssignment,
+        resumes: Option<&str>,
+        config: &Config,
+    ) -> Result<(), Violation> {
+        let instance = (lease.group, lease.instance.clone());
+        let environment = self.environments.remove(&instance);
+        if environment.as_deref() != resumes {
+            let message = format!("{} resumes {resumes:?}, but {} has {environment:?}", lease.key, lease.instance);
+            return Err(Violation::new("environment", message));
         }
         let slot = (lease.group, lease.instance.clone(), lease.slot);
         if let Some(other) = self.slots.insert(slot, lease.key.clone()) {
             return Err(Violation::new(
                 "J4",
-                format!("slot {} of {} is given to {} and {other}", lease.slot, lease.instance, lease.key),
+                format!("slot {} of {} is assigned to {} and {other}", lease.slot, lease.instance, lease.key),
             ));
         }
-        let held = self.held.entry(place.clone()).or_default();
+        let held = self.held.entry(instance.clone()).or_default();
         *held += lease.slots;
         if *held > config.capacity.get() || lease.slot >= config.capacity.get() || lease.slots == 0 {
-            return Err(Violation::new("J4", format!("{held} slots are held on {}", lease.instance)));
+            return Err(Violation::new("J4", format!("{held} slots of {} are assigned", lease.instance)));
         }
-        let uses = self.uses.entry(place).or_default();
+        let uses = self.uses.entry(instance).or_default();
         // A job that resumes an environment shares the use of the job that saved it.
         *uses += u32::from(resumes.is_none());
         if config.max_uses.is_some_and(|max| *uses > max.get()) {
-            return Err(Violation::new("J4", format!("{} has its job number {uses}", lease.instance)));
+            return Err(Violation::new("J4", format!("{} has job number {uses}", lease.instance)));
         }
         Ok(())
     }
 
     /// Records that a lease ends.
-    pub fn ended(&mut self, lease: &SlotAssignment) {
-        let place = (lease.group, lease.instance.clone());
-        if self.slots.remove(&(place.0, place.1.clone(), lease.slot)).is_some()
-            && let Some(held) = self.held.get_mut(&place)
+    pub fn lease_ends(&mut self, lease: &SlotAssignment) {
+        let instance = (lease.group, lease.instance.clone());
+        if self.slots.remove(&(instance.0, instance.1.clone(), lease.slot)).is_some()
+            && let Some(held) = self.held.get_mut(&instance)
         {
             *held -= lease.slots;
         }
     }
 
     /// Records that a job saves its environment under this name for a later job.
-    pub fn left(&mut self, lease: &SlotAssignment, name: String) {
-        self.left.insert((lease.group, lease.instance.clone()), name);
+    pub fn environment_saved(&mut self, lease: &SlotAssignment, name: String) {
+        self.environments.insert((lease.group, lease.instance.clone()), name);
     }
 
     /// Checks a call that deletes or suspends instances.
     ///
     /// # Errors
     /// Returns a violation of I4 if an instance has a job.
-    pub fn removed(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
+    pub fn deleted_or_suspended(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
         for id in ids {
             if let Some(held @ 1..) = self.held.get(&(group, id.clone())) {
                 return Err(Violation::new(
                     "I4",
-                    format!("{id} is removed or suspended, and {held} of its slots are held"),
+                    format!("{id} is deleted or suspended while {held} of its slots are assigned"),
                 ));
             }
         }
@@ -97,7 +102,7 @@ impl InvariantChecker {
     ///
     /// # Errors
     /// Returns a violation of I6 if there were too many calls in the last minute.
-    pub fn asked(&mut self, at: Time) -> Result<(), Violation> {
+    pub fn create_call(&mut self, at: Time) -> Result<(), Violation> {
         self.increases.push_back(at);
         while self.increases.front().is_some_and(|first| at.since(*first) >= Duration::from_secs(60)) {
             self.increases.pop_front();
@@ -114,17 +119,17 @@ impl InvariantChecker {
     ///
     /// # Errors
     /// Returns a violation of I1 if there are more machines than allowed.
-    pub fn made(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
+    pub fn instance_count(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
         let live = cloud.live(at).filter(|(_, machine)| machine.visibility == Visibility::Always).count();
         if max > 0 && live > max as usize {
-            return Err(Violation::new("I1", format!("{live} machines, of at most {max}")));
+            return Err(Violation::new("I1", format!("{live} machines exist, but at most {max} are allowed")));
         }
         Ok(())
     }
 
     /// Records that a price changed.
-    pub fn priced(&mut self, at: Time) {
-        self.priced = Some(at);
+    pub fn price_changed(&mut self, at: Time) {
+        self.last_price_change = Some(at);
     }
 
     /// Checks the cost of all machines per hour.
@@ -134,18 +139,21 @@ impl InvariantChecker {
     /// # Errors
     /// Returns a violation of I6 if the cost exceeds `max_cost_per_hour`.
     #[expect(clippy::cast_precision_loss, reason = "counts of machines")]
-    pub fn spent(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
+    pub fn cost(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
         let Some(max) = config.max_cost_per_hour else { return Ok(()) };
-        if self.priced.is_some_and(|priced| at.since(priced) < config.create_timeout) {
+        if self.last_price_change.is_some_and(|change| at.since(change) < config.create_timeout) {
             return Ok(());
         }
         let costs = clouds.iter().zip(&config.groups).map(|(cloud, group)| {
             cloud.live(at).filter(|(_, machine)| machine.visibility == Visibility::Always).count() as f64
                 * group.price_per_hour
         });
-        let spend: f64 = costs.sum();
-        if spend > max + 1e-6 {
-            return Err(Violation::new("I6", format!("{spend} per hour, of at most {max}")));
+        let cost: f64 = costs.sum();
+        if cost > max + 1e-6 {
+            return Err(Violation::new(
+                "I6",
+                format!("the machines cost {cost} per hour, but at most {max} is allowed"),
+            ));
         }
         Ok(())
     }

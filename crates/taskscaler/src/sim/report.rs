@@ -31,7 +31,7 @@ pub struct Report {
     /// Number of jobs that had not completed at the end of the simulation.
     pub unfinished: usize,
     /// Number of times that a job lost its instance and was rescheduled.
-    pub moved: usize,
+    pub rescheduled: usize,
     /// Number of jobs that resumed the environment of another job.
     #[serde(skip)]
     pub resumed: usize,
@@ -43,7 +43,7 @@ pub struct Report {
     pub canceled: usize,
     /// Number of these cancellations while the job waited for an environment.
     #[serde(skip)]
-    pub canceled_wakes: usize,
+    pub canceled_resumes: usize,
     /// Number of machines that were created.
     pub machines: usize,
     /// Billed machine hours.

@@ -108,10 +108,10 @@ impl Scenario {
     #[must_use]
     pub fn retained_instances(&self, config: &Config) -> u64 {
         let unix = self.origin + i64::try_from(self.end.as_millis() / 1000).unwrap_or(0);
-        let (_, wanted) = config.policies.active_at(unix);
+        let (_, target) = config.policies.active_at(unix);
         // An instance that is nearly used up may offer only one slot.
-        let least = if config.max_uses.is_some() { 1 } else { config.capacity.get() };
-        u64::from(wanted.idle_count).div_ceil(u64::from(least))
+        let min_slots = if config.max_uses.is_some() { 1 } else { config.capacity.get() };
+        u64::from(target.idle_count).div_ceil(u64::from(min_slots))
     }
 }
 
@@ -122,13 +122,13 @@ impl Case {
         let random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
         let groups: Vec<GroupConfig> = (0..random.random_range(1..=3u32)).map(|number| group(number, random)).collect();
         let mut clouds: Vec<CloudConfig> = groups.iter().map(|_| cloud(random)).collect();
-        let heals = Time::from_millis(random.random_range(5..60) * 60_000);
-        let within = |random: &mut ChaCha8Rng| Time::from_millis(random.random_range(0..heals.as_millis()));
-        let times = |random: &mut ChaCha8Rng, most: usize| -> Vec<Time> {
-            let n = if chance(random, 0.5) { random.random_range(0..=most) } else { 0 };
+        let faults_end = Time::from_millis(random.random_range(5..60) * 60_000);
+        let within = |random: &mut ChaCha8Rng| Time::from_millis(random.random_range(0..faults_end.as_millis()));
+        let times = |random: &mut ChaCha8Rng, max: usize| -> Vec<Time> {
+            let n = if chance(random, 0.5) { random.random_range(0..=max) } else { 0 };
             (0..n).map(|_| within(random)).collect()
         };
-        let (kills, foreign): (Vec<Time>, Vec<Time>) = (times(random, 4), times(random, 2));
+        let (manager_kills, unmanaged_instances): (Vec<Time>, Vec<Time>) = (times(random, 4), times(random, 2));
         let mut jobs: Vec<Job> = (0..random.random_range(1..60))
             .map(|_| Job {
                 at: within(random),
@@ -139,47 +139,48 @@ impl Case {
         // Time for all jobs one after the other, each on a new instance.
         let end = jobs
             .iter()
-            .fold(heals + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
+            .fold(faults_end + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
         let mut config = config(groups, random);
         // Each unmanaged machine raises the limits by two: for itself, and for a requested one that the protocol cannot distinguish
         // from it.
-        let more = 2 * u32::try_from(foreign.len()).unwrap_or(0);
+        let extra = 2 * u32::try_from(unmanaged_instances.len()).unwrap_or(0);
         if let Some(first) = config.groups.first_mut() {
-            first.max_instances += more;
-            config.max_cost_per_hour = config.max_cost_per_hour.map(|max| max + f64::from(more) * first.price_per_hour);
+            first.max_instances += extra;
+            config.max_cost_per_hour =
+                config.max_cost_per_hour.map(|max| max + f64::from(extra) * first.price_per_hour);
         }
         config.jitter_seed = seed;
         // Each group of features has its own random generator, so that a new feature does not change the rest of a seed's case.
         share(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
         let other = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
-        let (mut turns, mut promises) = (Vec::new(), 0);
+        let (mut disturbances, mut reservations) = (Vec::new(), 0);
         if chance(other, 0.5) {
-            turns = disturbance::random(clouds.len(), heals, other);
+            disturbances = disturbance::random(clouds.len(), faults_end, other);
             disturbance::configure(&mut config, other);
-            promises = other.random_range(0..4);
+            reservations = other.random_range(0..4);
         }
         let ahead = &mut ChaCha8Rng::seed_from_u64(seed ^ 0xa4ead);
         let holds_requests = chance(ahead, 0.5);
         if chance(ahead, 0.5) {
             requests_ahead(&mut config, &mut jobs, ahead);
-            promises = promises.max(ahead.random_range(0..8));
+            reservations = reservations.max(ahead.random_range(0..8));
         }
-        let naps = naps(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
-        let end = end + naps.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
-        let killed_before_acting = if chance(random, 0.3) { 0.02 } else { 0.0 };
+        let suspended_jobs = suspended_jobs(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
+        let end = end + suspended_jobs.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+        let kill_before_actions = if chance(random, 0.3) { 0.02 } else { 0.0 };
         let scenario = Scenario {
             seed,
             config,
             clouds,
             origin: MONDAY + random.random_range(0..86_400),
-            manager_kills: kills,
-            kill_before_actions: killed_before_acting,
-            unmanaged_instances: foreign,
-            disturbances: turns,
-            reservations: promises,
+            manager_kills,
+            kill_before_actions,
+            unmanaged_instances,
+            disturbances,
+            reservations,
             holds_requests,
-            suspended_jobs: naps,
-            faults_end: heals,
+            suspended_jobs,
+            faults_end,
             end,
             settle_time: Some(Duration::from_secs(3600)),
             checked: true,
@@ -253,10 +254,10 @@ impl Case {
             }
         });
         for index in 0..self.scenario.clouds.len() {
-            for lie in LIES.into_iter().chain([SLEEPLESS]) {
+            for fault in FAULTS.into_iter().chain([SUSPEND_IGNORED]) {
                 with(&|case| {
                     if let Some(cloud) = case.scenario.clouds.get_mut(index) {
-                        *lie(&mut cloud.faults) = 0.0;
+                        *fault(&mut cloud.faults) = 0.0;
                     }
                 });
             }
@@ -270,24 +271,24 @@ impl Case {
     }
 }
 
-type Lie = fn(&mut CloudFaults) -> &mut f64;
-const LIES: [Lie; 13] = [
-    |lies| &mut lies.reject,
-    |lies| &mut lies.fail_after_success,
-    |lies| &mut lies.partial,
-    |lies| &mut lies.delayed,
-    |lies| &mut lies.never_appears,
-    |lies| &mut lies.never_boots,
-    |lies| &mut lies.never_ready,
-    |lies| &mut lies.missing_from_list,
-    |lies| &mut lies.stale_list,
-    |lies| &mut lies.duplicate_response,
-    |lies| &mut lies.slow_call,
-    |lies| &mut lies.delete_ignored,
-    |lies| &mut lies.unhealthy,
+type Fault = fn(&mut CloudFaults) -> &mut f64;
+const FAULTS: [Fault; 13] = [
+    |faults| &mut faults.reject,
+    |faults| &mut faults.fail_after_success,
+    |faults| &mut faults.partial,
+    |faults| &mut faults.delayed,
+    |faults| &mut faults.never_appears,
+    |faults| &mut faults.never_boots,
+    |faults| &mut faults.never_ready,
+    |faults| &mut faults.missing_from_list,
+    |faults| &mut faults.stale_list,
+    |faults| &mut faults.duplicate_response,
+    |faults| &mut faults.slow_call,
+    |faults| &mut faults.delete_ignored,
+    |faults| &mut faults.unhealthy,
 ];
 
-const SLEEPLESS: Lie = |lies| &mut lies.suspend_ignored;
+const SUSPEND_IGNORED: Fault = |faults| &mut faults.suspend_ignored;
 
 fn group(number: u32, random: &mut ChaCha8Rng) -> GroupConfig {
     let mut group = GroupConfig::new(format!("g{number}"), random.random_range(1..12));
@@ -307,9 +308,9 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
         ..CloudConfig::default()
     };
     // Each fault is enabled with a probability of 25 %.
-    for lie in LIES {
+    for fault in FAULTS {
         if chance(random, 0.25) {
-            *lie(&mut cloud.faults) = random.random_range(0.0..0.4);
+            *fault(&mut cloud.faults) = random.random_range(0.0..0.4);
         }
     }
     if chance(random, 0.3) {
@@ -332,9 +333,9 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     config.capacity = NonZeroU32::MIN.saturating_add(random.random_range(0..8));
     config.density.slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: None };
     config.density.learn_from_usage = chance(random, 0.5);
-    let many = random.random_range(0.0..1.0);
+    let declaring_share = random.random_range(0.0..1.0);
     for job in jobs {
-        let declared = chance(random, many).then(|| random.random_range(100..9000));
+        let declared = chance(random, declaring_share).then(|| random.random_range(100..9000));
         job.request = SlotRequest {
             resources: ResourceRequest { cpu_milli: declared, memory_bytes: None },
             job_kind: chance(random, 0.5).then(|| JobKind(random.random_range(0..3))),
@@ -346,18 +347,18 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
 
 /// Makes jobs arrive in bursts, on a fleet that keeps idle slots and requests jobs ahead of free slots.
 fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
-    let (_, wanted) = config.policies.active_at(MONDAY);
+    let (_, target) = config.policies.active_at(MONDAY);
     let idle_count = random.random_range(1..5);
-    config.policies = Policies::always(IdleTarget { idle_count, preemptive: true, ahead: true, ..wanted });
-    let together = random.random_range(1..20);
-    for jobs in jobs.chunks_mut(together) {
+    config.policies = Policies::always(IdleTarget { idle_count, preemptive: true, ahead: true, ..target });
+    let burst_size = random.random_range(1..20);
+    for jobs in jobs.chunks_mut(burst_size) {
         let first = jobs.first().map_or(Time::ZERO, |job| job.at);
         jobs.iter_mut().for_each(|job| job.at = first + Duration::from_millis(random.random_range(0..3000)));
     }
 }
 
 /// Makes jobs save their environments for later jobs, in 40 % of the cases. Returns [`Scenario::suspended_jobs`].
-fn naps(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
+fn suspended_jobs(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
         return None;
     }

@@ -1,7 +1,13 @@
 //! The simulation: runs an engine with simulated providers, jobs and restarts of the manager.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "indexes of jobs and groups come from the scenario, whose lists do not change"
+)]
+
 mod disturbances;
 mod final_checks;
+mod jobs;
 mod suspended_jobs;
 
 use std::cmp::Reverse;
@@ -22,12 +28,11 @@ use crate::engine::{Engine, Violation};
 use crate::event::{Action, Event};
 use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
-use crate::types::{GroupId, SlotAssignment, TaskKey};
-use muster_fleeting::model::InstanceId;
-use suspended_jobs::Left;
+use crate::types::{SlotAssignment, TaskKey};
+use suspended_jobs::SavedEnvironment;
 
 /// Time until a job notices that its instance no longer exists, because its connection breaks.
-const CONNECTION_BREAKS: Duration = Duration::from_secs(5);
+const CONNECTION_BREAK_DELAY: Duration = Duration::from_secs(5);
 /// Time after which the manager tries again to reserve a slot.
 const REQUEST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -46,9 +51,9 @@ enum SimJobState {
 
 #[derive(Debug)]
 struct Running {
-    place: SimJobState,
+    state: SimJobState,
     /// Environment that the job wants to resume.
-    resumes: Option<Left>,
+    resumes: Option<SavedEnvironment>,
     attempt: u32,
     waited_since: Time,
     started: Time,
@@ -86,18 +91,18 @@ pub struct Simulation<'a> {
     /// Time since which the coordinator has no job for an open request. `None` means that no request is open without a job.
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
-    asking: bool,
+    retry_is_planned: bool,
     running: Vec<Running>,
     keys: HashMap<TaskKey, usize>,
     unfinished: usize,
     running_now: usize,
-    watch: InvariantChecker,
+    checker: InvariantChecker,
     report: Report,
 }
 
 impl std::fmt::Debug for Simulation<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("World").field("now", &self.now).finish_non_exhaustive()
+        f.debug_struct("Simulation").field("now", &self.now).finish_non_exhaustive()
     }
 }
 
@@ -111,13 +116,13 @@ impl<'a> Simulation<'a> {
             .map(|(cloud, group)| Cloud::new(&group.name, cloud.clone(), scenario.faults_end, scenario.origin))
             .collect();
         let new = |job: &Job| Running {
-            place: SimJobState::Server,
+            state: SimJobState::Server,
             resumes: None,
             attempt: 0,
             waited_since: job.at,
             started: Time::ZERO,
         };
-        let mut world = Self {
+        let mut simulation = Self {
             scenario,
             config: scenario.config.clone(),
             jobs,
@@ -138,40 +143,40 @@ impl<'a> Simulation<'a> {
             wake: None,
             queue: VecDeque::new(),
             empty_since: None,
-            asking: false,
+            retry_is_planned: false,
             running: jobs.iter().map(new).collect(),
             keys: HashMap::new(),
             unfinished: jobs.len(),
             running_now: 0,
-            watch: InvariantChecker::default(),
+            checker: InvariantChecker::default(),
             report: Report::default(),
         };
         for (index, job) in jobs.iter().enumerate().filter(|(index, _)| !scenario.follows(*index)) {
-            world.plan(job.at, SimEvent::Arrives(index));
+            simulation.plan(job.at, SimEvent::Arrives(index));
         }
         for at in &scenario.manager_kills {
-            world.plan(*at, SimEvent::Kill);
+            simulation.plan(*at, SimEvent::Kill);
         }
         for at in &scenario.unmanaged_instances {
-            world.plan(*at, SimEvent::UnmanagedInstance);
+            simulation.plan(*at, SimEvent::UnmanagedInstance);
         }
-        for (at, turn) in &scenario.disturbances {
-            world.plan(*at, SimEvent::Disturbance(turn.clone()));
+        for (at, disturbance) in &scenario.disturbances {
+            simulation.plan(*at, SimEvent::Disturbance(disturbance.clone()));
         }
         if !scenario.disturbances.is_empty() {
-            world.plan(scenario.faults_end, SimEvent::FaultsEnd);
+            simulation.plan(scenario.faults_end, SimEvent::FaultsEnd);
         }
         if let Some(every) = scenario.sample_every {
-            world.plan(Time::ZERO + every, SimEvent::Sample);
+            simulation.plan(Time::ZERO + every, SimEvent::Sample);
         }
-        world.engine_starts();
-        world
+        simulation.report_plugins();
+        simulation
     }
 
-    fn plan(&mut self, at: Time, happening: SimEvent) {
+    fn plan(&mut self, at: Time, event: SimEvent) {
         self.number += 1;
         self.agenda.push(Reverse((at, self.number)));
-        self.events.insert(self.number, happening);
+        self.events.insert(self.number, event);
     }
 
     /// Runs until all jobs are done and the settle time has passed, or until the end of the scenario.
@@ -184,12 +189,12 @@ impl<'a> Simulation<'a> {
             if at > end {
                 break;
             }
-            let Some(happening) = self.events.remove(&number) else { continue };
-            if matches!(happening, SimEvent::Wake) && self.wake != Some(at) {
+            let Some(event) = self.events.remove(&number) else { continue };
+            if matches!(event, SimEvent::Wake) && self.wake != Some(at) {
                 continue;
             }
-            self.now = self.moment(at);
-            if let Err(mut violation) = self.happens(happening).and_then(|()| self.advance()) {
+            self.now = self.now_at(at);
+            if let Err(mut violation) = self.handle(event).and_then(|()| self.advance()) {
                 let live: Vec<_> = self.clouds.iter().flat_map(|cloud| cloud.live(at)).collect();
                 violation.message =
                     format!("{}, at {at:?} with {live:?} and {:?}", violation.message, self.engine.status(self.now));
@@ -198,42 +203,43 @@ impl<'a> Simulation<'a> {
             if self.unfinished == 0 && self.scenario.stop_when_done {
                 break;
             }
-            if let Some(quiet) = self.scenario.settle_time.filter(|_| self.unfinished == 0 && end == self.scenario.end)
+            if let Some(settle_time) =
+                self.scenario.settle_time.filter(|_| self.unfinished == 0 && end == self.scenario.end)
             {
-                let well = Some(self.scenario.faults_end).filter(|heals| *heals < end).unwrap_or(at);
-                end = at.max(well) + quiet;
+                let faults_end = Some(self.scenario.faults_end).filter(|faults_end| *faults_end < end).unwrap_or(at);
+                end = at.max(faults_end) + settle_time;
             }
         }
         let end = end.min(self.now.at);
         self.finish(end)
     }
 
-    fn happens(&mut self, happening: SimEvent) -> Result<(), Violation> {
-        match happening {
+    fn handle(&mut self, event: SimEvent) -> Result<(), Violation> {
+        match event {
             SimEvent::Delivered { life, event } => {
                 if life == self.life {
                     self.report.events += 1;
-                    let event = self.cut(event);
+                    let event = self.fail_if_down(event);
                     if let Event::Listed { group, call, result: Ok(list) } = &event {
                         self.clouds[group.0].record_listed((self.life, *call), list);
                     }
                     self.engine.handle(self.now, event);
                 }
             }
-            SimEvent::Arrives(job) => self.arrives(job),
-            SimEvent::Ends { job, attempt } => self.job_ends(job, attempt)?,
+            SimEvent::Arrives(job) => self.job_arrives(job),
+            SimEvent::Ends { job, attempt } => self.end_job(job, attempt)?,
             SimEvent::Breaks { job, attempt } => {
                 let running = &self.running[job];
                 if running.attempt == attempt
-                    && let SimJobState::On(lease) = &running.place
+                    && let SimJobState::On(lease) = &running.state
                 {
                     let key = lease.key.clone();
                     self.engine.handle(self.now, Event::ConnectionLost { key });
                 }
             }
-            SimEvent::Canceled { job, attempt } => self.canceled(job, attempt)?,
-            SimEvent::RequestJobs => self.asking = false,
-            SimEvent::Empty => self.finds_no_job(),
+            SimEvent::Canceled { job, attempt } => self.cancel_job(job, attempt)?,
+            SimEvent::RequestJobs => self.retry_is_planned = false,
+            SimEvent::Empty => self.request_without_job(),
             SimEvent::Wake => {
                 self.wake = None;
                 self.report.events += 1;
@@ -241,8 +247,8 @@ impl<'a> Simulation<'a> {
             }
             SimEvent::Kill => self.restart()?,
             SimEvent::PluginUp(group) => self.plugin_is_up(group),
-            SimEvent::Disturbance(turn) => self.turn(turn)?,
-            SimEvent::FaultsEnd => self.heal(),
+            SimEvent::Disturbance(disturbance) => self.disturb(disturbance)?,
+            SimEvent::FaultsEnd => self.end_disturbances(),
             SimEvent::UnmanagedInstance => {
                 self.clouds[0].create_machine(self.now.at, &mut self.random, true);
             }
@@ -283,7 +289,7 @@ impl<'a> Simulation<'a> {
                 {
                     return self.restart();
                 }
-                self.act(action)?;
+                self.perform(action)?;
             }
             self.request_jobs()?;
         }
@@ -298,29 +304,29 @@ impl<'a> Simulation<'a> {
     }
 
     fn request_jobs(&mut self) -> Result<(), Violation> {
-        while !self.asking
+        while !self.retry_is_planned
             && let Some(job) = self.queue.front().copied()
         {
             if self.is_draining && self.now.at < self.scenario.faults_end {
                 break;
             }
             let key = self.key(job);
-            if let Some(promise) = self.reservations.pop() {
-                self.engine.rename(&promise, key.clone());
+            if let Some(reservation) = self.reservations.pop() {
+                self.engine.rename(&reservation, key.clone());
             } else if self.engine.reserve(self.now, key.clone()).is_err() {
                 self.empty_since = None;
-                self.ask_again();
+                self.plan_request_retry();
                 return Ok(());
             }
             self.report.ahead += usize::from(self.engine.is_ahead());
             self.queue.pop_front();
-            self.requested();
-            self.running[job].place = SimJobState::Waiting;
+            self.job_requested();
+            self.running[job].state = SimJobState::Waiting;
             self.keys.insert(key.clone(), job);
-            self.ask_for(job, key)?;
+            self.request_slots(job, key)?;
             self.plan_cancel(job);
         }
-        self.promise();
+        self.reserve_for_requests();
         Ok(())
     }
 
@@ -328,32 +334,32 @@ impl<'a> Simulation<'a> {
         TaskKey::new(format!("{job}.{}", self.running[job].attempt))
     }
 
-    fn act(&mut self, action: Action) -> Result<(), Violation> {
+    fn perform(&mut self, action: Action) -> Result<(), Violation> {
         let (at, life) = (self.now.at, self.life);
-        let of = action.group().map_or(0, |group| group.0);
+        let group_index = action.group().map_or(0, |group| group.0);
         if action.group().is_some_and(|group| self.is_down(group))
-            && let Some(event) = Self::unheard(&action)
+            && let Some(event) = Self::failed_call(&action)
         {
-            self.plan(at + Self::refusal(), SimEvent::Delivered { life, event });
+            self.plan(at + Self::failed_call_delay(), SimEvent::Delivered { life, event });
             return Ok(());
         }
         let (delay, event) = match action {
             Action::Grant(lease) => {
-                return match self.is_canceled_at_its_grant(&lease) {
-                    Some(job) => self.gives_up(job, Event::GrantAbandoned { key: lease.key }),
-                    None => self.starts(lease),
+                return match self.canceled_after_assignment(&lease) {
+                    Some(job) => self.cancel_request(job, Event::GrantAbandoned { key: lease.key }),
+                    None => self.start_job(lease),
                 };
             }
-            Action::Lost { key, .. } => return self.lost(&key),
+            Action::Lost { key, .. } => return self.lose_job(&key),
             Action::ForgetInstance { .. } | Action::OperatorReply { .. } | Action::EnvironmentSaved { .. } => {
                 return Ok(());
             }
             Action::ResumeFailed { key, .. } => {
-                self.not_resumed(&key);
+                self.run_without_environment(&key);
                 return Ok(());
             }
             Action::RevokeReservation { key } => {
-                self.reservations.retain(|promise| *promise != key);
+                self.reservations.retain(|reservation| *reservation != key);
                 return Ok(());
             }
             Action::List { group, call } => {
@@ -363,30 +369,30 @@ impl<'a> Simulation<'a> {
                 (cloud.delay(at, &mut self.random), Event::Listed { group, call, result })
             }
             Action::Increase { group, call, n } => {
-                self.watch.asked(at)?;
+                self.checker.create_call(at)?;
                 let cloud = &mut self.clouds[group.0];
                 let result = cloud.increase(at, n, &mut self.random);
                 let max = self.config.groups[group.0].max_instances;
-                self.watch.made(cloud, at, max)?;
+                self.checker.instance_count(cloud, at, max)?;
                 let delay = cloud.delay(at, &mut self.random);
-                self.watch.spent(&self.clouds, &self.config, at)?;
+                self.checker.cost(&self.clouds, &self.config, at)?;
                 (delay, Event::Increased { group, call, result })
             }
             Action::Decrease { group, ids } => {
-                self.watch.removed(group, &ids)?;
+                self.checker.deleted_or_suspended(group, &ids)?;
                 let cloud = &mut self.clouds[group.0];
                 let result = cloud.decrease(at, &ids, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Decreased { group, ids, result })
             }
             Action::Suspend { group, ids } => {
-                self.watch.removed(group, &ids)?;
+                self.checker.deleted_or_suspended(group, &ids)?;
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.sleep(at, &ids, false, &mut self.random);
+                let result = cloud.set_suspended(at, &ids, false, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Suspended { group, ids, result })
             }
             Action::Resume { group, ids } => {
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.sleep(at, &ids, true, &mut self.random);
+                let result = cloud.set_suspended(at, &ids, true, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Resumed { group, ids, result })
             }
             Action::Prepare { group, id, .. } => {
@@ -399,99 +405,11 @@ impl<'a> Simulation<'a> {
                 (cloud.delay(at, &mut self.random), Event::Health { group, id, result })
             }
         };
-        if self.clouds[of].duplicates_response(at, &mut self.random) {
+        if self.clouds[group_index].duplicates_response(at, &mut self.random) {
             let again = at + delay + Duration::from_millis(self.random.random_range(0..60_000));
             self.plan(again, SimEvent::Delivered { life, event: event.clone() });
         }
         self.plan(at + delay, SimEvent::Delivered { life, event });
         Ok(())
-    }
-
-    /// Starts a job on its assigned slots.
-    fn starts(&mut self, lease: SlotAssignment) -> Result<(), Violation> {
-        let Some(job) = self.keys.get(&lease.key).copied() else {
-            return Err(Violation::new("J2", format!("{} has a slot, and nobody asked for it", lease.key)));
-        };
-        if self.running[job].place != SimJobState::Waiting {
-            let what = format!("{} has a slot, and is {:?}", lease.key, self.running[job].place);
-            return Err(Violation::new("J2", what));
-        }
-        let resumes = self.running[job].resumes.take();
-        self.watch.granted(&lease, resumes.as_ref().map(|left| left.name.as_str()), &self.scenario.config)?;
-        self.report.resumed += usize::from(resumes.is_some());
-        let duration = self.jobs[job].duration;
-        let running = &mut self.running[job];
-        let attempt = running.attempt;
-        let waited = self.now.at.since(running.waited_since);
-        if running.waited_since >= self.scenario.measured_from {
-            self.report.waits_ms.push(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
-        }
-        running.started = self.now.at;
-        let (group, id) = (lease.group, lease.instance.clone());
-        running.place = SimJobState::On(lease);
-        self.running_now += 1;
-        self.plan(self.now.at + duration, SimEvent::Ends { job, attempt });
-        self.plan_break(job, attempt, group, &id);
-        Ok(())
-    }
-
-    /// Plans a break of the job's connection if the machine will cease to exist.
-    fn plan_break(&mut self, job: usize, attempt: u32, group: GroupId, id: &InstanceId) {
-        let gone = self.clouds[group.0].machines.get(id).and_then(|machine| machine.deleted_at);
-        if let Some(gone) = gone {
-            let at = gone.max(self.now.at) + CONNECTION_BREAKS;
-            self.plan(at, SimEvent::Breaks { job, attempt });
-        }
-    }
-
-    fn job_ends(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
-        let running = &self.running[job];
-        let SimJobState::On(lease) = running.place.clone() else { return Ok(()) };
-        if running.attempt != attempt {
-            return Ok(());
-        }
-        if !self.clouds[lease.group.0].is_awake(self.now.at, &lease.instance) {
-            // The job did not complete, because its machine no longer runs.
-            self.engine.handle(self.now, Event::ConnectionLost { key: lease.key });
-            return Ok(());
-        }
-        self.leaves(&lease);
-        let started = self.running[job].started.max(self.scenario.measured_from);
-        self.report.busy_slot_hours += self.now.at.since(started).as_secs_f64() / 3600.0;
-        self.report.done += usize::from(self.running[job].waited_since >= self.scenario.measured_from);
-        self.unfinished -= 1;
-        self.running[job].place = SimJobState::Done;
-        self.keys.remove(&lease.key);
-        let used = self.jobs[job].used();
-        self.engine.handle(self.now, Event::JobUsage { key: lease.key.clone(), usage: used });
-        if !self.leaves_environment(job, &lease) {
-            self.engine.handle(self.now, Event::Release { key: lease.key });
-        }
-        Ok(())
-    }
-
-    fn leaves(&mut self, lease: &SlotAssignment) {
-        self.watch.ended(lease);
-        self.running_now -= 1;
-    }
-
-    /// Reschedules a job whose instance was lost, as a new attempt.
-    fn lost(&mut self, key: &TaskKey) -> Result<(), Violation> {
-        let Some(job) = self.keys.remove(key) else { return Ok(()) };
-        let SimJobState::On(lease) = self.running[job].place.clone() else {
-            return Err(Violation::new("J2", format!("{key} is lost, and was {:?}", self.running[job].place)));
-        };
-        self.leaves(&lease);
-        self.report.moved += 1;
-        self.again(job);
-        Ok(())
-    }
-
-    fn again(&mut self, job: usize) {
-        let running = &mut self.running[job];
-        running.attempt += 1;
-        running.place = SimJobState::Server;
-        running.waited_since = self.now.at;
-        self.queue.push_back(job);
     }
 }

@@ -23,7 +23,7 @@ const MAX_ARRIVAL_S: f64 = 1e11;
 const MAX_SPAN_S: f64 = 1e8;
 
 /// Part of error messages that describes the format.
-const LINE_FORMAT_HINT: &str = "a line is `ARRIVAL,DURATION` in seconds, the first one may be a heading";
+const LINE_FORMAT_HINT: &str = "a line is `ARRIVAL,DURATION` in seconds, the first line can be a heading";
 
 /// A job of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Job {
 impl Job {
     /// Returns the resource usage that the job reports: half of what it requests, so that requests and measurements differ.
     #[must_use]
-    pub fn used(&self) -> JobUsage {
+    pub fn usage(&self) -> JobUsage {
         let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;
         JobUsage { wall: self.duration, cpu: Some(cpu), ..JobUsage::default() }
     }
@@ -54,25 +54,48 @@ pub enum TraceError {
         /// Line number, counted from 1.
         line: usize,
         /// Description of the problem.
-        cause: String,
+        cause: TraceRowError,
     },
     /// A job of a JSON list is not valid.
-    #[error("job {number} of the list: {cause}")]
+    #[error("job {number}: {cause}")]
     Listed {
         /// Number of the job, counted from 1.
         number: usize,
         /// Description of the problem.
-        cause: String,
+        cause: TraceRowError,
     },
     /// The text is not valid JSON, or has another structure.
     #[error("not a list of {{\"arrival_s\": .., \"duration_s\": ..}}")]
     Json(#[from] serde_json::Error),
     /// The trace has no jobs.
-    #[error("there is no job in it; {LINE_FORMAT_HINT}")]
+    #[error("the trace has no jobs; {LINE_FORMAT_HINT}")]
     Empty,
     /// The trace spans more than three years.
-    #[error("the last arrival is {0} s after the beginning, and 100000000 s is the most; are all of one clock?")]
+    #[error(
+        "the last arrival is {0} s after the start, but the maximum is 100000000 s; do all arrivals use the same clock?"
+    )]
     Long(u64),
+}
+
+/// Problem with a job of a trace.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TraceRowError {
+    /// The number of columns is not two.
+    #[error("expected two columns separated by a comma, found {0}")]
+    Columns(usize),
+    /// A column is not a number.
+    #[error("`{0}` is not a number")]
+    Number(String),
+    /// A number is out of range.
+    #[error("{column} {value} is not from 0 to {max}")]
+    OutOfRange {
+        /// Name of the column.
+        column: &'static str,
+        /// The number.
+        value: String,
+        /// Maximum.
+        max: f64,
+    },
 }
 
 #[derive(Deserialize)]
@@ -83,14 +106,14 @@ struct TraceRow {
 }
 
 impl TraceRow {
-    fn job(&self) -> Result<Job, String> {
-        let seconds = |name, value: f64, max: f64| {
-            let fine = value.is_finite() && (0.0..=max).contains(&value);
-            if fine {
+    fn job(&self) -> Result<Job, TraceRowError> {
+        let seconds = |column, value: f64, max: f64| {
+            let is_valid = value.is_finite() && (0.0..=max).contains(&value);
+            if is_valid {
                 Ok(Duration::from_secs_f64(value))
             } else {
                 let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
-                Err(format!("{name} {value} is not from 0 to {max}"))
+                Err(TraceRowError::OutOfRange { column, value, max })
             }
         };
         Ok(Job {
@@ -132,12 +155,12 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
             if line.trim().is_empty() || line.starts_with('#') || index == 0 && is_heading(line) {
                 continue;
             }
-            let error = |cause: String| TraceError::Line { line: index + 1, cause };
+            let error = |cause| TraceError::Line { line: index + 1, cause };
             let columns: Vec<&str> = line.split(',').map(bare).collect();
             let [arrival, duration] = columns.as_slice() else {
-                return Err(error(format!("{} columns, which commas separate", columns.len())));
+                return Err(error(TraceRowError::Columns(columns.len())));
             };
-            let number = |text: &str| text.parse::<f64>().map_err(|_| error(format!("`{text}` is no number")));
+            let number = |text: &str| text.parse::<f64>().map_err(|_| error(TraceRowError::Number(text.to_owned())));
             let raw = TraceRow { arrival_s: number(arrival)?, duration_s: number(duration)? };
             jobs.push(raw.job().map_err(error)?);
         }
@@ -216,21 +239,21 @@ impl Pattern {
         let day = Spread::new(1.0, self.daily_variation);
         let factors: Vec<f64> = (0..self.days).map(|_| day.sample(random).as_secs_f64()).collect();
         let busiest = factors.iter().copied().fold(1.0, f64::max);
-        let most = self.peak_per_hour.max(self.off_peak_per_hour).max(1e-3) / 3600.0 * busiest;
+        let max_per_second = self.peak_per_hour.max(self.off_peak_per_hour).max(1e-3) / 3600.0 * busiest;
         let burst = f64::from(self.burst.max(1));
         let mut at = 0.0;
         loop {
             // Generate arrivals at the maximum rate, and drop some of them to get the rate of the hour.
-            at += -(1.0 - random.random::<f64>()).ln() / (most / burst);
+            at += -(1.0 - random.random::<f64>()).ln() / (max_per_second / burst);
             if at >= end {
                 return jobs;
             }
             let factor = factors.get(day_of(at)).copied().unwrap_or(1.0);
-            if random.random::<f64>() * most * 3600.0 > self.rate(at) * factor {
+            if random.random::<f64>() * max_per_second * 3600.0 > self.rate(at) * factor {
                 continue;
             }
-            let together = if self.burst > 1 { random.random_range(1..self.burst * 2) } else { 1 };
-            for _ in 0..together {
+            let burst_size = if self.burst > 1 { random.random_range(1..self.burst * 2) } else { 1 };
+            for _ in 0..burst_size {
                 let at = Time::ZERO + Duration::from_secs_f64(at);
                 jobs.push(Job { at, duration: self.duration.sample(random), request: SlotRequest::default() });
             }
@@ -268,34 +291,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_and_json_are_read() {
+    fn parses_tables_and_json() {
         let table = read("arrival_s,duration_s\n# night\n10,60\n\n5.5, 30\n").unwrap();
         assert_eq!(table.len(), 2);
-        assert_eq!((table[0].at.as_millis(), table[0].duration.as_secs()), (5500, 30), "in the order of arrival");
+        assert_eq!((table[0].at.as_millis(), table[0].duration.as_secs()), (5500, 30), "sorted by arrival");
         let json = read(r#"[{"arrival_s": 5.5, "duration_s": 30}, {"arrival_s": 10, "duration_s": 60}]"#).unwrap();
         assert_eq!(json, table);
         assert_eq!(read("\"arrival\",\"duration\"\n\"10\",\"60\"\n5.5,\"30\"\n").unwrap(), table, "from a spreadsheet");
         let unix = read("\u{feff}1795300005,60\n1795300000,30\n").unwrap();
         // A Saturday, 22:26:40.
         let saturday = 5 * 86_400 + 22 * 3600 + 26 * 60 + 40;
-        assert_eq!(unix[0].at.as_millis(), saturday * 1000, "Unix time, behind a byte order mark");
+        assert_eq!(unix[0].at.as_millis(), saturday * 1000, "Unix time after a byte order mark");
     }
 
     #[test]
-    fn what_is_no_trace_is_told_with_its_line() {
+    fn invalid_trace_is_rejected_with_line_number() {
         for (text, wanted) in [
-            ("1,2\nx,3", "line 2: `x` is no number"),
+            ("1,2\nx,3", "line 2: `x` is not a number"),
             ("1,2\n1e300,3", "line 2: arrival 1e300 is not from 0 to 100000000000"),
-            ("1,2,3", "line 1: 3 columns"),
-            ("1;2", "line 1: 1 columns, which commas separate"),
-            ("arrival;duration\n1;2", "line 2: 1 columns, which commas separate"),
-            (
-                "[{\"arrival_s\": 1, \"duration_s\": 2}, {\"arrival_s\": 1, \"duration_s\": -2}]",
-                "job 2 of the list: duration -2",
-            ),
+            ("1,2,3", "line 1: expected two columns separated by a comma, found 3"),
+            ("1;2", "line 1: expected two columns separated by a comma, found 1"),
+            ("arrival;duration\n1;2", "line 2: expected two columns separated by a comma, found 1"),
+            ("[{\"arrival_s\": 1, \"duration_s\": 2}, {\"arrival_s\": 1, \"duration_s\": -2}]", "job 2: duration -2"),
             ("1,-2", "line 1: duration -2 is not from 0"),
-            ("", "there is no job in it"),
-            ("0,1O", "line 1: `1O` is no number"),
+            ("", "the trace has no jobs"),
+            ("0,1O", "line 1: `1O` is not a number"),
             ("0,1\n1795300000,1", "the last arrival is 1795300000 s after"),
             ("{\"arrival_s\": 1}", "not a list of"),
         ] {
@@ -305,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn a_day_is_busy_when_people_are() {
+    fn generated_load_follows_working_hours() {
         let jobs = Pattern::default().jobs(1);
         let within = |from: u64, to: u64| {
             jobs.iter().filter(|job| (from * 3_600_000..to * 3_600_000).contains(&job.at.as_millis())).count()
         };
         assert!(within(10, 12) > 10 * within(2, 4), "{} against {}", within(10, 12), within(2, 4));
-        assert_eq!(jobs, Pattern::default().jobs(1), "a seed is the same jobs");
+        assert_eq!(jobs, Pattern::default().jobs(1), "the same seed generates the same jobs");
         let week = Pattern { shape: Shape::Week, days: 7, ..Pattern::default() }.jobs(1);
         let saturday = week.iter().filter(|job| job.at.as_millis() / 86_400_000 == 5).count();
         let friday = week.iter().filter(|job| job.at.as_millis() / 86_400_000 == 4).count();

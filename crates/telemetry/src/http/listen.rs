@@ -4,7 +4,7 @@ use tokio::net::TcpListener;
 
 /// Error that prevents the server from listening.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for metrics; if another process has the port, set another listen_address")]
+#[error("failed to listen on {address} for metrics; if another process uses the port, set another listen_address")]
 pub struct ListenError {
     address: String,
     source: std::io::Error,

@@ -3,9 +3,9 @@
 //! The server has no authentication, like gitlab-runner's, so it should listen on a loopback address or a private network. It
 //! shows names and numbers but no secrets. Connections, the size of a request's head and its time are limited.
 
+mod endpoint;
 mod listen;
-mod page;
-mod pages;
+mod responses;
 #[cfg(test)]
 mod tests;
 
@@ -24,19 +24,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Telemetry;
 
+pub use endpoint::{Endpoints, JsonEndpoint, JsonResponse};
 pub use listen::ListenError;
-pub use page::{JsonAnswer, Page, Pages};
 
 /// Maximum number of concurrent connections. Further ones wait in the system's queue.
-const CONNECTIONS_MAX: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Timeout for the head of a request, and for an idle connection.
-const HEAD_LIMIT: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a request's head in bytes.
-const HEAD_MAX_BYTES: usize = 16 * 1024;
+const MAX_HEAD_BYTES: usize = 16 * 1024;
 /// Time that open connections have to complete when the server stops.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay after a failed accept, for example because the process has no file descriptors left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A server that is listening and has not started to serve.
 pub struct Server {
@@ -53,7 +53,7 @@ impl Server {
         let listener = listen::listen(host, port).await?;
         match listener.local_addr() {
             Ok(address) => tracing::info!(%address, "Metrics server listening"),
-            Err(error) => tracing::warn!(%error, "the metrics server listens, but its address cannot be told"),
+            Err(error) => tracing::warn!(%error, "failed to get the address of the metrics server"),
         }
         Ok(Self { listener, telemetry })
     }
@@ -68,7 +68,7 @@ impl Server {
 
     /// Serves requests until `stop` is canceled, and then waits a few seconds for open connections.
     pub async fn serve(self, stop: CancellationToken) {
-        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -80,9 +80,9 @@ impl Server {
                 }
             }
         }
-        let ended = async { while connections.join_next().await.is_some() {} };
+        let all_closed = async { while connections.join_next().await.is_some() {} };
         // Dropping the set ends the remaining connections.
-        let _ = tokio::time::timeout(STOP_LIMIT, ended).await;
+        let _ = tokio::time::timeout(STOP_TIMEOUT, all_closed).await;
     }
 }
 
@@ -92,8 +92,8 @@ async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> Option<(Tcp
     match listener.accept().await {
         Ok((stream, _)) => Some((stream, permit)),
         Err(error) => {
-            tracing::debug!(%error, "a connection to the metrics server was not accepted");
-            tokio::time::sleep(ACCEPT_AGAIN).await;
+            tracing::debug!(%error, "failed to accept a connection to the metrics server");
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             None
         }
     }
@@ -106,11 +106,11 @@ async fn connection(
     _permit: OwnedSemaphorePermit,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (telemetry, asked) = (Arc::clone(&telemetry), request.into_parts().0);
-        async move { Ok::<_, std::convert::Infallible>(pages::answer(&asked.method, &asked.uri, &telemetry).await) }
+        let (telemetry, head) = (Arc::clone(&telemetry), request.into_parts().0);
+        async move { Ok::<_, std::convert::Infallible>(responses::respond(&head.method, &head.uri, &telemetry).await) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_MAX_BYTES);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD_BYTES);
     let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     let served = tokio::select! {
         served = serving.as_mut() => served,
@@ -120,6 +120,6 @@ async fn connection(
         }
     };
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection to the metrics server broke");
+        tracing::debug!(%error, "a connection to the metrics server failed");
     }
 }

@@ -2,7 +2,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::metrics::{EntryLabels, JobFacts, Mode};
+use crate::metrics::{EntryLabels, ExecutionMode, JobFacts};
 use crate::spans::SpanSettings;
 use crate::{Build, ProcessState};
 
@@ -25,7 +25,7 @@ async fn start() -> Running {
 
 impl Running {
     /// Sends a request and returns the whole response, head and body.
-    async fn ask(&self, method: &str, path: &str) -> String {
+    async fn request(&self, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
@@ -36,91 +36,92 @@ impl Running {
 }
 
 #[tokio::test]
-async fn metrics_are_for_get_and_head() {
+async fn metrics_allow_only_get_and_head() {
     let running = start().await;
-    let got = running.ask("GET", "/metrics").await;
+    let got = running.request("GET", "/metrics").await;
     assert!(got.starts_with("HTTP/1.1 200 OK\r\n"), "{got}");
     assert!(got.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{got}");
     assert!(got.contains("gitlab_runner_version_info{"), "{got}");
-    let head = running.ask("HEAD", "/metrics").await;
+    let head = running.request("HEAD", "/metrics").await;
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
-    let post = running.ask("POST", "/metrics").await;
+    let post = running.request("POST", "/metrics").await;
     assert!(post.starts_with("HTTP/1.1 405 ") && post.contains("allow: GET, HEAD\r\n"), "{post}");
 }
 
 #[tokio::test]
-async fn jobs_and_states_are_listed() {
+async fn debug_paths_show_jobs_and_state() {
     let running = start().await;
     let metrics = &running.telemetry.metrics;
     let facts = JobFacts {
         url: "https://host/p/-/jobs/7".to_owned(),
-        mode: Mode::Traditional,
+        mode: ExecutionMode::Traditional,
         age: Duration::from_secs(3),
         queued: Duration::ZERO,
         project_jobs_running: String::new(),
         queue: None,
     };
     let _job = metrics.job(&metrics.entry(&EntryLabels::default()), facts);
-    let list = running.ask("GET", "/debug/jobs/list").await;
+    let list = running.request("GET", "/debug/jobs/list").await;
     assert!(list.contains("x-list-version: 2\r\n") && list.contains("content-type: text/plain\r\n"), "{list}");
     let line = "url=https://host/p/-/jobs/7 state=pending stage=prepare_executor executor_stage=created duration=3.";
     assert!(list.contains(line), "{list}");
-    assert!(running.ask("GET", "/debug/process/state").await.ends_with("\r\n\r\nstarting"));
-    running.telemetry.life.reach(ProcessState::GracefulShutdown);
-    running.telemetry.life.reach(ProcessState::Running);
-    assert!(running.ask("GET", "/debug/process/state").await.ends_with("\r\n\r\ngraceful-shutdown"));
-    assert!(running.ask("GET", "/health/ready").await.ends_with("\r\n\r\nready"));
-    running.telemetry.life.set_ready(false);
-    let pending = running.ask("GET", "/health/ready").await;
+    assert!(running.request("GET", "/debug/process/state").await.ends_with("\r\n\r\nstarting"));
+    running.telemetry.lifecycle.advance_to(ProcessState::GracefulShutdown);
+    running.telemetry.lifecycle.advance_to(ProcessState::Running);
+    assert!(running.request("GET", "/debug/process/state").await.ends_with("\r\n\r\ngraceful-shutdown"));
+    assert!(running.request("GET", "/health/ready").await.ends_with("\r\n\r\nready"));
+    running.telemetry.lifecycle.set_ready(false);
+    let pending = running.request("GET", "/health/ready").await;
     assert!(pending.starts_with("HTTP/1.1 503 ") && pending.ends_with("\r\n\r\nboot-verify pending"), "{pending}");
-    assert!(running.ask("GET", "/debug/pprof/profile?seconds=1").await.starts_with("HTTP/1.1 501 "));
-    assert!(running.ask("GET", "/").await.starts_with("HTTP/1.1 404 "));
+    assert!(running.request("GET", "/debug/pprof/profile?seconds=1").await.starts_with("HTTP/1.1 501 "));
+    assert!(running.request("GET", "/").await.starts_with("HTTP/1.1 404 "));
 }
 
-struct Told;
+struct TestEndpoint;
 
 #[async_trait::async_trait]
-impl Page for Told {
-    async fn answer(&self, query: &str) -> JsonAnswer {
+impl JsonEndpoint for TestEndpoint {
+    async fn respond(&self, query: &str) -> JsonResponse {
         match query {
-            "" => JsonAnswer::Found(b"{}".to_vec()),
-            "instance=x" => JsonAnswer::Missing(b"[]".to_vec()),
-            other => JsonAnswer::Wrong(format!("`{other}` is no question")),
+            "" => JsonResponse::Ok(b"{}".to_vec()),
+            "instance=x" => JsonResponse::NotFound(b"[]".to_vec()),
+            other => JsonResponse::BadRequest(format!("`{other}` is not a valid query")),
         }
     }
 }
 
 #[tokio::test]
-async fn pages_of_other_rooms_are_answered_while_they_are_there() {
+async fn endpoint_is_served_until_it_is_dropped() {
     let running = start().await;
-    let page: Arc<dyn Page> = Arc::new(Told);
-    running.telemetry.pages.add("/debug/told", Arc::downgrade(&page));
-    let found = running.ask("GET", "/debug/told").await;
+    let endpoint: Arc<dyn JsonEndpoint> = Arc::new(TestEndpoint);
+    running.telemetry.endpoints.add("/debug/test", Arc::downgrade(&endpoint));
+    let found = running.request("GET", "/debug/test").await;
     assert!(found.starts_with("HTTP/1.1 200 ") && found.ends_with("\r\n\r\n{}"), "{found}");
     assert!(found.contains("content-type: application/json\r\n"), "{found}");
-    assert!(running.ask("GET", "/debug/told?instance=x").await.starts_with("HTTP/1.1 404 "));
-    let wrong = running.ask("GET", "/debug/told?what").await;
-    assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.ends_with("`what` is no question\n"), "{wrong}");
-    drop(page);
-    assert!(running.ask("GET", "/debug/told").await.starts_with("HTTP/1.1 404 "));
+    assert!(running.request("GET", "/debug/test?instance=x").await.starts_with("HTTP/1.1 404 "));
+    let wrong = running.request("GET", "/debug/test?what").await;
+    assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.ends_with("`what` is not a valid query\n"), "{wrong}");
+    drop(endpoint);
+    assert!(running.request("GET", "/debug/test").await.starts_with("HTTP/1.1 404 "));
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_told_with_what_to_do() {
+async fn error_for_used_port_suggests_another_address() {
     let running = start().await;
     let address = running.address;
     let host = address.ip().to_string();
     let error = Server::bind(&host, address.port(), Arc::clone(&running.telemetry)).await.err().unwrap().to_string();
-    let expected =
-        format!("cannot listen on {address} for metrics; if another process has the port, set another listen_address");
+    let expected = format!(
+        "failed to listen on {address} for metrics; if another process uses the port, set another listen_address"
+    );
     assert_eq!(error, expected);
 }
 
 #[tokio::test]
-async fn a_stop_ends_idle_connections_and_frees_the_port() {
+async fn stop_closes_idle_connections_and_port() {
     let running = start().await;
     let mut idle = TcpStream::connect(running.address).await.unwrap();
-    running.ask("GET", "/health/ready").await;
+    running.request("GET", "/health/ready").await;
     running.stop.cancel();
     running.serving.await.unwrap();
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap(), 0);
@@ -128,13 +129,13 @@ async fn a_stop_ends_idle_connections_and_frees_the_port() {
 }
 
 #[tokio::test]
-async fn more_clients_than_there_is_room_for_wait_and_are_served() {
+async fn excess_connection_waits_until_one_closes() {
     let running = start().await;
     let mut silent = Vec::new();
-    for _ in 0..CONNECTIONS_MAX {
+    for _ in 0..MAX_CONNECTIONS {
         silent.push(TcpStream::connect(running.address).await.unwrap());
     }
-    let waiting = running.ask("GET", "/health/ready");
+    let waiting = running.request("GET", "/health/ready");
     let mut waiting = std::pin::pin!(waiting);
     // Closing one connection lets the waiting one proceed.
     drop(silent.pop());
@@ -142,10 +143,10 @@ async fn more_clients_than_there_is_room_for_wait_and_are_served() {
 }
 
 #[tokio::test]
-async fn a_head_that_is_too_long_is_refused() {
+async fn too_long_request_head_is_rejected() {
     let running = start().await;
     let mut stream = TcpStream::connect(running.address).await.unwrap();
-    let head = format!("GET /{} HTTP/1.1\r\n", "a".repeat(HEAD_MAX_BYTES));
+    let head = format!("GET /{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD_BYTES));
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     // Whether the response arrives or only the end of the connection depends on what the kernel has buffered.

@@ -23,10 +23,10 @@ pub enum Level {
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
     /// The text is not a log level.
-    #[error("`{0}` is not a log level; it is one of: panic, fatal, error, warn, info, debug, trace")]
+    #[error("`{0}` is not a valid log level; use one of: panic, fatal, error, warn, info, debug, trace")]
     Level(String),
     /// The text is not a filter.
-    #[error("`{text}` is not a filter of the log; it is like `info` or `info,muster_manager=debug`")]
+    #[error("`{text}` is not a valid log filter; use for example `info` or `info,muster_manager=debug`")]
     Directives {
         /// The text.
         text: String,
@@ -50,7 +50,7 @@ impl Level {
         }
     }
 
-    pub(super) fn of(level: tracing::Level) -> Self {
+    pub(super) fn from_tracing(level: tracing::Level) -> Self {
         match level {
             tracing::Level::ERROR => Self::Error,
             tracing::Level::WARN => Self::Warning,
@@ -98,19 +98,19 @@ pub(super) struct Filter {
 
 impl Filter {
     /// Creates the filter for a level. For libraries, the level is at most warning, or debug if `level` is trace.
-    pub(super) fn of(level: Level) -> Self {
-        let foreign = match level {
+    pub(super) fn from_level(level: Level) -> Self {
+        let for_libraries = match level {
             Level::Trace => LevelFilter::DEBUG,
             level => level.filter().min(LevelFilter::WARN),
         };
-        Self { targets: Targets::new().with_default(foreign).with_target("muster", level.filter()), level }
+        Self { targets: Targets::new().with_default(for_libraries).with_target("muster", level.filter()), level }
     }
 
-    pub(super) fn wants(&self, metadata: &Metadata<'_>) -> bool {
+    pub(super) fn is_enabled(&self, metadata: &Metadata<'_>) -> bool {
         self.targets.would_enable(metadata.target(), metadata.level())
     }
 
-    pub(super) fn hint(&self) -> LevelFilter {
+    pub(super) fn max_level(&self) -> LevelFilter {
         self.level.filter()
     }
 }
@@ -125,12 +125,12 @@ impl FromStr for Directives {
     fn from_str(text: &str) -> Result<Self, FilterError> {
         // A level without a target means the same as the option for the log level.
         if let Ok(level) = text.parse() {
-            return Ok(Self(Filter::of(level)));
+            return Ok(Self(Filter::from_level(level)));
         }
         let targets: Targets =
             text.parse().map_err(|source| FilterError::Directives { text: text.to_owned(), source })?;
         let level = targets.iter().map(|(_, level)| level).chain(targets.default_level()).max();
-        let level = level.and_then(|filter| filter.into_level()).map_or(Level::Panic, Level::of);
+        let level = level.and_then(|filter| filter.into_level()).map_or(Level::Panic, Level::from_tracing);
         Ok(Self(Filter { targets, level }))
     }
 }

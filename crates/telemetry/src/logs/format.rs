@@ -29,7 +29,7 @@ pub enum Format {
 
 /// Error for text that is not the name of a format.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not a log format; it is one of: runner, text, json")]
+#[error("`{0}` is not a valid log format; use one of: runner, text, json")]
 pub struct FormatError(String);
 
 impl FromStr for Format {
@@ -62,8 +62,8 @@ impl Color {
             Self::Always => true,
             Self::Never => false,
             Self::Auto => {
-                let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-                sink.is_stderr() && std::io::stderr().is_terminal() && !unwanted
+                let is_disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                sink.is_stderr() && std::io::stderr().is_terminal() && !is_disabled
             }
         }
     }
@@ -104,7 +104,7 @@ fn text(record: &Record) -> String {
     let mut line =
         format!("time={} level={} msg={}", quoted(&time(record)), record.level.name(), quoted(&record.message));
     for (name, value) in &record.fields {
-        let _ = write!(line, " {}={}", free(name), quoted(&value.to_string()));
+        let _ = write!(line, " {}={}", field_name(name), quoted(&value.to_string()));
     }
     line.push('\n');
     line
@@ -120,7 +120,7 @@ fn json(record: &Record) -> String {
             Value::Unsigned(value) => Json::from(*value),
             Value::Float(value) => Json::from(*value),
         };
-        object.insert(free(name).into_owned(), value);
+        object.insert(field_name(name).into_owned(), value);
     }
     object.insert("level".to_owned(), Json::from(record.level.name()));
     object.insert("msg".to_owned(), Json::from(record.message.as_str()));
@@ -137,7 +137,7 @@ fn time(record: &Record) -> String {
 }
 
 /// Returns the name of a field, prefixed if it would replace one of the record's own fields.
-fn free(name: &str) -> Cow<'_, str> {
+fn field_name(name: &str) -> Cow<'_, str> {
     match name {
         "time" | "level" | "msg" => Cow::Owned(format!("fields.{name}")),
         name => Cow::Borrowed(name),

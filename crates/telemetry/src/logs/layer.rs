@@ -55,24 +55,24 @@ impl LogLayer {
         *self.0.format.write() = format;
     }
 
-    fn wants(&self, metadata: &Metadata<'_>) -> bool {
+    fn is_enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Fields of our spans are part of every record inside them, so these spans are enabled at all levels.
-        (metadata.is_span() && metadata.target().starts_with("muster")) || self.0.filter.read().wants(metadata)
+        (metadata.is_span() && metadata.target().starts_with("muster")) || self.0.filter.read().is_enabled(metadata)
     }
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        if self.wants(metadata) { Interest::always() } else { Interest::never() }
+        if self.is_enabled(metadata) { Interest::always() } else { Interest::never() }
     }
 
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
-        self.wants(metadata)
+        self.is_enabled(metadata)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
         // The spans of a job are of level info.
-        Some(self.0.filter.read().hint().max(LevelFilter::INFO))
+        Some(self.0.filter.read().max_level().max(LevelFilter::INFO))
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
@@ -103,7 +103,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
             }
         }
         event.record(&mut fields);
-        let level = match Level::of(*event.metadata().level()) {
+        let level = match Level::from_tracing(*event.metadata().level()) {
             Level::Error if fields.fatal => Level::Fatal,
             level => level,
         };
@@ -116,7 +116,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
         fields.list.sort_by(|(one, _), (other, _)| one.cmp(other));
         let record = Record { time: OffsetDateTime::now_utc(), level, message: fields.message, fields: fields.list };
         let line = self.0.format.read().line(&record, self.0.color);
-        if event.metadata().target() == super::AS_IT_IS {
+        if event.metadata().target() == super::UNREDACTED_TARGET {
             return self.0.sink.write(level, &line);
         }
         self.0.sink.write(level, &super::scrub(&line));

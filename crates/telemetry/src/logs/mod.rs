@@ -38,7 +38,7 @@ pub use layer::LogLayer;
 pub use scrub::scrub;
 
 /// Target of records in which nothing is masked: the few that must show a token, such as those of `gitlab-runner list`.
-pub const AS_IT_IS: &str = "muster::as_it_is";
+pub const UNREDACTED_TARGET: &str = "muster::unredacted";
 pub use sink::{Sink, SyslogError};
 
 use filter::Filter;
@@ -51,7 +51,7 @@ pub struct LogState {
     max_builds: AtomicI64,
 }
 
-#[expect(clippy::expect_used, reason = "the definition is a constant, and a test makes one")]
+#[expect(clippy::expect_used, reason = "the definition is a constant, and tests use it")]
 impl Default for LogState {
     fn default() -> Self {
         let options = Opts::new(names::ERRORS.name, names::ERRORS.help);
@@ -122,7 +122,7 @@ impl Default for LogOptions {
 #[derive(Clone)]
 pub struct LogHandle {
     layer: LogLayer,
-    pinned: (bool, bool),
+    is_fixed: (bool, bool),
     defaults: (Level, Format),
     /// The last level and format of the configuration, to detect changes.
     configured: Arc<Mutex<(Option<Level>, Option<Format>)>>,
@@ -136,7 +136,7 @@ impl LogHandle {
         // Fails only if the process has a log already, which is kept.
         let _ = tracing_subscriber::registry().with(handle.layer.clone()).try_init();
         if let Some(error) = syslog {
-            tracing::warn!(%error, "the system's log cannot be reached; records go to standard error only");
+            tracing::warn!(%error, "failed to connect to syslog; records are written to standard error only");
         }
         handle
     }
@@ -146,16 +146,16 @@ impl LogHandle {
     pub fn new(options: LogOptions, sink: Sink) -> (Self, Option<SyslogError>) {
         let level = options.level.unwrap_or(options.default_level);
         let format = options.format.unwrap_or_default();
-        let pinned = (options.level.is_some() || options.directives.is_some(), options.format.is_some());
-        let filter = options.directives.map_or_else(|| Filter::of(level), |directives| directives.0);
-        let (sink, failed) = match options.syslog.then(sink::syslog) {
+        let is_fixed = (options.level.is_some() || options.directives.is_some(), options.format.is_some());
+        let filter = options.directives.map_or_else(|| Filter::from_level(level), |directives| directives.0);
+        let (sink, error) = match options.syslog.then(sink::syslog) {
             None => (sink, None),
             Some(Ok(syslog)) => (sink.and(syslog), None),
             Some(Err(error)) => (sink, Some(error)),
         };
         let layer = LogLayer::new(filter, format, options.color, sink);
         let defaults = (options.default_level, Format::default());
-        (Self { layer, pinned, defaults, configured: Arc::default() }, failed)
+        (Self { layer, is_fixed, defaults, configured: Arc::default() }, error)
     }
 
     /// Applies the level and format of a configuration. `None` means the default.
@@ -167,10 +167,10 @@ impl LogHandle {
             return false;
         }
         *configured = (level, format);
-        if !self.pinned.0 {
-            self.layer.set_filter(Filter::of(level.unwrap_or(self.defaults.0)));
+        if !self.is_fixed.0 {
+            self.layer.set_filter(Filter::from_level(level.unwrap_or(self.defaults.0)));
         }
-        if !self.pinned.1 {
+        if !self.is_fixed.1 {
             self.layer.set_format(format.unwrap_or(self.defaults.1));
         }
         true

@@ -6,7 +6,7 @@ const MASK: &str = "[MASKED]";
 /// Prefixes of GitLab's tokens. The secret part follows them.
 const PREFIXES: [&str; 8] = ["glrt-", "glrtr-", "glcbt-", "glpat-", "gldt-", "glptt-", "glsoat-", "GR1348941"];
 /// Minimum number of characters after a prefix. Shorter words are not tokens.
-const TOKEN_MIN: usize = 6;
+const MIN_TOKEN_CHARS: usize = 6;
 
 /// Masks GitLab's tokens, and the text between `://` and `@` in URLs.
 #[must_use]
@@ -14,8 +14,8 @@ pub fn scrub(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     for prefix in PREFIXES {
         text = replace(text, prefix, |rest| {
-            let token = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_-.".contains(c))).unwrap_or(rest.len());
-            (token >= TOKEN_MIN).then_some(token)
+            let length = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "_-.".contains(c))).unwrap_or(rest.len());
+            (length >= MIN_TOKEN_CHARS).then_some(length)
         });
     }
     replace(text, "://", |rest| {
@@ -36,9 +36,9 @@ fn replace<'a>(text: Cow<'a, str>, start: &str, length: impl Fn(&str) -> Option<
         masked.push_str(before);
         masked.push_str(start);
         rest = after;
-        if let Some((_, left)) = length(after).and_then(|length| after.split_at_checked(length)) {
+        if let Some((_, remaining)) = length(after).and_then(|length| after.split_at_checked(length)) {
             masked.push_str(MASK);
-            rest = left;
+            rest = remaining;
         }
     }
     masked.push_str(rest);
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_and_passwords_in_urls_do_not_leave() {
+    fn masks_tokens_and_credentials_in_urls() {
         let scrubbed = |text: &str| scrub(text).into_owned();
         assert_eq!(scrubbed("token=glrt-t1_abcDEF-123 next"), "token=glrt-[MASKED] next");
         assert_eq!(scrubbed("\"glcbt-64_xyzxyz\""), "\"glcbt-[MASKED]\"");
@@ -65,7 +65,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_token_survives_wherever_it_stands(before in "\\PC{0,20}", token in "[A-Za-z0-9_-]{20}", after in "[ ,\"']\\PC{0,20}") {
+        fn masks_tokens_at_any_position(before in "\\PC{0,20}", token in "[A-Za-z0-9_-]{20}", after in "[ ,\"']\\PC{0,20}") {
             let line = format!("{before}glrt-{token}{after}");
             prop_assert!(!scrub(&line).contains(&token), "{}", scrub(&line));
         }

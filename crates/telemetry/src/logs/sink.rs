@@ -16,7 +16,7 @@ const DAEMON: u8 = 3 << 3;
 
 /// Error that prevents a connection to syslog.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot connect to {path}; is a system logger running?")]
+#[error("failed to connect to {path}; is a syslog daemon running?")]
 pub struct SyslogError {
     path: String,
     source: std::io::Error,
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_log_hears_what_is_info_and_above() {
+    fn syslog_gets_records_from_info_up() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("log");
         let logger = UnixDatagram::bind(&path).unwrap();
@@ -119,8 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_logger_is_told() {
+    fn missing_syslog_is_an_error() {
         let error = connect(Path::new("/nowhere/log")).unwrap_err().to_string();
-        assert_eq!(error, "cannot connect to /nowhere/log; is a system logger running?");
+        assert_eq!(error, "failed to connect to /nowhere/log; is a syslog daemon running?");
     }
 }

@@ -41,7 +41,7 @@ impl Log {
     }
 }
 
-fn a_job() {
+fn log_job() {
     let span = tracing::info_span!("job", job = 7, runner = "abcdefghi");
     let _in = span.enter();
     tracing::info!(project = 3, repo_url = "https://u:pw@host/a b.git", "Added job to processing list");
@@ -49,7 +49,7 @@ fn a_job() {
 }
 
 #[test]
-fn the_format_runner_is_that_of_gitlab_runner() {
+fn runner_format_equals_gitlab_runner() {
     let log = Log::format(Format::Runner);
     log.handle.state().set_max_builds(4);
     log.handle.state().job_added();
@@ -58,54 +58,54 @@ fn the_format_runner_is_that_of_gitlab_runner() {
         \x1b[0;33mWARNING: Submitting job to coordinator... failed  \x1b[0;m  \x1b[0;33mbuilds\x1b[0;m=1 \
         \x1b[0;33merror\x1b[0;m=a \"bad\"\\nthing \x1b[0;33mjob\x1b[0;m=7 \x1b[0;33mmax_builds\x1b[0;m=4 \
         \x1b[0;33mrunner\x1b[0;m=abcdefghi\n";
-    assert_eq!(log.lines(a_job), expected);
+    assert_eq!(log.lines(log_job), expected);
 }
 
 #[test]
-fn the_format_text_is_logfmt() {
+fn text_format_is_logfmt() {
     let expected = "time=\"TIME\" level=info msg=\"Added job to processing list\" job=7 project=3 \
         repo_url=\"https://[MASKED]@host/a b.git\" runner=abcdefghi\n\
         time=\"TIME\" level=warning msg=\"Submitting job to coordinator... failed\" error=\"a \\\"bad\\\"\\nthing\" job=7 \
         runner=abcdefghi\n";
-    assert_eq!(Log::format(Format::Text).lines(a_job), expected);
+    assert_eq!(Log::format(Format::Text).lines(log_job), expected);
 }
 
 #[test]
-fn the_format_json_is_one_object_a_line() {
+fn json_format_is_one_object_per_line() {
     let expected = "{\"job\":7,\"level\":\"info\",\"msg\":\"Added job to processing list\",\"project\":3,\
         \"repo_url\":\"https://[MASKED]@host/a b.git\",\"runner\":\"abcdefghi\",\"time\":\"TIME\"}\n\
         {\"error\":\"a \\\"bad\\\"\\nthing\",\"job\":7,\"level\":\"warning\",\
         \"msg\":\"Submitting job to coordinator... failed\",\"runner\":\"abcdefghi\",\"time\":\"TIME\"}\n";
-    assert_eq!(Log::format(Format::Json).lines(a_job), expected);
+    assert_eq!(Log::format(Format::Json).lines(log_job), expected);
 }
 
 #[test]
-fn a_field_cannot_take_the_place_of_the_level() {
+fn field_does_not_replace_level() {
     let lines = Log::format(Format::Json).lines(|| tracing::info!(level = "x", "hello"));
     assert_eq!(lines, "{\"fields.level\":\"x\",\"level\":\"info\",\"msg\":\"hello\",\"time\":\"TIME\"}\n");
 }
 
 #[test]
-fn level_and_format_change_while_the_process_runs() {
+fn level_and_format_can_change_at_run_time() {
     let log = Log::new(LogOptions::default());
-    let speak = || {
+    let log_records = || {
         tracing::debug!("quiet");
         tracing::info!("loud");
     };
-    assert_eq!(log.lines(speak).matches("quiet").count(), 0);
+    assert_eq!(log.lines(log_records).matches("quiet").count(), 0);
     assert!(log.handle.configure(Some(Level::Debug), Some(Format::Json)));
     assert!(log.handle.is_debug());
-    let lines = log.lines(speak);
+    let lines = log.lines(log_records);
     assert!(lines.contains("\"msg\":\"quiet\"") && lines.contains("\"msg\":\"loud\""), "{lines}");
     assert!(log.handle.configure(Some(Level::Error), None));
-    assert_eq!(log.lines(speak), "");
-    assert!(!log.handle.configure(Some(Level::Error), None), "the same again changes nothing");
+    assert_eq!(log.lines(log_records), "");
+    assert!(!log.handle.configure(Some(Level::Error), None), "the same values change nothing");
     assert!(log.handle.configure(None, None));
-    assert!(log.lines(speak).contains("loud"));
+    assert!(log.lines(log_records).contains("loud"));
 }
 
 #[test]
-fn the_command_line_stands_before_the_configuration() {
+fn command_line_overrides_configuration() {
     let log = Log::new(LogOptions { level: Some(Level::Error), format: Some(Format::Text), ..LogOptions::default() });
     log.handle.configure(Some(Level::Debug), Some(Format::Json));
     let lines = log.lines(|| {
@@ -116,7 +116,7 @@ fn the_command_line_stands_before_the_configuration() {
 }
 
 #[test]
-fn directives_choose_parts_of_the_program() {
+fn directives_select_modules() {
     let directives = Some("warn,muster_telemetry::logs=debug".parse().unwrap());
     let log = Log::new(LogOptions { directives, color: Color::Never, ..LogOptions::default() });
     let lines = log.lines(|| {
@@ -125,11 +125,11 @@ fn directives_choose_parts_of_the_program() {
     });
     assert!(lines.contains("here") && !lines.contains("there"), "{lines}");
     let error = "a=b=c".parse::<Directives>().unwrap_err().to_string();
-    assert_eq!(error, "`a=b=c` is not a filter of the log; it is like `info` or `info,muster_manager=debug`");
+    assert_eq!(error, "`a=b=c` is not a valid log filter; use for example `info` or `info,muster_manager=debug`");
 }
 
 #[test]
-fn libraries_below_are_heard_only_when_something_is_wrong() {
+fn libraries_log_only_warnings_and_errors() {
     let lines = Log::new(LogOptions { level: Some(Level::Debug), ..LogOptions::default() }).lines(|| {
         tracing::debug!(target: "hyper", "chatter");
         tracing::warn!(target: "sqlx", "slow");
@@ -152,14 +152,14 @@ fn warnings_and_errors_are_counted_by_level() {
 }
 
 #[test]
-fn names_of_levels_and_formats_are_checked() {
+fn unknown_levels_and_formats_are_rejected() {
     assert_eq!("WARN".parse::<Level>().unwrap(), Level::Warning);
     assert_eq!(
         "verbose".parse::<Level>().unwrap_err().to_string(),
-        "`verbose` is not a log level; it is one of: panic, fatal, error, warn, info, debug, trace"
+        "`verbose` is not a valid log level; use one of: panic, fatal, error, warn, info, debug, trace"
     );
     assert_eq!(
         "xml".parse::<Format>().unwrap_err().to_string(),
-        "`xml` is not a log format; it is one of: runner, text, json"
+        "`xml` is not a valid log format; use one of: runner, text, json"
     );
 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 use tokio::time::Instant;
 
-use super::group::Group;
+use super::metric_set::MetricSet;
 use crate::names;
 
 /// Labels of a `[[runners]]` entry. They must not contain secrets.
@@ -23,7 +23,7 @@ pub struct EntryLabels {
 
 /// Metrics of an entry. Its series are exposed as long as a reference outside of this crate's tables exists.
 pub struct EntryMetrics {
-    group: Group,
+    set: MetricSet,
     pub(super) token: Arc<TokenMetrics>,
     pub(super) name: Arc<NameMetrics>,
     pub(super) limit: IntGauge,
@@ -38,14 +38,14 @@ pub struct EntryMetrics {
     feed_failures: IntCounter,
     pub(super) processing_failures: IntCounterVec,
     health_check_failures: IntCounter,
-    handover: Histogram,
+    dispatch: Histogram,
     job_cpu: Histogram,
     job_memory: Histogram,
     recovered: IntCounter,
     pub(super) waiting: IntGauge,
     pub(super) unreported: IntGauge,
     trace_bytes: IntCounter,
-    trace_waiting: IntGauge,
+    trace_pending: IntGauge,
     report_retries: IntCounter,
 }
 
@@ -81,32 +81,32 @@ impl EntryMetrics {
     ) -> Self {
         let fixed =
             [("runner", &*labels.runner), ("runner_name", &*labels.runner_name), ("system_id", &*labels.system_id)];
-        let mut group = Group::new(registry, &fixed);
+        let mut set = MetricSet::new(registry, &fixed);
         let entry = Self {
             token,
             name,
-            limit: group.gauge(&names::LIMIT),
-            jobs: group.gauges(&names::JOBS),
-            jobs_total: group.counter(&names::JOBS_TOTAL),
-            job_duration: group.histograms(&names::JOB_DURATION),
-            stage_duration: group.histograms(&names::JOB_STAGE_DURATION),
-            queue_duration: group.histograms(&names::JOB_QUEUE_DURATION),
-            queue_size: group.gauge(&names::JOB_QUEUE_SIZE),
-            queue_depth: group.gauge(&names::JOB_QUEUE_DEPTH),
-            feeds: group.counter(&names::WORKER_FEEDS),
-            feed_failures: group.counter(&names::WORKER_FEED_FAILURES),
-            processing_failures: group.counters(&names::WORKER_PROCESSING_FAILURES),
-            health_check_failures: group.counter(&names::WORKER_HEALTH_CHECK_FAILURES),
-            handover: group.histogram(&names::HANDOVER),
-            job_cpu: group.histogram(&names::JOB_CPU),
-            job_memory: group.histogram(&names::JOB_MEMORY),
-            recovered: group.counter(&names::RECOVERED),
-            waiting: group.gauge(&names::WAITING),
-            unreported: group.gauge(&names::UNREPORTED),
-            trace_bytes: group.counter(&names::TRACE_BYTES),
-            trace_waiting: group.gauge(&names::TRACE_WAITING),
-            report_retries: group.counter(&names::REPORT_RETRIES),
-            group,
+            limit: set.gauge(&names::LIMIT),
+            jobs: set.gauges(&names::JOBS),
+            jobs_total: set.counter(&names::JOBS_TOTAL),
+            job_duration: set.histograms(&names::JOB_DURATION),
+            stage_duration: set.histograms(&names::JOB_STAGE_DURATION),
+            queue_duration: set.histograms(&names::JOB_QUEUE_DURATION),
+            queue_size: set.gauge(&names::JOB_QUEUE_SIZE),
+            queue_depth: set.gauge(&names::JOB_QUEUE_DEPTH),
+            feeds: set.counter(&names::WORKER_FEEDS),
+            feed_failures: set.counter(&names::WORKER_FEED_FAILURES),
+            processing_failures: set.counters(&names::WORKER_PROCESSING_FAILURES),
+            health_check_failures: set.counter(&names::WORKER_HEALTH_CHECK_FAILURES),
+            dispatch: set.histogram(&names::DISPATCH),
+            job_cpu: set.histogram(&names::JOB_CPU),
+            job_memory: set.histogram(&names::JOB_MEMORY),
+            recovered: set.counter(&names::RECOVERED),
+            waiting: set.gauge(&names::WAITING),
+            unreported: set.gauge(&names::UNREPORTED),
+            trace_bytes: set.counter(&names::TRACE_BYTES),
+            trace_pending: set.gauge(&names::TRACE_PENDING),
+            report_retries: set.counter(&names::REPORT_RETRIES),
+            set,
         };
         // Create the series before the first failure, so that a rate can be computed from it.
         for failure in ProcessingFailure::ALL {
@@ -116,7 +116,7 @@ impl EntryMetrics {
     }
 
     pub(super) fn unregister(&mut self) {
-        self.group.unregister();
+        self.set.unregister();
     }
 
     /// Returns the metrics of the entry's token.
@@ -131,12 +131,12 @@ impl EntryMetrics {
     }
 
     /// Counts a job request that was started.
-    pub fn fed(&self) {
+    pub fn poll_started(&self) {
         self.feeds.inc();
     }
 
     /// Counts a job request that was skipped because the entry is not healthy.
-    pub fn left_out(&self) {
+    pub fn poll_skipped(&self) {
         self.feed_failures.inc();
     }
 
@@ -151,8 +151,8 @@ impl EntryMetrics {
     }
 
     /// Records the time between the receipt of a job and its start on an agent.
-    pub fn handed_over(&self, after: Duration) {
-        self.handover.observe(after.as_secs_f64());
+    pub fn dispatched(&self, after: Duration) {
+        self.dispatch.observe(after.as_secs_f64());
     }
 
     /// Records the resource usage of a job. `None` means not measured.
@@ -176,9 +176,9 @@ impl EntryMetrics {
     }
 
     /// Updates the number of a job's trace bytes that the coordinator has not acknowledged, from `before` to `now`.
-    pub fn trace_waits(&self, before: u64, now: u64) {
+    pub fn set_trace_pending(&self, before: u64, now: u64) {
         let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.trace_waiting.add(signed(now).saturating_sub(signed(before)));
+        self.trace_pending.add(signed(now).saturating_sub(signed(before)));
     }
 
     /// Counts trace bytes that the coordinator has acknowledged.
@@ -190,24 +190,24 @@ impl EntryMetrics {
 /// Metrics without the label `system_id`. Entries that differ only in their system ID share them, for example the current entry
 /// and that of a job that was received under an earlier system ID.
 pub(super) struct NameMetrics {
-    group: Group,
+    set: MetricSet,
     pub(super) failed_jobs: IntCounterVec,
 }
 
 impl NameMetrics {
     pub(super) fn new(registry: &Registry, labels: &EntryLabels) -> Self {
-        let mut group = Group::new(registry, &[("runner", &labels.runner), ("runner_name", &labels.runner_name)]);
-        Self { failed_jobs: group.counters(&names::FAILED_JOBS), group }
+        let mut set = MetricSet::new(registry, &[("runner", &labels.runner), ("runner_name", &labels.runner_name)]);
+        Self { failed_jobs: set.counters(&names::FAILED_JOBS), set }
     }
 
     pub(super) fn unregister(&mut self) {
-        self.group.unregister();
+        self.set.unregister();
     }
 }
 
 /// Metrics of a runner token.
 pub struct TokenMetrics {
-    group: Group,
+    set: MetricSet,
     requests: IntGauge,
     exceeded: IntCounter,
     hard_limit: IntGauge,
@@ -215,35 +215,35 @@ pub struct TokenMetrics {
     used_limit: IntGauge,
     statuses: IntCounterVec,
     durations: HistogramVec,
-    heartbeat_age: Gauge,
+    last_contact_age: Gauge,
     /// Time of the last successful call to the coordinator, or of the creation of these metrics.
-    heard: Mutex<Instant>,
+    last_contact: Mutex<Instant>,
 }
 
 impl TokenMetrics {
     pub(super) fn new(registry: &Registry, labels: &EntryLabels) -> Self {
-        let mut group = Group::new(registry, &[("runner", &labels.runner), ("system_id", &labels.system_id)]);
+        let mut set = MetricSet::new(registry, &[("runner", &labels.runner), ("system_id", &labels.system_id)]);
         Self {
-            requests: group.gauge(&names::REQUEST_CONCURRENCY),
-            exceeded: group.counter(&names::REQUEST_CONCURRENCY_EXCEEDED),
-            hard_limit: group.gauge(&names::REQUEST_CONCURRENCY_HARD_LIMIT),
-            adaptive_limit: group.float_gauge(&names::REQUEST_CONCURRENCY_ADAPTIVE_LIMIT),
-            used_limit: group.gauge(&names::REQUEST_CONCURRENCY_USED_LIMIT),
-            statuses: group.counters(&names::API_STATUSES),
-            durations: group.histograms(&names::API_DURATION),
-            heartbeat_age: group.float_gauge(&names::HEARTBEAT_AGE),
-            heard: Mutex::new(Instant::now()),
-            group,
+            requests: set.gauge(&names::REQUEST_CONCURRENCY),
+            exceeded: set.counter(&names::REQUEST_CONCURRENCY_EXCEEDED),
+            hard_limit: set.gauge(&names::REQUEST_CONCURRENCY_HARD_LIMIT),
+            adaptive_limit: set.float_gauge(&names::REQUEST_CONCURRENCY_ADAPTIVE_LIMIT),
+            used_limit: set.gauge(&names::REQUEST_CONCURRENCY_USED_LIMIT),
+            statuses: set.counters(&names::API_STATUSES),
+            durations: set.histograms(&names::API_DURATION),
+            last_contact_age: set.float_gauge(&names::LAST_CONTACT_AGE),
+            last_contact: Mutex::new(Instant::now()),
+            set,
         }
     }
 
     pub(super) fn unregister(&mut self) {
-        self.group.unregister();
+        self.set.unregister();
     }
 
     /// Updates the gauges that change with time. Called before each scrape.
     pub(super) fn refresh(&self) {
-        self.heartbeat_age.set(self.heard.lock().elapsed().as_secs_f64());
+        self.last_contact_age.set(self.last_contact.lock().elapsed().as_secs_f64());
     }
 
     /// Counts an open job request until the returned guard is dropped.
@@ -268,10 +268,10 @@ impl TokenMetrics {
     /// Records a completed call to the coordinator. A `status` of `None` means no response.
     ///
     /// `endpoint` and `method` must come from small fixed sets.
-    pub fn called(&self, endpoint: &str, method: &str, status: Option<u16>, took: Duration) {
+    pub fn called(&self, endpoint: &str, method: &str, status: Option<u16>, duration: Duration) {
         if matches!(status, Some(200..300)) {
             // The coordinator considers a runner alive by its job requests, traces and status updates.
-            *self.heard.lock() = Instant::now();
+            *self.last_contact.lock() = Instant::now();
         }
         let method = method.to_ascii_lowercase();
         let text = status.map_or_else(|| "-1".to_owned(), |status| status.to_string());
@@ -280,7 +280,7 @@ impl TokenMetrics {
             Some(status @ 100..600) => format!("{}xx", status / 100),
             _ => "unknown".to_owned(),
         };
-        self.durations.with_label_values(&[endpoint, &class, &method]).observe(took.as_secs_f64());
+        self.durations.with_label_values(&[endpoint, &class, &method]).observe(duration.as_secs_f64());
     }
 }
 

@@ -14,12 +14,12 @@ use super::entry::{EntryMetrics, ProcessingFailure};
 use crate::logs::LogState;
 
 /// Maximum number of characters of a label value that the coordinator chooses, so that it cannot exhaust memory.
-const LABEL_MAX: usize = 32;
+const MAX_LABEL_CHARS: usize = 32;
 
 /// State of a current job, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum State {
+pub enum JobMetricState {
     Pending,
     Running,
     Success,
@@ -29,7 +29,7 @@ pub enum State {
     TimedOut,
 }
 
-impl State {
+impl JobMetricState {
     /// Returns the name of the state.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -75,14 +75,14 @@ impl ExecutorStage {
 
 /// Whether a job is defined by steps or by scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum ExecutionMode {
     /// The job uses `run:`.
     Steps,
     /// The job uses `script:`.
     Traditional,
 }
 
-impl Mode {
+impl ExecutionMode {
     /// Returns the name of the mode.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -99,7 +99,7 @@ pub struct JobFacts {
     /// URL of the job's page, without credentials.
     pub url: String,
     /// Whether the job uses steps or scripts.
-    pub mode: Mode,
+    pub mode: ExecutionMode,
     /// Time since the job was received, if an earlier manager process received it. Otherwise zero.
     pub age: Duration,
     /// Time in the coordinator's queue.
@@ -113,11 +113,11 @@ pub struct JobFacts {
 struct Row {
     entry: Arc<EntryMetrics>,
     url: String,
-    state: State,
+    state: JobMetricState,
     stage: Cow<'static, str>,
     executor_stage: ExecutorStage,
     /// Whether the job waits because `concurrent` or `limit` is reached.
-    waits: bool,
+    is_waiting: bool,
     since: Instant,
 }
 
@@ -133,7 +133,7 @@ impl Table {
         for row in self.rows.lock().1.values() {
             let stages = [row.state.label(), &*row.stage, row.executor_stage.label()];
             row.entry.jobs.with_label_values(&stages).inc();
-            row.entry.waiting.add(i64::from(row.waits));
+            row.entry.waiting.add(i64::from(row.is_waiting));
             row.entry.unreported.add(i64::from(row.state.has_ended()));
         }
     }
@@ -157,14 +157,14 @@ pub struct JobRecord {
     key: u64,
     entry: Arc<EntryMetrics>,
     log: Arc<LogState>,
-    mode: Mode,
+    mode: ExecutionMode,
     since: Instant,
 }
 
 impl JobRecord {
     pub(super) fn new(table: &Arc<Table>, entry: &Arc<EntryMetrics>, log: &Arc<LogState>, facts: JobFacts) -> Self {
         entry.jobs_total.inc();
-        let running: String = facts.project_jobs_running.chars().take(LABEL_MAX).collect();
+        let running: String = facts.project_jobs_running.chars().take(MAX_LABEL_CHARS).collect();
         entry.queue_duration.with_label_values(&[&*running]).observe(facts.queued.as_secs_f64());
         if let Some((size, depth)) = facts.queue {
             entry.queue_size.set(size);
@@ -175,10 +175,10 @@ impl JobRecord {
         let row = Row {
             entry: Arc::clone(entry),
             url: facts.url,
-            state: State::Pending,
+            state: JobMetricState::Pending,
             stage: Cow::Borrowed("prepare_executor"),
             executor_stage: ExecutorStage::Created,
-            waits: false,
+            is_waiting: false,
             since,
         };
         let mut rows = table.rows.lock();
@@ -203,7 +203,7 @@ impl JobRecord {
     }
 
     /// Sets the state of the job and what the manager is doing for it.
-    pub fn set_state(&self, state: State, executor_stage: ExecutorStage) {
+    pub fn set_state(&self, state: JobMetricState, executor_stage: ExecutorStage) {
         self.change(|row| (row.state, row.executor_stage) = (state, executor_stage));
     }
 
@@ -213,8 +213,8 @@ impl JobRecord {
     }
 
     /// Sets whether the job waits because `concurrent` or `limit` is reached.
-    pub fn set_waits(&self, waits: bool) {
-        self.change(|row| row.waits = waits);
+    pub fn set_waits(&self, is_waiting: bool) {
+        self.change(|row| row.is_waiting = is_waiting);
     }
 
     /// Counts a failed job by the reason that is reported.

@@ -7,8 +7,8 @@
 //! labels have a small set of values or are truncated. No label contains a secret; runners are named by their short token.
 
 mod entry;
-mod group;
 mod jobs;
+mod metric_set;
 mod process;
 mod source;
 #[cfg(test)]
@@ -25,14 +25,14 @@ use crate::Build;
 use crate::logs::LogState;
 use crate::names;
 use crate::state::ProcessState;
-use group::Group;
+use metric_set::MetricSet;
 use process::ProcessMetrics;
 
 use entry::NameMetrics;
 pub use entry::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
-pub use jobs::{ExecutorStage, JobFacts, JobRecord, Mode, State};
+pub use jobs::{ExecutionMode, ExecutorStage, JobFacts, JobMetricState, JobRecord};
 
-pub use source::{Family, FamilyKind, Sample, Source};
+pub use source::Source;
 
 use jobs::Table;
 use source::Sources;
@@ -55,7 +55,7 @@ pub struct Metrics {
     loaded: [IntCounter; 2],
     saved: [IntCounter; 2],
     stage: HistogramVec,
-    store: HistogramVec,
+    state_writes: HistogramVec,
     interpolations: IntCounter,
     interpolation_failures: IntCounterVec,
     spans: IntCounterVec,
@@ -100,35 +100,35 @@ impl Metrics {
     #[must_use]
     pub fn new(build: &Build, log: &Arc<LogState>) -> Self {
         let registry = Registry::new();
-        let mut group = Group::new(&registry, &[]);
-        group.keep(log.errors().clone());
-        let version = group.gauges(&names::VERSION);
+        let mut set = MetricSet::new(&registry, &[]);
+        set.register(log.errors().clone());
+        let version = set.gauges(&names::VERSION);
         let (os, architecture) = (std::env::consts::OS, go_architecture());
         let Build { name, version: number, revision, branch, built_at } = build;
         // Queries may expect the label `go_version`, although this program contains no Go.
         version.with_label_values(&[name, number, revision, branch, "none", built_at, os, architecture]).set(1);
-        let slot_operations = group.counters(&names::WORKER_SLOT_OPERATIONS);
+        let slot_operations = set.counters(&names::WORKER_SLOT_OPERATIONS);
         for operation in ["started", "stopped"] {
             slot_operations.with_label_values(&[operation]);
         }
-        let interpolation_failures = group.counters(&names::INPUTS_INTERPOLATION_FAILURES);
+        let interpolation_failures = set.counters(&names::INPUTS_INTERPOLATION_FAILURES);
         for kind in InputFailure::ALL {
             interpolation_failures.with_label_values(&[kind.label()]);
         }
         Self {
-            concurrent: group.gauge(&names::CONCURRENT),
-            slots: group.gauge(&names::WORKER_SLOTS),
+            concurrent: set.gauge(&names::CONCURRENT),
+            slots: set.gauge(&names::WORKER_SLOTS),
             slot_operations,
-            execution_mode: group.counters(&names::JOB_EXECUTION_MODE),
-            process_state: group.gauges(&names::PROCESS_STATE),
-            loaded: [group.counter(&names::CONFIGURATION_LOADING_ERROR), group.counter(&names::CONFIGURATION_LOADED)],
-            saved: [group.counter(&names::CONFIGURATION_SAVING_ERROR), group.counter(&names::CONFIGURATION_SAVED)],
-            stage: group.histograms(&names::STAGE),
-            store: group.histograms(&names::STORE),
-            interpolations: group.counter(&names::INPUTS_INTERPOLATIONS),
+            execution_mode: set.counters(&names::JOB_EXECUTION_MODE),
+            process_state: set.gauges(&names::PROCESS_STATE),
+            loaded: [set.counter(&names::CONFIGURATION_LOADING_ERROR), set.counter(&names::CONFIGURATION_LOADED)],
+            saved: [set.counter(&names::CONFIGURATION_SAVING_ERROR), set.counter(&names::CONFIGURATION_SAVED)],
+            stage: set.histograms(&names::STAGE),
+            state_writes: set.histograms(&names::STATE_WRITE),
+            interpolations: set.counter(&names::INPUTS_INTERPOLATIONS),
             interpolation_failures,
-            spans: group.counters(&names::SPANS),
-            process: ProcessMetrics::new(&mut group),
+            spans: set.counters(&names::SPANS),
+            process: ProcessMetrics::new(&mut set),
             sources: Sources::default(),
             log: Arc::clone(log),
             table: Arc::default(),
@@ -140,7 +140,7 @@ impl Metrics {
     /// Returns the metrics of an entry. Entries with the same labels share them.
     pub fn entry(&self, labels: &EntryLabels) -> Arc<EntryMetrics> {
         let mut entries = self.entries.lock();
-        entries.forget_unused();
+        entries.remove_unused();
         let Entries { by_labels, by_token, by_name } = &mut *entries;
         let entry = by_labels.entry(labels.clone()).or_insert_with(|| {
             let token = by_token
@@ -171,19 +171,21 @@ impl Metrics {
     }
 
     /// Counts a started job by its mode and executor.
-    pub fn job_started(&self, mode: Mode, executor: &str) {
+    pub fn job_started(&self, mode: ExecutionMode, executor: &str) {
         let executor = if executor.is_empty() { "unknown" } else { executor };
         self.execution_mode.with_label_values(&[mode.label(), executor]).inc();
     }
 
     /// Counts an attempt to load the configuration, by its success.
-    pub fn configuration_loaded(&self, worked: bool) {
-        self.loaded[usize::from(worked)].inc();
+    pub fn configuration_loaded(&self, succeeded: bool) {
+        let [failed, loaded] = &self.loaded;
+        if succeeded { loaded } else { failed }.inc();
     }
 
     /// Counts an attempt of this process to write the configuration, by its success.
-    pub fn configuration_saved(&self, worked: bool) {
-        self.saved[usize::from(worked)].inc();
+    pub fn configuration_saved(&self, succeeded: bool) {
+        let [failed, saved] = &self.saved;
+        if succeeded { saved } else { failed }.inc();
     }
 
     /// Records the duration of a build stage. `stage` must come from a small fixed set.
@@ -192,12 +194,12 @@ impl Metrics {
     }
 
     /// Records the duration of a write to the manager's state.
-    pub fn stored(&self, operation: &str, took: Duration) {
-        self.store.with_label_values(&[operation]).observe(took.as_secs_f64());
+    pub fn state_written(&self, operation: &str, duration: Duration) {
+        self.state_writes.with_label_values(&[operation]).observe(duration.as_secs_f64());
     }
 
     /// Counts texts of a job in which inputs were interpolated.
-    pub fn inputs_put_in(&self, texts: u64) {
+    pub fn inputs_interpolated(&self, texts: u64) {
         self.interpolations.inc_by(texts);
     }
 
@@ -226,7 +228,7 @@ impl Metrics {
     #[must_use]
     pub fn text(&self, state: ProcessState) -> String {
         let mut entries = self.entries.lock();
-        entries.forget_unused();
+        entries.remove_unused();
         self.process.refresh();
         self.process_state.reset();
         self.process_state.with_label_values(&[state.label()]).set(1);
@@ -240,12 +242,12 @@ impl Metrics {
         self.table.count();
         let mut text = String::new();
         let mut families = self.registry.gather();
-        families.extend(self.sources.gather().into_values());
+        families.extend(self.sources.gather());
         // The encoder fails at a family without metrics and writes none of the following ones.
         families.retain(|family| !family.get_metric().is_empty());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
-            tracing::error!(%error, "metrics cannot be written");
+            tracing::error!(%error, "failed to encode metrics");
         }
         text
     }
@@ -253,7 +255,7 @@ impl Metrics {
 
 impl Entries {
     /// Unregisters metrics that no caller refers to anymore.
-    fn forget_unused(&mut self) {
+    fn remove_unused(&mut self) {
         self.by_labels.retain(|_, entry| Arc::get_mut(entry).map(EntryMetrics::unregister).is_none());
         self.by_token.retain(|_, token| Arc::get_mut(token).map(TokenMetrics::unregister).is_none());
         self.by_name.retain(|_, name| Arc::get_mut(name).map(NameMetrics::unregister).is_none());

@@ -3,7 +3,7 @@
 use prometheus::{Counter, Gauge};
 use rustix::process::{Resource, getrlimit};
 
-use super::group::Group;
+use super::metric_set::MetricSet;
 use crate::names;
 
 /// Clock ticks per second in `/proc`. Linux uses this value in user space on all platforms.
@@ -20,15 +20,15 @@ pub(super) struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    pub(super) fn new(group: &mut Group) -> Self {
+    pub(super) fn new(set: &mut MetricSet) -> Self {
         Self {
-            cpu: group.float_counter(&names::PROCESS_CPU),
-            open_fds: group.float_gauge(&names::PROCESS_OPEN_FDS),
-            max_fds: group.float_gauge(&names::PROCESS_MAX_FDS),
-            resident: group.float_gauge(&names::PROCESS_RESIDENT),
-            virtual_memory: group.float_gauge(&names::PROCESS_VIRTUAL),
-            virtual_max: group.float_gauge(&names::PROCESS_VIRTUAL_MAX),
-            start: group.float_gauge(&names::PROCESS_START),
+            cpu: set.float_counter(&names::PROCESS_CPU),
+            open_fds: set.float_gauge(&names::PROCESS_OPEN_FDS),
+            max_fds: set.float_gauge(&names::PROCESS_MAX_FDS),
+            resident: set.float_gauge(&names::PROCESS_RESIDENT),
+            virtual_memory: set.float_gauge(&names::PROCESS_VIRTUAL),
+            virtual_max: set.float_gauge(&names::PROCESS_VIRTUAL_MAX),
+            start: set.float_gauge(&names::PROCESS_START),
         }
     }
 
@@ -82,7 +82,7 @@ fn boot_seconds() -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// Returns the soft limit of a resource, or `u64::MAX` if there is none, as Go's Prometheus library does.
+/// Returns the soft limit of a resource, or `u64::MAX` if it has no limit, as Go's Prometheus library does.
 fn limit(resource: Resource) -> f64 {
     getrlimit(resource).current.unwrap_or(u64::MAX) as f64
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_parentheses_does_not_confuse() {
+    fn parses_stat_of_name_with_parentheses() {
         let line = "7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 120 30 0 0 20 0 3 0 9000 4096000 25 1 2";
         let stat = Stat { cpu_ticks: 150.0, start_ticks: 9000.0, virtual_bytes: 4_096_000.0, resident_pages: 25.0 };
         assert_eq!(Stat::parse(line), Some(stat));

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_that_of_the_recommendation() {
+    fn traceparent_follows_w3c_recommendation() {
         let trace = TraceId::parse("0af7651916cd43dd8448eb211c80319c").unwrap();
         let span = SpanId::parse("b7ad6b7169203331").unwrap();
         let context = TraceContext { trace, span, parent: None, sampled: true };
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_refused() {
+    fn invalid_ids_are_rejected() {
         for wrong in
             ["", "0", "00000000000000000000000000000000", "+af7651916cd43dd8448eb211c80319c", "ä".repeat(16).as_str()]
         {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_ids_are_the_same_again_and_tell_parts_apart() {
+    fn derived_ids_are_stable_and_separate_parts() {
         assert_eq!(TraceId::derived(&[b"a", b"b"]), TraceId::derived(&[b"a", b"b"]));
         assert_ne!(TraceId::derived(&[b"ab", b""]), TraceId::derived(&[b"a", b"b"]));
     }

@@ -15,7 +15,7 @@ use reqwest::StatusCode;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use tokio::sync::mpsc;
 
-use super::Parcel;
+use super::ExportItem;
 use super::settings::{Destination, SpanSettings};
 use super::tree::{Attribute, attribute};
 use crate::Telemetry;
@@ -23,37 +23,37 @@ use crate::Telemetry;
 /// Name of the tracer (docs/spec/runner-config.md, section 1.11).
 const SCOPE: &str = "gitlab-ci-runner";
 /// Maximum number of queued jobs that are handled together, with one request per destination.
-const BATCH_MAX: usize = 32;
+const MAX_BATCH_JOBS: usize = 32;
 /// Maximum number of attempts to send a request.
-const TRIES_MAX: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 /// Delay before the second attempt. Doubles with each further one.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Maximum delay between two attempts, including a delay that the collector requests.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Maximum number of bytes of a response that are read.
-const ANSWER_MAX: usize = 64 * 1024;
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Maximum number of destinations whose outage is remembered. Jobs can bring new destinations.
-const DESTINATIONS_MAX: usize = 64;
+const MAX_DESTINATIONS: usize = 64;
 
 /// Error of an attempt to send spans.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
-    #[error("no answer: {0}")]
-    Unreachable(String),
-    #[error("it answers {0}")]
+    #[error("failed to send the request")]
+    Request(#[source] reqwest::Error),
+    #[error("the collector responded with status {0}")]
     Status(StatusCode),
-    #[error("the HTTP client cannot be made: {0}")]
-    Client(String),
+    #[error("failed to create an HTTP client")]
+    Client(#[source] reqwest::Error),
 }
 
 /// Sends queued spans until the queue is closed and empty.
-pub(super) async fn run(mut queue: mpsc::Receiver<Parcel>, settings: SpanSettings, telemetry: Weak<Telemetry>) {
+pub(super) async fn run(mut queue: mpsc::Receiver<ExportItem>, settings: SpanSettings, telemetry: Weak<Telemetry>) {
     let mut exporter = Exporter { settings, telemetry, plain: None, secure: None, down: HashSet::new() };
     let mut batch = Vec::new();
-    while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
+    while queue.recv_many(&mut batch, MAX_BATCH_JOBS).await > 0 {
         let mut by_destination: HashMap<Destination, Vec<Span>> = HashMap::new();
-        for parcel in batch.drain(..) {
-            by_destination.entry(parcel.destination).or_default().extend(parcel.job.spans());
+        for item in batch.drain(..) {
+            by_destination.entry(item.destination).or_default().extend(item.job.spans());
         }
         for (destination, spans) in by_destination {
             exporter.export(destination, spans).await;
@@ -76,28 +76,29 @@ impl Exporter {
         let count = spans.len();
         let body = self.request(spans).encode_to_vec();
         // Do not retry if the destination was down the last time.
-        let tries = if self.down.contains(&destination) { 1 } else { TRIES_MAX };
-        let sent = self.send_with_tries(&destination, body, tries).await;
-        let refused = match &sent {
-            Ok(refused) => usize::try_from(*refused).unwrap_or(0).min(count),
+        let attempts = if self.down.contains(&destination) { 1 } else { MAX_ATTEMPTS };
+        let sent = self.send_with_retries(&destination, body, attempts).await;
+        let rejected = match &sent {
+            Ok(rejected) => usize::try_from(*rejected).unwrap_or(0).min(count),
             Err(_) => count,
         };
         if let Some(telemetry) = self.telemetry.upgrade() {
-            telemetry.metrics.spans("exported", count - refused);
-            telemetry.metrics.spans("refused", refused);
+            telemetry.metrics.spans("exported", count - rejected);
+            telemetry.metrics.spans("refused", rejected);
         }
-        let place = destination.url.origin().ascii_serialization();
+        let collector = destination.url.origin().ascii_serialization();
         match sent {
             Ok(_) if self.down.remove(&destination) => {
-                tracing::info!(collector = place, "the collector takes spans again");
+                tracing::info!(collector, "collector accepts spans again");
             }
             Ok(_) => {}
             Err(error) => {
-                if self.down.len() >= DESTINATIONS_MAX {
+                if self.down.len() >= MAX_DESTINATIONS {
                     self.down.clear();
                 }
                 if self.down.insert(destination) {
-                    tracing::warn!(collector = place, %error, "spans cannot be sent; jobs are not affected");
+                    let error = error_chain(&error);
+                    tracing::warn!(collector, error, "failed to export spans, jobs are not affected");
                 }
             }
         }
@@ -119,38 +120,39 @@ impl Exporter {
     }
 
     /// Sends a request, with retries. Returns the number of spans that the collector rejected.
-    async fn send_with_tries(&mut self, to: &Destination, body: Vec<u8>, tries: u32) -> Result<i64, ExportError> {
+    async fn send_with_retries(&mut self, to: &Destination, body: Vec<u8>, attempts: u32) -> Result<i64, ExportError> {
         let client = self.client(to)?;
         let body = bytes::Bytes::from(body);
-        let mut wait = TRY_AGAIN;
-        for tried in 1.. {
+        let mut delay = RETRY_DELAY;
+        for attempt in 1.. {
             let mut request = client.post(to.url.clone()).header(CONTENT_TYPE, "application/x-protobuf");
             for (name, value) in &to.headers {
                 request = request.header(name, value);
             }
-            let (error, asked) = match request.timeout(self.settings.timeout).body(body.clone()).send().await {
-                Ok(answer) if answer.status().is_success() => return Ok(left_out(answer).await),
-                Ok(answer) if may_heal(answer.status()) => {
-                    let asked = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-                    (ExportError::Status(answer.status()), asked.map(Duration::from_secs))
+            let (error, requested) = match request.timeout(self.settings.timeout).body(body.clone()).send().await {
+                Ok(response) if response.status().is_success() => return Ok(rejected_spans(response).await),
+                Ok(response) if is_retryable(response.status()) => {
+                    let requested =
+                        response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                    (ExportError::Status(response.status()), requested.map(Duration::from_secs))
                 }
-                Ok(answer) => return Err(ExportError::Status(answer.status())),
-                Err(error) => (ExportError::Unreachable(error_chain(&error.without_url())), None),
+                Ok(response) => return Err(ExportError::Status(response.status())),
+                Err(error) => (ExportError::Request(error.without_url()), None),
             };
-            if tried >= tries {
+            if attempt >= attempts {
                 return Err(error);
             }
-            let wanted = wait.mul_f64(rand::rng().random_range(0.5..1.0));
-            tokio::time::sleep(wanted.max(asked.unwrap_or_default()).min(RETRY_AFTER_MAX)).await;
-            wait *= 2;
+            let jittered = delay.mul_f64(rand::rng().random_range(0.5..1.0));
+            tokio::time::sleep(jittered.max(requested.unwrap_or_default()).min(MAX_RETRY_DELAY)).await;
+            delay *= 2;
         }
         Ok(0)
     }
 
     fn client(&mut self, to: &Destination) -> Result<reqwest::Client, ExportError> {
         let secure = to.url.scheme() == "https";
-        let kept = if secure { &mut self.secure } else { &mut self.plain };
-        if let Some(client) = kept {
+        let slot = if secure { &mut self.secure } else { &mut self.plain };
+        if let Some(client) = slot {
             return Ok(client.clone());
         }
         let client = reqwest::Client::builder()
@@ -159,25 +161,25 @@ impl Exporter {
             .tls_built_in_root_certs(secure)
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|error| ExportError::Client(error_chain(&error)))?;
-        Ok(kept.insert(client).clone())
+            .map_err(ExportError::Client)?;
+        Ok(slot.insert(client).clone())
     }
 }
 
 /// Returns true for a status after which a request can be retried (OTLP, "Retryable Response Codes").
-fn may_heal(status: StatusCode) -> bool {
+fn is_retryable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
 /// Returns the number of rejected spans that a successful response reports.
-async fn left_out(mut answer: reqwest::Response) -> i64 {
+async fn rejected_spans(mut response: reqwest::Response) -> i64 {
     let mut body = Vec::new();
-    while let Ok(Some(chunk)) = answer.chunk().await {
+    while let Ok(Some(chunk)) = response.chunk().await {
         body.extend_from_slice(&chunk);
-        if body.len() > ANSWER_MAX {
+        if body.len() > MAX_RESPONSE_BYTES {
             return 0;
         }
     }
-    let answer = ExportTraceServiceResponse::decode(&*body).unwrap_or_default();
-    answer.partial_success.map_or(0, |partial| partial.rejected_spans)
+    let response = ExportTraceServiceResponse::decode(&*body).unwrap_or_default();
+    response.partial_success.map_or(0, |partial| partial.rejected_spans)
 }

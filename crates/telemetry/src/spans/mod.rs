@@ -26,22 +26,22 @@ use crate::Telemetry;
 
 pub use context::{SpanId, TraceContext, TraceId};
 pub use settings::{Destination, SpanSettings};
-pub use tree::{Attribute, Ending, JobSpan, StepSpan};
+pub use tree::{Attribute, JobSpan, SpanOutcome, StepSpan};
 
 /// Maximum number of queued exports. Each is the spans of one job for one destination.
-const QUEUE_MAX: usize = 256;
+const MAX_QUEUED_ITEMS: usize = 256;
 /// Time to send the queued spans when the process ends (docs/spec/runner-config.md, section 1.11).
-const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The spans of a job that are queued for a destination.
-struct Parcel {
+struct ExportItem {
     job: Arc<JobSpan>,
     destination: Destination,
 }
 
 /// Trace context that the coordinator sent with a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Requested {
+pub struct RequestedTrace {
     /// ID of the coordinator's trace.
     pub trace: TraceId,
     /// ID of the coordinator's span.
@@ -60,7 +60,7 @@ pub struct Tracer {
 }
 
 struct Exporter {
-    parcels: mpsc::Sender<Parcel>,
+    items: mpsc::Sender<ExportItem>,
     task: JoinHandle<()>,
     overflowing: bool,
 }
@@ -74,9 +74,9 @@ impl Tracer {
     ///
     /// `identity` identifies the job across restarts of the manager. The trace ID does not reveal it.
     #[must_use]
-    pub fn context(&self, identity: &[&[u8]], requested: Option<&Requested>) -> Option<TraceContext> {
-        let wanted = requested.is_some_and(|requested| !requested.destinations.is_empty());
-        if self.settings.disabled || (self.settings.destination.is_none() && !wanted) {
+    pub fn context(&self, identity: &[&[u8]], requested: Option<&RequestedTrace>) -> Option<TraceContext> {
+        let is_requested = requested.is_some_and(|requested| !requested.destinations.is_empty());
+        if self.settings.disabled || (self.settings.destination.is_none() && !is_requested) {
             return None;
         }
         let (trace, parent) = match requested {
@@ -84,12 +84,12 @@ impl Tracer {
             None => (TraceId::derived(identity), None),
         };
         let span = SpanId::derived(identity);
-        let sampled = wanted || self.settings.samples(trace, parent.is_some());
+        let sampled = is_requested || self.settings.samples(trace, parent.is_some());
         Some(TraceContext { trace, span, parent, sampled })
     }
 
     /// Queues the spans of a job that has ended. Never waits.
-    pub fn send(&self, job: JobSpan, requested: Option<&Requested>) {
+    pub fn send(&self, job: JobSpan, requested: Option<&RequestedTrace>) {
         if self.settings.disabled || !job.context.sampled {
             return;
         }
@@ -98,25 +98,25 @@ impl Tracer {
         let job = Arc::new(job);
         let destinations = requested.into_iter().flat_map(|requested| &requested.destinations);
         for destination in own.into_iter().chain(destinations) {
-            self.enqueue(Parcel { job: Arc::clone(&job), destination: destination.clone() });
+            self.enqueue(ExportItem { job: Arc::clone(&job), destination: destination.clone() });
         }
     }
 
-    fn enqueue(&self, parcel: Parcel) {
+    fn enqueue(&self, item: ExportItem) {
         let mut exporter = self.exporter.lock();
         let exporter = exporter.get_or_insert_with(|| {
-            let (parcels, queue) = mpsc::channel(QUEUE_MAX);
+            let (items, queue) = mpsc::channel(MAX_QUEUED_ITEMS);
             let task = tokio::spawn(export::run(queue, self.settings.clone(), self.telemetry.clone()));
-            Exporter { parcels, task, overflowing: false }
+            Exporter { items, task, overflowing: false }
         });
-        match exporter.parcels.try_send(parcel) {
+        match exporter.items.try_send(item) {
             Ok(()) => exporter.overflowing = false,
-            Err(mpsc::error::TrySendError::Full(parcel) | mpsc::error::TrySendError::Closed(parcel)) => {
+            Err(mpsc::error::TrySendError::Full(item) | mpsc::error::TrySendError::Closed(item)) => {
                 if let Some(telemetry) = self.telemetry.upgrade() {
-                    telemetry.metrics.spans("dropped", parcel.job.spans().len());
+                    telemetry.metrics.spans("dropped", item.job.spans().len());
                 }
                 if !std::mem::replace(&mut exporter.overflowing, true) {
-                    tracing::warn!("spans are dropped: the collector does not take them as fast as jobs end");
+                    tracing::warn!("export queue is full, dropping spans");
                 }
             }
         }
@@ -124,11 +124,11 @@ impl Tracer {
 
     /// Sends the queued spans, for a few seconds at most.
     pub async fn flush(&self) {
-        let Some(Exporter { parcels, mut task, .. }) = self.exporter.lock().take() else { return };
-        drop(parcels);
-        if tokio::time::timeout(FLUSH_LIMIT, &mut task).await.is_err() {
+        let Some(Exporter { items, mut task, .. }) = self.exporter.lock().take() else { return };
+        drop(items);
+        if tokio::time::timeout(FLUSH_TIMEOUT, &mut task).await.is_err() {
             task.abort();
-            tracing::warn!("the last spans could not be sent in time");
+            tracing::warn!("failed to export the last spans in time");
         }
     }
 }

@@ -28,7 +28,7 @@ impl Destination {
     ///
     /// The path is used as it is. Without one, it is OTLP's path for traces.
     #[must_use]
-    pub fn of_job(text: &str) -> Option<Self> {
+    pub fn from_job(text: &str) -> Option<Self> {
         let mut url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
         if url.path() == "/" {
             url.set_path(PATH);
@@ -47,7 +47,7 @@ pub(super) enum Sampler {
 }
 
 impl Sampler {
-    fn takes(self, trace: TraceId) -> bool {
+    fn samples(self, trace: TraceId) -> bool {
         match self {
             Self::All => true,
             Self::None => false,
@@ -92,10 +92,10 @@ impl SpanSettings {
         let mut problems = Vec::new();
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         // A variable for traces overrides the one for all signals.
-        let of_traces = |name: &str| {
+        let trace_variable = |name: &str| {
             get(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}")).or_else(|| get(&format!("OTEL_EXPORTER_OTLP_{name}")))
         };
-        let timeout = match of_traces("TIMEOUT").map(|text| text.parse().map_err(|_| text)) {
+        let timeout = match trace_variable("TIMEOUT").map(|text| text.parse().map_err(|_| text)) {
             None => TIMEOUT,
             Some(Ok(milliseconds)) => Duration::from_millis(milliseconds),
             Some(Err(text)) => {
@@ -105,7 +105,7 @@ impl SpanSettings {
         };
         let (sampler, parent_based) = sampler(&get, &mut problems);
         let settings = Self {
-            destination: destination(&get, of_traces("HEADERS"), of_traces("PROTOCOL"), &mut problems),
+            destination: destination(&get, trace_variable("HEADERS"), trace_variable("PROTOCOL"), &mut problems),
             disabled: get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")),
             timeout,
             resource: resource(&get, &mut problems),
@@ -118,7 +118,7 @@ impl SpanSettings {
     /// Returns true if a trace is recorded. A trace with a parent was started by another program.
     #[must_use]
     pub(super) fn samples(&self, trace: TraceId, has_parent: bool) -> bool {
-        (has_parent && self.parent_based) || self.sampler.takes(trace)
+        (has_parent && self.parent_based) || self.sampler.samples(trace)
     }
 }
 
@@ -157,10 +157,10 @@ fn destination(
 }
 
 fn resource(get: &impl Fn(&str) -> Option<String>, problems: &mut Vec<String>) -> Vec<(String, String)> {
-    let said = pairs("OTEL_RESOURCE_ATTRIBUTES", get("OTEL_RESOURCE_ATTRIBUTES").as_deref(), problems);
-    let (services, others): (Vec<_>, Vec<_>) = said.into_iter().partition(|(name, _)| name == "service.name");
-    let named = get("OTEL_SERVICE_NAME").or_else(|| services.into_iter().next().map(|(_, name)| name));
-    let mut resource = vec![("service.name".to_owned(), named.unwrap_or_else(|| SERVICE.to_owned()))];
+    let attributes = pairs("OTEL_RESOURCE_ATTRIBUTES", get("OTEL_RESOURCE_ATTRIBUTES").as_deref(), problems);
+    let (services, others): (Vec<_>, Vec<_>) = attributes.into_iter().partition(|(name, _)| name == "service.name");
+    let service = get("OTEL_SERVICE_NAME").or_else(|| services.into_iter().next().map(|(_, name)| name));
+    let mut resource = vec![("service.name".to_owned(), service.unwrap_or_else(|| SERVICE.to_owned()))];
     resource.extend(others);
     resource
 }
@@ -183,7 +183,7 @@ fn sampler(get: &impl Fn(&str) -> Option<String>, problems: &mut Vec<String>) ->
             }
         }
         _ => {
-            problems.push(format!("OTEL_TRACES_SAMPLER is `{text}`, which is not supported; all traces are recorded"));
+            problems.push(format!("OTEL_TRACES_SAMPLER is `{text}`, which is not supported; recording all traces"));
             return (Sampler::All, true);
         }
     };
@@ -201,7 +201,7 @@ fn pairs(variable: &str, text: Option<&str>, problems: &mut Vec<String>) -> Vec<
         match pair {
             Some(pair) => list.push(pair),
             // The message omits the entry, which can be a credential.
-            None => problems.push(format!("an entry of {variable} is not name=value, and is left out")),
+            None => problems.push(format!("an entry of {variable} is not name=value, ignoring it")),
         }
     }
     list
@@ -222,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_configured_by_nothing() {
+    fn no_variables_mean_no_destination() {
         let (settings, problems) = read(&[("OTEL_SERVICE_NAME", "ci")]);
         assert_eq!((settings.destination, problems), (None, Vec::new()));
     }
 
     #[test]
-    fn an_endpoint_for_all_signals_gets_the_path_of_traces() {
+    fn endpoint_for_all_signals_gets_path_for_traces() {
         assert_eq!(url(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/")]).unwrap(), "http://c:4318/v1/traces");
         let own = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://t/x")];
         assert_eq!(url(&own).unwrap(), "https://t/x");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_timeout_and_resource_are_read() {
+    fn reads_headers_timeout_and_resource() {
         let (settings, problems) = read(&[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x, wrong ,a=b"),
@@ -248,11 +248,11 @@ mod tests {
         assert_eq!(settings.destination.unwrap().headers, [pair("authorization", "Bearer x"), pair("a", "b")]);
         assert_eq!(settings.timeout, Duration::from_millis(250));
         assert_eq!(settings.resource, [pair("service.name", "two"), pair("host.name", "h")]);
-        assert_eq!(problems, ["an entry of OTEL_EXPORTER_OTLP_HEADERS is not name=value, and is left out"]);
+        assert_eq!(problems, ["an entry of OTEL_EXPORTER_OTLP_HEADERS is not name=value, ignoring it"]);
     }
 
     #[test]
-    fn what_is_not_supported_is_told_and_nothing_is_sent_elsewhere() {
+    fn unsupported_settings_are_reported() {
         let grpc = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")];
         let (settings, problems) = read(&grpc);
         assert_eq!(settings.destination, None);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_decide_by_trace_and_parent() {
+    fn samplers_use_trace_and_parent() {
         let low = TraceId::parse("00000000000000000000000000000001").unwrap();
         let high = TraceId::parse("ffffffffffffffffffffffffffffffff").unwrap();
         let of = |name: &str| read(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", "0.5")]).0;
@@ -272,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_of_a_job_is_http() {
-        assert_eq!(Destination::of_job("https://o.example").unwrap().url.as_str(), "https://o.example/v1/traces");
-        assert_eq!(Destination::of_job("http://o.example/otel/x").unwrap().url.as_str(), "http://o.example/otel/x");
-        assert_eq!(Destination::of_job("grpc://o.example:4317"), None);
+    fn endpoint_of_job_must_be_http() {
+        assert_eq!(Destination::from_job("https://o.example").unwrap().url.as_str(), "https://o.example/v1/traces");
+        assert_eq!(Destination::from_job("http://o.example/otel/x").unwrap().url.as_str(), "http://o.example/otel/x");
+        assert_eq!(Destination::from_job("grpc://o.example:4317"), None);
     }
 }

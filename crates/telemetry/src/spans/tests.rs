@@ -68,25 +68,25 @@ fn telemetry(variables: &[(&str, &str)]) -> Arc<Telemetry> {
     Telemetry::new(&BUILD, &Arc::default(), settings)
 }
 
-fn step(name: &str, started_ms: u64, duration_ms: u64, ending: Ending, steps: Vec<StepSpan>) -> StepSpan {
-    StepSpan { name: name.to_owned(), ending, started_ms, duration_ms, exit_code: None, steps }
+fn step(name: &str, started_ms: u64, duration_ms: u64, outcome: SpanOutcome, steps: Vec<StepSpan>) -> StepSpan {
+    StepSpan { name: name.to_owned(), outcome, started_ms, duration_ms, exit_code: None, steps }
 }
 
 fn job(context: TraceContext) -> JobSpan {
-    let inner = StepSpan { exit_code: Some(2), ..step("compile", 1_300, 10_000, Ending::Failure, Vec::new()) };
+    let inner = StepSpan { exit_code: Some(2), ..step("compile", 1_300, 10_000, SpanOutcome::Failure, Vec::new()) };
     JobSpan {
         context,
         started_ms: 1_000,
         ended_ms: 2_000,
-        ending: Ending::Failure,
+        outcome: SpanOutcome::Failure,
         failure_reason: Some("script_failure".to_owned()),
         attributes: vec![
             ("ci.job.id", Attribute::Number(7)),
             ("ci.runner.executor", Attribute::Text("shell".to_owned())),
         ],
         stages: vec![
-            step("get_sources", 1_100, 100, Ending::Success, Vec::new()),
-            step("step_script", 1_200, 700, Ending::Failure, vec![inner]),
+            step("get_sources", 1_100, 100, SpanOutcome::Success, Vec::new()),
+            step("step_script", 1_200, 700, SpanOutcome::Failure, vec![inner]),
         ],
     }
 }
@@ -99,13 +99,13 @@ fn spans(request: &ExportTraceServiceRequest) -> &[Span] {
 async fn wait_for(telemetry: &Telemetry, line: &str) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !telemetry.metrics.text(ProcessState::Running).contains(line) {
-        assert!(Instant::now() < deadline, "`{line}` did not come");
+        assert!(Instant::now() < deadline, "no scrape contained `{line}`");
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_job_is_one_tree_of_spans() {
+async fn job_is_exported_as_tree_of_spans() {
     let mut collector = Collector::start(&[]).await;
     let telemetry = telemetry(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url),
@@ -139,7 +139,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn what_a_server_asks_for_goes_to_its_endpoint_without_credentials_of_ours() {
+async fn requested_destination_gets_no_configured_credentials() {
     let mut own = Collector::start(&[]).await;
     let mut theirs = Collector::start(&[]).await;
     let telemetry = telemetry(&[
@@ -148,10 +148,10 @@ async fn what_a_server_asks_for_goes_to_its_endpoint_without_credentials_of_ours
         ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
     ]);
     assert!(!telemetry.tracer.context(&[b"7"], None).unwrap().sampled);
-    let requested = Requested {
+    let requested = RequestedTrace {
         trace: TraceId::parse("0af7651916cd43dd8448eb211c80319c").unwrap(),
         parent: SpanId::parse("b7ad6b7169203331").unwrap(),
-        destinations: vec![Destination::of_job(&theirs.url).unwrap()],
+        destinations: vec![Destination::from_job(&theirs.url).unwrap()],
     };
     let context = telemetry.tracer.context(&[b"7"], Some(&requested)).unwrap();
     telemetry.tracer.send(job(context), Some(&requested));
@@ -163,14 +163,14 @@ async fn what_a_server_asks_for_goes_to_its_endpoint_without_credentials_of_ours
 }
 
 #[tokio::test]
-async fn nothing_is_traced_where_nothing_is_configured_or_all_is_disabled() {
+async fn nothing_is_traced_if_unconfigured_or_disabled() {
     assert_eq!(telemetry(&[]).tracer.context(&[b"7"], None), None);
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1"), ("OTEL_SDK_DISABLED", "true")];
     assert_eq!(telemetry(&variables).tracer.context(&[b"7"], None), None);
 }
 
 #[tokio::test]
-async fn a_collector_that_is_busy_is_asked_again() {
+async fn busy_collector_is_retried() {
     let mut collector = Collector::start(&[503, 429]).await;
     let telemetry = telemetry(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url)]);
     let context = telemetry.tracer.context(&[b"7"], None).unwrap();
@@ -181,7 +181,7 @@ async fn a_collector_that_is_busy_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_collector_that_refuses_is_not_asked_again() {
+async fn rejecting_collector_is_not_retried() {
     let mut collector = Collector::start(&[400]).await;
     let telemetry = telemetry(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url)]);
     let context = telemetry.tracer.context(&[b"7"], None).unwrap();
@@ -193,18 +193,18 @@ async fn a_collector_that_refuses_is_not_asked_again() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_silent_holds_nobody_up_and_is_bounded() {
+async fn silent_collector_does_not_block_jobs() {
     // Accepts connections and never responds.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let telemetry = telemetry(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
     let context = telemetry.tracer.context(&[b"7"], None).unwrap();
     let started = Instant::now();
-    for _ in 0..(2 * QUEUE_MAX) {
+    for _ in 0..(2 * MAX_QUEUED_ITEMS) {
         telemetry.tracer.send(job(context), None);
     }
-    assert!(started.elapsed() < Duration::from_secs(5), "handing over does not wait");
+    assert!(started.elapsed() < Duration::from_secs(5), "queueing spans does not wait");
     let text = telemetry.metrics.text(ProcessState::Running);
     let dropped = text.lines().find_map(|line| line.strip_prefix("muster_spans_total{result=\"dropped\"} ")).unwrap();
-    assert_eq!(dropped.parse::<usize>().unwrap(), 4 * QUEUE_MAX);
+    assert_eq!(dropped.parse::<usize>().unwrap(), 4 * MAX_QUEUED_ITEMS);
 }

@@ -13,10 +13,10 @@ use super::context::{SpanId, TraceContext};
 /// Name of a job's span (docs/spec/runner-config.md, section 1.11).
 const JOB: &str = "job_execution";
 /// Maximum number of spans per job. Further steps are omitted.
-const SPANS_MAX: usize = 1000;
+const MAX_SPANS: usize = 1000;
 /// Maximum number of characters of a step's name. Authors choose these names.
-const NAME_MAX: usize = 128;
-const NANOS: u64 = 1_000_000;
+const MAX_NAME_CHARS: usize = 128;
+const NANOS_PER_MILLI: u64 = 1_000_000;
 
 /// Value of an attribute. It must not contain secrets.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,19 +30,19 @@ pub enum Attribute {
 /// Outcome of a job, stage or step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum Ending {
+pub enum SpanOutcome {
     Success,
     Failure,
-    Cancelled,
+    Canceled,
     Skipped,
 }
 
-impl Ending {
+impl SpanOutcome {
     fn label(self) -> &'static str {
         match self {
             Self::Success => "success",
             Self::Failure => "failure",
-            Self::Cancelled => "cancelled",
+            Self::Canceled => "canceled",
             Self::Skipped => "skipped",
         }
     }
@@ -54,7 +54,7 @@ pub struct StepSpan {
     /// Name of the stage, or the author's name of the step.
     pub name: String,
     /// Outcome.
-    pub ending: Ending,
+    pub outcome: SpanOutcome,
     /// Start time, in milliseconds since 1970.
     pub started_ms: u64,
     /// Duration in milliseconds.
@@ -75,7 +75,7 @@ pub struct JobSpan {
     /// Time at which the cleanup after the job was done, in milliseconds since 1970.
     pub ended_ms: u64,
     /// Outcome.
-    pub ending: Ending,
+    pub outcome: SpanOutcome,
     /// Reported reason of a failure. `None` means that the job did not fail.
     pub failure_reason: Option<String>,
     /// Attributes of the job's span.
@@ -102,10 +102,10 @@ impl JobSpan {
             parent_span_id: parent.map(|parent| parent.0.to_vec()).unwrap_or_default(),
             name: JOB.to_owned(),
             kind: SpanKind::Internal.into(),
-            start_time_unix_nano: start.saturating_mul(NANOS),
-            end_time_unix_nano: end.saturating_mul(NANOS),
+            start_time_unix_nano: start.saturating_mul(NANOS_PER_MILLI),
+            end_time_unix_nano: end.saturating_mul(NANOS_PER_MILLI),
             attributes,
-            status: Some(status(self.ending, self.failure_reason.as_deref().unwrap_or_default())),
+            status: Some(status(self.outcome, self.failure_reason.as_deref().unwrap_or_default())),
             ..Span::default()
         }];
         for stage in &self.stages {
@@ -115,14 +115,14 @@ impl JobSpan {
     }
 
     fn add(&self, spans: &mut Vec<Span>, parent: SpanId, within: (u64, u64), step: &StepSpan) {
-        if spans.len() >= SPANS_MAX {
+        if spans.len() >= MAX_SPANS {
             return;
         }
         let start = step.started_ms.clamp(within.0, within.1);
         let end = step.started_ms.saturating_add(step.duration_ms).clamp(start, within.1);
         // The ID depends on the position in the tree, so it is the same if the spans are created again.
         let id = SpanId::derived(&[&self.context.trace.0, &self.context.span.0, &spans.len().to_be_bytes()]);
-        let mut attributes = vec![attribute("ci.step.status", &Attribute::Text(step.ending.label().to_owned()))];
+        let mut attributes = vec![attribute("ci.step.status", &Attribute::Text(step.outcome.label().to_owned()))];
         if let Some(code) = step.exit_code {
             attributes.push(attribute("ci.step.exit_code", &Attribute::Number(code.into())));
         }
@@ -130,12 +130,12 @@ impl JobSpan {
             trace_id: self.context.trace.0.to_vec(),
             span_id: id.0.to_vec(),
             parent_span_id: parent.0.to_vec(),
-            name: step.name.chars().take(NAME_MAX).collect(),
+            name: step.name.chars().take(MAX_NAME_CHARS).collect(),
             kind: SpanKind::Internal.into(),
-            start_time_unix_nano: start.saturating_mul(NANOS),
-            end_time_unix_nano: end.saturating_mul(NANOS),
+            start_time_unix_nano: start.saturating_mul(NANOS_PER_MILLI),
+            end_time_unix_nano: end.saturating_mul(NANOS_PER_MILLI),
             attributes,
-            status: Some(status(step.ending, "")),
+            status: Some(status(step.outcome, "")),
             ..Span::default()
         });
         for inner in &step.steps {
@@ -152,11 +152,11 @@ pub(super) fn attribute(name: &str, value: &Attribute) -> KeyValue {
     KeyValue { key: name.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
-fn status(ending: Ending, message: &str) -> Status {
-    let code = match ending {
-        Ending::Success => StatusCode::Ok,
-        Ending::Failure | Ending::Cancelled => StatusCode::Error,
-        Ending::Skipped => StatusCode::Unset,
+fn status(outcome: SpanOutcome, message: &str) -> Status {
+    let code = match outcome {
+        SpanOutcome::Success => StatusCode::Ok,
+        SpanOutcome::Failure | SpanOutcome::Canceled => StatusCode::Error,
+        SpanOutcome::Skipped => StatusCode::Unset,
     };
     Status { code: code.into(), message: message.to_owned() }
 }

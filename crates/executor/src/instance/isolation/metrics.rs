@@ -1,16 +1,16 @@
 //! Metrics of virtual machines.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_taskscaler::driver::{Family, Histogram, Kind, Sample};
-use parking_lot::Mutex;
+use muster_taskscaler::driver::MetricSet;
+use prometheus::proto::MetricFamily;
+use prometheus::{Histogram, IntCounterVec};
 
 /// Bounds of the histograms for creations and deletions, in seconds.
 const DURATION_BOUNDS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
 
 /// Counted operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     /// A machine was created, and its agent answered.
     Create,
@@ -31,82 +31,82 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    const ALL: [(Self, &'static str); 8] = [
-        (Self::Create, "create"),
-        (Self::CreateFailed, "create_failed"),
-        (Self::Delete, "delete"),
-        (Self::DeleteFailed, "delete_failed"),
-        (Self::Stomp, "stomp"),
-        (Self::Orphan, "orphan"),
-        (Self::Reuse, "reuse"),
-        (Self::Lost, "lost"),
+    const ALL: [Self; 8] = [
+        Self::Create,
+        Self::CreateFailed,
+        Self::Delete,
+        Self::DeleteFailed,
+        Self::Stomp,
+        Self::Orphan,
+        Self::Reuse,
+        Self::Lost,
     ];
-}
 
-#[derive(Debug)]
-struct Counters {
-    operations: BTreeMap<Operation, u64>,
-    create: Histogram,
-    delete: Histogram,
+    /// Returns the value of the label `operation`.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::CreateFailed => "create_failed",
+            Self::Delete => "delete",
+            Self::DeleteFailed => "delete_failed",
+            Self::Stomp => "stomp",
+            Self::Orphan => "orphan",
+            Self::Reuse => "reuse",
+            Self::Lost => "lost",
+        }
+    }
 }
 
 /// Counters and histograms of virtual machines.
 #[derive(Debug)]
-pub(super) struct VmMetrics(Mutex<Counters>);
+pub(super) struct VmMetrics {
+    set: MetricSet,
+    operations: IntCounterVec,
+    create: Histogram,
+    delete: Histogram,
+}
 
 impl Default for VmMetrics {
     fn default() -> Self {
-        let histogram = || Histogram::new(&[&DURATION_BOUNDS]);
-        Self(Mutex::new(Counters { operations: BTreeMap::new(), create: histogram(), delete: histogram() }))
+        let mut set = MetricSet::default();
+        let operations = set.counters(
+            "muster_nesting_operations_total",
+            "Operations on virtual machines of instances.",
+            &["operation"],
+        );
+        for operation in Operation::ALL {
+            operations.with_label_values(&[operation.label()]);
+        }
+        let create = set.histogram(
+            "muster_nesting_create_seconds",
+            "Time from the request for a virtual machine until its agent responds.",
+            &DURATION_BOUNDS,
+        );
+        let delete =
+            set.histogram("muster_nesting_delete_seconds", "Duration of the deletion of a virtual machine.", &DURATION_BOUNDS);
+        Self { set, operations, create, delete }
     }
 }
 
 impl VmMetrics {
     pub(super) fn count(&self, operation: Operation) {
-        *self.0.lock().operations.entry(operation).or_default() += 1;
+        self.operations.with_label_values(&[operation.label()]).inc();
     }
 
     /// Records a creation, with the time from the request to the answer of the agent.
     pub(super) fn created(&self, took: Duration) {
         self.count(Operation::Create);
-        self.0.lock().create.observe(took);
+        self.create.observe(took.as_secs_f64());
     }
 
     pub(super) fn deleted(&self, took: Duration) {
         self.count(Operation::Delete);
-        self.0.lock().delete.observe(took);
+        self.delete.observe(took.as_secs_f64());
     }
 
     /// Returns all metric families, even if nothing was counted.
-    pub(super) fn families(&self) -> Vec<Family> {
-        let counted = self.0.lock();
-        let sample = |(operation, name): (Operation, &str)| Sample {
-            labels: vec![("operation", name.to_owned())],
-            value: f64::from(
-                u32::try_from(counted.operations.get(&operation).copied().unwrap_or(0)).unwrap_or(u32::MAX),
-            ),
-            buckets: Vec::new(),
-        };
-        vec![
-            Family {
-                name: "muster_nesting_operations_total",
-                help: "Virtual machines on instances: what was done with them.",
-                kind: Kind::Counter,
-                samples: Operation::ALL.into_iter().map(sample).collect(),
-            },
-            Family {
-                name: "muster_nesting_create_seconds",
-                help: "From the request for a virtual machine until its agent answers.",
-                kind: Kind::Histogram,
-                samples: vec![counted.create.sample()],
-            },
-            Family {
-                name: "muster_nesting_delete_seconds",
-                help: "How long the removal of a virtual machine took.",
-                kind: Kind::Histogram,
-                samples: vec![counted.delete.sample()],
-            },
-        ]
+    pub(super) fn families(&self) -> Vec<MetricFamily> {
+        self.set.collect()
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_are_counted_and_durations_are_observed() {
+    fn counts_operations_and_records_durations_of_successes() {
         let numbers = VmMetrics::default();
         numbers.created(Duration::from_secs(2));
         numbers.created(Duration::from_secs(40));
@@ -123,12 +123,15 @@ mod tests {
         numbers.count(Operation::Lost);
         let families = numbers.families();
         let counted = |name: &str| {
-            let samples = &families[0].samples;
-            samples.iter().find(|sample| sample.labels[0].1 == name).unwrap().value
+            let mut series = families[0].get_metric().iter();
+            let counter = series.find(|metric| metric.get_label()[0].value() == name).unwrap();
+            counter.get_counter().get_value()
         };
         assert_eq!(["create", "create_failed", "delete", "reuse", "lost"].map(counted), [2.0, 1.0, 0.0, 0.0, 1.0]);
-        let create = &families[1].samples[0];
-        assert_eq!((create.value, create.buckets[1], create.buckets.last().unwrap().1), (42.0, (5.0, 1), 2));
-        assert_eq!(families[2].samples[0].buckets.last().unwrap().1, 0);
+        let create = families[1].get_metric()[0].get_histogram();
+        assert_eq!((create.get_sample_sum(), create.get_sample_count()), (42.0, 2));
+        let bucket = &create.get_bucket()[1];
+        assert_eq!((bucket.upper_bound(), bucket.cumulative_count()), (5.0, 1));
+        assert_eq!(families[2].get_metric()[0].get_histogram().get_sample_count(), 0);
     }
 }

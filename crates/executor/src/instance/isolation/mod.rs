@@ -21,8 +21,8 @@ use muster_config::settings::IsolationSettings;
 use muster_fleeting::nesting::{Nesting, NestingError, NestingTimeouts};
 use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
-use muster_taskscaler::driver::Family;
 use parking_lot::Mutex;
+use prometheus::proto::MetricFamily;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
@@ -71,7 +71,7 @@ impl Isolation {
     }
 
     /// Returns the metrics of virtual machines.
-    pub(super) fn families(&self) -> Vec<Family> {
+    pub(super) fn families(&self) -> Vec<MetricFamily> {
         self.metrics.families()
     }
 

@@ -8,11 +8,11 @@ use futures::future::join_all;
 use muster_executor::instance::{FleetList, InstanceExecutors};
 use muster_manager::clock::unix_now;
 use muster_manager::labels;
-use muster_taskscaler::driver::{self as scaler, Kind};
 use muster_taskscaler::fleet::{self, ExplanationSet, ReportSource, Reports, Subject};
 use muster_telemetry::Telemetry;
-use muster_telemetry::http::{JsonAnswer, Page};
-use muster_telemetry::metrics::{self, EntryLabels, FamilyKind};
+use muster_telemetry::http::{JsonEndpoint, JsonResponse};
+use muster_telemetry::metrics::{self, EntryLabels};
+use prometheus::proto::MetricFamily;
 
 /// Page with the status of all fleets.
 pub(crate) const STATUS_PATH: &str = "/debug/fleet/status";
@@ -21,19 +21,19 @@ pub(crate) const EXPLAIN_PATH: &str = "/debug/fleet/explain";
 
 /// The pages and metrics of the fleets, as long as it exists.
 pub(crate) struct FleetEndpoints {
-    _status: Arc<dyn Page>,
-    _explain: Arc<dyn Page>,
+    _status: Arc<dyn JsonEndpoint>,
+    _explain: Arc<dyn JsonEndpoint>,
     _metrics: Arc<dyn metrics::Source>,
 }
 
 impl FleetEndpoints {
     /// Adds them to `telemetry`.
     pub(crate) fn new(telemetry: &Telemetry, executors: &InstanceExecutors) -> Self {
-        let status: Arc<dyn Page> = Arc::new(StatusPage(executors.fleets()));
-        let explain: Arc<dyn Page> = Arc::new(ExplainPage(executors.fleets()));
+        let status: Arc<dyn JsonEndpoint> = Arc::new(StatusPage(executors.fleets()));
+        let explain: Arc<dyn JsonEndpoint> = Arc::new(ExplainPage(executors.fleets()));
         let numbers: Arc<dyn metrics::Source> = Arc::new(FleetMetrics(executors.fleets()));
-        telemetry.pages.add(STATUS_PATH, Arc::downgrade(&status));
-        telemetry.pages.add(EXPLAIN_PATH, Arc::downgrade(&explain));
+        telemetry.endpoints.add(STATUS_PATH, Arc::downgrade(&status));
+        telemetry.endpoints.add(EXPLAIN_PATH, Arc::downgrade(&explain));
         telemetry.metrics.add_source(Arc::downgrade(&numbers));
         Self { _status: status, _explain: explain, _metrics: numbers }
     }
@@ -42,38 +42,20 @@ impl FleetEndpoints {
 struct FleetMetrics(Arc<FleetList>);
 
 impl metrics::Source for FleetMetrics {
-    fn numbers(&self) -> Vec<(EntryLabels, Vec<metrics::Family>)> {
+    fn families(&self) -> Vec<(EntryLabels, Vec<MetricFamily>)> {
         let fleets = self.0.current().into_iter().map(|fleet| (labels(&fleet.runner), fleet.executor));
         // Two entries with the same labels would give one series two values, which a scraper refuses as a whole.
         let mut seen = HashSet::new();
         let fleets = fleets.filter(|(labels, _)| seen.insert(labels.clone()));
-        fleets.map(|(labels, executor)| (labels, executor.families().into_iter().map(family).collect())).collect()
-    }
-}
-
-fn family(family: scaler::Family) -> metrics::Family {
-    let sample = |sample: scaler::Sample| metrics::Sample {
-        labels: sample.labels,
-        value: sample.value,
-        buckets: sample.buckets,
-    };
-    metrics::Family {
-        name: family.name,
-        help: family.help,
-        kind: match family.kind {
-            Kind::Gauge => FamilyKind::Gauge,
-            Kind::Counter => FamilyKind::Counter,
-            Kind::Histogram => FamilyKind::Histogram,
-        },
-        samples: family.samples.into_iter().map(sample).collect(),
+        fleets.map(|(labels, executor)| (labels, executor.families())).collect()
     }
 }
 
 struct StatusPage(Arc<FleetList>);
 
 #[async_trait]
-impl Page for StatusPage {
-    async fn answer(&self, _: &str) -> JsonAnswer {
+impl JsonEndpoint for StatusPage {
+    async fn respond(&self, _: &str) -> JsonResponse {
         let listed = self.0.current();
         let fleets = join_all(listed.iter().map(|fleet| fleet.executor.report())).await;
         json(&Reports { version: fleet::VERSION, unix: unix_now(), source: ReportSource::Manager, fleets }, true)
@@ -83,18 +65,18 @@ impl Page for StatusPage {
 struct ExplainPage(Arc<FleetList>);
 
 #[async_trait]
-impl Page for ExplainPage {
-    async fn answer(&self, query: &str) -> JsonAnswer {
+impl JsonEndpoint for ExplainPage {
+    async fn respond(&self, query: &str) -> JsonResponse {
         let (subject, runner) = match parse_query(query) {
             Ok(parsed) => parsed,
-            Err(why) => return JsonAnswer::Wrong(why),
+            Err(why) => return JsonResponse::BadRequest(why),
         };
         let unix = unix_now();
         let listed = self.0.current();
         let answers = join_all(listed.iter().map(|fleet| fleet.executor.explain(&subject, unix))).await;
         let mut fleets = match answers.into_iter().collect::<Result<Vec<_>, _>>() {
             Ok(fleets) => fleets,
-            Err(error) => return JsonAnswer::Failed(format!("the decisions cannot be read: {error}")),
+            Err(error) => return JsonResponse::Error(format!("the decisions cannot be read: {error}")),
         };
         fleets.retain(|fleet| runner.as_ref().is_none_or(|runner| fleet.runner == *runner));
         let known = fleets.iter().any(|fleet| fleet.found);
@@ -127,11 +109,11 @@ fn parse_query(query: &str) -> Result<(Subject, Option<String>), String> {
     Ok((subject.unwrap_or(Subject::Fleet), runner))
 }
 
-fn json(answer: &impl serde::Serialize, found: bool) -> JsonAnswer {
+fn json(answer: &impl serde::Serialize, found: bool) -> JsonResponse {
     match serde_json::to_vec(answer) {
-        Ok(body) if found => JsonAnswer::Found(body),
-        Ok(body) => JsonAnswer::Missing(body),
-        Err(error) => JsonAnswer::Failed(error.to_string()),
+        Ok(body) if found => JsonResponse::Ok(body),
+        Ok(body) => JsonResponse::NotFound(body),
+        Err(error) => JsonResponse::Error(error.to_string()),
     }
 }
 
@@ -150,19 +132,25 @@ mod tests {
         assert!(parse_query("jobs=1").unwrap_err().starts_with("`jobs` is none of"));
     }
 
-    /// A metric of the scaler that is not in the list is not in the reference page either.
+    /// The reference page documents each metric and no others.
     #[test]
-    fn the_scalers_numbers_are_those_of_the_list() {
-        let listed = |kind| match kind {
-            names::Kind::Gauge => Kind::Gauge,
-            names::Kind::Counter => Kind::Counter,
-            names::Kind::Histogram(_) => Kind::Histogram,
+    fn reference_page_lists_all_metrics() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let (listed, _) = page.split_once("## Not fed").unwrap();
+        let row = |line: &str| {
+            let mut cells = line.strip_prefix("| `")?.split('`');
+            let (name, rest) = (cells.next()?, cells.next()?);
+            Some((name.to_owned(), rest.trim_matches(['|', ' ']).split(' ').next()?.to_owned()))
         };
-        let mut defined: Vec<_> = names::FLEET.iter().map(|one| (one.name, listed(one.kind), one.help)).collect();
-        let mut counted: Vec<_> =
-            muster_executor::instance::metrics::all().into_iter().map(|one| (one.name, one.kind, one.help)).collect();
-        defined.sort_unstable_by_key(|one| one.0);
-        counted.sort_unstable_by_key(|one| one.0);
-        assert_eq!(defined, counted);
+        let mut rows: Vec<_> = listed.lines().filter_map(row).collect();
+        let own = names::ALL.iter().map(|metric| (metric.name.to_owned(), metric.kind.label().to_owned()));
+        let of_fleet = muster_executor::instance::metrics::all()
+            .into_iter()
+            .map(|family| (family.name().to_owned(), format!("{:?}", family.get_field_type()).to_ascii_lowercase()));
+        let mut defined: Vec<_> = own.chain(of_fleet).collect();
+        rows.sort_unstable();
+        defined.sort_unstable();
+        assert_eq!(rows, defined);
     }
 }

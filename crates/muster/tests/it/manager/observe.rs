@@ -119,7 +119,7 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
         ("gitlab_runner_job_queue_duration_seconds_count{project_jobs_running=\"0\"", 2.0),
         ("gitlab_runner_job_queue_size", 4.0),
         ("gitlab_runner_job_execution_mode_total{executor=\"shell\",mode=\"traditional\"}", 2.0),
-        ("muster_job_handover_seconds_count", 2.0),
+        ("muster_job_dispatch_seconds_count", 2.0),
         ("muster_job_stage_seconds_count{stage=\"retrieval\"}", 2.0),
         ("muster_job_stage_seconds_count{stage=\"pre_checks\"}", 2.0),
         ("muster_job_stage_seconds_count{stage=\"prepare_executor\"}", 2.0),
@@ -131,7 +131,7 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
         ("muster_job_cpu_seconds_count", 2.0),
         ("muster_job_memory_bytes_count", 2.0),
         ("muster_unreported_jobs", 0.0),
-        ("muster_trace_waiting_bytes", 0.0),
+        ("muster_trace_pending_bytes", 0.0),
         ("muster_trace_bytes_total", traces as f64),
     ] {
         assert_eq!(value(&after, series), expected, "{series} in:\n{after}");
@@ -144,7 +144,7 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
         let of_status = |line: &&str| line.starts_with(&series) && line.contains(&format!("status=\"{status}\""));
         assert!(after.lines().any(|line| of_status(&line)), "{series} {status} in:\n{after}");
     }
-    let age = value(&after, "muster_heartbeat_age_seconds{");
+    let age = value(&after, "muster_last_contact_age_seconds{");
     assert!((0.0..60.0).contains(&age), "jobs were asked for and reported just now: {age}");
     check_with_promtool(&after);
     let seen = format!("{now}{after}{list}{}", std::fs::read_to_string(&log).unwrap());
@@ -231,7 +231,7 @@ async fn a_job_that_outlives_its_manager_is_counted_as_recovered_and_by_its_whol
     let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
     let address = address(&log).await;
     let text = scrape_until(&address, "muster_recovered_jobs_total{", "1").await;
-    assert_eq!(value(&text, "muster_job_handover_seconds_count{"), 0.0, "nobody knows how long it took");
+    assert_eq!(value(&text, "muster_job_dispatch_seconds_count{"), 0.0, "nobody knows how long it took");
     let took = begun.elapsed();
     std::fs::write(bench.path("go"), "").unwrap();
     assert_eq!(bench.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);

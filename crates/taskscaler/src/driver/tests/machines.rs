@@ -11,19 +11,20 @@ const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seco
 /// Returns the machine states whose value is not 0, after checking that all six states have a value.
 fn machines(scaler: &Scaler) -> Vec<(String, f64)> {
     let families = scaler.metrics().families();
-    let states = families.iter().find(|family| family.name == STATES).unwrap_or_else(|| panic!("no {STATES}"));
-    assert_eq!(states.samples.len(), 6, "{states:?}");
-    let states = states.samples.iter().map(|sample| (sample.labels[0].1.clone(), sample.value));
+    let states = families.iter().find(|family| family.name() == STATES).unwrap_or_else(|| panic!("no {STATES}"));
+    assert_eq!(states.get_metric().len(), 6, "{states:?}");
+    let states = states.get_metric().iter();
+    let states = states.map(|metric| (metric.get_label()[0].value().to_owned(), metric.get_gauge().get_value()));
     states.filter(|(_, value)| *value != 0.0).collect()
 }
 
 /// Returns the number of observed durations, their sum in seconds, and the finite upper bounds of the buckets.
 fn creations(scaler: &Scaler) -> (u64, f64, Vec<f64>) {
     let families = scaler.metrics().families();
-    let creation = families.iter().find(|family| family.name == CREATION).unwrap_or_else(|| panic!("no {CREATION}"));
-    let sample = &creation.samples[0];
-    let bounds = sample.buckets.iter().map(|(bound, _)| *bound).filter(|bound| bound.is_finite());
-    (sample.buckets.last().unwrap().1, sample.value, bounds.collect())
+    let creation = families.iter().find(|family| family.name() == CREATION).unwrap_or_else(|| panic!("no {CREATION}"));
+    let histogram = creation.get_metric()[0].get_histogram();
+    let bounds = histogram.get_bucket().iter().map(|bucket| bucket.upper_bound());
+    (histogram.get_sample_count(), histogram.get_sample_sum(), bounds.collect())
 }
 
 fn state(name: &str, value: f64) -> Vec<(String, f64)> {
@@ -31,7 +32,7 @@ fn state(name: &str, value: f64) -> Vec<(String, f64)> {
 }
 
 /// Starts a scaler whose only instance is deleted after one job.
-async fn one_use(cloud: &Arc<Cloud>) -> Scaler {
+async fn single_use_scaler(cloud: &Arc<Cloud>) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 1));
     config.max_uses = NonZeroU32::new(1);
     let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
@@ -40,11 +41,11 @@ async fn one_use(cloud: &Arc<Cloud>) -> Scaler {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_is_creating_then_used_then_removing_then_stuck() {
+async fn machine_state_follows_its_instance() {
     let cloud = Cloud::new();
-    *cloud.born.lock().unwrap() = InstanceState::Creating;
-    cloud.keeps.store(true, Ordering::Relaxed);
-    let scaler = one_use(&cloud).await;
+    *cloud.initial_state.lock().unwrap() = InstanceState::Creating;
+    cloud.ignores_deletions.store(true, Ordering::Relaxed);
+    let scaler = single_use_scaler(&cloud).await;
     seconds(1).await;
     assert_eq!(machines(&scaler), []);
 
@@ -52,7 +53,7 @@ async fn a_machine_is_creating_then_used_then_removing_then_stuck() {
     let waiting = tokio::spawn(lease.acquire(SlotRequest::default(), Duration::from_secs(600)));
     seconds(45).await;
     assert_eq!(machines(&scaler), state("creating", 1.0));
-    assert_eq!(creations(&scaler).0, 0, "it is not created yet");
+    assert_eq!(creations(&scaler).0, 0, "not created yet");
 
     cloud.machines.lock().unwrap().values_mut().for_each(|state| *state = InstanceState::Running);
     let lease = waiting.await.unwrap().unwrap();
@@ -73,7 +74,7 @@ async fn a_machine_is_creating_then_used_then_removing_then_stuck() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_without_a_job_is_idle() {
+async fn machine_without_job_is_idle() {
     let cloud = Cloud::new();
     let scaler = scaler(&cloud, 3).await;
     seconds(60).await;

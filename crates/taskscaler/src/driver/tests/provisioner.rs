@@ -6,7 +6,7 @@ use super::*;
 use crate::types::{SlotRequest, TaskKey};
 
 #[tokio::test]
-async fn v01_a_limit_beyond_the_plugins_is_refused() {
+async fn v01_max_instances_above_plugin_limit_is_rejected() {
     let cloud = Cloud::new();
     cloud.plugin.send_replace(HostStatus::Up { max_size: 10 });
     let config = Config::new(GroupConfig::new("main", 20));
@@ -16,13 +16,13 @@ async fn v01_a_limit_beyond_the_plugins_is_refused() {
         .await
         .unwrap_err()
         .to_string();
-    assert!(error.contains("max_instances 20 is greater than the 10"), "{error}");
+    assert!(error.contains("max_instances is 20, but the plugin supports at most 10"), "{error}");
     assert!(error.ends_with("max size option exceeds instance group's max size"), "{error}");
 }
 
 /// Starts a scaler whose only instance has had its one job and is being deleted without end.
-async fn removing(cloud: &Arc<Cloud>) -> Scaler {
-    cloud.keeps.store(true, Ordering::Relaxed);
+async fn scaler_with_deleting_instance(cloud: &Arc<Cloud>) -> Scaler {
+    cloud.ignores_deletions.store(true, Ordering::Relaxed);
     let mut config = Config::new(GroupConfig::new("main", 1));
     config.max_uses = NonZeroU32::new(1);
     let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
@@ -30,30 +30,30 @@ async fn removing(cloud: &Arc<Cloud>) -> Scaler {
     let scaler = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
         .await
         .unwrap();
-    let promise = scaler.admit(TaskKey::new("job"));
-    drop(promise.acquire(SlotRequest::default(), Duration::from_secs(60)).await.unwrap());
+    let reservation = scaler.admit(TaskKey::new("job"));
+    drop(reservation.acquire(SlotRequest::default(), Duration::from_secs(60)).await.unwrap());
     seconds(1).await;
     assert_eq!(states(&scaler).await, ["deleting"]);
     scaler
 }
 
 #[tokio::test(start_paused = true)]
-async fn v14_a_shutdown_waits_for_a_slow_removal() {
+async fn v14_shutdown_waits_for_slow_deletion() {
     let cloud = Cloud::new();
-    let scaler = removing(&cloud).await;
-    let ending = tokio::spawn(async move { scaler.shutdown(Duration::from_secs(600)).await });
+    let scaler = scaler_with_deleting_instance(&cloud).await;
+    let shutdown = tokio::spawn(async move { scaler.shutdown(Duration::from_secs(600)).await });
     seconds(300).await;
-    assert!(!ending.is_finished(), "the peer returns after one interval of ten seconds");
+    assert!(!shutdown.is_finished(), "gitlab-runner returns after one interval of ten seconds");
     cloud.machines.lock().unwrap().clear();
-    assert_eq!(ending.await.unwrap(), []);
+    assert_eq!(shutdown.await.unwrap(), []);
 }
 
 #[tokio::test(start_paused = true)]
-async fn v14_a_shutdown_that_waited_in_vain_says_what_is_left() {
+async fn v14_shutdown_returns_remaining_instances_after_timeout() {
     let cloud = Cloud::new();
-    let scaler = removing(&cloud).await;
+    let scaler = scaler_with_deleting_instance(&cloud).await;
     let began = tokio::time::Instant::now();
-    let left = scaler.shutdown(Duration::from_secs(600)).await;
-    assert_eq!(left.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i0"]);
+    let remaining = scaler.shutdown(Duration::from_secs(600)).await;
+    assert_eq!(remaining.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i0"]);
     assert!(began.elapsed() <= Duration::from_secs(610), "{:?}", began.elapsed());
 }

@@ -7,15 +7,15 @@ use crate::ledger::{Change, Row, RowKey};
 use crate::types::{LossReason, SlotRequest, TaskKey};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Mood {
-    Fine,
+enum DiskState {
+    Working,
     Full,
-    Hangs,
+    Hanging,
 }
 
 #[derive(Debug, Clone)]
 struct Disk {
-    mood: watch::Sender<Mood>,
+    state: watch::Sender<DiskState>,
     rows: MemoryLedger,
 }
 
@@ -26,10 +26,13 @@ impl LedgerStore for Disk {
     }
 
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
-        let mut mood = self.mood.subscribe();
-        let mood = *mood.wait_for(|mood| *mood != Mood::Hangs).await.unwrap();
-        match mood {
-            Mood::Full => Err(LedgerError::Other("no space left on device".to_owned())),
+        let mut state = self.state.subscribe();
+        let state = *state.wait_for(|state| *state != DiskState::Hanging).await.unwrap();
+        match state {
+            DiskState::Full => {
+                let source = std::io::Error::other("no space left on device");
+                Err(LedgerError::File { doing: "write", path: "ledger".into(), source })
+            }
             _ => self.rows.apply(changes).await,
         }
     }
@@ -47,37 +50,38 @@ async fn lease(scaler: &Scaler, key: &str) -> Result<LeaseHandle, AcquireError> 
     scaler.admit(TaskKey::new(key)).acquire(SlotRequest::default(), Duration::from_secs(30)).await
 }
 
-async fn while_the_disk_is(bad: Mood, words: &str) {
-    let (cloud, disk) = (Cloud::new(), Disk { mood: watch::Sender::new(Mood::Fine), rows: MemoryLedger::default() });
+async fn check_scaler_while_disk_is(failure: DiskState, message: &str) {
+    let (cloud, disk) =
+        (Cloud::new(), Disk { state: watch::Sender::new(DiskState::Working), rows: MemoryLedger::default() });
     let scaler = scaler(&cloud, &disk).await;
     let [held, doomed] = [lease(&scaler, "held").await.unwrap(), lease(&scaler, "doomed").await.unwrap()];
     let before = cloud.ids();
 
-    disk.mood.send_replace(bad);
-    let why = match lease(&scaler, "new").await {
-        Err(AcquireError::Timeout { why, .. }) => why,
+    disk.state.send_replace(failure);
+    let reason = match lease(&scaler, "new").await {
+        Err(AcquireError::Timeout { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
-    assert!(why.contains(words), "who waits is told: {why}");
-    assert_eq!(cloud.ids(), before, "nothing is made that the books do not know of");
+    assert!(reason.contains(message), "the waiting job learns the reason: {reason}");
+    assert_eq!(cloud.ids(), before, "no instance is created that the ledger does not contain");
     let refusal = scaler.reserve(TaskKey::new("job")).await.unwrap_err().unwrap().to_string();
-    assert!(refusal.contains(words), "no job is requested: {refusal}");
+    assert!(refusal.contains(message), "no job is requested: {refusal}");
 
     cloud.machines.lock().unwrap().remove(doomed.instance());
     doomed.connection_lost();
-    let loss = timeout(Duration::from_secs(5), doomed.lost()).await.expect("it is told that its machine is gone");
+    let loss = timeout(Duration::from_secs(5), doomed.lost()).await.expect("the job learns that its instance is lost");
     assert_eq!(loss, LossReason::Missing);
     let status = timeout(Duration::from_secs(1), scaler.status()).await.unwrap().unwrap();
-    assert!(status.scale_up_blocked.iter().any(|held| held.contains(words)), "{:?}", status.scale_up_blocked);
+    assert!(status.scale_up_blocked.iter().any(|block| block.contains(message)), "{:?}", status.scale_up_blocked);
     assert_eq!(status.instances.len(), 1);
 
-    disk.mood.send_replace(Mood::Fine);
+    disk.state.send_replace(DiskState::Working);
     let new = lease(&scaler, "newer").await.unwrap();
-    assert_ne!(new.instance(), held.instance(), "what waited is done");
+    assert_ne!(new.instance(), held.instance(), "the queued request got a new instance");
     assert!(scaler.reserve(TaskKey::new("job")).await.is_ok());
     new.leave_to_next_start();
 
-    disk.mood.send_replace(bad);
+    disk.state.send_replace(failure);
     drop(held);
     let began = Instant::now();
     scaler.shutdown(Duration::from_secs(1)).await;
@@ -86,11 +90,11 @@ async fn while_the_disk_is(bad: Mood, words: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_is_full_holds_up_only_what_must_be_stored() {
-    while_the_disk_is(Mood::Full, "no space left on device").await;
+async fn full_disk_pauses_only_what_must_be_stored() {
+    check_scaler_while_disk_is(DiskState::Full, "no space left on device").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_hangs_holds_up_only_what_must_be_stored() {
-    while_the_disk_is(Mood::Hangs, "its books have been written for").await;
+async fn hanging_disk_pauses_only_what_must_be_stored() {
+    check_scaler_while_disk_is(DiskState::Hanging, "a write of the scaler ledger is in progress for").await;
 }

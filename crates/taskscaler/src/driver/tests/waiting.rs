@@ -25,25 +25,26 @@ async fn scaler_of(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler
 
 /// R014.
 #[tokio::test(start_paused = true)]
-async fn a_job_that_is_canceled_while_it_waits_frees_its_reservation_within_a_second() {
+async fn canceled_request_releases_its_reservation() {
     let cloud = Cloud::new();
-    *cloud.born.lock().unwrap() = InstanceState::Creating;
+    *cloud.initial_state.lock().unwrap() = InstanceState::Creating;
     let scaler = scaler_of(&cloud, 1, 0, 0).await;
     seconds(60).await;
     let reservation = scaler.reserve(TaskKey::new("job")).await.unwrap();
-    let waits = tokio::spawn(reservation.acquire(SlotRequest::default(), LONG));
+    let waiting = tokio::spawn(reservation.acquire(SlotRequest::default(), LONG));
     seconds(600).await;
     assert!(scaler.reserve(TaskKey::new("next")).await.is_err(), "the only slot is reserved");
     let keys = async || scaler.status().await.unwrap().waiting.into_iter().map(|waiting| waiting.key);
     assert_eq!(keys().await.collect::<Vec<_>>(), ["job"]);
 
-    waits.abort();
-    let freed = async {
-        while scaler.reserve(TaskKey::new("next")).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(Duration::from_secs(1), freed).await.expect("the reservation is still there");
+    let mut capacity_changes = scaler.capacity_changes();
+    capacity_changes.mark_unchanged();
+    waiting.abort();
+    timeout(Duration::from_secs(1), capacity_changes.changed())
+        .await
+        .expect("the reservation was not released")
+        .unwrap();
+    assert!(scaler.reserve(TaskKey::new("next")).await.is_ok(), "the slot can be reserved again");
     assert_eq!(keys().await.count(), 0);
 }
 
@@ -64,7 +65,7 @@ async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_has_exactly_as_many_jobs_as_max_use_count_says() {
+async fn instance_runs_exactly_max_use_count_jobs() {
     assert_eq!(uses(1, 3).await, [1, 1, 1]);
     assert_eq!(uses(5, 12).await, [5, 5, 2]);
     assert_eq!(uses(0, 12).await, [12], "without a limit");
@@ -72,25 +73,25 @@ async fn an_instance_has_exactly_as_many_jobs_as_max_use_count_says() {
 
 /// R039.
 #[tokio::test(start_paused = true)]
-async fn acquiring_from_an_empty_pool_only_queues_a_demand() {
+async fn acquire_only_queues_demand_while_no_instance_exists() {
     let cloud = Cloud::new();
     let scaler = scaler_of(&cloud, 10, 0, 0).await;
     seconds(60).await;
     let mut acquires = pin!(scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), LONG));
-    let waits = std::future::poll_fn(|context| Poll::Ready(acquires.as_mut().poll(context).is_pending())).await;
-    assert!(waits);
-    assert_eq!(cloud.made.load(Ordering::Relaxed), 0, "whoever acquires asks no provider");
+    let is_waiting = std::future::poll_fn(|context| Poll::Ready(acquires.as_mut().poll(context).is_pending())).await;
+    assert!(is_waiting);
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 0, "the request itself creates no instance");
     assert_eq!(scaler.status().await.unwrap().waiting.len(), 1, "the scaler has the demand in its queue");
     acquires.await.unwrap();
     seconds(60).await;
-    assert_eq!(cloud.made.load(Ordering::Relaxed), 1, "one for the job, and none to be idle");
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "one for the job, and no idle one");
 }
 
 /// R039.
 #[tokio::test(start_paused = true)]
-async fn idle_instances_are_made_without_anyone_acquiring() {
+async fn idle_instances_are_created_without_a_request() {
     let cloud = Cloud::new();
     let scaler = scaler_of(&cloud, 10, 3, 0).await;
     seconds(60).await;
-    assert_eq!((cloud.made.load(Ordering::Relaxed), states(&scaler).await), (3, vec!["ready".to_owned(); 3]));
+    assert_eq!((cloud.created.load(Ordering::Relaxed), states(&scaler).await), (3, vec!["ready".to_owned(); 3]));
 }

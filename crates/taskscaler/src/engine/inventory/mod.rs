@@ -18,7 +18,7 @@ use crate::decision::{DecisionKind, StuckDeletions};
 use crate::event::Action;
 use crate::ledger::{Row, RowKey};
 use crate::throttle::splitmix64;
-use crate::time::{Now, Time};
+use crate::time::{Now, Time, milliseconds};
 use crate::types::GroupId;
 
 pub(super) use self::creation::ScaleUpLimits;
@@ -214,7 +214,7 @@ impl Inventory {
     fn stuck_deletions(&self, now: Now, id: GroupId) -> StuckDeletions {
         let Some(group) = self.groups.get(id) else { return StuckDeletions::default() };
         let limit = STUCK_AFTER.max(group.deletion.fast.unwrap_or_default() * 3);
-        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let limit = milliseconds(limit);
         let Some(since) = now.at.as_millis().checked_sub(limit) else { return StuckDeletions::default() };
         let stuck = self.pool.deleting_since(id, Time::from_millis(since));
         let first = stuck.first().and_then(|index| Some(self.pool.get(*index)?.id.clone()));

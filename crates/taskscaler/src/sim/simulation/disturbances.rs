@@ -14,13 +14,13 @@ use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
 /// Time that the coordinator takes to answer a request that it does not hold.
-const ANSWER: Duration = Duration::from_millis(50);
+const ANSWER_DELAY: Duration = Duration::from_millis(50);
 /// Error message of a plugin that is down.
-const DOWN: &str = "the plugin has ended";
+const DOWN: &str = "the plugin is down";
 
 impl Simulation<'_> {
-    pub(super) fn turn(&mut self, turn: Disturbance) -> Result<(), Violation> {
-        match turn {
+    pub(super) fn disturb(&mut self, disturbance: Disturbance) -> Result<(), Violation> {
+        match disturbance {
             Disturbance::Down { group, lasts } => {
                 let until = self.now.at + lasts;
                 self.down[group] = self.down[group].max(until);
@@ -30,23 +30,23 @@ impl Simulation<'_> {
             }
             Disturbance::Retire { group, machine } => {
                 if let Some(id) = self.machine(group, machine) {
-                    let (group, why) = (GroupId(group), "spoilt".to_owned());
-                    self.engine.handle(self.now, Event::Retire { group, id, reason: why });
+                    let (group, reason) = (GroupId(group), "interruption announced".to_owned());
+                    self.engine.handle(self.now, Event::Retire { group, id, reason });
                 }
             }
             Disturbance::PriceChanged { group, per_hour } => {
                 self.config.groups[group].price_per_hour = per_hour;
-                self.watch.priced(self.now.at);
+                self.checker.price_changed(self.now.at);
                 self.engine.handle(self.now, Event::PriceChanged { group: GroupId(group), per_hour });
             }
             Disturbance::StockChanged { group, available } => {
                 self.stock[group] = available;
                 self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available });
             }
-            Disturbance::Operator { group, machine, act } => {
+            Disturbance::Operator { group, machine, action } => {
                 let id = machine.and_then(|machine| self.machine(group, machine));
                 if machine.is_none() || id.is_some() {
-                    self.operate(group, id, act);
+                    self.apply_operator_action(group, id, action);
                 }
             }
             Disturbance::Policies(policies) => {
@@ -55,7 +55,7 @@ impl Simulation<'_> {
             }
             Disturbance::Clock(seconds) => {
                 self.clock += seconds;
-                self.now = self.moment(self.now.at);
+                self.now = self.now_at(self.now.at);
                 self.engine.handle(self.now, Event::Tick);
             }
             Disturbance::Drain => {
@@ -74,33 +74,33 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    fn operate(&mut self, group: usize, id: Option<InstanceId>, act: OperatorAction) {
-        let (group, by) = (GroupId(group), "somebody".to_owned());
-        self.engine.handle(self.now, Event::Operator { request: 0, group, id, action: act, by });
+    fn apply_operator_action(&mut self, group: usize, id: Option<InstanceId>, action: OperatorAction) {
+        let (group, by) = (GroupId(group), "operator".to_owned());
+        self.engine.handle(self.now, Event::Operator { request: 0, group, id, action, by });
     }
 
     /// Returns the ID of an existing machine by its index, modulo their number.
     fn machine(&self, group: usize, number: usize) -> Option<InstanceId> {
-        let there: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
-        there.get(number % there.len().max(1)).map(|id| (*id).clone())
+        let existing: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
+        existing.get(number % existing.len().max(1)).map(|id| (*id).clone())
     }
 
     /// Ends all disturbances: stock and prices are as at the start, and nothing is cordoned or drained.
-    pub(super) fn heal(&mut self) {
+    pub(super) fn end_disturbances(&mut self) {
         for group in 0..self.clouds.len() {
             self.stock[group] = true;
             self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available: true });
             // A higher price could exceed the cost limit forever.
             let per_hour = self.scenario.config.groups[group].price_per_hour;
-            self.watch.priced(self.now.at);
+            self.checker.price_changed(self.now.at);
             self.config.groups[group].price_per_hour = per_hour;
             self.engine.handle(self.now, Event::PriceChanged { group: GroupId(group), per_hour });
-            self.operate(group, None, OperatorAction::Uncordon);
+            self.apply_operator_action(group, None, OperatorAction::Uncordon);
         }
         for instance in self.engine.status(self.now).instances {
             let group = self.config.groups.iter().position(|group| group.name == instance.group);
             if let Some(group) = group.filter(|_| instance.state == "cordoned") {
-                self.operate(group, Some(InstanceId::new(instance.id)), OperatorAction::Uncordon);
+                self.apply_operator_action(group, Some(InstanceId::new(instance.id)), OperatorAction::Uncordon);
             }
         }
     }
@@ -116,8 +116,8 @@ impl Simulation<'_> {
     }
 
     /// Reports the plugins' states to a new engine.
-    pub(super) fn engine_starts(&mut self) {
-        self.can_suspend();
+    pub(super) fn report_plugins(&mut self) {
+        self.report_suspend_support();
         for group in (0..self.clouds.len()).map(GroupId) {
             // The restart of a plugin that is down is planned already.
             let event = match self.is_down(group) {
@@ -133,37 +133,37 @@ impl Simulation<'_> {
     }
 
     /// Returns the result of a call while its plugin is down. `None` means that the call waits for the plugin.
-    pub(super) fn unheard(action: &Action) -> Option<Event> {
-        let why = || DOWN.to_owned();
+    pub(super) fn failed_call(action: &Action) -> Option<Event> {
+        let error = || DOWN.to_owned();
         match action.clone() {
-            Action::List { group, call } => Some(Event::Listed { group, call, result: Err(why()) }),
-            Action::Increase { group, call, .. } => Some(Event::Increased { group, call, result: Err(why()) }),
-            Action::Decrease { group, ids } => Some(Event::Decreased { group, ids, result: Err(why()) }),
-            Action::Suspend { group, ids } => Some(Event::Suspended { group, ids, result: Err(why()) }),
-            Action::Resume { group, ids } => Some(Event::Resumed { group, ids, result: Err(why()) }),
+            Action::List { group, call } => Some(Event::Listed { group, call, result: Err(error()) }),
+            Action::Increase { group, call, .. } => Some(Event::Increased { group, call, result: Err(error()) }),
+            Action::Decrease { group, ids } => Some(Event::Decreased { group, ids, result: Err(error()) }),
+            Action::Suspend { group, ids } => Some(Event::Suspended { group, ids, result: Err(error()) }),
+            Action::Resume { group, ids } => Some(Event::Resumed { group, ids, result: Err(error()) }),
             Action::Heartbeat { group, id } => Some(Event::HealthUnknown { group, id }),
             _ => None,
         }
     }
 
     /// Replaces a result by an error if the plugin failed in the meantime.
-    pub(super) fn cut(&self, event: Event) -> Event {
-        let why = || DOWN.to_owned();
+    pub(super) fn fail_if_down(&self, event: Event) -> Event {
+        let error = || DOWN.to_owned();
         match event {
             Event::Listed { group, call, .. } if self.is_down(group) => {
-                Event::Listed { group, call, result: Err(why()) }
+                Event::Listed { group, call, result: Err(error()) }
             }
             Event::Increased { group, call, .. } if self.is_down(group) => {
-                Event::Increased { group, call, result: Err(why()) }
+                Event::Increased { group, call, result: Err(error()) }
             }
             Event::Decreased { group, ids, .. } if self.is_down(group) => {
-                Event::Decreased { group, ids, result: Err(why()) }
+                Event::Decreased { group, ids, result: Err(error()) }
             }
             Event::Suspended { group, ids, .. } if self.is_down(group) => {
-                Event::Suspended { group, ids, result: Err(why()) }
+                Event::Suspended { group, ids, result: Err(error()) }
             }
             Event::Resumed { group, ids, .. } if self.is_down(group) => {
-                Event::Resumed { group, ids, result: Err(why()) }
+                Event::Resumed { group, ids, result: Err(error()) }
             }
             Event::Health { group, id, .. } if self.is_down(group) => Event::HealthUnknown { group, id },
             event => event,
@@ -171,33 +171,33 @@ impl Simulation<'_> {
     }
 
     /// Reports an answered job request. It was immediate unless the coordinator held the request until a job arrived.
-    pub(super) fn requested(&mut self) {
+    pub(super) fn job_requested(&mut self) {
         let at_once = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
         self.engine.handle(self.now, Event::Answered { at_once });
         if self.queue.is_empty() {
             self.empty_since = Some(self.now.at);
             if !self.scenario.holds_requests {
-                self.plan(self.now.at + ANSWER, SimEvent::Empty);
+                self.plan(self.now.at + ANSWER_DELAY, SimEvent::Empty);
             }
         }
     }
 
     /// Reports that a job request was answered without a job.
-    pub(super) fn finds_no_job(&mut self) {
+    pub(super) fn request_without_job(&mut self) {
         if self.empty_since.is_some() {
             self.engine.handle(self.now, Event::Answered { at_once: false });
         }
     }
 
     /// Reserves slots for the manager's open job requests.
-    pub(super) fn promise(&mut self) {
+    pub(super) fn reserve_for_requests(&mut self) {
         let wanted =
             if self.is_draining || self.now.at >= self.scenario.faults_end { 0 } else { self.scenario.reservations };
-        while self.reservations.len() < wanted && !self.asking {
-            let key = TaskKey::new(format!("promise-{}", self.number));
+        while self.reservations.len() < wanted && !self.retry_is_planned {
+            let key = TaskKey::new(format!("reservation-{}", self.number));
             self.number += 1;
             if self.engine.reserve(self.now, key.clone()).is_err() {
-                self.ask_again();
+                self.plan_request_retry();
             } else {
                 self.reservations.push(key);
             }
@@ -208,62 +208,65 @@ impl Simulation<'_> {
     pub(super) fn restart(&mut self) -> Result<(), Violation> {
         self.life += 1;
         self.wake = None;
-        self.asking = false;
+        self.retry_is_planned = false;
         self.empty_since = None;
         self.is_draining = false;
         self.reservations.clear();
         let rows = self.rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect();
         let (engine, unknown) = Engine::restore(self.config.clone(), rows, self.now);
         if let Some(row) = unknown.first() {
-            return Err(Violation::new("R2", format!("{row:?} is not read again")));
+            return Err(Violation::new("R2", format!("{row:?} was not restored")));
         }
         self.engine = engine;
         for job in 0..self.running.len() {
             let key = self.key(job);
-            match self.running[job].place.clone() {
+            match self.running[job].state.clone() {
                 SimJobState::Server | SimJobState::Done => {}
                 SimJobState::Waiting if self.waits_for_environment(job) && chance(&mut self.random, 0.5) => {
-                    self.asks_again(job)?;
+                    self.request_after_restart(job)?;
                 }
                 SimJobState::Waiting => match self.engine.claim(&key) {
                     // The ledger contained the assignment, but the job had not received it.
-                    Some(lease) => self.starts(lease)?,
-                    None => self.ask_for(job, key)?,
+                    Some(lease) => self.start_job(lease)?,
+                    None => self.request_slots(job, key)?,
                 },
                 SimJobState::On(lease) => match self.engine.claim(&key) {
-                    Some(again) if again.same_slots(&lease) => {
+                    Some(restored) if restored.same_slots(&lease) => {
                         self.plan_break(job, self.running[job].attempt, lease.group, &lease.instance);
                     }
-                    Some(again) => {
-                        return Err(Violation::new("R2", format!("{key} was on {lease:?} and is on {again:?}")));
+                    Some(restored) => {
+                        return Err(Violation::new(
+                            "R2",
+                            format!("the lease of {key} changed from {lease:?} to {restored:?} with a restart"),
+                        ));
                     }
                     // The ledger contained the loss, but the job had not been notified.
                     None => {
                         self.keys.remove(&key);
-                        self.leaves(&lease);
-                        self.report.moved += 1;
-                        self.again(job);
+                        self.end_lease(&lease);
+                        self.report.rescheduled += 1;
+                        self.requeue(job);
                     }
                 },
             }
         }
         self.engine.handle(self.now, Event::ClaimsComplete);
-        self.engine_starts();
+        self.report_plugins();
         self.advance()
     }
 
-    pub(super) fn ask_again(&mut self) {
-        self.asking = true;
+    pub(super) fn plan_request_retry(&mut self) {
+        self.retry_is_planned = true;
         self.plan(self.now.at + super::REQUEST_RETRY_DELAY, SimEvent::RequestJobs);
     }
 
     /// Returns the time after which a call fails while its plugin is down.
-    pub(super) const fn refusal() -> Duration {
+    pub(super) const fn failed_call_delay() -> Duration {
         Duration::from_millis(10)
     }
 
     /// Returns the monotonic and the wall-clock time at a moment.
-    pub(super) fn moment(&self, at: Time) -> crate::time::Now {
+    pub(super) fn now_at(&self, at: Time) -> crate::time::Now {
         crate::time::Now::steady(at, self.scenario.origin.saturating_add(self.clock))
     }
 }

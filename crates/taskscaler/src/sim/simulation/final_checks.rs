@@ -4,7 +4,7 @@ use super::{Running, SimJobState, Simulation};
 use crate::config::UnmanagedPolicy;
 use crate::engine::Violation;
 use crate::sim::report::Report;
-use crate::time::Time;
+use crate::time::{Time, milliseconds};
 
 impl Simulation<'_> {
     /// Ends the simulation and returns its report.
@@ -14,31 +14,31 @@ impl Simulation<'_> {
         if self.scenario.checked {
             if self.unfinished > 0 {
                 let status = self.engine.status(self.now);
-                let stuck = self.running.iter().position(|running| running.place != SimJobState::Done);
-                let what = format!("{} jobs are not done, as {stuck:?}; {status:?}", self.unfinished);
-                return Err(Violation::new("J1", what));
+                let stuck = self.running.iter().position(|running| running.state != SimJobState::Done);
+                let message = format!("{} jobs are not done, the first is {stuck:?}; {status:?}", self.unfinished);
+                return Err(Violation::new("J1", message));
             }
-            let left: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
+            let remaining: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
             let by_policy = if self.is_draining { 0 } else { self.scenario.retained_instances(&self.config) };
             // Unmanaged machines remain only if the configuration ignores them.
-            let foreign = if self.config.unmanaged == UnmanagedPolicy::Ignore {
+            let unmanaged = if self.config.unmanaged == UnmanagedPolicy::Ignore {
                 self.scenario.unmanaged_instances.len()
             } else {
                 0
             };
-            let kept = usize::try_from(by_policy).unwrap_or(usize::MAX) + foreign;
-            if left > kept {
-                let what = format!("{left} machines are left, and {kept} may be; {:?}", self.engine.status(self.now));
-                return Err(Violation::new("I3", what));
+            let allowed = usize::try_from(by_policy).unwrap_or(usize::MAX) + unmanaged;
+            if remaining > allowed {
+                let status = self.engine.status(self.now);
+                let message = format!("{remaining} machines remain, but only {allowed} may; {status:?}");
+                return Err(Violation::new("I3", message));
             }
         }
         let from = self.scenario.measured_from;
-        let counted = |running: &&Running| running.place != SimJobState::Done && running.waited_since >= from;
+        let counted = |running: &&Running| running.state != SimJobState::Done && running.waited_since >= from;
         for running in self.running.iter().filter(counted) {
             self.report.unfinished += 1;
-            if !matches!(running.place, SimJobState::On(_)) {
-                let waited = end.since(running.waited_since).as_millis();
-                self.report.waits_ms.push(u64::try_from(waited).unwrap_or(u64::MAX));
+            if !matches!(running.state, SimJobState::On(_)) {
+                self.report.waits_ms.push(milliseconds(end.since(running.waited_since)));
             }
         }
         let counts = |machine: &&crate::sim::cloud::Machine| machine.created_at >= from;

@@ -216,7 +216,7 @@ async fn what_instances_use_is_in_metrics_and_status() {
         let line = exposed.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {exposed}"));
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
-    assert_eq!((value("muster_instances_measured{"), value("muster_plugin_up{")), (1.0, 1.0));
+    assert_eq!((value("muster_instances_with_usage{"), value("muster_plugin_up{")), (1.0, 1.0));
     assert!(value("muster_instances_memory_bytes{") > 0.0);
     // And what its plugin was asked.
     for rpc in ["Init", "Update", "Increase", "ConnectInfo", "GetResourceUsage"] {

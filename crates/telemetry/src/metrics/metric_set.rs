@@ -8,79 +8,76 @@ use prometheus::{
     Registry,
 };
 
-use crate::names::{Definition, Kind};
+use crate::names::{Definition, MetricType};
 
 /// Set of registered metrics with the same fixed labels.
-pub(super) struct Group {
+pub(super) struct MetricSet {
     registry: Registry,
     labels: HashMap<String, String>,
-    members: Vec<Box<dyn Collector>>,
+    registered: Vec<Box<dyn Collector>>,
 }
 
-#[expect(
-    clippy::expect_used,
-    reason = "the names of metrics and labels are constants, which the test of this module uses"
-)]
-impl Group {
+#[expect(clippy::expect_used, reason = "the names of metrics and labels are constants, which tests use")]
+impl MetricSet {
     pub(super) fn new(registry: &Registry, labels: &[(&str, &str)]) -> Self {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Self { registry: registry.clone(), labels, members: Vec::new() }
+        Self { registry: registry.clone(), labels, registered: Vec::new() }
     }
 
     pub(super) fn counter(&mut self, definition: &Definition) -> IntCounter {
         let counter = IntCounter::with_opts(self.options(definition)).expect("a valid definition");
-        self.keep(counter)
+        self.register(counter)
     }
 
     pub(super) fn counters(&mut self, definition: &Definition) -> IntCounterVec {
         let counters = IntCounterVec::new(self.options(definition), definition.labels).expect("a valid definition");
-        self.keep(counters)
+        self.register(counters)
     }
 
     /// Registers a counter with fractional values, such as seconds.
     pub(super) fn float_counter(&mut self, definition: &Definition) -> Counter {
         let counter = Counter::with_opts(self.options(definition)).expect("a valid definition");
-        self.keep(counter)
+        self.register(counter)
     }
 
     pub(super) fn gauge(&mut self, definition: &Definition) -> IntGauge {
         let gauge = IntGauge::with_opts(self.options(definition)).expect("a valid definition");
-        self.keep(gauge)
+        self.register(gauge)
     }
 
     pub(super) fn float_gauge(&mut self, definition: &Definition) -> Gauge {
         let gauge = Gauge::with_opts(self.options(definition)).expect("a valid definition");
-        self.keep(gauge)
+        self.register(gauge)
     }
 
     pub(super) fn gauges(&mut self, definition: &Definition) -> IntGaugeVec {
         let gauges = IntGaugeVec::new(self.options(definition), definition.labels).expect("a valid definition");
-        self.keep(gauges)
+        self.register(gauges)
     }
 
     pub(super) fn histogram(&mut self, definition: &Definition) -> Histogram {
         let histogram = Histogram::with_opts(self.buckets(definition)).expect("a valid definition");
-        self.keep(histogram)
+        self.register(histogram)
     }
 
     pub(super) fn histograms(&mut self, definition: &Definition) -> HistogramVec {
         let histograms = HistogramVec::new(self.buckets(definition), definition.labels).expect("a valid definition");
-        self.keep(histograms)
+        self.register(histograms)
     }
 
     /// Registers a metric. If one with the same name and labels exists already, the metric is not exposed and an error is logged:
     /// no configuration may stop the process because of a metric.
-    pub(super) fn keep<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
+    pub(super) fn register<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
         match self.registry.register(Box::new(metric.clone())) {
-            Ok(()) => self.members.push(Box::new(metric.clone())),
-            Err(error) => tracing::error!(%error, "a metric is not exposed"),
+            Ok(()) => self.registered.push(Box::new(metric.clone())),
+            Err(error) => tracing::error!(%error, "failed to register a metric, it is not exposed"),
         }
         metric
     }
 
     /// Unregisters all metrics of the set.
     pub(super) fn unregister(&mut self) {
-        for member in self.members.drain(..) {
+        for member in self.registered.drain(..) {
             // Fails only if the metric is not registered.
             let _ = self.registry.unregister(member);
         }
@@ -92,8 +89,8 @@ impl Group {
 
     fn buckets(&self, definition: &Definition) -> HistogramOpts {
         let buckets = match definition.kind {
-            Kind::Histogram(buckets) => buckets.to_vec(),
-            Kind::Counter | Kind::Gauge => Vec::new(),
+            MetricType::Histogram(buckets) => buckets.to_vec(),
+            MetricType::Counter | MetricType::Gauge => Vec::new(),
         };
         HistogramOpts::new(definition.name, definition.help).const_labels(self.labels.clone()).buckets(buckets)
     }

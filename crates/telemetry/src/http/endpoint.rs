@@ -8,35 +8,35 @@ use parking_lot::Mutex;
 
 /// Handler of a path that responds with JSON.
 #[async_trait]
-pub trait Page: Send + Sync {
+pub trait JsonEndpoint: Send + Sync {
     /// Handles a request with this query (the text after `?`). The server enforces a timeout.
-    async fn answer(&self, query: &str) -> JsonAnswer;
+    async fn respond(&self, query: &str) -> JsonResponse;
 }
 
 /// Response of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JsonAnswer {
+pub enum JsonResponse {
     /// Status 200 with this body.
-    Found(Vec<u8>),
+    Ok(Vec<u8>),
     /// Status 404 with this body.
-    Missing(Vec<u8>),
+    NotFound(Vec<u8>),
     /// Status 400 with this message about the query.
-    Wrong(String),
+    BadRequest(String),
     /// Status 500 with this message.
-    Failed(String),
+    Error(String),
 }
 
 /// Endpoints by path. An endpoint exists until its handler is dropped.
 #[derive(Default)]
-pub struct Pages(Mutex<BTreeMap<&'static str, Weak<dyn Page>>>);
+pub struct Endpoints(Mutex<BTreeMap<&'static str, Weak<dyn JsonEndpoint>>>);
 
-impl Pages {
+impl Endpoints {
     /// Adds the handler of `path`, in place of an earlier one.
-    pub fn add(&self, path: &'static str, page: Weak<dyn Page>) {
-        self.0.lock().insert(path, page);
+    pub fn add(&self, path: &'static str, endpoint: Weak<dyn JsonEndpoint>) {
+        self.0.lock().insert(path, endpoint);
     }
 
-    pub(super) fn at(&self, path: &str) -> Option<Arc<dyn Page>> {
+    pub(super) fn get(&self, path: &str) -> Option<Arc<dyn JsonEndpoint>> {
         self.0.lock().get(path).and_then(Weak::upgrade)
     }
 }

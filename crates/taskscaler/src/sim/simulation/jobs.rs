@@ -1,0 +1,103 @@
+//! Life of a job on its instance: start, end and loss.
+
+use super::{CONNECTION_BREAK_DELAY, SimJobState, Simulation};
+use crate::engine::Violation;
+use crate::event::Event;
+use crate::sim::event::SimEvent;
+use crate::time::milliseconds;
+use crate::types::{GroupId, SlotAssignment, TaskKey};
+use muster_fleeting::model::InstanceId;
+
+impl Simulation<'_> {
+    /// Starts a job on its assigned slots.
+    pub(super) fn start_job(&mut self, lease: SlotAssignment) -> Result<(), Violation> {
+        let Some(job) = self.keys.get(&lease.key).copied() else {
+            return Err(Violation::new("J2", format!("{} got a slot without a request", lease.key)));
+        };
+        if self.running[job].state != SimJobState::Waiting {
+            let message = format!("{} got a slot while it was {:?}", lease.key, self.running[job].state);
+            return Err(Violation::new("J2", message));
+        }
+        let resumes = self.running[job].resumes.take();
+        self.checker.lease_begins(
+            &lease,
+            resumes.as_ref().map(|environment| environment.name.as_str()),
+            &self.scenario.config,
+        )?;
+        self.report.resumed += usize::from(resumes.is_some());
+        let duration = self.jobs[job].duration;
+        let running = &mut self.running[job];
+        let attempt = running.attempt;
+        let waited = self.now.at.since(running.waited_since);
+        if running.waited_since >= self.scenario.measured_from {
+            self.report.waits_ms.push(milliseconds(waited));
+        }
+        running.started = self.now.at;
+        let (group, id) = (lease.group, lease.instance.clone());
+        running.state = SimJobState::On(lease);
+        self.running_now += 1;
+        self.plan(self.now.at + duration, SimEvent::Ends { job, attempt });
+        self.plan_break(job, attempt, group, &id);
+        Ok(())
+    }
+
+    /// Plans a break of the job's connection if the machine will cease to exist.
+    pub(super) fn plan_break(&mut self, job: usize, attempt: u32, group: GroupId, id: &InstanceId) {
+        let deleted_at = self.clouds[group.0].machines.get(id).and_then(|machine| machine.deleted_at);
+        if let Some(deleted_at) = deleted_at {
+            let at = deleted_at.max(self.now.at) + CONNECTION_BREAK_DELAY;
+            self.plan(at, SimEvent::Breaks { job, attempt });
+        }
+    }
+
+    pub(super) fn end_job(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
+        let running = &self.running[job];
+        let SimJobState::On(lease) = running.state.clone() else { return Ok(()) };
+        if running.attempt != attempt {
+            return Ok(());
+        }
+        if !self.clouds[lease.group.0].is_running(self.now.at, &lease.instance) {
+            // The job did not complete, because its machine no longer runs.
+            self.engine.handle(self.now, Event::ConnectionLost { key: lease.key });
+            return Ok(());
+        }
+        self.end_lease(&lease);
+        let started = self.running[job].started.max(self.scenario.measured_from);
+        self.report.busy_slot_hours += self.now.at.since(started).as_secs_f64() / 3600.0;
+        self.report.done += usize::from(self.running[job].waited_since >= self.scenario.measured_from);
+        self.unfinished -= 1;
+        self.running[job].state = SimJobState::Done;
+        self.keys.remove(&lease.key);
+        let usage = self.jobs[job].usage();
+        self.engine.handle(self.now, Event::JobUsage { key: lease.key.clone(), usage });
+        if !self.save_environment(job, &lease) {
+            self.engine.handle(self.now, Event::Release { key: lease.key });
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_lease(&mut self, lease: &SlotAssignment) {
+        self.checker.lease_ends(lease);
+        self.running_now -= 1;
+    }
+
+    /// Reschedules a job whose instance was lost, as a new attempt.
+    pub(super) fn lose_job(&mut self, key: &TaskKey) -> Result<(), Violation> {
+        let Some(job) = self.keys.remove(key) else { return Ok(()) };
+        let SimJobState::On(lease) = self.running[job].state.clone() else {
+            return Err(Violation::new("J2", format!("{key} was lost while it was {:?}", self.running[job].state)));
+        };
+        self.end_lease(&lease);
+        self.report.rescheduled += 1;
+        self.requeue(job);
+        Ok(())
+    }
+
+    pub(super) fn requeue(&mut self, job: usize) {
+        let running = &mut self.running[job];
+        running.attempt += 1;
+        running.state = SimJobState::Server;
+        running.waited_since = self.now.at;
+        self.queue.push_back(job);
+    }
+}
