@@ -1,12 +1,12 @@
-//! Compiles the .proto file of `gitlab-runner wrapper` without protoc, and asks for a small executable where the linker can
-//! make one.
+//! Compiles the .proto file of `gitlab-runner wrapper` without protoc, and makes the executable small if the linker
+//! supports that.
 
 use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Functions of the same code become one, and relocations are packed: a tenth less to copy.
+/// Linker arguments that merge identical functions and pack relocations. They save a tenth of the size.
 const SMALL: [&str; 2] = ["-Wl,--icf=safe", "-Wl,-z,pack-relative-relocs"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,8 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Not every linker knows these arguments, and a C library before glibc 2.36 cannot start what they make: so a program is
-/// linked with them and started. None where that cannot be tried.
+/// Links and runs a small program with these arguments, because some linkers do not support them, and a glibc before 2.36
+/// cannot start the result. Returns `None` if this cannot be tried, as in a cross build.
 fn can_be_small() -> Option<bool> {
     let target = env::var("TARGET").ok().filter(|target| env::var("HOST").is_ok_and(|host| host == *target))?;
     let out = PathBuf::from(env::var_os("OUT_DIR")?);

@@ -107,7 +107,7 @@ pub struct Context {
     pub started_at: OffsetDateTime,
     /// Directory and limits for unpacking archives.
     pub(crate) extraction: Extraction,
-    /// ArtifactEndpoint that stores the job's artifacts.
+    /// Endpoint of the coordinator that stores the job's artifacts.
     pub coordinator: ArtifactEndpoint,
     /// Plan of the job, without the lines for the log.
     plan: JobPlan,

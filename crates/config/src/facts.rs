@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// HostFacts about this process and machine.
+/// Facts about this process and machine.
 #[derive(Debug, Clone, Default)]
 pub struct HostFacts {
     /// Environment of the process.

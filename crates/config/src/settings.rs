@@ -134,9 +134,7 @@ impl Settings {
         self
     }
 
-    /// Returns the current key of a runner of an earlier manager process or of earlier settings.
-    ///
-    /// This is its own key, or that of the entry that replaces it with a new token.
+    /// Returns the current key of a runner of earlier settings: its own, or that of the entry that replaces it with a new token.
     #[must_use]
     pub fn key_of<'a>(&'a self, runner: &'a RunnerSettings) -> &'a RunnerKey {
         let has = |key: &RunnerKey| self.runners.iter().any(|known| known.key == *key);

@@ -2,11 +2,17 @@
 
 /// Returns the messages of an error and of its causes, joined by `: `.
 ///
-/// By convention, an error does not repeat its cause in its own message. So the message alone can lack the essential part.
+/// A message that already ends with its cause is not continued by it.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {
-    let chain = std::iter::successors(Some(error), |error| error.source());
-    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |error| error.source()) {
+        let message = cause.to_string();
+        if !text.ends_with(&message) {
+            text = format!("{text}: {message}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -27,5 +33,8 @@ mod tests {
         let middle = Layer { message: "failed to read x", source: Some(Box::new(cause)) };
         let error = Layer { message: "failed to start", source: Some(Box::new(middle)) };
         assert_eq!(error_chain(&error), "failed to start: failed to read x: no such file");
+        let cause = Layer { message: "no such file", source: None };
+        let repeated = Layer { message: "failed to read x: no such file", source: Some(Box::new(cause)) };
+        assert_eq!(error_chain(&repeated), "failed to read x: no such file");
     }
 }

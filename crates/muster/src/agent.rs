@@ -1,4 +1,4 @@
-//! `muster agent serve`: executes the steps of jobs; started by a manager's environment.
+//! `muster agent`: serves the agent API to managers, directly or over the stdin and stdout of a remote session.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,40 +12,40 @@ use muster_steps::process::Containment;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// A finished job that no manager asks for is kept for so long.
+/// Time to keep a finished job whose result no manager has fetched.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Subcommands of `muster agent`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Serve the agent's API on a unix socket.
+    /// Serve the agent's API on a Unix socket.
     Serve(ServeArgs),
-    /// Connect stdin and stdout to the agent of a directory; where none runs, it is started, and stays.
+    /// Connect stdin and stdout to the agent of a directory; start the agent if none is running.
     Connect(ConnectArgs),
 }
 
 /// Arguments of `muster agent serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The unix socket to listen on.
+    /// Unix socket to listen on.
     #[arg(long, value_name = "FILE")]
     socket: PathBuf,
-    /// Directory that keeps logs and results.
+    /// Directory for logs and results.
     #[arg(long, value_name = "DIR")]
     spool: PathBuf,
-    /// MiB that the logs of all jobs may have together in that directory; a job that finds no room fails.
+    /// Maximum size of the logs of all jobs together, in MiB. A job that would exceed it fails.
     #[arg(long, value_name = "MIB", env = "MUSTER_SPOOL_LIMIT", default_value_t = 16 * 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     spool_limit: u64,
-    /// ID of the process with which the agent and all its jobs end.
+    /// Exit, and end all jobs, when the process with this ID exits.
     #[arg(long, value_name = "PID")]
     exit_with_pid: Option<i32>,
-    /// Seconds without a connection after which the agent ends, unless a job runs or has a result to fetch. Without this flag it keeps running.
+    /// Seconds after which an agent without connections, running jobs and unfetched results exits. Defaults to never.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     idle_timeout: Option<u64>,
-    /// Maximum number of open files per process of a job. Defaults to the limit with which this process was started.
+    /// Maximum number of open files for each process of a job. Defaults to the limit of this process at its start.
     #[arg(long, value_name = "NUMBER")]
     job_nofile_limit: Option<u64>,
-    /// Give jobs no cgroups. Without this flag each job gets one where the system permits it.
+    /// Do not create cgroups for jobs. By default, each job gets one if the system permits it.
     #[arg(long)]
     no_cgroups: bool,
 }
@@ -53,12 +53,12 @@ pub(crate) struct ServeArgs {
 /// Arguments of `muster agent connect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConnectArgs {
-    /// The agent's directory: its socket, spool, lock and log.
+    /// Directory of the agent, with its socket, spool, lock and log.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
 }
 
-/// Runs the subcommand.
+/// Runs a subcommand of `muster agent`.
 pub(crate) fn run(command: Command) -> ExitCode {
     match command {
         Command::Serve(args) => serve(args),
@@ -66,51 +66,54 @@ pub(crate) fn run(command: Command) -> ExitCode {
     }
 }
 
-/// The first line of the output says whether there is an agent; what follows is the agent's own.
+/// Runs `muster agent connect`. The first line of its output says whether an agent was reached; the rest is the agent's.
 fn connect(args: ConnectArgs) -> ExitCode {
-    crate::logging::of_service();
+    crate::logging::init_service();
     crate::runtime::block_on_one_thread(async {
-        let said = match reach(args.dir).await {
-            Ok(reached) => return relay(reached),
-            Err(error) => writeln!(std::io::stdout(), "{MARK}{FAILED}{}", error.replace('\n', "; ")),
+        let written = match connect_to_agent(args.dir).await {
+            Ok(connected) => return relay(connected),
+            Err(error) => {
+                writeln!(std::io::stdout(), "{MARK}{FAILED}{}", muster_job::error_chain(&error).replace('\n', "; "))
+            }
         };
-        // Nobody may be there any more to read it.
-        drop(said);
+        // The reader may have closed the connection already.
+        drop(written);
         ExitCode::FAILURE
     })
 }
 
-/// The agent, and where its jobs have their places.
-struct Reached {
+/// Connection to the agent of a directory.
+struct ConnectedAgent {
     socket: UnixStream,
+    /// Home directory of the user, which contains the directories of jobs.
     home: PathBuf,
-    /// The agent is of another executable.
+    /// Whether the agent runs an older executable than this one.
     is_outdated: bool,
 }
 
-/// Copies both ways until either end is closed. Blocks: nothing else is to be done in this process.
-fn relay(Reached { socket, home, is_outdated }: Reached) -> ExitCode {
+/// Copies in both directions until either end is closed. Blocks the thread, because this process has nothing else to do.
+fn relay(ConnectedAgent { socket, home, is_outdated }: ConnectedAgent) -> ExitCode {
     let mut stdout = std::io::stdout();
     let answer = if is_outdated { OUTDATED } else { CONNECTED };
-    let told = writeln!(stdout, "{MARK}{answer}{}", home.display()).and_then(|()| stdout.flush());
-    let (Ok(()), Ok(mut to_agent)) = (told, socket.try_clone()) else { return ExitCode::FAILURE };
-    // A thread that still waits for the other end ends with the process.
-    let (over, is_over) = std::sync::mpsc::channel();
-    let also_over = over.clone();
+    let written = writeln!(stdout, "{MARK}{answer}{}", home.display()).and_then(|()| stdout.flush());
+    let (Ok(()), Ok(mut to_agent)) = (written, socket.try_clone()) else { return ExitCode::FAILURE };
+    // A thread that still reads from the other end ends with the process.
+    let (done, is_done) = std::sync::mpsc::channel();
+    let also_done = done.clone();
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut to_agent);
-        let _ = over.send(());
+        let _ = done.send(());
     });
     std::thread::spawn(move || {
-        let _ = copy_at_once(socket, std::io::stdout());
-        let _ = also_over.send(());
+        let _ = copy_unbuffered(socket, std::io::stdout());
+        let _ = also_done.send(());
     });
-    let _ = is_over.recv();
+    let _ = is_done.recv();
     ExitCode::SUCCESS
 }
 
-/// Copies, and holds nothing back: standard output by itself waits for the end of a line.
-fn copy_at_once(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Result<()> {
+/// Copies and flushes after each read, because standard output is buffered by line.
+fn copy_unbuffered(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match from.read(&mut buffer)? {
@@ -120,13 +123,24 @@ fn copy_at_once(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Resul
     }
 }
 
-/// The agent of the directory and this user's home; jobs have their places below that.
-async fn reach(dir: PathBuf) -> Result<Reached, String> {
-    let text = |error: &dyn std::error::Error| muster_job::error_chain(error);
-    let home = std::env::home_dir().filter(|home| home.is_absolute());
-    let home = home.ok_or("this user has no home directory: set HOME, or give the user one")?;
-    let dir = std::path::absolute(&dir).map_err(|error| text(&error))?;
-    let executable = std::env::current_exe().map_err(|error| text(&error))?;
+/// Errors from connecting to the agent of a directory.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("this user has no home directory; set HOME, or give the user one")]
+    NoHome,
+    #[error("failed to resolve the path {}", path.display())]
+    Path { path: PathBuf, source: std::io::Error },
+    #[error("failed to find this program's own file")]
+    Executable(#[source] std::io::Error),
+    #[error(transparent)]
+    Agent(#[from] muster_executor::ExecutorError),
+}
+
+/// Connects to the agent of a directory, and starts it if none is running.
+async fn connect_to_agent(dir: PathBuf) -> Result<ConnectedAgent, ConnectError> {
+    let home = std::env::home_dir().filter(|home| home.is_absolute()).ok_or(ConnectError::NoHome)?;
+    let dir = std::path::absolute(&dir).map_err(|source| ConnectError::Path { path: dir, source })?;
+    let executable = std::env::current_exe().map_err(ConnectError::Executable)?;
     let options = HostOptions {
         state_dir: dir,
         directories: deploy::directories(&home),
@@ -137,14 +151,14 @@ async fn reach(dir: PathBuf) -> Result<Reached, String> {
         hidden_variables: Vec::new(),
         nofile_limit: None,
     };
-    let SharedAgent { stream, is_outdated } = find_or_start_agent(options).await.map_err(|error| text(&error))?;
-    Ok(Reached { socket: stream, home, is_outdated })
+    let SharedAgent { stream, is_outdated } = find_or_start_agent(options).await?;
+    Ok(ConnectedAgent { socket: stream, home, is_outdated })
 }
 
 fn serve(args: ServeArgs) -> ExitCode {
-    crate::logging::of_service();
-    // Out of the manager's session: what a terminal or a supervisor sends to that one does not end the jobs. Fails only
-    // where this process leads a group already, that is, where someone gave it one of its own.
+    crate::logging::init_service();
+    // Leave the manager's session, so that signals to it from a terminal or a supervisor do not end the jobs. Fails only
+    // if this process already leads a process group.
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "the agent stays in its session");
     }
@@ -167,7 +181,7 @@ fn serve(args: ServeArgs) -> ExitCode {
         };
         let announce = async {
             if is_ready.await.is_ok() {
-                // Whoever waits on the other end may be gone by now: then nobody needs to know.
+                // The process that started this one may have exited; then the line is not needed.
                 let _ = writeln!(std::io::stdout(), "{READY_MARKER} {}", socket.display());
             }
         };

@@ -1,4 +1,4 @@
-//! The configuration file, as the commands use it.
+//! Loads `config.toml` for commands, and creates clients from its entries.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use url::Url;
 
 use crate::{flags, paths};
 
-/// Which file.
+/// Flag that selects the configuration file.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ConfigArg {
     /// Configuration file. [default: /etc/gitlab-runner/config.toml for root, else ~/.gitlab-runner/config.toml]
@@ -17,21 +17,21 @@ pub(crate) struct ConfigArg {
     config: Option<PathBuf>,
 }
 
-/// The file cannot be used.
+/// Error of a configuration file that cannot be used, with all its fatal problems.
 #[derive(Debug, thiserror::Error)]
-#[error("{} cannot be used:\n{problems}", path.display())]
+#[error("invalid configuration {}:\n{problems}", path.display())]
 pub(crate) struct ConfigError {
     path: PathBuf,
     problems: String,
 }
 
 impl ConfigArg {
-    /// The file; an empty name is none.
+    /// Returns the path of the file. An empty `--config` counts as not set.
     pub(crate) fn path(&self) -> PathBuf {
-        flags::filled(&self.config).unwrap_or_else(paths::default_config_file)
+        flags::non_empty(&self.config).unwrap_or_else(paths::default_config_file)
     }
 
-    /// Reads the file; one that is not there is an empty configuration, and told of.
+    /// Loads the file. A missing file is an empty configuration, and logs a warning.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         if !path.exists() {
@@ -40,7 +40,7 @@ impl ConfigArg {
         self.load_or_new()
     }
 
-    /// The same for a command that makes the file where there is none.
+    /// Loads the file as [`Self::load`] does, but without a warning if it is missing. For commands that create it.
     pub(crate) fn load_or_new(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         let loaded = config::load(&path, &HostFacts::of(&path));
@@ -53,14 +53,14 @@ impl ConfigArg {
         }
     }
 
-    /// This manager's system id.
+    /// Returns the system ID of the runner manager that uses this file.
     pub(crate) fn system_id(&self) -> String {
         let path = self.path();
         system_id(path.parent().unwrap_or(std::path::Path::new(".")))
     }
 }
 
-/// A coordinator, spoken to with one runner's certificates.
+/// Creates a client for a server, with the certificates of a runner's table.
 pub(crate) fn client(url: &str, table: &config::tree::Table) -> Result<Client, ClientError> {
     let url = Url::parse(url).map_err(|error| ClientError::Setup(format!("`{url}`: {error}")))?;
     let file = |key: &str| table.str(key).map(PathBuf::from);
@@ -69,29 +69,29 @@ pub(crate) fn client(url: &str, table: &config::tree::Table) -> Result<Client, C
     Client::with_tls(&url, &tls)
 }
 
-/// The client of an entry of the file.
+/// Creates a client for the server of a runner.
 pub(crate) fn client_of(runner: &Runner) -> Result<Client, ClientError> {
     client(&runner.url, &runner.table)
 }
 
-/// What a call about a runner says of its sender.
+/// Creates the body of a request about a runner's token.
 pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> TokenRequest {
     TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
-/// Who speaks, and what it can do: the same that it says with each job request (runner-api 1.4, 2.2).
+/// Returns the version information about this manager, as it is also sent with each job request.
 pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &SettingsContext::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
-/// Whether the token is one of a runner that was made at the server: it is verified, never registered.
-pub(crate) fn is_made_at_server(token: &str) -> bool {
+/// Whether the token belongs to a runner that was created at the server. Such a token is verified, not registered.
+pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }
 
-/// Tells for which user this runs, since the configuration depends on it.
-pub(crate) fn tell_mode() {
+/// Logs whether this runs in system mode (as root) or user mode, because the default configuration file depends on it.
+pub(crate) fn log_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");
     } else {

@@ -1,4 +1,4 @@
-//! How gitlab-runner reads its command line, where that differs from what is usual in Rust (runner-config 2.1).
+//! Command-line parsing as gitlab-runner does it, for the cases in which Go's flags differ from clap's.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,9 +8,11 @@ use clap::Command;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use muster_job::GoDuration;
 
-/// The arguments from `first` on, as clap reads them: `-name` is `--name` (a single dash never joins short flags), and
-/// `--n` is `-n`. After a flag that is true or false, a word `true` or `false` is not its value: it is dropped with a
-/// warning, and what follows is read on. The word after a flag that takes a value is its value, also with a dash.
+/// Rewrites the arguments from index `first` on so that clap reads them as gitlab-runner does.
+///
+/// `-name` becomes `--name` (a single dash never joins short flags), and `--n` becomes `-n`. The word `true` or `false` after a boolean
+/// flag is not its value: it is dropped with a warning. The word after a flag that takes a value is its value, even if it begins with a
+/// dash.
 pub(crate) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
     let mut read: Vec<OsString> = arguments.iter().take(first).cloned().collect();
     let mut rest = arguments.iter().skip(first);
@@ -54,16 +56,16 @@ pub(crate) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], fir
     read
 }
 
-/// How a flag has its value.
+/// Whether a flag takes the next word as its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Takes {
-    /// None, or one after `=`.
+    /// The flag has no value, or one after `=`.
     Nothing,
-    /// One after `=`, or else the next word, whatever that is.
+    /// The flag has a value after `=`, or the next word is its value.
     Value,
 }
 
-/// What the flag `word` of `command`, or of all commands, takes; none where it is no flag without a value.
+/// Returns what the flag `word` of `command` takes, including global flags. `None` if it is not a flag, or has its value after `=`.
 fn takes(root: &Command, command: &Command, word: &str) -> Option<Takes> {
     let dashes = word.len() - word.trim_start_matches('-').len();
     let name = &word[dashes..];
@@ -77,7 +79,7 @@ fn takes(root: &Command, command: &Command, word: &str) -> Option<Takes> {
     Some(if values { Takes::Value } else { Takes::Nothing })
 }
 
-/// The flag with the word after it as its value; joined where clap would take the word for a flag.
+/// Returns the flag and its value as one or two arguments. They are joined by `=` if clap would take the value for a flag.
 fn with_value(flag: OsString, value: &OsString) -> Vec<OsString> {
     if !value.as_encoded_bytes().starts_with(b"-") {
         return vec![flag, value.clone()];
@@ -88,6 +90,7 @@ fn with_value(flag: OsString, value: &OsString) -> Vec<OsString> {
     vec![joined]
 }
 
+/// Rewrites `-name` to `--name`, and `--n` to `-n`.
 fn respelled(argument: &str) -> String {
     let dashes = argument.len() - argument.trim_start_matches('-').len();
     let name = argument[dashes..].split('=').next().unwrap_or_default();
@@ -99,45 +102,58 @@ fn respelled(argument: &str) -> String {
     }
 }
 
-/// A truth value as Go reads it; an empty variable of the environment is false.
-pub(crate) fn go_bool(text: &str) -> Result<bool, String> {
+/// Error for the value of a flag.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FlagError {
+    #[error("not a boolean; write --flag=true or --flag=false")]
+    Bool,
+    #[error("not an integer")]
+    Int,
+    #[error("expected one of {0}")]
+    Choice(String),
+    #[error("not a duration; write it as 300ms, 10s or 1h30m")]
+    Duration,
+}
+
+/// Parses a boolean as Go does. The empty text, as from an empty environment variable, is false.
+pub(crate) fn go_bool(text: &str) -> Result<bool, FlagError> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
         "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
-        _ => Err("neither true nor false; write --flag=true or --flag=false".to_owned()),
+        _ => Err(FlagError::Bool),
     }
 }
 
-/// A path; an empty variable of the environment is an empty path, which is none.
+/// Parses a path. An empty environment variable gives an empty path, which [`non_empty`] removes.
 pub(crate) fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
-/// A path that is one.
-pub(crate) fn filled(path: &Option<PathBuf>) -> Option<PathBuf> {
+/// Returns the path, or `None` if it is empty.
+pub(crate) fn non_empty(path: &Option<PathBuf>) -> Option<PathBuf> {
     path.clone().filter(|path| !path.as_os_str().is_empty())
 }
 
-/// A whole number; an empty variable of the environment is 0.
-pub(crate) fn go_int(text: &str) -> Result<i64, String> {
-    if text.is_empty() { Ok(0) } else { text.trim().parse().map_err(|_| "this is no whole number".to_owned()) }
+/// Parses an integer. The empty text, as from an empty environment variable, is 0.
+pub(crate) fn go_int(text: &str) -> Result<i64, FlagError> {
+    if text.is_empty() { Ok(0) } else { text.trim().parse().map_err(|_| FlagError::Int) }
 }
 
-/// One of the words, by what it stands for; an empty text, as of an empty variable, is none.
-pub(crate) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
+/// Returns the value that belongs to a word, ignoring case. `None` if the text is empty, as from an empty environment variable.
+pub(crate) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, FlagError> {
     if text.is_empty() {
         return Ok(None);
     }
     let found = words.iter().find(|(word, _)| word.eq_ignore_ascii_case(text));
     let names = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-    found.map(|(_, meaning)| Some(*meaning)).ok_or_else(|| format!("not one of {}", names()))
+    found.map(|(_, meaning)| Some(*meaning)).ok_or_else(|| FlagError::Choice(names()))
 }
 
-/// A duration in Go's words, not negative.
-pub(crate) fn go_duration(text: &str) -> Result<Duration, String> {
+/// Parses a non-negative duration in Go's format.
+pub(crate) fn go_duration(text: &str) -> Result<Duration, FlagError> {
     match GoDuration::parse(text) {
         Some(GoDuration::Positive(duration)) => Ok(duration),
-        _ => Err("no duration; write it like 300ms, 10s or 1h30m".to_owned()),
+        _ => Err(FlagError::Duration),
     }
 }
 
@@ -148,7 +164,7 @@ mod tests {
     use clap::Arg;
 
     #[test]
-    fn single_dashes_and_short_names_are_read_as_go_does() {
+    fn dashes_are_read_as_go_reads_them() {
         let command = Command::new("x").subcommand(
             Command::new("sub")
                 .arg(Arg::new("on").long("on").short('o').num_args(0..=1).require_equals(true))

@@ -1,4 +1,4 @@
-//! The binary: parses arguments and wires the rooms together. Each subcommand is a module with `Args` and `run`.
+//! The `muster` binary: parses arguments and connects the crates. Each command is a module with its arguments and `run`.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -11,6 +11,8 @@ mod config_file;
 mod demo;
 mod flags;
 mod fleet;
+#[cfg(test)]
+mod help_tests;
 mod logging;
 mod manager;
 mod observe;
@@ -22,7 +24,7 @@ mod runtime;
 mod startup;
 mod unpack;
 
-/// Muster: a CI runner and its fleet in one program.
+/// Muster: a CI runner and its autoscaling fleet in one program.
 #[derive(Debug, Parser)]
 #[command(name = "muster", version, propagate_version = true)]
 struct Cli {
@@ -32,36 +34,36 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a repository's pipeline here and now.
-    Ci(Box<ci::Args>),
+    /// Run a repository's pipeline locally.
+    Ci(Box<ci::CiArgs>),
     /// Request jobs from a coordinator and run them.
-    Manager(Box<manager::Args>),
-    /// The commands of gitlab-runner, on its configuration file.
+    Manager(Box<manager::ManagerArgs>),
+    /// Run a command of gitlab-runner, with its configuration file.
     Runner(Box<runner::Cli>),
-    /// Plugins of instance groups: bring, check, test and make them.
+    /// Install, check, test and create plugins for instance groups.
     #[command(subcommand)]
     Plugin(plugin::Command),
     /// Inspect and operate autoscaled instances, and simulate scaling policies.
     #[command(subcommand)]
     Fleet(fleet::Command),
-    /// Watch a fleet breathe: a coordinator, a manager, instances and jobs, all on this machine, for as long as you look.
-    Demo(demo::Args),
-    /// Execute the steps of jobs; started by a manager.
+    /// Watch a fleet at work: runs a coordinator, a manager, instances and jobs on this machine until you quit.
+    Demo(demo::DemoArgs),
+    /// Execute the steps of jobs. Started by managers.
     #[command(subcommand)]
     Agent(agent::Command),
-    /// Print the completions of a shell: `source <(muster completions bash)`.
+    /// Print shell completions, for example: `source <(muster completions bash)`.
     Completions {
-        /// The shell.
+        /// Name of the shell.
         shell: clap_complete::Shell,
     },
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // By this word a plugin is started, also where the file has another name, and each instance of `local`: what programs
-    // start need not wait until the flags of all the other commands are laid out.
-    if plugin::serve::is_asked(&arguments) {
-        return plugin::serve::run(&plugin::serve::Args::parse_from(arguments.iter().skip(2)));
+    // Plugins, and the instances of `local`, are started with this command, whatever the executable's name. It is handled
+    // first, so that they need not wait until clap has built the flags of all commands.
+    if plugin::serve::is_serve_invocation(&arguments) {
+        return plugin::serve::run(&plugin::serve::PluginServeArgs::parse_from(arguments.iter().skip(2)));
     }
     if runner::is_called(arguments.first()) {
         return runner::main(&arguments);
@@ -70,7 +72,7 @@ fn main() -> ExitCode {
         return plugin::main(&arguments);
     }
     let cli = if arguments.get(1).is_some_and(|word| word == "runner") {
-        match Cli::try_parse_from(runner::words(&arguments, 2)) {
+        match Cli::try_parse_from(runner::go_style_arguments(&arguments, 2)) {
             Ok(cli) => cli,
             Err(error) => return runner::usage(&error),
         }

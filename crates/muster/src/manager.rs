@@ -1,7 +1,7 @@
 //! `muster manager`: requests jobs from a coordinator and runs them on this host.
 //!
-//! The first SIGTERM or SIGINT stops the intake and winds the jobs down, or lets them end (`--on-stop`). A second one
-//! ends the process at once; jobs then go on at the agent, and the next start takes them up.
+//! The first SIGTERM or SIGINT stops requesting jobs, and cancels the running ones or lets them finish (`--on-stop`). The second one exits
+//! immediately. The agent then keeps running the jobs, and the next start of the manager resumes them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,34 +21,34 @@ use muster_steps::process::Watched;
 use muster_telemetry::Telemetry;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::observe::Observed;
+use crate::observe::TelemetryRuntime;
 use crate::unpack::UnpackArgs;
 
 /// Arguments of `muster manager`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ManagerArgs {
     /// Base URL of the coordinator, without `/api/v4`.
     #[arg(long)]
     url: url::Url,
-    /// File with the runner's authentication token; a token never stands on the command line.
+    /// File with the runner's authentication token. There is no flag for the token itself, because other users can read command lines.
     #[arg(long, value_name = "FILE")]
     token_file: PathBuf,
-    /// Directory of this manager: `state.log`, the agent's socket and spool.
+    /// State directory of the manager: `state.log`, and the agent's socket and spool.
     #[arg(long, value_name = "DIR")]
     state_dir: PathBuf,
-    /// Directory below which jobs are checked out.
+    /// Directory in which jobs are checked out.
     #[arg(long, value_name = "DIR")]
     builds_dir: PathBuf,
-    /// Directory of caches.
+    /// Directory for caches.
     #[arg(long, value_name = "DIR")]
     cache_dir: PathBuf,
-    /// Jobs to run at the same time.
+    /// Maximum number of jobs to run at the same time.
     #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
     concurrent: usize,
-    /// Maximum number of open files per process of a job. Defaults to the limit with which this process was started.
+    /// Maximum number of open files for each process of a job. Defaults to the limit of this process at its start.
     #[arg(long, value_name = "NUMBER")]
     job_nofile_limit: Option<u64>,
-    /// ID of the process with which the manager, the agent and all jobs end.
+    /// Exit when the process with this ID exits. The agent then exits too, and its jobs end.
     #[arg(long, value_name = "PID")]
     exit_with_pid: Option<i32>,
     /// Shell of the jobs' scripts: bash or sh.
@@ -57,37 +57,38 @@ pub(crate) struct Args {
     /// Start the shells as login shells.
     #[arg(long)]
     login: bool,
-    /// KiB of log after which a job's output is dropped with a notice.
+    /// Maximum size of a job's log in KiB. Further output is dropped.
     #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
-    output_limit: u64,
-    /// Name of this manager, as it stands in a job's log.
+    output_limit_kib: u64,
+    /// Name of this manager, shown in job logs.
     #[arg(long, default_value = "muster")]
     name: String,
-    /// What happens to the jobs when the manager is asked to stop.
+    /// What to do with running jobs when the manager is stopped.
     #[arg(long, value_enum, default_value_t = OnStop::Drain)]
     on_stop: OnStop,
-    /// Seconds for which an agent that is out of reach is hoped for.
+    /// Seconds to keep reconnecting to an unreachable agent before its jobs fail.
     #[arg(long, default_value_t = 60)]
     agent_reconnect_timeout: u64,
     #[command(flatten)]
     unpack: UnpackArgs,
-    /// Address of the server for metrics and health, as 127.0.0.1:9252; without it there is none.
+    /// Address to serve metrics and health on, such as 127.0.0.1:9252. Defaults to none.
     #[arg(long, value_name = "HOST:PORT")]
     listen_address: Option<String>,
 }
 
+/// Values of `--on-stop`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OnStop {
-    /// They go on, and the manager stays until they have ended.
+    /// Wait until they have finished.
     Drain,
-    /// They are canceled and reported.
+    /// Cancel them, and report them as canceled.
     Cancel,
 }
 
-/// Why the manager could not work.
+/// Errors that end the manager.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
-    #[error("cannot {action} {}", path.display())]
+    #[error("failed to {action} {}", path.display())]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Environment(#[from] muster_executor::ExecutorError),
@@ -95,65 +96,65 @@ enum RunError {
     Manager(#[from] muster_manager::ManagerError),
     #[error(transparent)]
     Listen(#[from] crate::observe::ObserveError),
-    #[error("cannot watch for signals")]
+    #[error("failed to install a signal handler")]
     Signals(#[source] std::io::Error),
 }
 
-/// Runs the subcommand.
-pub(crate) fn run(mut args: Args) -> ExitCode {
-    crate::logging::of_service();
+/// Runs `muster manager`.
+pub(crate) fn run(mut args: ManagerArgs) -> ExitCode {
+    crate::logging::init_service();
     args.job_nofile_limit = args.job_nofile_limit.or(crate::open_files::raise());
     crate::runtime::block_on_one_thread(async {
         match work(args).await {
             Ok(code) => code,
             Err(error) => {
-                tracing::error!(error = muster_job::error_chain(&error), "the manager ended");
+                tracing::error!(error = muster_job::error_chain(&error), "manager failed");
                 ExitCode::FAILURE
             }
         }
     })
 }
 
-async fn work(args: Args) -> Result<ExitCode, RunError> {
+async fn work(args: ManagerArgs) -> Result<ExitCode, RunError> {
     let exit_with_pid = args.exit_with_pid;
     let on_stop = args.on_stop;
     let (control, orders) = Control::new();
-    let observed = Observed::start(args.listen_address.as_deref()).await?;
-    let manager = build(args, Arc::clone(&observed.telemetry)).await?;
+    let telemetry = TelemetryRuntime::start(args.listen_address.as_deref()).await?;
+    let manager = build(args, Arc::clone(&telemetry.telemetry)).await?;
     let ended = tokio::select! {
-        // Every part of `run` stands a sudden end: that is what state.log is for.
+        // `run` can be dropped at any point: state.log has everything that a restart needs.
         ended = manager.run(orders) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&control, on_stop) => {
             if signals.is_ok() {
-                tracing::warn!("the manager ends at once; jobs that run are taken up by its next start");
+                tracing::warn!("exiting immediately; the next start resumes the running jobs");
             }
             signals.map(|()| ExitCode::FAILURE).map_err(RunError::Signals)
         }
-        () = gone(exit_with_pid) => {
-            tracing::info!("the process that the manager works for has ended");
+        () = wait_for_exit(exit_with_pid) => {
+            tracing::info!("exiting because the process of --exit-with-pid has exited");
             Ok(ExitCode::SUCCESS)
         }
     };
-    observed.stop().await;
+    telemetry.stop().await;
     ended
 }
 
-async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunError> {
+async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, RunError> {
     let file = |action, path: &Path| {
         let path = path.to_owned();
         move |source| RunError::File { action, path, source }
     };
     let token = std::fs::read_to_string(&args.token_file).map_err(file("read the token file", &args.token_file))?;
-    let absolute = |path: &Path| std::path::absolute(path).map_err(file("find", path));
+    let absolute = |path: &Path| std::path::absolute(path).map_err(file("resolve the path", path));
     let (state_dir, builds, cache) =
         (absolute(&args.state_dir)?, absolute(&args.builds_dir)?, absolute(&args.cache_dir)?);
     let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
     let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
-    crate::open_files::tell(args.concurrent);
+    crate::open_files::warn_if_low(args.concurrent);
     let provider = HostExecutor::new(HostOptions {
         state_dir: state_dir.clone(),
         directories: Directories { builds, cache, shared: true },
-        slots: args.concurrent.min(crate::open_files::jobs_max()),
+        slots: args.concurrent.min(crate::open_files::max_jobs()),
         executable,
         exit_with_pid: args.exit_with_pid,
         user: None,
@@ -166,9 +167,9 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         request_concurrency: args.concurrent,
         shell: args.shell,
         login: args.login,
-        output_limit: args.output_limit * 1024,
+        output_limit: args.output_limit_kib * 1024,
         unpack: args.unpack.of_jobs(),
-        // The builds directory is this manager's own: a job may have its place in it.
+        // The builds directory belongs to this manager, so jobs may choose their directory in it with GIT_CLONE_PATH.
         custom_build_dir: Some(true),
         ..RunnerSettings::new(args.url, Secret::new(token.trim()), 0)
     };
@@ -183,7 +184,7 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
     Ok(Manager::new(settings, store, executors, telemetry))
 }
 
-/// Stops the manager at the first signal; returns at the second.
+/// Stops the manager gracefully on the first signal, and returns on the second.
 async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -201,11 +202,11 @@ async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns when the process has ended, or is gone already.
-async fn gone(pid: Option<i32>) {
+/// Waits until the process has exited. Returns immediately if it no longer exists, and never if `pid` is `None`.
+async fn wait_for_exit(pid: Option<i32>) {
     match pid.map(Watched::open) {
         None => std::future::pending().await,
         Some(Ok(process)) => process.ended().await,
-        Some(Err(error)) => tracing::info!(%error, "the process to work for is gone"),
+        Some(Err(error)) => tracing::info!(%error, "the process of --exit-with-pid does not exist"),
     }
 }

@@ -1,17 +1,17 @@
-//! `muster-agent`: what `muster agent` is, in a file of its own that holds nothing else, since it is copied to instances.
+//! `muster-agent`: `muster agent` as a small executable without the other commands, because it is copied to instances.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 mod agent;
-#[expect(dead_code, reason = "shared with the larger program, which logs in more ways")]
+#[expect(dead_code, reason = "shared with `muster`, which also logs in other ways")]
 mod logging;
-#[expect(dead_code, reason = "shared with the larger program, which counts jobs by it")]
+#[expect(dead_code, reason = "shared with `muster`, which also derives the number of jobs from it")]
 mod open_files;
 mod runtime;
 
-/// Executes the steps of jobs where Muster has placed it.
+/// Execute the steps of jobs on a machine that a manager has copied this program to.
 #[derive(Debug, Parser)]
 #[command(name = "muster-agent", version)]
 struct Cli {
@@ -21,7 +21,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Execute the steps of jobs; started by a manager.
+    /// Execute the steps of jobs. Started by managers.
     #[command(subcommand)]
     Agent(agent::Command),
 }

@@ -1,4 +1,4 @@
-//! What this process tells of itself: metrics and health over HTTP, spans to a collector, its state on SIGUSR1.
+//! Telemetry of this process: metrics and health over HTTP, spans to a collector, and state dumps on SIGUSR1.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Which program this is; packagers set the variables.
+/// Version of this program. Packagers can set the environment variables at build time.
 pub(crate) const BUILD: Build = Build {
     name: "muster",
     version: env!("CARGO_PKG_VERSION"),
@@ -27,7 +27,7 @@ const fn or_unknown(text: Option<&'static str>) -> &'static str {
     }
 }
 
-/// Why the server of metrics was not started.
+/// Errors from starting the metrics server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ObserveError {
     #[error(transparent)]
@@ -36,24 +36,24 @@ pub(crate) enum ObserveError {
     Listen(#[from] ListenError),
 }
 
-/// The observers of a manager at work.
-pub(crate) struct Observed {
+/// Running telemetry of a manager. Call [`Self::stop`] to send the last spans.
+pub(crate) struct TelemetryRuntime {
     pub(crate) telemetry: Arc<Telemetry>,
-    /// Where the server listens.
+    /// Address of the metrics server. `None` if the server is not enabled.
     pub(crate) address: Option<std::net::SocketAddr>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
 
-impl Observed {
-    /// Starts what is configured: the server where there is an address to listen on, spans by the usual variables.
+impl TelemetryRuntime {
+    /// Starts the metrics server if there is an address to listen on, and the exporter of spans if OpenTelemetry's variables configure one.
     ///
     /// # Errors
-    /// [`ObserveError`].
+    /// Returns [`ObserveError`] if the address is invalid or cannot be used.
     pub(crate) async fn start(listen: Option<&str>) -> Result<Self, ObserveError> {
         let (spans, problems) = SpanSettings::read(|name| std::env::var(name).ok());
         for problem in problems {
-            tracing::warn!(problem, "a setting of OpenTelemetry is left out");
+            tracing::warn!(problem, "ignored invalid OpenTelemetry setting");
         }
         let telemetry = Telemetry::new(&BUILD, crate::logging::handle().state(), spans);
         let (stop, mut tasks, mut bound) = (CancellationToken::new(), JoinSet::new(), None);
@@ -70,7 +70,7 @@ impl Observed {
         Ok(Self { telemetry, address: bound, stop, tasks })
     }
 
-    /// Sends the last spans, and ends the server.
+    /// Sends the last spans, and stops the server.
     pub(crate) async fn stop(mut self) {
         self.telemetry.tracer.flush().await;
         self.stop.cancel();
@@ -78,21 +78,21 @@ impl Observed {
     }
 }
 
-/// Writes what threads and jobs do to the log, each time that SIGUSR1 asks for it; at level debug, as GitLab Runner.
+/// Logs the stacks of all threads and the state of all jobs on each SIGUSR1. Does so at level debug only, as gitlab-runner.
 async fn dumps(telemetry: Arc<Telemetry>, stop: CancellationToken) {
-    let mut asked = match signal(SignalKind::user_defined1()) {
-        Ok(asked) => asked,
-        Err(error) => return tracing::warn!(%error, "SIGUSR1 cannot be heard"),
+    let mut signals = match signal(SignalKind::user_defined1()) {
+        Ok(signals) => signals,
+        Err(error) => return tracing::warn!(%error, "failed to install a handler for SIGUSR1"),
     };
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            received = asked.recv() => if received.is_none() { return },
+            received = signals.recv() => if received.is_none() { return },
         }
         if crate::logging::handle().is_debug() {
             dump_threads();
             for job in telemetry.metrics.list_jobs().lines() {
-                tracing::debug!(job, "state of a job");
+                tracing::debug!(job, "job state");
             }
         }
     }

@@ -1,24 +1,26 @@
-//! The asynchronous runtime of a subcommand.
+//! Asynchronous runtime of a command.
 
 use std::process::ExitCode;
 
 use tokio::runtime::Builder;
 
-/// The most threads of a runtime.
-const THREADS_MAX: usize = 8;
+/// Maximum number of worker threads.
+const MAX_THREADS: usize = 8;
 
-/// Runs a subcommand to its end, `work` on this thread, and what it spawns on threads for half of the processors: the
-/// other half is the jobs', and each further thread costs wake-ups. A system that has no threads to give is reported, not a
-/// panic.
+/// Runs a command to completion on a multi-threaded runtime. Reports an error if the system cannot start threads.
+///
+/// `work` runs on this thread. Tasks that it spawns run on worker threads for half of the processors: the other half is left to jobs, and
+/// each further thread costs wake-ups.
 pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = Builder::new_multi_thread();
-    builder.worker_threads((processors / 2).clamp(1, THREADS_MAX));
+    builder.worker_threads((processors / 2).clamp(1, MAX_THREADS));
     run(builder, work)
 }
 
-/// The same on one thread: for a program that hands messages on and computes little, waking a second thread for each
-/// of them costs more than the work itself.
+/// Runs a command to completion on this thread alone.
+///
+/// For programs that mostly pass on messages: waking a second thread for each message costs more than processing it.
 pub(crate) fn block_on_one_thread(work: impl Future<Output = ExitCode>) -> ExitCode {
     run(Builder::new_current_thread(), work)
 }
@@ -27,12 +29,12 @@ fn run(mut builder: Builder, work: impl Future<Output = ExitCode>) -> ExitCode {
     match builder.enable_all().build() {
         Ok(runtime) => {
             let code = runtime.block_on(work);
-            // What still blocks a thread does not hold up the end: state on disk is always that of a crash (design 7).
+            // Do not wait for blocking tasks: state on disk is always consistent after a crash, so it also is after this.
             runtime.shutdown_background();
             code
         }
         Err(error) => {
-            tracing::error!(%error, "cannot start the asynchronous runtime");
+            tracing::error!(%error, "failed to start the asynchronous runtime");
             ExitCode::FAILURE
         }
     }

@@ -1,38 +1,40 @@
-//! What only the start of a service needs. The one unsafe call of this room.
+//! Releases memory that only the start of a service needs. Has the only unsafe call of this crate.
 #![expect(
     unsafe_code,
-    reason = "the address space is the process's own, and only what the file still holds is given back"
+    reason = "releases only unmodified file-backed pages of this process, which the kernel reads again on access"
 )]
 
 use std::fs;
 use std::time::Duration;
 
-/// A service has started by then: it has read its configuration, made its clients and asked for the first time.
+/// Time after which a service has started: it has read its configuration, created its clients, and sent its first request.
 const STARTED: Duration = Duration::from_secs(2);
 
-/// Gives pages of the executable back once the service has started; ends then.
-pub(crate) async fn give_back_when_started() {
+/// Waits until the service has started, then releases the executable's pages.
+pub(crate) async fn release_pages_after_start() {
     tokio::time::sleep(STARTED).await;
-    give_back_pages();
+    release_startup_pages();
 }
 
-/// Gives the pages of the program's own code and constants back: starting touches much that a service that runs for months
-/// never needs again. What it does need comes back from the file, mostly from memory, when it is used. Does nothing where
-/// the system does not tell what is mapped.
-fn give_back_pages() {
+/// Releases the pages of the program's code and constants.
+///
+/// The start touches much that a service never needs again. Pages that it does need are read again from the file, mostly from the page
+/// cache. Does nothing if `/proc` is not available.
+fn release_startup_pages() {
     let (Ok(maps), Ok(executable)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe")) else {
         return;
     };
-    for (start, length) in maps.lines().filter_map(|line| as_in_file(line, &executable.to_string_lossy())) {
-        // SAFETY: the mapping is private, of a file, and was never writable: its pages are what the file holds, and are read
-        // from there again. A failure changes nothing.
+    for (start, length) in maps.lines().filter_map(|line| unmodified_mapping(line, &executable.to_string_lossy())) {
+        // SAFETY: the mapping is private, file-backed, and was never writable. Its pages equal the file's content and are read from it
+        // again on access. A failure changes nothing.
         unsafe { libc::madvise(std::ptr::without_provenance_mut(start), length, libc::MADV_DONTNEED) };
     }
 }
 
-/// Start and length of a mapping of `executable` that is as the file is: its code, and what the file begins with. Other
-/// constants may have been relocated before they became read-only.
-fn as_in_file(line: &str, executable: &str) -> Option<(usize, usize)> {
+/// Returns the start and length of a line of `/proc/self/maps` if it maps unmodified content of `executable`.
+///
+/// This is its code and the beginning of the file. Other constants may have been relocated before they became read-only.
+fn unmodified_mapping(line: &str, executable: &str) -> Option<(usize, usize)> {
     let mut words = line.split_ascii_whitespace();
     let (range, permissions, offset) = (words.next()?, words.next()?, words.next()?);
     let is_start = permissions == "r--p" && offset.bytes().all(|digit| digit == b'0');
@@ -49,11 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_as_in_the_programs_own_file_is_meant() {
+    fn only_unmodified_mappings_of_the_executable_count() {
         let line =
             |permissions: &str, offset: &str, file: &str| format!("7f00-9f00 {permissions} {offset} fe:00 12   {file}");
         for (permissions, offset) in [("r-xp", "00001000"), ("r--p", "00000000")] {
-            assert_eq!(as_in_file(&line(permissions, offset, "/opt/muster"), "/opt/muster"), Some((0x7f00, 0x2000)));
+            assert_eq!(
+                unmodified_mapping(&line(permissions, offset, "/opt/muster"), "/opt/muster"),
+                Some((0x7f00, 0x2000))
+            );
         }
         for (permissions, offset, file) in [
             ("r--p", "00001000", "/opt/muster"),
@@ -64,7 +69,7 @@ mod tests {
             ("r-xp", "00000000", ""),
         ] {
             assert_eq!(
-                as_in_file(&line(permissions, offset, file), "/opt/muster"),
+                unmodified_mapping(&line(permissions, offset, file), "/opt/muster"),
                 None,
                 "{permissions} {offset} {file}"
             );
@@ -72,9 +77,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_program_goes_on_with_what_it_needs() {
+    async fn program_continues_after_releasing_pages() {
         let resident = || fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-        give_back_when_started().await;
+        release_pages_after_start().await;
         assert!(resident().contains("Rss:"));
     }
 }

@@ -1,4 +1,4 @@
-//! Limits of unpacking archives: flags of commands, and `[unpack]` in `ci.toml`.
+//! Limits for unpacking archives, from command-line flags and `[unpack]` in `ci.toml`.
 
 use std::ffi::OsString;
 use std::num::NonZeroU64;
@@ -6,20 +6,20 @@ use std::num::NonZeroU64;
 use muster_archive::Limits;
 use muster_config::settings::UnpackSettings;
 
-/// Limits of an archive that is unpacked. `None` means the default.
+/// Limits for unpacking an archive. `None` means the default.
 #[derive(Debug, Clone, Copy, Default, clap::Args, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct UnpackArgs {
-    /// Bytes of all files of an archive together [default: 1 TiB].
+    /// Maximum size of all files of an archive together, in bytes [default: 1 TiB].
     #[arg(long, value_name = "BYTES")]
     max_bytes: Option<NonZeroU64>,
-    /// Entries of an archive [default: 2000000].
+    /// Maximum number of entries of an archive [default: 2000000].
     #[arg(long, value_name = "NUMBER")]
     max_entries: Option<NonZeroU64>,
-    /// Unpacked bytes for each byte of an archive, counted above 10 GiB [default: 1000].
+    /// Maximum ratio of unpacked to packed size, applied above 10 GiB [default: 1000].
     #[arg(long, value_name = "RATIO")]
     max_ratio: Option<NonZeroU64>,
-    /// Bytes of an archive's headers: of all entries of a zip, of one entry of a tar [default: 256 MiB].
+    /// Maximum size of an archive's headers in bytes: of all entries of a zip, of one entry of a tar [default: 256 MiB].
     #[arg(long, value_name = "BYTES")]
     max_header_bytes: Option<NonZeroU64>,
 }

@@ -69,7 +69,7 @@ async fn job_after(signal: &str) -> (Bench, muster_runner_api::test_support::Job
     bench.coordinator.look_for_jobs(false);
     bench.coordinator.wait_for_looking(1).await;
     bench.signal(signal);
-    let is_told = until(|| bench.log().contains("no more jobs are requested"));
+    let is_told = until(|| bench.log().contains("stopped requesting jobs"));
     assert!(is_told.await, "{}", bench.log());
     bench.push(1, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
     bench.coordinator.look_for_jobs(true);
@@ -103,7 +103,7 @@ async fn a_job_that_comes_while_the_manager_leaves_is_run_by_the_next_one() {
     bench.coordinator.look_for_jobs(false);
     bench.coordinator.wait_for_looking(1).await;
     bench.signal("USR2");
-    assert!(until(|| bench.log().contains("no more jobs are requested")).await, "{}", bench.log());
+    assert!(until(|| bench.log().contains("stopped requesting jobs")).await, "{}", bench.log());
     bench.push(1, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
     bench.coordinator.look_for_jobs(true);
     assert!(until(|| !bench.is_managed()).await, "{}", bench.log());

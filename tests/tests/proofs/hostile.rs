@@ -138,15 +138,15 @@ fn wrong(script: &Script) -> &'static [&'static str] {
             Behavior::Hangs => &[],
             Behavior::BreaksOff if call == Call::Update => &["the stream broke"],
             Behavior::Fails | Behavior::BreaksOff => &["quota exceeded"],
-            Behavior::Unavailable => &["the cloud's API is down"],
+            Behavior::Unavailable => &["the provider's API is down"],
             Behavior::Unimplemented => &["no such call"],
-            Behavior::Panics => &["the connection broke"],
+            Behavior::Panics => &["connection lost"],
             Behavior::InvalidResponse if call == Call::Update => &["an instance id of 0 bytes"],
-            Behavior::InvalidResponse if call == Call::Increase => &["made more than was asked"],
+            Behavior::InvalidResponse if call == Call::Increase => &["accepted more instances than requested"],
             Behavior::InvalidResponse => &["no connector for"],
             Behavior::HugeResponse => &["message length too large"],
             Behavior::EndlessStream => &["more than 100000 instances"],
-            Behavior::Exits => &["exit status: 7", "the connection broke"],
+            Behavior::Exits => &["exit status: 7", "connection lost"],
         };
     }
     &[]

@@ -155,7 +155,7 @@ async fn where_no_instance_answers_the_managers_network_is_suspected_and_no_job_
     }
     let machines = bench.machines.names();
     assert!(bench.machines.freeze() > 2);
-    until("both have been silent for too long", || bench.log().matches("no instance answers").count() == 2).await;
+    until("both have been silent for too long", || bench.log().matches("no instance is reachable").count() == 2).await;
     go(&bench);
     assert!(bench.machines.thaw() > 2);
     for id in [1, 2] {

@@ -168,7 +168,7 @@ async fn a_machine_that_is_not_made_is_tried_again_and_then_the_job_fails_with_t
     let job = bench.coordinator.wait_for_end(NEXT).await;
     let text = job.text();
     assert_eq!(reason(&job), Some("runner_system_failure"), "{text}");
-    for part in ["instance local-", "the nesting daemon at unix://", "no such image", "the instance has the image"] {
+    for part in ["instance local-", "nesting daemon at unix://", "no such image", "the instance has the image"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 
@@ -341,7 +341,7 @@ async fn an_instance_without_its_daemon_gets_no_job_and_the_log_says_why() {
     let table = nest.table("image = \"base\"").replace("nesting.sock", "nobody.sock");
     let bench = Bench::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
     bench.push(1, &["echo never >> \"$MARKS/started-1\""], &json!({}));
-    let why = "does it run on the instance, and is nesting_host right?";
+    let why = "check that it runs on the instance and that nesting_host is right";
     until("the reason", || bench.log().contains(why)).await;
     let log = bench.log();
     let line = log.lines().find(|line| line.contains(why)).unwrap();

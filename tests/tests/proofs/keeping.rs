@@ -101,7 +101,7 @@ async fn a_runner_that_comes_with_a_reload_keeps_no_instance_for_a_job_that_has_
     bench.start_manager();
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert!(job.text().contains("its runner was removed from the configuration"), "{}", job.text());
-    until("the instance is told of", &bench, || bench.log().contains("nobody uses or removes them")).await;
+    until("the instance is told of", &bench, || bench.log().contains("no manager uses or deletes them")).await;
     bench.configure(&before);
     bench.signal("HUP");
     until("no instance is left", &bench, || bench.machines.names().is_empty()).await;

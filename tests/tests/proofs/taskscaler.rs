@@ -191,7 +191,7 @@ async fn who_waits_can_leave_within_a_second() {
         .unwrap_err()
         .to_string();
     assert!(
-        late.starts_with("unable to acquire instance within the configured timeout of 0s: 0 instances boot"),
+        late.starts_with("unable to acquire instance within the configured timeout of 0s: 0 instances are booting"),
         "{late}"
     );
     assert!(late.contains("group main: it has its maximum of 1 instances"), "{late}");

@@ -164,7 +164,7 @@ fn a_spool_has_one_owner() {
 
 /// A journal in version 2 of the format.
 const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
-    {\"started\":{\"job\":{\"mark\":\"7-1/ab\",\"cgroup\":null}}}\n\
+    {\"started\":{\"job\":{\"tag\":\"7-1/ab\",\"cgroup\":null}}}\n\
     {\"started\":{\"leader\":{\"pid\":12,\"start_ticks\":34}}}\n\"user_code\"\n\n\
     {\"result\":{\"outcome\":{\"state\":\"success\"},\"message\":\"\",\"log_bytes\":3,\"log_crc32\":4,\
     \"tree\":{\"name\":\"job\",\"status\":\"success\",\"started_ms\":1,\"duration_ms\":2}}}\n";

@@ -141,7 +141,7 @@ async fn lfs_files_are_pulled_if_git_lfs_is_installed() {
     let sha = git(&upstream, &["rev-parse", "HEAD"]);
     let plan = with_sources(agent.plan(vec![script(&["true"])]), fetch(&upstream, &sha));
     let (log, _) = agent.complete(&plan).await;
-    assert!(log.contains("WARNING: the repository keeps files with Git LFS, and git-lfs is not in PATH here"), "{log}");
+    assert!(log.contains("WARNING: the repository uses Git LFS, but git-lfs is not in PATH"), "{log}");
 
     let bin = agent.dir.path().join("bin");
     fs::create_dir(&bin).unwrap();

@@ -88,7 +88,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) 
         lines.push("Set-PSDebug -Trace 2".to_owned());
     }
     if pwsh {
-        lines.push("$ErrorActionPreference = \"StopToken\"".to_owned());
+        lines.push("$ErrorActionPreference = \"Stop\"".to_owned());
     }
     for (key, value) in variables {
         lines.push(format!("${{{key}}}={}", quote(value)));

@@ -142,7 +142,7 @@ fn powershell_7_script_stops_at_errors() {
     assert_eq!(
         powershell_text(&script("pwsh")),
         format!(
-            "#!/usr/bin/env pwsh\n& {{\n\n$ErrorActionPreference = \"StopToken\"\n\
+            "#!/usr/bin/env pwsh\n& {{\n\n$ErrorActionPreference = \"Stop\"\n\
              ${{A}}=\"1 `$x ```\"`“`#`'`n\"\n${{env:A}}=${{A}}\ncd \"/builds/p\"\n{check}\n\n\
              echo \"\x1b[32;1m`$ Write-Output `\"a`\"\x1b[0;m\"\nWrite-Output \"a\"\n{check}\n\n\
              echo \"\"\n\n{check}\n\n\

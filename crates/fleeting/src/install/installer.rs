@@ -27,7 +27,7 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Age after which an incomplete download is deleted instead of continued.
 const MAX_PARTIAL_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// InstallOptions of an installation.
+/// Options of an installation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct InstallOptions {
     /// Query the registry even if a matching version is installed.

@@ -1,4 +1,4 @@
-//! The command line of `muster ci`.
+//! Command-line arguments of `muster ci`.
 
 use std::path::PathBuf;
 
@@ -8,17 +8,17 @@ use clap::ValueEnum;
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Each flag has a default in the environment: MUSTER_CI_<FLAG>, such as MUSTER_CI_EVENT or MUSTER_CI_VAR."
+    after_help = "You can set a default for each flag in the environment variable MUSTER_CI_<FLAG>, such as MUSTER_CI_EVENT or MUSTER_CI_VAR."
 )]
-pub(crate) struct Args {
+pub(crate) struct CiArgs {
     #[command(flatten)]
     run: RunArgs,
     #[command(subcommand)]
     command: Option<Command>,
 }
 
-impl Args {
-    /// The subcommand; `run` where none is named.
+impl CiArgs {
+    /// Returns the subcommand. The default is `run`.
     pub(super) fn into_command(self) -> Command {
         self.command.unwrap_or(Command::Run(self.run))
     }
@@ -27,19 +27,19 @@ impl Args {
 /// Subcommands of `muster ci`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Run the pipeline (this is what `muster ci` does without a subcommand).
+    /// Run the pipeline. This is the default.
     Run(RunArgs),
     /// List the jobs of the pipeline.
     List(ListArgs),
-    /// Draw the jobs and what each waits for.
+    /// Draw the jobs and their dependencies.
     Graph(GraphArgs),
     /// Check the configuration, and show all errors and warnings.
     Lint(LintArgs),
-    /// Say what made a job what it is, or kept it out of the pipeline.
+    /// Explain why a job is in the pipeline or not, and where its settings come from.
     Explain(ExplainArgs),
-    /// Fetch what includes of other projects, components, templates and URLs name, and pin it.
+    /// Download the includes from other projects, components, templates and URLs, and pin them in `muster-ci.lock`.
     Vendor(VendorArgs),
-    /// Show past runs: jobs, logs, result trees, artifacts.
+    /// Show past runs: their jobs, logs, step results and artifacts.
     Show(ShowArgs),
     /// Open a shell in a finished job's workspace, with its variables.
     Shell(ShellArgs),
@@ -47,63 +47,63 @@ pub(super) enum Command {
     Clean(CleanArgs),
 }
 
-/// Where the repository is.
+/// Arguments that select the repository.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct PlaceArgs {
-    /// Work on the repository around this directory.
+pub(super) struct RepositoryArgs {
+    /// Use the repository that contains this directory.
     #[arg(short = 'C', long, value_name = "DIR", default_value = ".", hide_default_value = true)]
     pub(super) directory: PathBuf,
 }
 
-/// Which pipeline is meant: the file, the event, the variables.
+/// Arguments that select the pipeline: its file, event and variables.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct PipelineArgs {
     #[command(flatten)]
-    pub(super) place: PlaceArgs,
-    /// The file that the pipeline is written in [default: .gitlab-ci.yml at the top of the repository].
+    pub(super) repository: RepositoryArgs,
+    /// Pipeline configuration file [default: .gitlab-ci.yml at the top of the repository].
     #[arg(short, long, value_name = "FILE")]
     pub(super) file: Option<PathBuf>,
-    /// Ask no network: includes come from pins, local folders and kept copies.
+    /// Do not use the network: take includes from pins, local directories and the cache.
     #[arg(long)]
     pub(super) offline: bool,
-    /// The event that starts the pipeline; sets CI_PIPELINE_SOURCE and all that follows from it.
+    /// Event that starts the pipeline. Sets CI_PIPELINE_SOURCE and the variables that depend on it.
     #[arg(long, value_enum, default_value_t, hide_default_value = true, help_heading = "Event")]
     pub(super) event: Event,
-    /// Take this for the name of the branch [default: the branch that is checked out].
+    /// Branch name to use for the pipeline [default: the current branch].
     #[arg(long = "ref", value_name = "BRANCH", help_heading = "Event")]
     pub(super) branch: Option<String>,
-    /// Make it a pipeline for a tag of this name; the tag need not exist.
+    /// Run a pipeline for a tag of this name. The tag need not exist.
     #[arg(long, value_name = "TAG", conflicts_with = "branch", help_heading = "Event")]
     pub(super) tag: Option<String>,
-    /// The branch that the merge request goes to [default: the default branch]; implies `--event merge_request_event`.
+    /// Target branch of the merge request [default: the default branch]. Implies `--event merge_request_event`.
     #[arg(long, value_name = "BRANCH", help_heading = "Event")]
     pub(super) mr_target: Option<String>,
-    /// Let `rules:changes` compare with this branch, tag or commit, whatever the event.
+    /// Branch, tag or commit that `rules:changes` compares with, for any event.
     #[arg(long, value_name = "REF", help_heading = "Event")]
     pub(super) changed_since: Option<String>,
-    /// Set a pipeline variable; it beats those of the configuration. May be repeated.
+    /// Set a pipeline variable. Overrides variables of the configuration. Can be repeated.
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Variables")]
     pub(super) var: Vec<String>,
-    /// Set pipeline variables from a file of NAME=VALUE lines. May be repeated; `--var` beats it.
+    /// Set pipeline variables from a file of NAME=VALUE lines. `--var` overrides them. Can be repeated.
     #[arg(long, value_name = "FILE", help_heading = "Variables")]
     pub(super) var_file: Vec<PathBuf>,
-    /// Set a variable of type file: jobs see the path of a file with this file's content. May be repeated.
+    /// Set a variable of type file: jobs get the path of a file with this file's content. Can be repeated.
     #[arg(long, value_name = "NAME=FILE", help_heading = "Variables")]
     pub(super) file_var: Vec<String>,
-    /// Let no variable of this name be set, by whatever means. May be repeated.
+    /// Remove the variable of this name, wherever it is set. Can be repeated.
     #[arg(long, value_name = "NAME", help_heading = "Variables")]
     pub(super) unset_variable: Vec<String>,
-    /// Give a value to an input of `spec:inputs`, of the file itself or else of the files that it includes. May be repeated.
+    /// Set an input of `spec:inputs`, for the configuration file and the files that it includes. Can be repeated.
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Variables")]
     pub(super) input: Vec<String>,
 }
 
-/// Which pipeline is looked at, without running it.
+/// Arguments that select a pipeline to inspect without running it.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct LookArgs {
+pub(super) struct InspectArgs {
     #[command(flatten)]
     pub(super) pipeline: PipelineArgs,
-    /// Go on without includes that are not on this machine; jobs that lack parts are marked.
+    /// Ignore includes that are not available on this machine, and mark the jobs that are incomplete without them.
     #[arg(long)]
     pub(super) include_stub: bool,
 }
@@ -111,51 +111,51 @@ pub(super) struct LookArgs {
 /// Arguments of `muster ci run`.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct RunArgs {
-    /// Run only these jobs; a name without its matrix part means all cells. Manual jobs run only when named here.
+    /// Jobs to run; all by default. A name without its matrix part selects all jobs of the matrix. Manual jobs run only if named here.
     #[arg(value_name = "JOB")]
     pub(super) jobs: Vec<String>,
-    /// Run only the jobs of this stage; manual ones among them only if they are named.
+    /// Run only the jobs of this stage. Manual jobs run only if named.
     #[arg(long, value_name = "STAGE")]
     pub(super) stage: Option<String>,
-    /// Also run what the named jobs, or those of `--stage`, need.
+    /// Also run the jobs that the selected jobs need.
     #[arg(long)]
     pub(super) needs: bool,
-    /// Run what the named jobs, or those of `--stage`, need, but not these jobs themselves.
+    /// Run the jobs that the selected jobs need, but not the selected jobs.
     #[arg(long)]
     pub(super) only_needs: bool,
-    /// Also run this manual job, in a run of the whole pipeline too. May be repeated.
+    /// Also run this manual job. Can be repeated.
     #[arg(long, value_name = "JOB")]
     pub(super) manual: Vec<String>,
     #[command(flatten)]
     pub(super) pipeline: PipelineArgs,
-    /// How many jobs run at the same time [default: the number of processors, at least 8].
+    /// Maximum number of jobs to run at the same time [default: the number of processors, at least 8].
     #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) concurrent: Option<u16>,
-    /// Time limit of jobs that set none: seconds, or as in `1h 30m`.
+    /// Timeout for jobs without one: seconds, or a duration such as `1h 30m`.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(super) timeout: Option<std::time::Duration>,
-    /// Whose log is shown [default: the end of those of failed jobs; live when one job runs].
+    /// Logs to show [default: `tail`, or `live` if one job runs; `failed` with --output json or junit].
     #[arg(long, value_enum)]
     pub(super) log: Option<LogMode>,
-    /// Show the time of each line of a log.
+    /// Show the time of each log line.
     #[arg(long)]
     pub(super) timestamps: bool,
-    /// What is printed.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub(super) output: OutputMode,
-    /// Where jobs run.
+    /// Where to run jobs.
     #[arg(long, value_enum, default_value_t)]
     pub(super) executor: Executor,
-    /// The address to serve the runner API on; for `--executor external`.
+    /// Address to serve the runner API on, for `--executor external`.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", hide_default_value = true)]
     pub(super) listen: std::net::SocketAddr,
-    /// Give each job a workspace of its own, and keep it for `muster ci shell`.
+    /// Give each job a separate workspace, and keep it for `muster ci shell`.
     #[arg(long)]
     pub(super) keep: bool,
 }
 
 impl RunArgs {
-    /// Whose log is shown in a run of so many jobs. A program that reads the output gets the whole.
+    /// Returns which logs to show in a run of this many jobs. Machine-readable output gets whole logs.
     pub(super) fn log_mode(&self, jobs: usize) -> LogMode {
         let short = if self.output == OutputMode::Human { LogMode::Tail } else { LogMode::Failed };
         self.log.unwrap_or(if jobs == 1 { LogMode::Live } else { short })
@@ -166,11 +166,11 @@ impl RunArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    pub(super) look: LookArgs,
-    /// Also list the jobs that rules keep out.
+    pub(super) inspect: InspectArgs,
+    /// Also list the jobs that rules exclude.
     #[arg(long, short)]
     pub(super) all: bool,
-    /// What is printed.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub(super) output: ListOutput,
 }
@@ -179,8 +179,8 @@ pub(super) struct ListArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct GraphArgs {
     #[command(flatten)]
-    pub(super) look: LookArgs,
-    /// The form of the graph.
+    pub(super) inspect: InspectArgs,
+    /// Output format.
     #[arg(long, value_enum, default_value_t)]
     pub(super) format: GraphFormat,
 }
@@ -189,8 +189,8 @@ pub(super) struct GraphArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct LintArgs {
     #[command(flatten)]
-    pub(super) look: LookArgs,
-    /// Print the configuration as it is after includes, `extends`, `!reference` and `default`.
+    pub(super) inspect: InspectArgs,
+    /// Print the configuration after resolving includes, `extends`, `!reference` and `default`.
     #[arg(long)]
     pub(super) preview: bool,
     /// Print JSON.
@@ -201,16 +201,16 @@ pub(super) struct LintArgs {
 /// Arguments of `muster ci explain`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ExplainArgs {
-    /// The job, also one that is not in the pipeline.
+    /// Name of the job, even if it is not in the pipeline.
     pub(super) job: String,
     #[command(flatten)]
-    pub(super) look: LookArgs,
+    pub(super) inspect: InspectArgs,
 }
 
 /// Arguments of `muster ci vendor`.
 #[derive(Debug, clap::Args)]
 pub(super) struct VendorArgs {
-    /// Keep the contents in this directory of the repository [default: as `muster-ci.lock` says, else the cache of this machine].
+    /// Store the files in this directory of the repository [default: the directory in `muster-ci.lock`, or else this machine's cache].
     #[arg(long, value_name = "DIR")]
     pub(super) into: Option<PathBuf>,
     #[command(flatten)]
@@ -220,52 +220,52 @@ pub(super) struct VendorArgs {
 /// Arguments of `muster ci show`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ShowArgs {
-    /// The number of a run, or `last`; none lists the runs. A job's name means that job in the last run.
+    /// Number of a run, or `last`. Lists all runs if omitted. A job's name shows that job of the last run.
     #[arg(value_name = "RUN")]
     pub(super) run: Option<String>,
-    /// The name or id of a job: shows its log, result tree and artifacts.
+    /// Name or ID of a job: shows its log, step results and artifacts.
     #[arg(value_name = "JOB")]
     pub(super) job: Option<String>,
-    /// Unpack the job's artifacts into this directory.
+    /// Extract the job's artifacts to this directory.
     #[arg(long, value_name = "DIR")]
     pub(super) extract: Option<PathBuf>,
-    /// Print nothing but the job's log.
+    /// Print only the job's log.
     #[arg(long)]
     pub(super) log: bool,
-    /// Print the time of each line of the log.
+    /// Print the time of each log line.
     #[arg(long)]
     pub(super) timestamps: bool,
-    /// Print the trace as the runner sent it, byte for byte: with times, section markers and colours.
+    /// Print the log exactly as the runner sent it, with timestamps, section markers and color codes.
     #[arg(long, conflicts_with_all = ["log", "timestamps", "extract"])]
     pub(super) raw: bool,
     #[command(flatten)]
-    pub(super) place: PlaceArgs,
+    pub(super) repository: RepositoryArgs,
 }
 
 /// Arguments of `muster ci shell`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ShellArgs {
-    /// The name or id of a job.
+    /// Name or ID of the job.
     #[arg(value_name = "JOB")]
     pub(super) job: String,
-    /// The number of the run [default: the last].
+    /// Number of the run [default: the last one].
     #[arg(long, value_name = "RUN")]
     pub(super) run: Option<u64>,
     #[command(flatten)]
-    pub(super) place: PlaceArgs,
+    pub(super) repository: RepositoryArgs,
 }
 
 /// Arguments of `muster ci clean`.
 #[derive(Debug, clap::Args)]
 pub(super) struct CleanArgs {
     #[command(flatten)]
-    pub(super) place: PlaceArgs,
-    /// Of all repositories, not only of this one.
+    pub(super) repository: RepositoryArgs,
+    /// Clean all repositories, not only this one.
     #[arg(long)]
     pub(super) all: bool,
 }
 
-/// The events that start a pipeline.
+/// Events that start a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(super) enum Event {
@@ -275,13 +275,13 @@ pub(super) enum Event {
     /// A merge request from the branch to `--mr-target`.
     #[value(name = "merge_request_event", alias = "mr")]
     MergeRequest,
-    /// A push of a tag: `--tag`, or the tag that the commit has.
+    /// A push of a tag: the tag of `--tag`, or that of the current commit.
     Tag,
     /// A schedule.
     Schedule,
-    /// The run form of the web pages.
+    /// "Run pipeline" in the web interface.
     Web,
-    /// A call of the API.
+    /// A request to the API.
     Api,
     /// A trigger token.
     Trigger,
@@ -298,73 +298,78 @@ pub(super) enum Event {
     Webide,
 }
 
-/// Whose log is shown.
+/// Logs that a run shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogMode {
-    /// Each job's log as it grows.
+    /// Log of each job while it runs.
     Live,
-    /// Each job's log when it has ended.
+    /// Log of each job after it has finished.
     All,
-    /// The logs of failed jobs.
+    /// Logs of failed jobs.
     Failed,
-    /// The last lines of the logs of failed jobs.
+    /// Last lines of the logs of failed jobs.
     Tail,
-    /// None.
+    /// No logs.
     None,
 }
 
-/// What is printed.
+/// Output format of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum OutputMode {
-    /// Progress and a summary, for people.
+    /// Progress and a summary for humans.
     #[default]
     Human,
-    /// One JSON object per line for each event.
+    /// One JSON object per event and line.
     Json,
-    /// One JUnit report at the end: a test case per job.
+    /// One JUnit report at the end, with a test case per job.
     Junit,
 }
 
-/// The form of a list of jobs.
+/// Output format of a list of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum ListOutput {
-    /// A table, for people.
+    /// Human-readable table.
     #[default]
     Table,
     /// JSON.
     Json,
-    /// Values between semicolons, with a line of names, as gitlab-ci-local has it.
+    /// Semicolon-separated values with a header line, as printed by gitlab-ci-local.
     Csv,
 }
 
 /// Where jobs run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum Executor {
-    /// On this machine, as processes of the user.
+    /// On this machine, as processes of the current user.
     #[default]
     Host,
-    /// In containers.
+    /// In containers. Not supported yet.
     Docker,
-    /// On runners that register themselves with the address that is printed.
+    /// On runners that you connect to the printed address.
     External,
 }
 
-/// The form of a graph.
+/// Output format of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum GraphFormat {
     /// Stages with their jobs.
     #[default]
     Text,
-    /// Graphviz.
+    /// Graphviz DOT.
     Dot,
-    /// A picture.
+    /// SVG image.
     Svg,
 }
 
-/// GitLab's way to write times: `90`, `90s`, `1h 30m`.
-fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+/// Error for the value of `--timeout`.
+#[derive(Debug, thiserror::Error)]
+#[error("not a duration; write it as `90`, `45 minutes` or `1h 30m`")]
+struct InvalidDuration;
+
+/// Parses a duration in GitLab's format, such as `90`, `90s` or `1h 30m`. It must be positive.
+fn parse_duration(text: &str) -> Result<std::time::Duration, InvalidDuration> {
     match muster_pipeline::duration::parse(text) {
         Ok(time) if !time.is_zero() => Ok(time),
-        _ => Err("write it as in `90`, `45 minutes` or `1h 30m`".to_owned()),
+        _ => Err(InvalidDuration),
     }
 }

@@ -1,66 +1,71 @@
-//! `muster ci clean`: deletes what past runs left.
+//! `muster ci clean`: deletes past runs and caches.
 
 use std::path::Path;
 
 use super::args::CleanArgs;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
-use super::state::{ProjectState, all_projects, folder_size, remove_what_can_be};
+use super::state::{ProjectState, all_projects, directory_size, remove_as_much_as_possible};
 use super::ui;
 
-/// What was done.
+/// Result of cleaning.
 #[derive(Debug, Default)]
 struct Cleaned {
-    /// Bytes that were freed.
+    /// Freed space in bytes.
     freed: u64,
-    /// Runs that are under way.
-    living: usize,
-    /// Folders of which something is left that should not be.
-    left: usize,
+    /// Number of runs that were skipped because they are still running.
+    running: usize,
+    /// Number of directories that could not be deleted completely.
+    not_deleted: usize,
 }
 
-/// Deletes runs and caches; runs that are under way stay, and what cannot be deleted keeps nothing else.
+/// Deletes runs and caches. Skips running ones, and continues after errors.
 pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
-    let projects = if args.all { all_projects()? } else { vec![locate(&args.place.directory)?] };
+    let projects = if args.all { all_projects()? } else { vec![locate(&args.repository.directory)?] };
     let mut cleaned = Cleaned::default();
     for project in &projects {
         cleaned.project(project);
     }
     ui::outln(&format!("deleted {}", ui::size(cleaned.freed)));
-    let living = cleaned.living;
-    if living > 0 {
+    let running = cleaned.running;
+    if running > 0 {
         ui::note(&format!(
-            "{living} run{} under way; cancel, and clean again",
-            if living == 1 { " is" } else { "s are" }
+            "skipped {running} running pipeline{}; cancel and clean again to delete",
+            if running == 1 { "" } else { "s" }
         ));
     }
-    if cleaned.left == 0 { Ok(ExitStatus::Passed) } else { Err(CiError::NotDeleted { places: cleaned.left }) }
+    if cleaned.not_deleted == 0 {
+        Ok(ExitStatus::Passed)
+    } else {
+        Err(CiError::NotDeleted { directories: cleaned.not_deleted })
+    }
 }
 
 impl Cleaned {
+    /// Deletes the runs of a project, and its caches if nothing is running.
     fn project(&mut self, project: &ProjectState) {
-        let before = folder_size(&project.folder);
-        let mut living = 0;
+        let before = directory_size(&project.directory);
+        let mut running = 0;
         for number in project.run_numbers() {
-            if project.is_live(number) {
-                living += 1;
+            if project.is_active(number) {
+                running += 1;
             } else {
-                self.delete(&project.run_folder(number));
+                self.delete(&project.run_directory(number));
             }
         }
-        // The counter stays, so that the number of a run means one run for ever.
-        if living == 0 {
+        // The counter is kept, so that a run's number is never reused.
+        if running == 0 {
             self.delete(&project.cache());
             self.delete(&project.includes());
         }
-        self.freed += before.saturating_sub(folder_size(&project.folder));
-        self.living += living;
+        self.freed += before.saturating_sub(directory_size(&project.directory));
+        self.running += running;
     }
 
-    fn delete(&mut self, folder: &Path) {
-        if let Err((path, error)) = remove_what_can_be(folder) {
-            self.left += 1;
-            ui::error(&format!("cannot delete `{}`: {error}", path.display()));
+    fn delete(&mut self, directory: &Path) {
+        if let Err((path, error)) = remove_as_much_as_possible(directory) {
+            self.not_deleted += 1;
+            ui::error(&format!("failed to delete `{}`: {error}", path.display()));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The user's `ci.toml`: where other projects lie, and the variables that GitLab would keep in its settings.
+//! The user's `ci.toml`: local checkouts of other projects, and variables that GitLab would store in its settings.
 //!
-//! It lies in `$XDG_CONFIG_HOME/muster/`, not in a repository: what it holds is of this machine and this person.
+//! The file is in `$XDG_CONFIG_HOME/muster/` and not in a repository, because its content belongs to a machine and a user.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,91 +12,97 @@ use muster_job::{Secret, Variable};
 use muster_pipeline::context::ScopedVariable;
 use serde::Deserialize;
 
+use super::config_check;
 use super::error::CiError;
 use super::read::whole_text;
 use super::ui;
 use crate::unpack::UnpackArgs;
 
-/// GitLab's own templates.
-const TEMPLATES: &str = "https://gitlab.com/gitlab-org/gitlab/-/raw/master/lib/gitlab/ci/templates";
+/// Download URL of GitLab's own templates.
+const TEMPLATE_URL: &str = "https://gitlab.com/gitlab-org/gitlab/-/raw/master/lib/gitlab/ci/templates";
 
-/// The file, as it is written.
+/// Content of the file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Config {
-    /// Local checkouts by project path.
+    /// Local checkouts, by project path.
     projects: BTreeMap<String, PathBuf>,
-    /// Local checkouts by component address without the name.
+    /// Local checkouts, by component address without the component's name.
     components: BTreeMap<String, PathBuf>,
     templates: Templates,
     remote: Remote,
-    /// How long past runs are kept.
-    pub(super) keep: Keep,
-    /// Limits of unpacking artifacts and caches.
+    /// Retention of past runs.
+    pub(super) retention: Retention,
+    /// Limits for unpacking artifacts and caches.
     #[serde(default)]
     pub(super) unpack: UnpackArgs,
-    /// Protected branches and tags beside the default branch; `*` stands for any text.
+    /// Patterns of protected branches and tags, besides the default branch. `*` matches any text.
     pub(super) protected: Vec<String>,
     /// Variables of projects.
     variables: Vec<ConfiguredVariable>,
-    /// Values of the `secrets` keyword.
+    /// Values for the `secrets` keyword.
     secrets: Vec<ConfiguredSecret>,
-    /// Where it was read from, or would be.
+    /// Path of the file, whether or not it exists.
     #[serde(skip)]
     pub(super) file: PathBuf,
 }
 
+/// Source of GitLab's templates.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Templates {
-    folder: Option<PathBuf>,
-    /// Where `muster ci vendor` fetches templates.
+    /// Local directory with the templates.
+    directory: Option<PathBuf>,
+    /// URL from which `muster ci vendor` downloads templates.
     url: Option<String>,
 }
 
+/// Remote includes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Remote {
+    /// Whether to use only the cache, as with `--offline`.
     offline: bool,
-    /// Seconds that all remote includes of a pipeline may take together.
+    /// Timeout in seconds for all remote includes of a pipeline together.
     timeout: Option<f64>,
-    /// Local files by URL, and local folders by the start of URLs, which ends with `/`.
+    /// Local files by URL, and local directories by a URL prefix that ends with `/`.
     map: BTreeMap<String, PathBuf>,
 }
 
-/// How long past runs are kept.
+/// Retention of past runs.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Keep {
-    /// Runs older than this are deleted.
-    pub(super) days: u64,
-    /// Oldest runs are deleted while a project's runs take more than this.
-    pub(super) megabytes: u64,
-    /// So many newest runs are kept whatever their age and size.
-    pub(super) runs: usize,
+pub(super) struct Retention {
+    /// Maximum age of a run in days. Older runs are deleted.
+    pub(super) max_days: u64,
+    /// Maximum size of a project's runs in megabytes. The oldest runs are deleted first.
+    pub(super) max_megabytes: u64,
+    /// Number of newest runs to keep regardless of age and size.
+    pub(super) min_runs: usize,
 }
 
-impl Default for Keep {
+impl Default for Retention {
     fn default() -> Self {
-        Self { days: 30, megabytes: 5000, runs: 10 }
+        Self { max_days: 30, max_megabytes: 5000, min_runs: 10 }
     }
 }
 
+/// An entry of `[[variables]]`.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ConfiguredVariable {
     key: String,
     value: Option<Secret>,
-    /// The value is the content of this file.
+    /// File with the value, instead of `value`.
     value_file: Option<PathBuf>,
-    /// The project, or a pattern with `*`; none: every project.
+    /// Path of the project, or a pattern with `*`. Defaults to every project.
     #[serde(default = "any")]
     project: String,
     #[serde(default)]
     masked: bool,
     #[serde(default)]
     protected: bool,
-    /// Jobs see the path of a file with the value.
+    /// Whether jobs get the path of a file with the value.
     #[serde(default)]
     file: bool,
     #[serde(default = "yes")]
@@ -111,6 +117,7 @@ impl std::fmt::Debug for ConfiguredVariable {
     }
 }
 
+/// An entry of `[[secrets]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfiguredSecret {
@@ -129,11 +136,11 @@ fn yes() -> bool {
 }
 
 impl Config {
-    /// Reads the file; one that is not there is empty.
+    /// Reads the file. A missing file is an empty configuration.
     pub(super) fn load() -> Result<Self, CiError> {
-        let folder = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-        let folder = folder.or_else(|| std::env::home_dir().map(|home| home.join(".config")));
-        let file = folder.unwrap_or_default().join("muster/ci.toml");
+        let directory = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+        let directory = directory.or_else(|| std::env::home_dir().map(|home| home.join(".config")));
+        let file = directory.unwrap_or_default().join("muster/ci.toml");
         let text = match whole_text(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -142,22 +149,28 @@ impl Config {
         Self::parse(&text, file)
     }
 
+    /// Parses the text. All problems are reported together.
     fn parse(text: &str, file: PathBuf) -> Result<Self, CiError> {
-        // toml's own text shows the line; it may hold a value, but only where the value itself is not TOML.
+        let problems = config_check::problems(text);
+        if !problems.is_empty() {
+            return Err(CiError::Config { path: file, problems });
+        }
+        // The error of invalid TOML shows the line. It may contain a value, but only if that value is not valid TOML.
         let mut config: Self = toml::from_str(text)
-            .map_err(|error| CiError::Usage(format!("`{}` is not right:\n{error}", file.display())))?;
+            .map_err(|error| CiError::Config { path: file.clone(), problems: vec![error.to_string()] })?;
         config.file = file;
         Ok(config)
     }
 
-    /// What stands in for other projects, templates and URLs.
+    /// Returns the local replacements for includes of other projects, templates and URLs.
     pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
-        let home = |path: &PathBuf| at_home(path);
-        let all = |map: &BTreeMap<String, PathBuf>| map.iter().map(|(key, path)| (key.clone(), home(path))).collect();
-        let limit = match self.remote.timeout {
+        let home = |path: &PathBuf| expand_home(path);
+        let expanded =
+            |map: &BTreeMap<String, PathBuf>| map.iter().map(|(key, path)| (key.clone(), home(path))).collect();
+        let timeout = match self.remote.timeout {
             None => IncludeConfig::default().remote_timeout,
             Some(seconds) => {
-                Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero()).ok_or_else(|| {
+                Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero()).ok_or_else(|| {
                     let file = self.file.display();
                     CiError::Usage(format!(
                         "`{file}`: `timeout` of [remote] is a number of seconds above 0, not {seconds}"
@@ -166,26 +179,26 @@ impl Config {
             }
         };
         Ok(IncludeConfig {
-            projects: all(&self.projects),
-            components: all(&self.components),
-            templates: self.templates.folder.as_ref().map(home),
-            remotes: all(&self.remote.map),
+            projects: expanded(&self.projects),
+            components: expanded(&self.components),
+            templates: self.templates.directory.as_ref().map(home),
+            remotes: expanded(&self.remote.map),
             remote: if offline || self.remote.offline { RemotePolicy::Offline } else { RemotePolicy::Allowed },
-            remote_timeout: limit,
-            on_wait: Some(Arc::new(waits)),
+            remote_timeout: timeout,
+            on_wait: Some(Arc::new(report_wait)),
             cache: Some(cache),
             pins,
             config_file: self.file.clone(),
         })
     }
 
-    /// The URL before the names of templates.
+    /// Returns the URL prefix of template names.
     pub(super) fn template_url(&self) -> String {
-        let url = self.templates.url.as_deref().unwrap_or(TEMPLATES);
+        let url = self.templates.url.as_deref().unwrap_or(TEMPLATE_URL);
         format!("{}/", url.trim_end_matches('/'))
     }
 
-    /// The variables of a project, those for more projects first: the more exact one wins.
+    /// Returns the variables of a project. Later ones take precedence: their project patterns are more specific.
     pub(super) fn variables(&self, project: &str) -> Result<Vec<ScopedVariable>, CiError> {
         let mut found: Vec<_> = self.variables.iter().filter(|entry| matches(&entry.project, project)).collect();
         found.sort_by_key(|entry| (!entry.project.contains('*'), entry.project.len()));
@@ -196,7 +209,7 @@ impl Config {
         let value = match (&entry.value, &entry.value_file) {
             (Some(value), None) => value.expose().to_owned(),
             (None, Some(path)) => {
-                let path = at_home(path);
+                let path = expand_home(path);
                 whole_text(&path).map_err(|source| CiError::Read { path, source })?
             }
             _ => {
@@ -218,28 +231,28 @@ impl Config {
         })
     }
 
-    /// The values of the `secrets` keyword for a project.
+    /// Returns the values of the `secrets` keyword for a project.
     pub(super) fn secrets(&self, project: &str) -> BTreeMap<String, Secret> {
-        let fitting = self.secrets.iter().filter(|secret| matches(&secret.project, project));
-        fitting.map(|secret| (secret.name.clone(), secret.value.clone())).collect()
+        let matching = self.secrets.iter().filter(|secret| matches(&secret.project, project));
+        matching.map(|secret| (secret.name.clone(), secret.value.clone())).collect()
     }
 }
 
-/// Says what is being waited for.
-fn waits(urls: &[String], left: Duration) {
+/// Prints which downloads a pipeline is waiting for, and the time that is left for them.
+fn report_wait(urls: &[String], left: Duration) {
     let urls = urls.iter().map(|url| ui::plain(url)).collect::<Vec<_>>().join(", ");
     ui::note(&format!("waiting for {urls} (at most {} more)", ui::duration(left)));
 }
 
-/// A path in which `~/` stands for the home folder.
-pub(super) fn at_home(path: &Path) -> PathBuf {
+/// Expands `~/` at the start of a path to the home directory.
+pub(super) fn expand_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), std::env::home_dir()) {
         (Ok(rest), Some(home)) => home.join(rest),
         _ => path.to_owned(),
     }
 }
 
-/// Whether a pattern, in which `*` stands for any text, fits the whole of `text`.
+/// Whether a pattern matches the whole text. `*` matches any text.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
@@ -259,8 +272,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_fit_the_whole_text() {
-        for (pattern, text, fits) in [
+    fn patterns_match_the_whole_text() {
+        for (pattern, text, is_match) in [
             ("*", "a/b", true),
             ("group/*", "group/app", true),
             ("group/*", "other/app", false),
@@ -270,12 +283,12 @@ mod tests {
             ("a", "ab", false),
             ("r*/*x", "rel/a/x", true),
         ] {
-            assert_eq!(matches(pattern, text), fits, "{pattern} {text}");
+            assert_eq!(matches(pattern, text), is_match, "{pattern} {text}");
         }
     }
 
     #[test]
-    fn the_more_exact_variable_wins_and_a_secret_is_in_no_debug_text() {
+    fn more_specific_variable_wins_and_debug_hides_secrets() {
         let text = r#"
             [[variables]]
             key = "TOKEN"
@@ -298,8 +311,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_an_error_that_names_the_line() {
-        let error = Config::parse("[kepe]\ndays = 1\n", PathBuf::from("ci.toml")).unwrap_err().to_string();
-        assert!(error.contains("kepe") && error.contains("line 1"), "{error}");
+    fn errors_name_the_file_and_all_problems() {
+        let error = |text: &str| Config::parse(text, PathBuf::from("ci.toml")).unwrap_err().to_string();
+        let text = error("[retentoin]\nmax_days = 1\n[unpack]\nmax_bytes = 0\n");
+        assert!(
+            text.starts_with("invalid configuration `ci.toml`:") && text.contains("line 1") && text.contains("line 4"),
+            "{text}"
+        );
+        let text = error("[retention\n");
+        assert!(text.contains("ci.toml") && text.contains("line 1"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! From git facts and the event's flags to the context that a pipeline is compiled for.
+//! Builds the context that a pipeline is compiled for, from git and the event's flags.
 
 use muster_pipeline::context::{Changes, Context, PipelineSource, RefKind};
 use muster_source::{MergeBase, Snapshot};
@@ -7,54 +7,55 @@ use super::args::{Event, PipelineArgs};
 use super::config::{Config, matches};
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
-use super::peer_files;
+use super::gitlab_ci_local;
 use super::predefined::predefined;
 use super::variables::{inputs, pipeline_variables};
 
-/// Stands where there is no commit before.
+/// Stands for the previous commit if it does not exist.
 const ZEROS: &str = "0000000000000000000000000000000000000000";
 
-/// What the event is about.
+/// Facts about the event.
 #[derive(Debug, Clone)]
 pub(super) struct EventFacts {
     pub(super) source: PipelineSource,
-    /// Branch or tag.
+    /// Name of the branch or tag.
     pub(super) ref_name: String,
-    /// Only for tags.
+    /// Name of the tag, for tag pipelines.
     pub(super) tag: Option<String>,
     pub(super) protected: bool,
     pub(super) before_sha: String,
     pub(super) merge_request: Option<MergeRequest>,
-    /// What `rules:changes` looks at. `None`: unknown, and `changes` matches.
+    /// Changes that `rules:changes` looks at. `None` means unknown, and `changes` always matches.
     pub(super) changes: Option<Changes>,
 }
 
-/// A merge request that is played.
+/// A simulated merge request.
 #[derive(Debug, Clone)]
 pub(super) struct MergeRequest {
-    /// The branch it goes to.
+    /// Target branch.
     pub(super) target: String,
-    /// Where the branch left the target, if the target is known here.
+    /// Merge base with the target branch. `None` if the target branch is not known locally.
     pub(super) base: Option<MergeBase>,
 }
 
-/// What the predefined variables are made of.
+/// Sources of the predefined variables.
 pub(super) struct Facts<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) identity: &'a ProjectIdentity,
     pub(super) event: &'a EventFacts,
-    /// The coordinator's address.
+    /// URL of the coordinator.
     pub(super) server_url: &'a str,
     pub(super) project_id: i64,
     pub(super) config_path: &'a str,
-    /// The number of the run.
+    /// Number of the run.
     pub(super) iid: u64,
-    /// RFC 3339.
+    /// Creation time in RFC 3339.
     pub(super) created_at: &'a str,
+    /// Whether a branch or tag is protected.
     pub(super) is_protected: &'a dyn Fn(&str) -> bool,
 }
 
-/// What the caller knows beside the repository.
+/// Facts that do not come from the repository.
 pub(super) struct RunFacts<'a> {
     pub(super) server_url: &'a str,
     pub(super) project_id: i64,
@@ -62,7 +63,7 @@ pub(super) struct RunFacts<'a> {
     pub(super) config_path: &'a str,
 }
 
-/// Everything but the configuration that decides what the pipeline is.
+/// Builds everything that determines a pipeline, except its configuration file.
 pub(super) fn context(
     args: &PipelineArgs,
     config: &Config,
@@ -86,7 +87,7 @@ pub(super) fn context(
         created_at: &created_at,
         is_protected: &is_protected,
     };
-    let mut project_variables = peer_files::variables(&snapshot.worktree, identity)?;
+    let mut project_variables = gitlab_ci_local::variables(&snapshot.worktree, identity)?;
     project_variables.extend(config.variables(&identity.path)?);
     let mut context = Context {
         predefined: predefined(&facts),
@@ -112,7 +113,7 @@ pub(super) fn context(
     Ok(context)
 }
 
-/// The value of `CI_PIPELINE_SOURCE` for an event.
+/// Returns the value of `CI_PIPELINE_SOURCE` for an event.
 fn source_of(event: Event) -> PipelineSource {
     match event {
         Event::Push | Event::Tag => PipelineSource::Push,
@@ -138,11 +139,11 @@ fn event_facts(
     let event = match (args.event, &args.mr_target) {
         (Event::Push, Some(_)) => Event::MergeRequest,
         (Event::MergeRequest, _) | (_, None) => args.event,
-        _ => return Err(usage("`--mr-target` is for `--event merge_request_event`; leave one of them out")),
+        _ => return Err(usage("`--mr-target` requires `--event merge_request_event`; omit one of them")),
     };
     let tag = match (&args.tag, event) {
         (Some(_), Event::MergeRequest) => {
-            return Err(usage("a merge request has no tag; leave out `--tag`, or the merge request"));
+            return Err(usage("a merge request pipeline has no tag; omit `--tag`, or the merge request flags"));
         }
         (Some(tag), _) => Some(tag.clone()),
         (None, Event::Tag) => Some(tag_of_head(snapshot)?),
@@ -166,7 +167,7 @@ fn event_facts(
     let changes = match &args.changed_since {
         Some(base) => {
             let found = snapshot.changed_since(base).ok_or_else(|| {
-                usage(&format!("`--changed-since {base}`: the repository has no branch, tag or commit of this name"))
+                usage(&format!("`--changed-since {base}`: there is no such branch, tag or commit in the repository"))
             })?;
             Some(Changes { paths: found.paths, since: found.since.to_string() })
         }
@@ -182,9 +183,9 @@ fn event_facts(
 fn tag_of_head(snapshot: &Snapshot) -> Result<String, CiError> {
     match snapshot.head.tags.as_slice() {
         [tag] => Ok(tag.clone()),
-        [] => Err(usage("the commit has no tag; say which one with `--tag NAME` (it need not exist)")),
+        [] => Err(usage("the current commit has no tag; set one with `--tag NAME` (it need not exist)")),
         tags => Err(usage(&format!(
-            "the commit has {} tags ({}); say which one with `--tag NAME`",
+            "the current commit has {} tags ({}); select one with `--tag NAME`",
             tags.len(),
             tags.join(", ")
         ))),
@@ -199,23 +200,27 @@ fn merge_request(
     let target = args.mr_target.clone().unwrap_or_else(|| identity.default_branch.clone());
     let base = snapshot.merge_base(&target);
     if base.is_none() && args.mr_target.is_some() {
-        let text = format!("`--mr-target {target}`: the repository has no such branch, or one without a common commit");
+        let text = format!(
+            "`--mr-target {target}`: there is no such branch in the repository, or it shares no commit with this one"
+        );
         return Err(usage(&text));
     }
     Ok(MergeRequest { target, base })
 }
 
-/// What a push would be compared with: the upstream branch as it was last seen. A branch without one would be new on the
-/// server, so what it changes is unknown. Where there is nothing to push, the last commit stands for the push.
+/// Returns the commit that a push is compared with, and its description: the upstream branch as last fetched.
+///
+/// A branch without upstream would be new on the server, so its changes are unknown. If there is nothing to push, the last commit counts as
+/// the push.
 fn pushed_from(snapshot: &Snapshot) -> Option<(String, String)> {
     let upstream = snapshot.upstream()?;
     let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;
-    let (commit, why) = match nothing_to_push {
-        true => (snapshot.head.parents.first()?.clone(), "the commit before"),
-        false => (upstream, "the upstream's last known commit"),
+    let (commit, description) = match nothing_to_push {
+        true => (snapshot.head.parents.first()?.clone(), "the previous commit"),
+        false => (upstream, "the upstream branch as last fetched"),
     };
     let short = commit.get(..8).unwrap_or(&commit);
-    Some((commit.clone(), format!("{short}, {why}")))
+    Some((commit.clone(), format!("{short}, {description}")))
 }
 
 fn usage(text: &str) -> CiError {

@@ -1,4 +1,4 @@
-//! What ends `muster ci` early, and the exit statuses.
+//! Errors that end a command of `muster ci`, and its exit statuses.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::process::ExitCode;
 use muster_coordinator::{CoordinatorError, OpenError};
 use muster_source::SnapshotError;
 
-/// The documented exit statuses of `muster ci`.
+/// Exit statuses of `muster ci`, as documented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
-    /// 0: no job failed that may not fail.
+    /// 0: no job failed, except jobs that are allowed to.
     Passed,
     /// 1: the pipeline failed.
     Failed,
-    /// 2: the configuration, the call or this machine is at fault; no pipeline was run to its end.
+    /// 2: the configuration, the arguments or this machine have a problem. No pipeline ran to completion.
     BadConfiguration,
-    /// 130: cancelled by Ctrl-C or a signal.
-    Cancelled,
+    /// 130: canceled by Ctrl-C or a signal.
+    Canceled,
 }
 
 impl From<ExitStatus> for ExitCode {
@@ -26,116 +26,124 @@ impl From<ExitStatus> for ExitCode {
             ExitStatus::Passed => 0,
             ExitStatus::Failed => 1,
             ExitStatus::BadConfiguration => 2,
-            ExitStatus::Cancelled => 130,
+            ExitStatus::Canceled => 130,
         })
     }
 }
 
-/// Why a command could not do its work.
+/// Errors that end a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CiError {
-    /// No snapshot of the working tree.
+    /// The snapshot of the working tree could not be taken.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// The coordinator could not be opened.
-    #[error("cannot open the run")]
+    #[error("failed to open the run")]
     Open(#[from] OpenError),
-    /// The coordinator refused.
-    #[error("the coordinator failed")]
+    /// A request to the coordinator failed.
+    #[error("request to the coordinator failed")]
     Coordinator(#[from] CoordinatorError),
-    /// The file that the pipeline is written in is not there.
+    /// The configuration file of the pipeline does not exist.
     #[error(
-        "there is no `{}`; write the pipeline there, or name its file with `--file`",
+            "`{}` does not exist; create it, or select another file with `--file`",
         path.display()
     )]
     NoConfiguration {
-        /// Where it was looked for.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A file cannot be read.
-    #[error("cannot read `{}`", path.display())]
+    /// A file could not be read.
+    #[error("failed to read `{}`", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// The state folder cannot be written.
+    /// The state directory could not be written.
     #[error(
-        "cannot write to the state directory, at `{}`; free some space or mend its permissions, or set MUSTER_STATE_DIR \
-         (or XDG_STATE_HOME) to a directory that you may write to",
+            "failed to write to the state directory at `{}`; free some space or fix its permissions, or set MUSTER_STATE_DIR \
+             (or XDG_STATE_HOME) to a writable directory",
         path.display()
     )]
     State {
-        /// The file or folder.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// Past runs, caches or files in them could not be deleted; each has been told.
+    /// Some directories could not be deleted. Each one has been reported.
     #[error(
-        "{} of the state directory could not be deleted; what belongs to another user (a job with `sudo` or containers makes such \
-         files) its owner has to delete, else change its permissions; then clean again",
-        if *places == 1 { "one place".to_owned() } else { format!("{places} places") }
+            "failed to delete {} of the state directory; files of another user, such as those of jobs with `sudo` or containers, must be \
+             deleted by that user, or their permissions changed; then clean again",
+            if *directories == 1 { "one entry".to_owned() } else { format!("{directories} entries") }
     )]
     NotDeleted {
-        /// How many.
-        places: usize,
+        /// Number of directories.
+        directories: usize,
     },
-    /// The disk of the state folder stayed full.
+    /// The disk of the state directory remained full.
     #[error(
-        "the run was ended, because the file system at `{}` is full: {problem}. Free some space there (`muster ci clean` deletes past \
-         runs), or set MUSTER_STATE_DIR to a directory on another one; what was logged so far is kept",
+            "run stopped because the file system at `{}` is full: {problem}; free some space there (`muster ci clean` deletes past \
+             runs), or set MUSTER_STATE_DIR to a directory on another file system. Logs so far are kept",
         mount.display()
     )]
     NoStorage {
-        /// Where the file system is mounted.
+        /// Mount point of the file system.
         mount: PathBuf,
-        /// Who noticed it, and how.
+        /// Error message of the process that could not write.
         problem: String,
     },
-    /// The configuration has errors, which have been shown.
+    /// The configuration has errors, which have been printed.
     #[error("the configuration has {} error{}; no pipeline was created", errors, if *errors == 1 { "" } else { "s" })]
     Configuration {
-        /// How many.
+        /// Number of errors.
         errors: usize,
     },
-    /// The call does not make sense; the text says what to do.
+    /// `ci.toml` is invalid.
+    #[error("invalid configuration `{}`:\n  {}", path.display(), problems.join("\n  "))]
+    Config {
+        /// Path of the file.
+        path: PathBuf,
+        /// Problems, each with its line.
+        problems: Vec<String>,
+    },
+    /// The arguments are invalid. The text says what to change.
     #[error("{0}")]
     Usage(String),
     /// A named job would wait for manual jobs that are not named.
     #[error(
-        "`{}` would wait for the manual {} `{}`, which {} only when named; `muster ci run {} --needs` runs all of them",
+            "job `{}` waits for the manual {} `{}`, which {} only if named; use `muster ci run {} --needs` to run all of them",
         named.join("`, `"), if manual.len() == 1 { "job" } else { "jobs" }, manual.join("`, `"),
         if manual.len() == 1 { "runs" } else { "run" }, in_shell(manual.iter().chain(named))
     )]
     NeedsManual {
-        /// The jobs that were named.
+        /// Jobs on the command line.
         named: Vec<String>,
-        /// The manual jobs.
+        /// Manual jobs that they wait for.
         manual: Vec<String>,
     },
     /// Standard output could not be written.
     #[error(
-        "what standard output got is not complete, because it cannot be written; free some space there, or send the output elsewhere, \
-         and repeat the command"
+        "failed to write to standard output, so the output is incomplete; free some space there or send the output elsewhere, \
+             and repeat the command"
     )]
     Output(#[source] &'static std::io::Error),
-    /// Something of this machine failed; the text says what.
-    #[error("{what}")]
+    /// An operation of the system failed.
+    #[error("failed to {action}")]
     System {
-        /// What was tried.
-        what: String,
-        /// Why it failed.
+        /// Description of the operation, such as `start the shell`.
+        action: String,
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl CiError {
-    /// What the process ends with.
+    /// Returns the exit status of the process.
     pub(crate) fn exit_status(&self) -> ExitStatus {
         match self {
             Self::NeedsManual { .. } => ExitStatus::Failed,
@@ -143,31 +151,31 @@ impl CiError {
         }
     }
 
-    /// The file system of `folder` is full.
-    pub(crate) fn no_storage(folder: &Path, problem: impl Into<String>) -> Self {
-        Self::NoStorage { mount: mount_point(folder), problem: problem.into() }
+    /// Creates the error for a full file system of `directory`.
+    pub(crate) fn no_storage(directory: &Path, problem: impl Into<String>) -> Self {
+        Self::NoStorage { mount: mount_point(directory), problem: problem.into() }
     }
 
-    /// `cannot <what>`, with the reason.
-    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        let what = what.into();
-        move |source| Self::System { what, source }
+    /// Returns a function that creates a [`Self::System`] error for the given operation.
+    pub(crate) fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::System { action, source }
     }
 }
 
-/// Names as words of a shell's command line.
+/// Joins names as words of a shell's command line, and quotes them as needed.
 fn in_shell<'a>(names: impl Iterator<Item = &'a String>) -> String {
     let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:".contains(c));
     let word = |name: &String| if is_plain(name) { name.clone() } else { format!("'{}'", name.replace('\'', "'\\''")) };
     names.map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Where the file system of a folder is mounted; the folder itself where that cannot be found out.
-fn mount_point(folder: &Path) -> PathBuf {
+/// Returns the mount point of the file system of a directory, or the directory itself if it cannot be determined.
+fn mount_point(directory: &Path) -> PathBuf {
     let device = |path: &Path| path.metadata().ok().map(|meta| meta.dev());
-    let own = device(folder);
-    let above = folder.ancestors().take_while(|path| own.is_some() && device(path) == own);
-    above.last().unwrap_or(folder).to_owned()
+    let own = device(directory);
+    let above = directory.ancestors().take_while(|path| own.is_some() && device(path) == own);
+    above.last().unwrap_or(directory).to_owned()
 }
 
 #[cfg(test)]
@@ -175,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_is_named_by_where_it_is_mounted() {
+    fn file_system_is_named_by_its_mount_point() {
         assert_eq!(mount_point(Path::new("/proc/self")), Path::new("/proc"));
         assert_eq!(mount_point(Path::new("/not/there")), Path::new("/not/there"));
     }

@@ -1,4 +1,4 @@
-//! `muster ci explain JOB`: what made a job what it is, or kept it out of the pipeline.
+//! `muster ci explain JOB`: why a job is in the pipeline or not, and where its settings come from.
 
 use std::fmt::Write as _;
 
@@ -13,33 +13,33 @@ use muster_pipeline::node::{Map, Node};
 use super::args::ExplainArgs;
 use super::error::{CiError, ExitStatus};
 use super::list::{LACKS_PARTS, excluded, need_name};
-use super::prepare::{Prepared, explained};
+use super::prepare::{Prepared, compile_with_explanations};
 use super::ui;
 
 /// Explains one job, or all jobs of a group.
 pub(super) async fn explain(args: ExplainArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = explained(&args.look).await?;
+    let (prepared, _directory) = compile_with_explanations(&args.inspect).await?;
     prepared.show_diagnostics()?;
     let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
-    let out = excluded(&prepared);
-    let is_whole = jobs.iter().any(|job| job.name == args.job) || out.iter().any(|job| job.name == args.job);
-    let fits = |name: &str, group: &str| if is_whole { name == args.job } else { group == args.job };
-    let fitting = jobs.iter().filter(|job| fits(&job.name, &job.group_name));
-    let mut texts: Vec<_> = fitting.map(|job| explain_job(&prepared, job)).collect();
-    let fitting = out.iter().filter(|job| fits(&job.name, &job.group_name));
-    texts.extend(fitting.map(|job| explain_excluded(&prepared, job)));
+    let excluded_jobs = excluded(&prepared);
+    let is_exact = jobs.iter().any(|job| job.name == args.job) || excluded_jobs.iter().any(|job| job.name == args.job);
+    let matches = |name: &str, group: &str| if is_exact { name == args.job } else { group == args.job };
+    let matching = jobs.iter().filter(|job| matches(&job.name, &job.group_name));
+    let mut texts: Vec<_> = matching.map(|job| explain_job(&prepared, job)).collect();
+    let matching = excluded_jobs.iter().filter(|job| matches(&job.name, &job.group_name));
+    texts.extend(matching.map(|job| explain_excluded(&prepared, job)));
     if texts.is_empty() {
-        return Err(unknown(&prepared, &args.job));
+        return Err(unknown_job(&prepared, &args.job));
     }
     ui::out(&texts.join("\n"));
     Ok(ExitStatus::Passed)
 }
 
-fn unknown(prepared: &Prepared, name: &str) -> CiError {
+fn unknown_job(prepared: &Prepared, name: &str) -> CiError {
     let jobs = prepared.compiled.pipeline.iter().flat_map(|pipeline| pipeline.jobs.iter().map(|job| job.name.as_str()));
     let names = jobs.chain(excluded(prepared).iter().map(|job| job.name.as_str()));
     let help = muster_pipeline::suggest::did_you_mean(name, names);
-    let help = help.unwrap_or_else(|| "`muster ci list --all` shows all jobs".to_owned());
+    let help = help.unwrap_or_else(|| "`muster ci list --all` lists all jobs".to_owned());
     CiError::Usage(format!("the configuration has no job `{name}`; {help}"))
 }
 
@@ -48,8 +48,8 @@ fn explain_excluded(prepared: &Prepared, job: &ExcludedJob) -> String {
     let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::WARN, "not in this pipeline"));
     let _ = writeln!(text, "  stage   {}", job.stage);
     let _ = writeln!(text, "  event   {}", event(prepared));
-    if let Some(why) = &prepared.compiled.not_created {
-        let _ = writeln!(text, "  reason  no pipeline for this event: {}", why.reason);
+    if let Some(cause) = &prepared.compiled.not_created {
+        let _ = writeln!(text, "  reason  no pipeline for this event: {}", cause.reason);
     }
     decisions(&mut text, &job.decisions);
     text
@@ -57,7 +57,7 @@ fn explain_excluded(prepared: &Prepared, job: &ExcludedJob) -> String {
 
 fn explain_job(prepared: &Prepared, job: &Job) -> String {
     let mut text = String::new();
-    let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::DIM, &place(&job.defined_at)));
+    let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::DIM, &location(&job.defined_at)));
     if job.lacks_parts() {
         let _ = writeln!(text, "  {}", ui::paint(ui::WARN, LACKS_PARTS));
     }
@@ -85,8 +85,8 @@ fn heading(name: &str) -> String {
     ui::paint(ui::BOLD, &ui::plain(name))
 }
 
-fn place(place: &SourceLocation) -> String {
-    format!("{}:{}", place.file, place.line)
+fn location(location: &SourceLocation) -> String {
+    format!("{}:{}", location.file, location.line)
 }
 
 fn event(prepared: &Prepared) -> String {
@@ -106,9 +106,9 @@ fn event(prepared: &Prepared) -> String {
 }
 
 fn needs(job: &Job) -> String {
-    let Some(needs) = &job.needs else { return "all jobs of earlier stages (it has no `needs`)".to_owned() };
+    let Some(needs) = &job.needs else { return "all jobs of earlier stages (the job has no `needs`)".to_owned() };
     if needs.is_empty() {
-        return "nothing: starts at once".to_owned();
+        return "none; starts immediately".to_owned();
     }
     let texts = needs.iter().map(|need| {
         let without = match need {
@@ -116,7 +116,7 @@ fn needs(job: &Job) -> String {
                 !artifacts
             }
         };
-        format!("{}{}", need_name(need), if without { " (without its artifacts)" } else { "" })
+        format!("{}{}", need_name(need), if without { " (without artifacts)" } else { "" })
     });
     texts.collect::<Vec<_>>().join(", ")
 }
@@ -137,12 +137,11 @@ fn decision_line(decision: &Decision) -> String {
         DecisionKind::RuleNotMatched => ui::DIM,
         _ => anstyle::Style::new(),
     };
-    let place = decision.location.as_ref().map(|found| format!("  {}", ui::paint(ui::DIM, &place(found))));
-    format!("{}{}", ui::paint(style, &ui::plain(&decision.text)), place.unwrap_or_default())
+    let location = decision.location.as_ref().map(|found| format!("  {}", ui::paint(ui::DIM, &location(found))));
+    format!("{}{}", ui::paint(style, &ui::plain(&decision.text)), location.unwrap_or_default())
 }
 
-/// The variables of the configuration and of the user, each with where its value comes from. Predefined ones are left out:
-/// they are the same for all jobs.
+/// Adds the variables of the configuration and the user, each with its origin. Omits predefined ones, which are the same for all jobs.
 fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
     let context = &prepared.context;
     let environment = job.environment.as_ref().map(|environment| environment.name.as_str());
@@ -159,9 +158,9 @@ fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
     let outer = project.iter().map(|variable| (variable, "ci.toml"));
     let outer = outer.chain(context.pipeline_variables.iter().map(|variable| (variable, "the command line")));
     for (variable, from) in outer {
-        let beaten = shown.iter().position(|(key, ..)| *key == variable.key);
-        let beaten = beaten.map(|index| shown.remove(index).2);
-        let from = beaten.map_or_else(|| from.to_owned(), |other| format!("{from}, which beats {other}"));
+        let overridden = shown.iter().position(|(key, ..)| *key == variable.key);
+        let overridden = overridden.map(|index| shown.remove(index).2);
+        let from = overridden.map_or_else(|| from.to_owned(), |other| format!("{from}, which overrides {other}"));
         shown.push((&variable.key, variable, from));
     }
     if shown.is_empty() {
@@ -175,22 +174,22 @@ fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
     }
 }
 
-/// Which part of the configuration gave a variable its value, strongest first.
+/// Returns which part of the configuration a variable's value comes from. The parts are checked in order of precedence.
 fn yaml_origin(prepared: &Prepared, job: &Job, variable: &Variable) -> &'static str {
     let merged = prepared.compiled.merged.as_ref();
     let global = |key: &str| merged?.as_map()?.get(key)?.as_map();
     let job = merged.and_then(|merged| merged.as_map()?.get(&job.group_name)?.as_map());
     let sets = |map: Option<&Map>| map.is_some_and(|map| sets(map, variable));
-    let a_rule_sets = |map: Option<&Map>| {
+    let has_rule = |map: Option<&Map>| {
         let rules = map.and_then(|map| map.get("rules")?.as_list()).unwrap_or_default();
         rules.iter().any(|rule| sets(rule.as_map()))
     };
-    if a_rule_sets(job) {
+    if has_rule(job) {
         "the job's rules"
     } else if sets(job) {
         "the job's variables"
-    } else if a_rule_sets(global("workflow")) {
-        "the rules of workflow"
+    } else if has_rule(global("workflow")) {
+        "the workflow's rules"
     } else if sets(merged.and_then(Node::as_map)) {
         "the global variables"
     } else {
@@ -198,7 +197,7 @@ fn yaml_origin(prepared: &Prepared, job: &Job, variable: &Variable) -> &'static 
     }
 }
 
-/// Whether the `variables` of a map hold this variable with this value.
+/// Whether the `variables` of a map set this variable to this value.
 fn sets(map: &Map, variable: &Variable) -> bool {
     let Some(found) = map.get("variables").and_then(|variables| variables.as_map()?.get(&variable.key)) else {
         return false;
@@ -239,7 +238,7 @@ fn trigger(text: &mut String, bridge: &Bridge) {
         BridgeTarget::Project { project, branch, .. } => {
             format!("a pipeline of {project} on {}", branch.as_deref().unwrap_or("its default branch"))
         }
-        BridgeTarget::Mirror { project } => format!("nothing: mirrors the latest pipeline of {project}"),
+        BridgeTarget::Mirror { project } => format!("none; mirrors the status of the latest pipeline of {project}"),
         BridgeTarget::Child(includes) => {
             let names = includes.iter().map(|include| match include {
                 ChildInclude::Entry(entry) => entry.to_string(),

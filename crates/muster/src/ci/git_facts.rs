@@ -1,55 +1,56 @@
-//! What the repository says about its project: names from the remote, default branch, the user.
+//! What git knows about the project: its path and server from the remote, its default branch, and the user.
 
 use muster_job::Secret;
 use muster_pipeline::slug::slug;
 use muster_source::Snapshot;
 
-/// Facts that the predefined variables are made of.
+/// Facts for the predefined variables.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ProjectIdentity {
-    /// `group/app`
+    /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// The base of the remote's web pages: scheme, host and port. `None` without a remote that has a host.
+    /// Base URL of the server: scheme, host and port of the remote. `None` without a remote that has a host.
     pub(super) server_url: Option<String>,
-    /// Host and port of the remote, where it is reached by SSH.
+    /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,
-    /// What stands before a project's path in the address of its repository: `git@host:`, `https://host/`.
+    /// Prefix of repository URLs before a project's path, such as `git@host:` or `https://host/`.
     pub(super) clone_start: Option<String>,
-    /// `user:password` of a remote whose address of HTTP holds them.
+    /// `user:password` of the remote's HTTP URL.
     pub(super) login: Option<Secret>,
     /// The default branch.
     pub(super) default_branch: String,
-    /// `user.name`
+    /// Value of `user.name`.
     pub(super) user_name: Option<String>,
-    /// `user.email`
+    /// Value of `user.email`.
     pub(super) user_email: Option<String>,
 }
 
-/// A remote's URL, taken apart.
+/// Parts of a remote's URL.
 #[derive(Debug, Clone)]
 struct Remote {
     host: String,
     path: String,
     ssh_port: Option<u16>,
-    /// The base of web pages: scheme, host and port.
+    /// Base URL for web pages: scheme, host and port.
     web: String,
-    /// What stands before the path, without a password.
+    /// URL prefix before the path, without a password.
     start: String,
     login: Option<Secret>,
 }
 
 impl ProjectIdentity {
-    /// Asks the repository.
+    /// Reads the facts from the repository's configuration.
     pub(super) fn of(snapshot: &Snapshot) -> Self {
         let config = snapshot.config(r"^(remote\..*\.url|user\.(name|email)|init\.defaultbranch)$");
         let value = |name: &str| config.iter().rfind(|(key, _)| key == name).map(|(_, value)| value.clone());
         let url = value("remote.origin.url")
             .or_else(|| config.iter().find(|(key, _)| key.starts_with("remote.")).map(|(_, value)| value.clone()));
         let remote = url.as_deref().and_then(parse_remote);
-        let folder = snapshot.worktree.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let directory =
+            snapshot.worktree.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let path = match &remote {
             Some(remote) => remote.path.clone(),
-            None => format!("local/{}", path_part(&folder)),
+            None => format!("local/{}", path_part(&directory)),
         };
         let default_branch = snapshot
             .remote_default_branch()
@@ -68,17 +69,17 @@ impl ProjectIdentity {
         }
     }
 
-    /// The base URL of the project's server: that of the remote, else `coordinator`.
+    /// Returns the base URL of the project's server: that of the remote, or else `coordinator`.
     pub(super) fn server_or<'a>(&'a self, coordinator: &'a str) -> &'a str {
         self.server_url.as_deref().unwrap_or(coordinator).trim_end_matches('/')
     }
 
-    /// `app`
+    /// Returns the last part of the path, such as `app`.
     pub(super) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }
 
-    /// `group`
+    /// Returns the path without its last part, such as `group`.
     pub(super) fn namespace(&self) -> &str {
         self.path.rsplit_once('/').map_or("", |(namespace, _)| namespace)
     }
@@ -88,7 +89,7 @@ fn has_branch(snapshot: &Snapshot, name: &str) -> bool {
     snapshot.branch.as_deref() == Some(name) || snapshot.resolve(&format!("refs/heads/{name}")).is_some()
 }
 
-/// A folder's name as a part of a project's path.
+/// Converts a directory's name to a valid part of a project path.
 fn path_part(name: &str) -> String {
     let mapped: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
@@ -96,7 +97,8 @@ fn path_part(name: &str) -> String {
     if trimmed.is_empty() { slug("project") } else { trimmed.to_owned() }
 }
 
-/// `https://host/group/app.git`, `ssh://git@host:22/group/app.git`, `git@host:group/app.git`; none for local paths.
+/// Parses URLs such as `https://host/group/app.git`, `ssh://git@host:22/group/app.git` and `git@host:group/app.git`. Returns `None` for
+/// local paths.
 fn parse_remote(url: &str) -> Option<Remote> {
     let clean = |path: &str| {
         let path = path.trim_matches('/');
@@ -135,7 +137,7 @@ fn parse_remote(url: &str) -> Option<Remote> {
         };
     }
     let (user_host, path) = url.split_once(':')?;
-    // `C:\x`, `./a:b`: a path, as git reads it.
+    // `C:\x` and `./a:b` are paths for git.
     if user_host.contains(['/', '\\']) || user_host.len() < 2 {
         return None;
     }
@@ -144,9 +146,9 @@ fn parse_remote(url: &str) -> Option<Remote> {
     Some(Remote { start, web, host, path: clean(path)?, ssh_port: Some(22), login: None })
 }
 
-/// A part of a URL with its `%41` as the letters that they stand for.
+/// Decodes the percent-encoding in a part of a URL.
 fn percent_decoded(text: &str) -> String {
-    // As the value of a form, which a plus must not be in.
+    // Decode it as the value of a form, in which `+` would mean a space.
     let encoded = format!("x={}", text.replace('+', "%2B"));
     url::form_urlencoded::parse(encoded.as_bytes()).map(|(_, value)| value.into_owned()).collect()
 }
@@ -156,17 +158,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remotes_are_read_as_git_reads_them() {
-        let told = |url: &str| parse_remote(url).map(|remote| (remote.web, remote.path, remote.ssh_port));
+    fn remote_urls_are_parsed_as_git_parses_them() {
+        let parsed = |url: &str| parse_remote(url).map(|remote| (remote.web, remote.path, remote.ssh_port));
         let remote = |web: &str, path: &str, port| Some((web.to_owned(), path.to_owned(), port));
         assert_eq!(
-            told("https://user:pw@git.example.org:8443/a/b/c.git"),
+            parsed("https://user:pw@git.example.org:8443/a/b/c.git"),
             remote("https://git.example.org:8443", "a/b/c", None)
         );
-        assert_eq!(told("git@git.example.org:a/b.git"), remote("https://git.example.org", "a/b", Some(22)));
-        assert_eq!(told("ssh://git@git.example.org:2222/a/b/"), remote("https://git.example.org", "a/b", Some(2222)));
+        assert_eq!(parsed("git@git.example.org:a/b.git"), remote("https://git.example.org", "a/b", Some(22)));
+        assert_eq!(parsed("ssh://git@git.example.org:2222/a/b/"), remote("https://git.example.org", "a/b", Some(2222)));
         for local in ["/srv/a/b.git", "../a/b", "file:///srv/a/b.git", "C:\\a\\b", "https://host/only"] {
-            assert_eq!(told(local), None, "{local}");
+            assert_eq!(parsed(local), None, "{local}");
         }
     }
 }

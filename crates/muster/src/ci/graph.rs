@@ -1,4 +1,4 @@
-//! `muster ci graph`: the jobs and what each waits for, as text, for Graphviz, or as a picture.
+//! `muster ci graph`: the jobs and their dependencies, as text, for Graphviz, or as an SVG image.
 
 use std::fmt::Write as _;
 
@@ -12,11 +12,11 @@ use super::{svg, ui};
 
 /// Draws the pipeline.
 pub(super) async fn graph(args: GraphArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.look).await?;
+    let (prepared, _directory) = compile_only(&args.inspect).await?;
     prepared.show_diagnostics()?;
     let Some(pipeline) = &prepared.compiled.pipeline else {
-        let why = prepared.compiled.not_created.as_ref().map(|why| why.reason.to_string());
-        ui::note(&format!("no pipeline for this event: {}", why.unwrap_or_default()));
+        let reason = prepared.compiled.not_created.as_ref().map(|cause| cause.reason.to_string());
+        ui::note(&format!("no pipeline for this event: {}", reason.unwrap_or_default()));
         return Ok(ExitStatus::Passed);
     };
     ui::out(&match args.format {
@@ -27,7 +27,7 @@ pub(super) async fn graph(args: GraphArgs) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// The stages that have jobs, in order, each with its jobs.
+/// Returns the stages that have jobs, in order, each with its jobs.
 pub(super) fn columns(pipeline: &Pipeline) -> Vec<(&str, Vec<&Job>)> {
     let stages = pipeline.stages.iter().enumerate().map(|(index, stage)| {
         let jobs: Vec<_> = pipeline.jobs.iter().filter(|job| job.stage_index == index).collect();
@@ -36,7 +36,7 @@ pub(super) fn columns(pipeline: &Pipeline) -> Vec<(&str, Vec<&Job>)> {
     stages.filter(|(_, jobs)| !jobs.is_empty()).collect()
 }
 
-/// The jobs of this pipeline that a job names as needs; none for stage order.
+/// Returns the jobs of this pipeline that a job lists in `needs`. `None` if the job has no `needs`.
 pub(super) fn needed_jobs(job: &Job) -> Option<Vec<&str>> {
     let needs = job.needs.as_ref()?;
     let names = needs.iter().filter_map(|need| match need {
@@ -67,11 +67,11 @@ fn text(pipeline: &Pipeline) -> String {
     text
 }
 
-/// What is worth saying of a job, beside its stage.
+/// Returns remarks about a job, besides its stage.
 fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     let mut parts = Vec::new();
     match &job.needs {
-        Some(needs) if needs.is_empty() && has_earlier_stage => parts.push("starts at once".to_owned()),
+        Some(needs) if needs.is_empty() && has_earlier_stage => parts.push("starts immediately".to_owned()),
         Some(needs) if !needs.is_empty() => {
             let names: Vec<_> = needs.iter().map(need_name).collect();
             parts.push(format!("← {}", ui::plain(&names.join(", "))));
@@ -92,7 +92,7 @@ fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     parts.join(", ")
 }
 
-/// A graph for Graphviz. Stage order would be an edge for each pair of jobs, so all of them go through one point.
+/// Draws a graph for Graphviz. Stage order would need an edge for each pair of jobs, so those edges meet in one point.
 fn dot(pipeline: &Pipeline) -> String {
     let mut text = String::from("digraph pipeline {\n  rankdir=LR;\n  node [shape=box, style=rounded];\n");
     let columns = columns(pipeline);

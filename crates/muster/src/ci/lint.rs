@@ -1,4 +1,4 @@
-//! `muster ci lint`: all errors and warnings of the configuration, and its expanded form (C221).
+//! `muster ci lint`: prints all errors and warnings of the configuration, or its expanded form (C221).
 
 use muster_pipeline::diagnostic::{Diagnostic, Severity};
 use muster_pipeline::source_map::SourceMap;
@@ -11,14 +11,15 @@ use super::ui;
 
 /// Checks the configuration.
 pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.look).await?;
+    let (prepared, _directory) = compile_only(&args.inspect).await?;
     let compiled = &prepared.compiled;
     let status = if compiled.has_errors() { ExitStatus::BadConfiguration } else { ExitStatus::Passed };
     if args.json {
         let findings: Vec<_> = compiled.diagnostics.iter().map(|found| finding(found, &compiled.sources)).collect();
         let jobs = compiled.pipeline.as_ref().map_or(0, |pipeline| pipeline.jobs.len());
-        let why = compiled.not_created.as_ref().map(|why| why.reason.to_string());
-        let answer = json!({ "valid": !compiled.has_errors(), "jobs": jobs, "not_created": why, "findings": findings });
+        let reason = compiled.not_created.as_ref().map(|cause| cause.reason.to_string());
+        let answer =
+            json!({ "valid": !compiled.has_errors(), "jobs": jobs, "not_created": reason, "findings": findings });
         ui::outln(&serde_json::to_string_pretty(&answer).unwrap_or_default());
         return Ok(status);
     }
@@ -34,12 +35,12 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
     let summary = match (&compiled.pipeline, &compiled.not_created) {
         (Some(pipeline), _) => {
             let count = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
-            let out = count(pipeline.excluded.len(), "job");
+            let excluded = count(pipeline.excluded.len(), "job");
             let gaps = pipeline.jobs.iter().filter(|job| job.lacks_parts()).count();
-            let gaps = if gaps == 0 { String::new() } else { format!(", {gaps} of them without all parts") };
-            format!("{}{gaps} in the pipeline, {out} kept out by rules", count(pipeline.jobs.len(), "job"))
+            let gaps = if gaps == 0 { String::new() } else { format!(", {gaps} of them incomplete") };
+            format!("{}{gaps} in the pipeline, {excluded} excluded by rules", count(pipeline.jobs.len(), "job"))
         }
-        (None, Some(why)) => format!("no pipeline for this event: {}", why.reason),
+        (None, Some(cause)) => format!("no pipeline for this event: {}", cause.reason),
         (None, None) => "no pipeline".to_owned(),
     };
     ui::outln(&format!("{} {name} is valid: {summary}", ui::paint(ui::GOOD, "✓")));
@@ -47,15 +48,15 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
 }
 
 fn finding(found: &Diagnostic, sources: &SourceMap) -> Value {
-    let place = |span: muster_pipeline::node::Span| {
+    let location = |span: muster_pipeline::node::Span| {
         let file = sources.get(span.source).map(|source| source.name.to_string());
         json!({ "file": file, "line": span.line, "column": span.column })
     };
-    let related = |(span, label): &(_, String)| json!({ "place": place(*span), "label": label });
+    let related = |(span, label): &(_, String)| json!({ "location": location(*span), "label": label });
     json!({
         "severity": match found.severity { Severity::Error => "error", Severity::Warning => "warning" },
         "message": found.message,
-        "place": found.span.map(place),
+        "location": found.span.map(location),
         "help": found.help,
         "related": found.related.iter().map(related).collect::<Vec<_>>(),
     })

@@ -1,4 +1,4 @@
-//! `muster ci list`: the jobs of the pipeline (C216).
+//! `muster ci list`: lists the jobs of the pipeline (C216).
 
 use muster_pipeline::model::{AllowFailure, ExcludedJob, Job, Need, Pipeline, Work};
 use serde_json::{Value, json};
@@ -8,12 +8,12 @@ use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, compile_only};
 use super::ui::{self, Table};
 
-/// What is said of a job of which not all is here.
-pub(super) const LACKS_PARTS: &str = "lacks parts of includes that were left out";
+/// Remark on a job whose definition is incomplete.
+pub(super) const LACKS_PARTS: &str = "incomplete: an ignored include has parts of it";
 
 /// Lists the jobs.
 pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.look).await?;
+    let (prepared, _directory) = compile_only(&args.inspect).await?;
     prepared.show_diagnostics()?;
     let excluded = if args.all { excluded(&prepared) } else { &[] };
     let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
@@ -24,8 +24,8 @@ pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
         }
         ListOutput::Csv => ui::out(&csv(jobs, excluded)),
         ListOutput::Table => {
-            if let Some(why) = &prepared.compiled.not_created {
-                ui::note(&format!("no pipeline for this event: {}", why.reason));
+            if let Some(cause) = &prepared.compiled.not_created {
+                ui::note(&format!("no pipeline for this event: {}", cause.reason));
             }
             ui::out(&table(jobs, excluded));
         }
@@ -33,15 +33,16 @@ pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// The jobs as gitlab-ci-local's `--list-csv` has them.
+/// Formats the jobs as gitlab-ci-local's `--list-csv`.
 fn csv(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
     let mut text = String::from("name;stage;when;allowFailure;environment;needs\n");
     for job in jobs {
         let environment = job.environment.as_ref().map(|found| found.name.clone()).unwrap_or_default();
         let needs = job.needs.as_ref().map(|needs| needs.iter().map(need_name).collect::<Vec<_>>().join(","));
         let needs = needs.map(|needs| format!("[{needs}]")).unwrap_or_default();
-        let allowed = allow_failure(&job.allow_failure).replace(", ", ",");
-        let cells = [job.name.clone(), job.stage.clone(), job.when.as_str().to_owned(), allowed, environment, needs];
+        let allow_failure = allow_failure(&job.allow_failure).replace(", ", ",");
+        let cells =
+            [job.name.clone(), job.stage.clone(), job.when.as_str().to_owned(), allow_failure, environment, needs];
         text.push_str(&format!("{}\n", cells.map(|cell| cell_text(&cell)).join(";")));
     }
     for job in excluded {
@@ -50,18 +51,18 @@ fn csv(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
     text
 }
 
-/// A value of a line, in quotes where it would be read as several.
+/// Quotes a value that contains a separator.
 fn cell_text(text: &str) -> String {
     let text = ui::plain(text);
     if text.contains([';', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
-/// The jobs that rules keep out.
+/// Returns the jobs that rules exclude.
 pub(super) fn excluded(prepared: &Prepared) -> &[ExcludedJob] {
-    let of_pipeline = |pipeline: &'_ Pipeline| !pipeline.excluded.is_empty();
+    let has_excluded = |pipeline: &'_ Pipeline| !pipeline.excluded.is_empty();
     match (&prepared.compiled.pipeline, &prepared.compiled.not_created) {
-        (Some(pipeline), _) if of_pipeline(pipeline) => &pipeline.excluded,
-        (None, Some(why)) => &why.excluded,
+        (Some(pipeline), _) if has_excluded(pipeline) => &pipeline.excluded,
+        (None, Some(cause)) => &cause.excluded,
         _ => &[],
     }
 }
@@ -70,17 +71,17 @@ fn table(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
     if jobs.is_empty() && excluded.is_empty() {
         return String::new();
     }
-    let described = jobs.iter().any(|job| job.description.is_some());
-    let placed = jobs.iter().any(|job| job.environment.is_some());
+    let has_descriptions = jobs.iter().any(|job| job.description.is_some());
+    let has_environments = jobs.iter().any(|job| job.environment.is_some());
     let mut headings = vec!["NAME", "STAGE", "WHEN", "ALLOW FAILURE", "NEEDS"];
-    if placed {
+    if has_environments {
         headings.insert(4, "ENVIRONMENT");
     }
-    if described {
+    if has_descriptions {
         headings.push("DESCRIPTION");
     }
-    let noted = !excluded.is_empty() || jobs.iter().any(Job::lacks_parts);
-    if noted {
+    let has_reasons = !excluded.is_empty() || jobs.iter().any(Job::lacks_parts);
+    if has_reasons {
         headings.push("REASON");
     }
     let mut table = Table::new(&headings);
@@ -92,7 +93,7 @@ fn table(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
             (when(job), if job.when.as_str() == "on_success" { ui::DIM } else { ui::WARN }),
             (allow_failure(&job.allow_failure), ui::DIM),
         ];
-        if placed {
+        if has_environments {
             cells.push((job.environment.as_ref().map(|found| found.name.clone()).unwrap_or_default(), plain));
         }
         let needs = job.needs.as_ref().map(|needs| match needs.as_slice() {
@@ -100,7 +101,7 @@ fn table(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
             needs => needs.iter().map(need_name).collect::<Vec<_>>().join(", "),
         });
         cells.push((needs.unwrap_or_else(|| "stage order".to_owned()), ui::DIM));
-        if described {
+        if has_descriptions {
             cells.push((job.description.clone().unwrap_or_default(), plain));
         }
         if job.lacks_parts() {
@@ -134,7 +135,7 @@ fn allow_failure(allowed: &AllowFailure) -> String {
     }
 }
 
-/// What a need is called.
+/// Returns the name of a needed job, with its project or pipeline if it is in another one.
 pub(super) fn need_name(need: &Need) -> String {
     match need {
         Need::Job { name, .. } => name.clone(),
@@ -143,7 +144,7 @@ pub(super) fn need_name(need: &Need) -> String {
     }
 }
 
-/// A job as JSON; `needs` is absent for stage order, and `[]` for none.
+/// Returns a job as JSON. `needs` is absent if the job has none, so that it follows the order of stages.
 fn entry(job: &Job) -> Value {
     let mut entry = json!({
         "name": job.name,
@@ -185,7 +186,7 @@ fn excluded_entry(job: &ExcludedJob) -> Value {
     })
 }
 
-/// What kept a job out, in one line.
+/// Returns the decision that excluded a job.
 fn reason(job: &ExcludedJob) -> &str {
     job.decisions.last().map_or("", |decision| &decision.text)
 }

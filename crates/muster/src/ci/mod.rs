@@ -1,26 +1,27 @@
-//! `muster ci`: runs a repository's pipeline here and now, and answers questions about it.
+//! `muster ci`: runs a repository's pipeline locally, and shows pipelines and past runs.
 //!
 //! ```text
 //! arguments, ci.toml, git --prepare--> snapshot + context --pipeline::compile--> list, graph, lint, explain
 //!                                                                    \--run--> coordinator + manager --> show, shell
 //! ```
-//! Each subcommand is a module. What they share: `args`, `prepare` (from a folder to a compiled pipeline), `state`
-//! (folders of past runs), `ui` (how things look).
+//! Each subcommand is a module. They share `args`, `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs)
+//! and `ui` (all output).
 //!
-//! Invariant: whatever happens, the user's repository is as it was, and no process of ours is left.
+//! Invariant: however a command ends, the user's repository is unchanged and no process of the command is left.
 
 mod args;
 mod clean;
 mod config;
+mod config_check;
 mod context;
 mod defaults;
 mod error;
 mod explain;
 mod git_facts;
+mod gitlab_ci_local;
 mod graph;
 mod lint;
 mod list;
-mod peer_files;
 mod pins;
 mod predefined;
 mod prepare;
@@ -38,19 +39,21 @@ mod vendor;
 
 use std::process::ExitCode;
 
-pub(crate) use args::Args;
+pub(crate) use args::CiArgs;
 use args::Command;
 pub(crate) use defaults::with_defaults;
 pub(crate) use error::CiError;
 pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
-/// What is logged beside what the commands themselves say: what a user may have to act on. The coordinator and its routes are
-/// quiet: a call that is held when the run ends is no news, and what cannot be stored is told as an event.
+/// Default log filter: only what users may have to act on.
+///
+/// The coordinator is mostly silenced: requests that the end of a run interrupts are no problem, and failures to store data are reported as
+/// events.
 const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
-/// Runs the subcommand.
-pub(crate) fn run(args: Args) -> ExitCode {
-    crate::logging::of_command(LOG);
+/// Runs a subcommand of `muster ci`.
+pub(crate) fn run(args: CiArgs) -> ExitCode {
+    crate::logging::init_command(LOG);
     crate::runtime::block_on(async {
         match dispatch(args).await {
             Ok(code) => with_output(code),
@@ -62,20 +65,20 @@ pub(crate) fn run(args: Args) -> ExitCode {
     })
 }
 
-/// Prints a text that another command made, and says what the process ends with.
+/// Prints a text, and returns the exit code: failure if the output could not be written.
 pub(crate) fn print(text: &[u8]) -> ExitCode {
-    // Where it breaks off nothing is left to do; why is told below.
+    // A write error is reported by `with_output`.
     let _ = ui::out_raw_while_read(text);
     with_output(ExitCode::SUCCESS)
 }
 
-/// As [`print`], for text whose colours are for terminals only.
+/// Prints a styled text as [`print`] does. Colors are removed unless stdout is a terminal.
 pub(crate) fn print_styled(text: &str) -> ExitCode {
     ui::out(text);
     with_output(ExitCode::SUCCESS)
 }
 
-/// Tells that the output was not written, if so: what looks complete would not be, so that success is none.
+/// Reports an error of writing stdout, and turns success into failure in that case, because the output is incomplete.
 pub(crate) fn with_output(code: ExitCode) -> ExitCode {
     let Some(error) = ui::output_error() else { return code };
     let problem = CiError::Output(error);
@@ -83,7 +86,7 @@ pub(crate) fn with_output(code: ExitCode) -> ExitCode {
     if code == ExitCode::SUCCESS { problem.exit_status().into() } else { code }
 }
 
-async fn dispatch(args: Args) -> Result<ExitCode, CiError> {
+async fn dispatch(args: CiArgs) -> Result<ExitCode, CiError> {
     let status = match args.into_command() {
         Command::Run(args) => run::run(args).await,
         Command::List(args) => list::list(args).await,

@@ -1,5 +1,6 @@
-//! The predefined variables that exist before jobs do (pipeline-yaml 4.5, phases P and L). What does not apply to the event
-//! is absent, not empty: rules ask `if: $CI_COMMIT_TAG`.
+//! Predefined variables of the pipeline, which exist before its jobs do.
+//!
+//! A variable that does not apply to the event is absent and not empty, because rules test for it: `if: $CI_COMMIT_TAG`.
 
 use muster_job::Variable;
 use muster_pipeline::slug::slug;
@@ -8,14 +9,14 @@ use muster_source::Snapshot;
 use super::context::{EventFacts, Facts};
 use super::git_facts::ProjectIdentity;
 
-/// The GitLab version whose behaviour is followed: `CI_SERVER_VERSION`.
-const GITLAB_VERSION: [&str; 3] = ["18", "9", "0"];
-/// Characters of `CI_MERGE_REQUEST_DESCRIPTION`.
-const DESCRIPTION_MAX: usize = 2700;
-/// Bytes of `CI_COMMIT_MESSAGE` before it is cut.
-const MESSAGE_MAX: usize = 100_000;
+/// Version of GitLab whose behavior Muster follows: `CI_SERVER_VERSION`.
+const GITLAB_VERSION: (&str, &str, &str) = ("18", "9", "0");
+/// Maximum length of `CI_MERGE_REQUEST_DESCRIPTION` in characters.
+const MAX_DESCRIPTION_CHARS: usize = 2700;
+/// Maximum length of `CI_COMMIT_MESSAGE` in bytes.
+const MAX_MESSAGE_BYTES: usize = 100_000;
 
-/// A growing list of public variables.
+/// List of public variables.
 #[derive(Default)]
 struct List(Vec<Variable>);
 
@@ -31,7 +32,7 @@ impl List {
     }
 }
 
-/// All predefined variables of the pipeline.
+/// Returns all predefined variables of the pipeline.
 pub(super) fn predefined(facts: &Facts<'_>) -> Vec<Variable> {
     let mut list = List::default();
     list.set("CI", "true");
@@ -54,16 +55,17 @@ fn server(list: &mut List, facts: &Facts<'_>) {
     list.set("CI_SERVER_PORT", port);
     list.set("CI_SERVER_FQDN", fqdn);
     list.set("CI_SERVER_NAME", "Muster");
-    list.set("CI_SERVER_VERSION", GITLAB_VERSION.join("."));
-    list.set("CI_SERVER_VERSION_MAJOR", GITLAB_VERSION[0]);
-    list.set("CI_SERVER_VERSION_MINOR", GITLAB_VERSION[1]);
-    list.set("CI_SERVER_VERSION_PATCH", GITLAB_VERSION[2]);
+    let (major, minor, patch) = GITLAB_VERSION;
+    list.set("CI_SERVER_VERSION", format!("{major}.{minor}.{patch}"));
+    list.set("CI_SERVER_VERSION_MAJOR", major);
+    list.set("CI_SERVER_VERSION_MINOR", minor);
+    list.set("CI_SERVER_VERSION_PATCH", patch);
     list.set("CI_SERVER_REVISION", env!("CARGO_PKG_VERSION"));
     if let Some((host, port)) = &facts.identity.ssh {
         list.set("CI_SERVER_SHELL_SSH_HOST", host);
         list.set("CI_SERVER_SHELL_SSH_PORT", port.to_string());
     }
-    // Jobs talk to the coordinator: the project's server knows neither them nor their tokens.
+    // Jobs use the coordinator's API, because the project's server does not know them or their tokens.
     list.set("CI_API_V4_URL", format!("{}/api/v4", facts.server_url.trim_end_matches('/')));
     list.set("CI_TEMPLATE_REGISTRY_HOST", "registry.gitlab.com");
     list.set("GITLAB_FEATURES", "");
@@ -96,7 +98,7 @@ fn commit(list: &mut List, facts: &Facts<'_>) {
     let Snapshot { head, .. } = facts.snapshot;
     let (title, rest) = head.message.split_once('\n').unwrap_or((&head.message, ""));
     let description = if title.chars().count() < 100 { rest.trim_start_matches('\n') } else { &head.message };
-    let message = cut(&head.message, MESSAGE_MAX);
+    let message = truncated(&head.message, MAX_MESSAGE_BYTES);
     list.set("CI_COMMIT_SHA", &head.sha);
     list.set("CI_COMMIT_SHORT_SHA", head.sha.get(..8).unwrap_or(&head.sha));
     list.set("CI_COMMIT_BEFORE_SHA", &facts.event.before_sha);
@@ -138,7 +140,7 @@ fn merge_request_variables(list: &mut List, facts: &Facts<'_>) {
     let url = format!("{}/{}", identity.server_or(facts.server_url), identity.path);
     let (title, rest) = facts.snapshot.head.message.split_once('\n').unwrap_or((&facts.snapshot.head.message, ""));
     let rest = rest.trim();
-    let description: String = rest.chars().take(DESCRIPTION_MAX).collect();
+    let description: String = rest.chars().take(MAX_DESCRIPTION_CHARS).collect();
     let id = facts.project_id.to_string();
     let protected = |branch: &str| (facts.is_protected)(branch).to_string();
     list.set("CI_OPEN_MERGE_REQUESTS", format!("{}!1", identity.path));
@@ -185,8 +187,8 @@ fn user_id() -> String {
     "1".to_owned()
 }
 
-/// The longest start of `text` of at most `bytes` bytes.
-fn cut(text: &str, bytes: usize) -> &str {
+/// Returns the longest prefix of `text` with at most `bytes` bytes.
+fn truncated(text: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     end.and_then(|end| text.get(..end)).unwrap_or(text)
 }

@@ -1,4 +1,4 @@
-//! The way from a folder to a compiled pipeline, which all commands share.
+//! From a directory to a compiled pipeline, for all commands.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use muster_pipeline::context::Context;
 use muster_pipeline::diagnostic::Severity;
 use muster_source::Snapshot;
 
-use super::args::{LookArgs, PipelineArgs};
+use super::args::{InspectArgs, PipelineArgs};
 use super::config::Config;
 use super::context::{RunFacts, context};
 use super::error::CiError;
@@ -20,12 +20,12 @@ use super::read::start_of_file;
 use super::state::{ProjectState, find_worktree};
 use super::ui;
 
-/// The name of the file that a pipeline is written in.
+/// Default name of the pipeline configuration file.
 const CONFIG_FILE: &str = ".gitlab-ci.yml";
-/// `CI_SERVER_URL` where no coordinator runs.
+/// Value of `CI_SERVER_URL` if no coordinator runs.
 const NO_SERVER: &str = "http://127.0.0.1";
 
-/// A pipeline, compiled for an event, with what it was made of.
+/// A compiled pipeline, and its sources.
 pub(super) struct Prepared {
     pub(super) project: ProjectState,
     pub(super) config: Config,
@@ -36,91 +36,91 @@ pub(super) struct Prepared {
     pub(super) sources: SharedSources,
 }
 
-/// Where the snapshot goes, and who serves it.
+/// Where to write the snapshot, and what to compile the pipeline for.
 pub(super) struct Target<'a> {
-    /// The bare repository to make.
+    /// Bare repository to create.
     pub(super) store: &'a Path,
-    /// The coordinator's address, if one runs.
+    /// URL of the coordinator. `None` if none runs.
     pub(super) server_url: Option<&'a str>,
-    /// The number of the run.
+    /// Number of the run.
     pub(super) iid: u64,
-    /// What it is compiled for.
+    /// Reason for compiling the pipeline.
     pub(super) purpose: Purpose,
-    /// See [`Context::stubs_includes`].
+    /// Whether to ignore unavailable includes; see [`Context::stubs_includes`].
     pub(super) stubs_includes: bool,
 }
 
-/// What a pipeline is compiled for.
+/// Reason for compiling a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To run it.
+    /// The pipeline runs.
     Run,
-    /// To show it.
-    Look,
-    /// To say why it is as it is, with the values that rules compared.
+    /// The pipeline is shown.
+    Inspect,
+    /// The pipeline's decisions are explained, with the values that rules compared.
     Explain,
 }
 
-/// The state of the repository around the directory.
+/// Returns the state of the repository that contains a directory.
 ///
 /// # Errors
-/// The reason why the directory is no repository to run.
+/// Returns an error if the directory is not in a git repository, or if the repository cannot be used.
 pub(super) fn locate(directory: &Path) -> Result<ProjectState, CiError> {
     match find_worktree(directory) {
         Some(worktree) => ProjectState::of(&worktree),
-        // git knows best what is wrong here.
+        // Let git report what is wrong.
         None => {
-            let store = tempfile::tempdir().map_err(CiError::system("cannot make a temporary directory"))?;
+            let store = tempfile::tempdir().map_err(CiError::system("create a temporary directory"))?;
             let snapshot = Snapshot::take(directory, &store.path().join("store.git"))?;
             ProjectState::of(&snapshot.worktree)
         }
     }
 }
 
-/// Compiles the pipeline without running anything: the snapshot is gone afterwards.
-pub(super) async fn compile_only(args: &LookArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
-    compiled(args, Purpose::Look).await
+/// Compiles the pipeline without running anything. The snapshot is deleted with the returned directory.
+pub(super) async fn compile_only(args: &InspectArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    compile(args, Purpose::Inspect).await
 }
 
-/// As [`compile_only`], with decisions that name the values which rules compared.
-pub(super) async fn explained(args: &LookArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
-    compiled(args, Purpose::Explain).await
+/// Compiles as [`compile_only`] does. The decisions also name the values that rules compared.
+pub(super) async fn compile_with_explanations(args: &InspectArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    compile(args, Purpose::Explain).await
 }
 
-async fn compiled(args: &LookArgs, purpose: Purpose) -> Result<(Prepared, tempfile::TempDir), CiError> {
-    let project = locate(&args.pipeline.place.directory)?;
-    let folder = tempfile::Builder::new().prefix("muster-").tempdir();
-    let folder = folder.map_err(CiError::system("cannot make a temporary directory"))?;
-    let store = folder.path().join("store.git");
+async fn compile(args: &InspectArgs, purpose: Purpose) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    let project = locate(&args.pipeline.repository.directory)?;
+    let directory = tempfile::Builder::new().prefix("muster-").tempdir();
+    let directory = directory.map_err(CiError::system("create a temporary directory"))?;
+    let store = directory.path().join("store.git");
     let iid = project.run_numbers().last().map_or(1, |last| last + 1);
     let stubs_includes = args.include_stub;
     let target = Target { store: &store, server_url: None, iid, purpose, stubs_includes };
-    Ok((prepare(&args.pipeline, project, &target).await?, folder))
+    Ok((prepare(&args.pipeline, project, &target).await?, directory))
 }
 
-/// All that a pipeline is compiled from.
-pub(super) struct Gathered {
+/// Everything that a pipeline is compiled from.
+pub(super) struct PipelineSources {
     pub(super) project: ProjectState,
     pub(super) config: Config,
     pub(super) snapshot: Arc<Snapshot>,
     pub(super) identity: ProjectIdentity,
-    /// `CI_SERVER_FQDN`
+    /// Value of `CI_SERVER_FQDN`.
     pub(super) server: String,
     pub(super) context: Context,
     pub(super) sources: SnapshotSources,
-    /// The file that the pipeline is written in.
+    /// Content of the pipeline configuration file.
     pub(super) text: Vec<u8>,
 }
 
-/// Takes the snapshot, and reads what belongs to it. It blocks.
-pub(super) fn gather(
+/// Takes the snapshot, and reads the configuration. Blocks the thread.
+pub(super) fn read_sources(
     args: &PipelineArgs,
     project: ProjectState,
     target: &Target<'_>,
     runtime: tokio::runtime::Handle,
-) -> Result<Gathered, CiError> {
+) -> Result<PipelineSources, CiError> {
     let config = Config::load()?;
-    let snapshot = Snapshot::take(&args.place.directory, target.store)?;
+    let snapshot = Snapshot::take(&args.repository.directory, target.store)?;
     let identity = ProjectIdentity::of(&snapshot);
     let file = ConfigFile::find(args, &snapshot.worktree)?;
     let text = file.read()?;
@@ -138,10 +138,10 @@ pub(super) fn gather(
     let lock = Lock::read(&snapshot.worktree)?.unwrap_or_default();
     let includes = config.includes(cache.clone(), lock.pins(&snapshot.worktree, &cache), args.offline)?;
     let sources = SnapshotSources::new(Arc::clone(&snapshot), includes, &identity.path, &server, runtime);
-    Ok(Gathered { project, config, snapshot, identity, server, context, sources, text })
+    Ok(PipelineSources { project, config, snapshot, identity, server, context, sources, text })
 }
 
-/// Takes the snapshot, and compiles the pipeline. Configuration errors are in [`Prepared::compiled`].
+/// Takes the snapshot, and compiles the pipeline. Errors of the configuration are in [`Prepared::compiled`].
 pub(super) async fn prepare(
     args: &PipelineArgs,
     project: ProjectState,
@@ -152,27 +152,27 @@ pub(super) async fn prepare(
     let Target { iid, purpose, stubs_includes, .. } = *target;
     let work = tokio::task::spawn_blocking(move || {
         let target = Target { store: &store, server_url: server_url.as_deref(), iid, purpose, stubs_includes };
-        let Gathered { project, config, snapshot, identity, context, sources, text, .. } =
-            gather(&args, project, &target, runtime)?;
+        let PipelineSources { project, config, snapshot, identity, context, sources, text, .. } =
+            read_sources(&args, project, &target, runtime)?;
         let compiled = muster_pipeline::compile(&text, &context, &sources);
-        tell_pins(&sources.used_pins());
+        report_pins(&sources.used_pins());
         Ok(Prepared { project, config, snapshot, identity, context, compiled, sources: Arc::new(sources) })
     });
     work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Says which pins stand for includes.
-fn tell_pins(pins: &[Pin]) {
+/// Prints which pins replace includes.
+fn report_pins(pins: &[Pin]) {
     if !pins.is_empty() {
         let pins: Vec<String> = pins.iter().map(|pin| ui::plain(&pin.summary())).collect();
-        ui::note(&format!("pinned by {LOCK_FILE}: {}", pins.join(", ")));
+        ui::note(&format!("using includes pinned in {LOCK_FILE}: {}", pins.join(", ")));
     }
 }
 
-/// The file that the pipeline is written in.
+/// The pipeline configuration file.
 struct ConfigFile {
     path: PathBuf,
-    /// Its path from the top of the repository, where it lies inside: `CI_CONFIG_PATH`.
+    /// Path from the top of the repository, if it is inside: `CI_CONFIG_PATH`.
     name: String,
 }
 
@@ -181,8 +181,8 @@ impl ConfigFile {
         let Some(file) = &args.file else {
             return Ok(Self { path: worktree.join(CONFIG_FILE), name: CONFIG_FILE.to_owned() });
         };
-        // As the user stands where they typed, the path is from there; with `--directory`, from that directory.
-        let path = args.place.directory.join(file);
+        // The path is relative to the current directory, or to that of `--directory`.
+        let path = args.repository.directory.join(file);
         let found = std::fs::canonicalize(&path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: path.clone() },
             _ => CiError::Read { path: path.clone(), source },
@@ -202,15 +202,15 @@ impl ConfigFile {
 }
 
 impl Prepared {
-    /// Shows warnings and errors.
+    /// Prints warnings and errors.
     ///
     /// # Errors
-    /// [`CiError::Configuration`] if there is an error among them.
+    /// Returns [`CiError::Configuration`] if there are errors.
     pub(super) fn show_diagnostics(&self) -> Result<(), CiError> {
         let compiled = &self.compiled;
         if !compiled.diagnostics.is_empty() {
             let text =
-                muster_pipeline::render::render(&compiled.diagnostics, &compiled.sources, ui::stderr_has_colour());
+                muster_pipeline::render::render(&compiled.diagnostics, &compiled.sources, ui::stderr_has_color());
             ui::errln(text.trim_end());
         }
         let errors = compiled.diagnostics.iter().filter(|found| found.severity == Severity::Error).count();

@@ -1,4 +1,4 @@
-//! Reading files that a user or a repository names, which may be anything: a named pipe, a device, far too large.
+//! Reads files that a user or a repository names. They may be anything, such as a named pipe, a device or a huge file.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -6,20 +6,20 @@ use std::path::Path;
 
 use muster_pipeline::limits::Limits;
 
-/// The bytes of a regular file, but at most one more than a file of a pipeline may have: who takes them sees that it is too
+/// Reads a regular file, up to one byte more than the maximum size of a pipeline's file. The caller can thus detect files that are too
 /// large.
 ///
-/// A pipe that the shell hands over (`--var-file <(command)`) is read too: it has somebody who writes to it.
+/// Also reads a pipe that the shell passes (`--var-file <(command)`), because such a pipe has a writer.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::InvalidInput`] for what is no regular file, which is not opened.
+/// Returns the system's error, or [`io::ErrorKind::InvalidInput`] if the path is not a regular file. Such a path is not opened.
 pub(super) fn start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     let meta = std::fs::metadata(path)?;
     if meta.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    if !meta.is_file() && !is_handed_over(path, &meta) {
-        let text = "it is no regular file but a named pipe, a socket or a device";
+    if !meta.is_file() && !is_passed_pipe(path, &meta) {
+        let text = "not a regular file but a named pipe, a socket or a device";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let mut bytes = Vec::new();
@@ -27,16 +27,16 @@ pub(super) fn start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of a regular file.
+/// Reads the text of a regular file.
 ///
 /// # Errors
-/// As [`start_of_file`], and for a file that is too large or is not UTF-8.
+/// Returns the errors of [`start_of_file`], and an error if the file is too large or not UTF-8.
 pub(super) fn whole_text(path: &Path) -> io::Result<String> {
     let bytes = start_of_file(path)?;
     if bytes.len() as u64 > limit() {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} MiB", limit() >> 20)));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", limit() >> 20)));
     }
-    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
 fn limit() -> u64 {
@@ -44,13 +44,13 @@ fn limit() -> u64 {
 }
 
 #[cfg(unix)]
-fn is_handed_over(path: &Path, meta: &Metadata) -> bool {
+fn is_passed_pipe(path: &Path, meta: &Metadata) -> bool {
     use std::os::unix::fs::FileTypeExt as _;
-    let opened = ["/dev/fd", "/proc/self/fd", "/dev/stdin"].iter().any(|folder| path.starts_with(folder));
+    let opened = ["/dev/fd", "/proc/self/fd", "/dev/stdin"].iter().any(|directory| path.starts_with(directory));
     opened && meta.file_type().is_fifo()
 }
 
 #[cfg(not(unix))]
-fn is_handed_over(_path: &Path, _meta: &Metadata) -> bool {
+fn is_passed_pipe(_path: &Path, _meta: &Metadata) -> bool {
     false
 }

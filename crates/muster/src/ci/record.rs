@@ -1,4 +1,4 @@
-//! What a run leaves for later questions beside the coordinator's folder: `run.json`.
+//! `run.json`: facts about a run for later commands, in addition to the coordinator's directory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,28 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use super::error::CiError;
 
-/// The version of the file.
+/// Version of the file's format.
 const VERSION: u32 = 1;
 
-/// A line of `muster ci show`.
+/// Facts about a run, for a line of `muster ci show`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunRecord {
     pub(super) version: u32,
-    /// RFC 3339.
+    /// Start time in RFC 3339.
     pub(super) started_at: String,
     pub(super) pipeline: PipelineId,
     pub(super) source: String,
     pub(super) ref_name: String,
     pub(super) head_sha: String,
     pub(super) dirty: bool,
-    /// `passed`, `failed`, `cancelled` or `error`; none while it runs, or if it was killed.
+    /// `passed`, `failed`, `canceled`, `blocked` or `error`. `None` while the run is active, or if it was killed.
     pub(super) outcome: Option<String>,
-    /// Milliseconds.
+    /// Duration in milliseconds.
     pub(super) duration_ms: Option<u64>,
 }
 
 impl RunRecord {
-    /// A run that starts now.
+    /// Creates the record of a run that starts now.
     pub(super) fn new(pipeline: PipelineId, context: &Context, head_sha: &str, dirty: bool) -> Self {
         let now = time::OffsetDateTime::now_utc();
         Self {
@@ -51,23 +51,23 @@ impl RunRecord {
         write_private(&run.join("run.json"), self)
     }
 
-    /// None for a run that ended before it had a pipeline.
+    /// Reads the record of a run. Returns `None` for a run that ended before it had a pipeline.
     pub(super) fn read(run: &Path) -> Option<Self> {
         read_json(&run.join("run.json")).ok()
     }
 }
 
-/// Writes a file that only this user can read.
+/// Writes a JSON file that only this user can read.
 pub(super) fn write_private(path: &Path, value: &impl Serialize) -> Result<(), CiError> {
     let bytes = serde_json::to_vec(value).map_err(std::io::Error::other);
     let written = bytes.and_then(|bytes| write_private_bytes(path, &bytes));
     written.map_err(|source| CiError::State { path: path.to_owned(), source })
 }
 
-/// As [`write_private`], for bytes. The file is replaced as a whole.
+/// Writes a file that only this user can read. The file is replaced atomically.
 pub(super) fn write_private_bytes(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(bytes)?;
     file.persist(path).map(drop).map_err(|error| error.error)
 }

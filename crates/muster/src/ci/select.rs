@@ -1,4 +1,4 @@
-//! Which jobs of a pipeline run when some are named (C217, C218).
+//! Selects the jobs of a pipeline that the command line names (C217, C218).
 
 use std::collections::HashSet;
 
@@ -8,38 +8,38 @@ use muster_pipeline::model::{AllowFailure, Job, Need, Pipeline, When};
 use super::args::RunArgs;
 use super::error::CiError;
 
-/// Keeps the jobs that are asked for. The second value are the manual and delayed ones among the named: they are played.
+/// Keeps the selected jobs. Also returns the manual and delayed ones among them, which are to be started immediately.
 ///
 /// # Errors
-/// [`CiError::Usage`] for a name that no job has, with near ones; [`CiError::NeedsManual`] if a named job would wait for a
-/// manual one that is not named.
+/// Returns [`CiError::Usage`] with suggestions if a job does not exist, or [`CiError::NeedsManual`] if a named job would wait for a manual
+/// job that is not named.
 pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Vec<String>), CiError> {
-    let manual = args.manual.iter().map(|name| played(&pipeline, name)).collect::<Result<Vec<_>, _>>()?.concat();
+    let manual = args.manual.iter().map(|name| manual_jobs(&pipeline, name)).collect::<Result<Vec<_>, _>>()?.concat();
     let mut names = args.jobs.clone();
     if let Some(stage) = &args.stage {
-        names.extend(of_stage(&pipeline, stage)?);
+        names.extend(jobs_of_stage(&pipeline, stage)?);
     }
     if names.is_empty() && args.stage.is_none() {
         return match (args.needs, args.only_needs) {
             (false, false) => Ok((pipeline, manual)),
-            _ => Err(CiError::Usage("`--needs` and `--only-needs` are for named jobs, or for `--stage`".to_owned())),
+            _ => Err(CiError::Usage("`--needs` and `--only-needs` require a job or `--stage`".to_owned())),
         };
     }
     names.extend(args.manual.iter().cloned());
     let needs = args.needs || args.only_needs;
-    let (mut part, play) = named(&pipeline, &names, needs)?;
+    let (mut part, play) = select_named(&pipeline, &names, needs)?;
     if args.only_needs {
         let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-        let is_left = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
-        let left: Vec<String> = part.jobs.iter().filter(is_left).map(|job| job.name.clone()).collect();
-        part = schedule::select(&part, &left, false)
+        let is_kept = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
+        let kept: Vec<String> = part.jobs.iter().filter(is_kept).map(|job| job.name.clone()).collect();
+        part = schedule::select(&part, &kept, false)
             .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(&part, &name)))?;
     }
     Ok((part, play))
 }
 
-/// The jobs of a stage that run without being named.
-fn of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiError> {
+/// Returns the jobs of a stage, except manual ones, which run only if named.
+fn jobs_of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiError> {
     let jobs: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.stage == stage).collect();
     if jobs.is_empty() {
         let mut stages: Vec<&str> = pipeline.jobs.iter().map(|job| job.stage.as_str()).collect();
@@ -51,25 +51,25 @@ fn of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiError> {
     Ok(jobs.into_iter().filter(|job| job.when != When::Manual).map(|job| job.name.clone()).collect())
 }
 
-/// The instances of a manual job.
-fn played(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> {
-    let fitting: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.name == name || job.group_name == name).collect();
-    match fitting.as_slice() {
+/// Returns the jobs of a matrix, or the single job, that `--manual` names.
+fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> {
+    let matching: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.name == name || job.group_name == name).collect();
+    match matching.as_slice() {
         [] => Err(CiError::Usage(unknown(pipeline, name))),
         jobs if jobs.iter().all(|job| matches!(job.when, When::Manual | When::Delayed)) => {
             Ok(jobs.iter().map(|job| job.name.clone()).collect())
         }
-        _ => Err(CiError::Usage(format!("`--manual {name}`: the job is not manual; it runs without being named"))),
+        _ => Err(CiError::Usage(format!("`--manual {name}`: the job is not manual; omit the flag"))),
     }
 }
 
-/// Keeps the named jobs, with `needs` also what they need.
-fn named(pipeline: &Pipeline, names: &[String], needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
+/// Keeps the named jobs, and with `needs` also the jobs that they need.
+fn select_named(pipeline: &Pipeline, names: &[String], needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
     let mut part = schedule::select(pipeline, names, needs)
         .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(pipeline, &name)))?;
-    let named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-    for job in part.jobs.iter_mut().filter(|job| named(job)) {
-        // Named alone there is nothing that could fail before it.
+    let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
+    for job in part.jobs.iter_mut().filter(|job| is_named(job)) {
+        // Without the jobs before it, no failure can trigger it.
         if !needs && job.when == When::OnFailure {
             job.when = When::Always;
         }
@@ -78,17 +78,17 @@ fn named(pipeline: &Pipeline, names: &[String], needs: bool) -> Result<(Pipeline
         check_manual_needs(&part, names)?;
     }
     let waits = |job: &&Job| matches!(job.when, When::Manual | When::Delayed);
-    let play = part.jobs.iter().filter(|job| named(job)).filter(waits).map(|job| job.name.clone()).collect();
+    let play = part.jobs.iter().filter(|job| is_named(job)).filter(waits).map(|job| job.name.clone()).collect();
     Ok((part, play))
 }
 
-/// Refuses a selection in which a named job waits for ever: for a manual job that nobody starts (C234).
+/// Rejects a selection in which a named job would wait forever for a manual job that is not named (C234).
 fn check_manual_needs(part: &Pipeline, names: &[String]) -> Result<(), CiError> {
     let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-    let mut open: Vec<&Job> = part.jobs.iter().filter(|job| is_named(job)).collect();
-    let mut seen: HashSet<&str> = open.iter().map(|job| job.name.as_str()).collect();
+    let mut pending: Vec<&Job> = part.jobs.iter().filter(|job| is_named(job)).collect();
+    let mut seen: HashSet<&str> = pending.iter().map(|job| job.name.as_str()).collect();
     let mut manual: Vec<String> = Vec::new();
-    while let Some(job) = open.pop() {
+    while let Some(job) = pending.pop() {
         for needed in part.jobs.iter().filter(|other| waits_for(job, other)) {
             if !seen.insert(&needed.name) {
                 continue;
@@ -96,7 +96,7 @@ fn check_manual_needs(part: &Pipeline, names: &[String]) -> Result<(), CiError> 
             if needed.when == When::Manual {
                 manual.push(needed.name.clone());
             } else {
-                open.push(needed);
+                pending.push(needed);
             }
         }
     }
@@ -107,24 +107,26 @@ fn check_manual_needs(part: &Pipeline, names: &[String]) -> Result<(), CiError> 
     Err(CiError::NeedsManual { named: names.to_vec(), manual })
 }
 
-/// Whether a job starts only after another one has run: one that it needs, or, if it goes by stages, one of an earlier
-/// stage that is not allowed to be left out.
+/// Whether a job waits for another one: because it needs it, or, without `needs`, because the other one is in an earlier stage and is not
+/// optional.
 fn waits_for(job: &Job, other: &Job) -> bool {
     match &job.needs {
         Some(needs) => needs.iter().any(|need| matches!(need, Need::Job { name, .. } if *name == other.name)),
         None => {
-            let may_be_left_out = other.when == When::Manual && other.allow_failure == AllowFailure::Yes;
-            other.stage_index < job.stage_index && !may_be_left_out
+            let is_optional = other.when == When::Manual && other.allow_failure == AllowFailure::Yes;
+            other.stage_index < job.stage_index && !is_optional
         }
     }
 }
 
 fn unknown(pipeline: &Pipeline, name: &str) -> String {
     if pipeline.excluded.iter().any(|job| job.name == name) {
-        return format!("rules keep the job `{name}` out of this pipeline; `muster ci explain '{name}'` says which");
+        return format!(
+            "rules exclude the job `{name}` from this pipeline; run `muster ci explain '{name}'` for details"
+        );
     }
     let names = pipeline.jobs.iter().map(|job| job.name.as_str());
     let help = muster_pipeline::suggest::did_you_mean(name, names);
-    let help = help.unwrap_or_else(|| "`muster ci list --all` shows all jobs".to_owned());
+    let help = help.unwrap_or_else(|| "`muster ci list --all` lists all jobs".to_owned());
     format!("there is no job `{name}` in this pipeline; {help}")
 }

@@ -1,7 +1,7 @@
-//! `muster ci shell JOB`: a shell where a finished job ran, with its variables.
+//! `muster ci shell JOB`: opens a shell in the workspace of a finished job, with its variables.
 //!
-//! With `run --keep` each job has a workspace of its own, which is still there. Else a new one is made: the commit, and the
-//! job's own artifacts and those it was given; the shell says so.
+//! With `run --keep` each job has its own workspace, which still exists. Otherwise the shell runs in a new workspace with the commit, the
+//! job's artifacts and the artifacts that it received.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,22 +21,22 @@ use super::state::remove_all;
 use super::ui;
 use crate::unpack::UnpackArgs;
 
-/// Opens the shell; its end is the end of the command, with its exit status.
+/// Opens the shell, and returns its exit code.
 pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
-    let project = locate(&args.place.directory)?;
+    let project = locate(&args.repository.directory)?;
     let run = match args.run {
         Some(run) => run,
         None => last_run(&project)?,
     };
-    let folder = existing_run(&project, run)?;
-    let history = History::open(&folder.join("coordinator")).await?;
+    let directory = existing_run(&project, run)?;
+    let history = History::open(&directory.join("coordinator")).await?;
     let pipelines = pipelines(&history).await?;
     let view = find_job(&pipelines, &args.job, run)?;
     let mut setup = history.job_setup(view.id).await?;
     if !view.status.is_complete() {
-        ui::warning(&format!("job `{}` has not ended", view.name));
+        ui::warning(&format!("job `{}` has not finished", view.name));
     }
-    let kept = kept_workspace(&folder, view, &setup.project_path);
+    let kept = kept_workspace(&directory, view, &setup.project_path);
     let workspace = match kept.clone() {
         Some(kept) => kept,
         None => {
@@ -44,25 +44,25 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
             for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
                 archives.push(history.open_artifact(view.id, artifact).await?);
             }
-            new_workspace(&folder, &setup.sha, view, archives, &Config::load()?.unpack)?
+            new_workspace(&directory, &setup.sha, view, archives, &Config::load()?.unpack)?
         }
     };
     let mut command = shell_command();
     environment(&mut command, &setup.variables, &workspace)?;
     ui::note(&match kept {
-        Some(_) => format!("the workspace of `{}` as it was left; `exit` to come back", view.name),
+        Some(_) => format!("this is the workspace of job `{}` as it left it; `exit` leaves the shell", view.name),
         None => format!(
-            "the workspace of `{}` was not kept (`muster ci run --keep` keeps it): this is a new one with the commit and \
-             the artifacts; `exit` to come back",
+            "the workspace of job `{}` was not kept (use `muster ci run --keep` to keep it), so this is a new one with the commit \
+             and the artifacts; `exit` leaves the shell",
             view.name
         ),
     });
-    let status = command.status().map_err(CiError::system("cannot start the shell"))?;
-    tracing::debug!(%status, "the shell ended");
+    let status = command.status().map_err(CiError::system("start the shell"))?;
+    tracing::debug!(%status, "shell exited");
     Ok(exit_code(status))
 }
 
-/// The exit status of the shell; 128 and the number of the signal that ended it, as shells tell it.
+/// Returns the exit code of the shell, or 128 plus the number of the signal that ended it.
 fn exit_code(status: ExitStatus) -> ExitCode {
     #[cfg(unix)]
     let signal = std::os::unix::process::ExitStatusExt::signal(&status);
@@ -72,17 +72,17 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Where a job's workspace is, if each job had its own.
-pub(super) fn kept_folder(run: &Path, job: impl std::fmt::Display) -> PathBuf {
+/// Returns the directory of a job's workspace, if each job has its own.
+pub(super) fn kept_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
     run.join("builds").join(job.to_string())
 }
 
 fn kept_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<PathBuf> {
-    let path = kept_folder(run, view.id).join(project_path);
+    let path = kept_directory(run, view.id).join(project_path);
     path.is_dir().then_some(path)
 }
 
-/// Makes a workspace from the commit and the artifacts.
+/// Creates a workspace from the commit and the artifacts.
 fn new_workspace(
     run: &Path,
     sha: &str,
@@ -96,12 +96,12 @@ fn new_workspace(
     std::fs::create_dir_all(&workspace).map_err(failed)?;
     let git = |arguments: &[&std::ffi::OsStr]| {
         let output = Command::new("git").current_dir(&workspace).args(arguments).output();
-        let output = output.map_err(CiError::system("cannot run `git`"))?;
-        let said = || String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        let output = output.map_err(CiError::system("run `git`"))?;
+        let stderr = || String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
         if output.status.success() {
             Ok(())
         } else {
-            Err(CiError::Usage(format!("cannot check the commit out: {}", said())))
+            Err(CiError::Usage(format!("failed to check out the commit: {}", stderr())))
         }
     };
     let store = run.join("store.git");
@@ -120,7 +120,7 @@ fn new_workspace(
     Ok(workspace)
 }
 
-/// Sets the variables; those of type file become files beside the workspace.
+/// Sets the variables. Those of type file are written to files next to the workspace.
 fn environment(command: &mut Command, variables: &[Variable], workspace: &Path) -> Result<(), CiError> {
     let mut files = workspace.as_os_str().to_owned();
     files.push(".tmp");
@@ -144,9 +144,9 @@ fn is_name(key: &str) -> bool {
     !key.is_empty() && !key.contains(['=', '\0'])
 }
 
-/// What jobs run in: bash, else sh.
+/// Creates the command of the shell that jobs use: bash, or else sh.
 fn shell_command() -> Command {
     let paths = std::env::var_os("PATH").unwrap_or_default();
-    let has_bash = std::env::split_paths(&paths).any(|folder| folder.join("bash").is_file());
+    let has_bash = std::env::split_paths(&paths).any(|directory| directory.join("bash").is_file());
     Command::new(if has_bash { "bash" } else { "sh" })
 }

@@ -1,4 +1,4 @@
-//! `muster ci show`: past runs, their jobs, and one job's log, result tree and artifacts.
+//! `muster ci show`: shows past runs, their jobs, and a job's log, step results and artifacts.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -17,14 +17,14 @@ use super::config::Config;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
 use super::record::RunRecord;
-use super::run::{TraceLines, failure, job_time, tree_of, used_by};
+use super::run::{TraceLines, failure, job_time, tree_of, usage_of};
 use super::state::ProjectState;
 use super::ui::{self, Table};
 use crate::unpack::UnpackArgs;
 
-/// Shows runs, a run, or a job.
+/// Shows all runs, a run, or a job.
 pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
-    let project = locate(&args.place.directory)?;
+    let project = locate(&args.repository.directory)?;
     let (run, job) = match (args.run.as_deref(), args.job) {
         (None, _) => {
             show_runs(&project);
@@ -32,21 +32,19 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
         }
         (Some(run), job) => match run_number(&project, run) {
             Some(number) => (number, job),
-            // `muster ci show JOB`: of the last run.
+            // `muster ci show JOB` shows a job of the last run.
             None if job.is_none() => (last_run(&project)?, Some(run.to_owned())),
             None => return Err(CiError::Usage(format!("there is no run `{run}`; `muster ci show` lists the runs"))),
         },
     };
-    let folder = existing_run(&project, run)?;
-    let history = History::open(&folder.join("coordinator")).await?;
+    let directory = existing_run(&project, run)?;
+    let history = History::open(&directory.join("coordinator")).await?;
     let pipelines = pipelines(&history).await?;
     let Some(name) = job else {
         if args.log || args.timestamps || args.raw || args.extract.is_some() {
-            return Err(CiError::Usage(format!(
-                "these flags are about one job: name a job, as in `muster ci show {run} JOB`"
-            )));
+            return Err(CiError::Usage(format!("these flags require a job, as in `muster ci show {run} JOB`")));
         }
-        ui::out(&run_text(run, &pipelines, project.is_live(run)));
+        ui::out(&run_text(run, &pipelines, project.is_active(run)));
         return Ok(ExitStatus::Passed);
     };
     let job = find_job(&pipelines, &name, run)?;
@@ -58,34 +56,34 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
         return Ok(ExitStatus::Passed);
     }
     if !args.log {
-        ui::outln(&job_text(job, &pipelines, project.is_live(run)));
+        ui::outln(&job_text(job, &pipelines, project.is_active(run)));
     }
     show_log(&history, job, args.timestamps).await?;
     Ok(ExitStatus::Passed)
 }
 
-/// The number of a run by its number, or `last`.
+/// Returns the number of a run from its number, or from `last`.
 fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
     if text == "last" { project.run_numbers().last().copied() } else { text.parse().ok() }
 }
 
-/// The number of the newest run.
+/// Returns the number of the last run.
 pub(super) fn last_run(project: &ProjectState) -> Result<u64, CiError> {
     let none = || CiError::Usage("there are no past runs of this repository; start one with `muster ci`".to_owned());
     project.run_numbers().last().copied().ok_or_else(none)
 }
 
-/// The folder of a run that is there.
+/// Returns the directory of a run, or an error if it does not exist.
 pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, CiError> {
-    let folder = project.run_folder(run);
-    if folder.join("coordinator").is_dir() {
-        return Ok(folder);
+    let directory = project.run_directory(run);
+    if directory.join("coordinator").is_dir() {
+        return Ok(directory);
     }
-    let text = format!("there is no run {run}, or it was deleted; `muster ci show` lists the runs that are kept");
+    let text = format!("there is no run {run}, or it was deleted; `muster ci show` lists the existing runs");
     Err(CiError::Usage(text))
 }
 
-/// All pipelines of a run: the root first.
+/// Returns all pipelines of a run, the root first.
 pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
     let mut views = Vec::new();
     for summary in history.pipelines(None, usize::MAX).await? {
@@ -94,7 +92,7 @@ pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, Ci
     Ok(views)
 }
 
-/// The newest job of a name, in the root pipeline or else in a child.
+/// Returns the newest job with a name or ID, in the root pipeline or else in a child pipeline.
 pub(super) fn find_job<'a>(pipelines: &'a [PipelineView], name: &str, run: u64) -> Result<&'a JobView, CiError> {
     let by_id = |job: &&JobView| job.id.to_string() == name;
     let found = pipelines.iter().find_map(|pipeline| pipeline.job(name));
@@ -117,14 +115,14 @@ fn show_runs(project: &ProjectState) {
     let mut table = Table::new(&["RUN", "STARTED (UTC)", "EVENT", "REF", "COMMIT", "RESULT", "TIME"]);
     let plain = anstyle::Style::new();
     for number in numbers {
-        let Some(record) = RunRecord::read(&project.run_folder(number)) else { continue };
+        let Some(record) = RunRecord::read(&project.run_directory(number)) else { continue };
         let (style, outcome) = match record.outcome.as_deref() {
             Some("passed") => (ui::GOOD, "passed"),
             Some("failed") => (ui::BAD, "failed"),
             Some("blocked") => (ui::WARN, "blocked"),
-            Some("error") => (ui::BAD, "broken off"),
-            Some(_) => (ui::WARN, "cancelled"),
-            None if project.is_live(number) => (ui::BUSY, "running"),
+            Some("error") => (ui::BAD, "error"),
+            Some(_) => (ui::WARN, "canceled"),
+            None if project.is_active(number) => (ui::BUSY, "running"),
             None => (ui::WARN, "killed"),
         };
         let commit = record.head_sha.get(..8).unwrap_or(&record.head_sha);
@@ -144,28 +142,28 @@ fn show_runs(project: &ProjectState) {
     ui::out(&table.to_string());
 }
 
-/// The word for where a job stands. In a run that was killed nobody works on a job any more, and none starts.
+/// Returns the word for a job's status. In a run that was killed, unfinished jobs have an unknown result or were never started.
 fn status_word(job: &JobView, live: bool) -> &'static str {
     match job.status {
-        JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !live => "lost",
+        JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !live => "unknown",
         JobStatus::Created | JobStatus::WaitingForResource | JobStatus::Scheduled if !live => "not run",
         status => status.as_str(),
     }
 }
 
-/// Why a job failed; of a child pipeline also which of its jobs did.
+/// Returns why a job failed. For a bridge, also names the failed jobs of the child pipeline.
 fn reason(job: &JobView, pipelines: &[PipelineView]) -> Option<String> {
-    let why = failure(job)?;
+    let reason = failure(job)?;
     let child = pipelines.iter().filter(|view| Some(view.summary.id) == job.downstream);
     let failed = child.flat_map(|view| &view.jobs).filter(|inner| inner.status == JobStatus::Failed);
     let names: Vec<_> =
         failed.filter(|inner| !inner.retried && !inner.allow_failure).map(|inner| inner.name.as_str()).collect();
-    Some(if names.is_empty() { why } else { format!("{why}: {}", names.join(", ")) })
+    Some(if names.is_empty() { reason } else { format!("{reason}: {}", names.join(", ")) })
 }
 
 fn status_style(job: &JobView, live: bool) -> anstyle::Style {
     match job.status {
-        _ if status_word(job, live) == "lost" => ui::WARN,
+        _ if status_word(job, live) == "unknown" => ui::WARN,
         JobStatus::Success => ui::GOOD,
         JobStatus::Failed if job.allow_failure => ui::WARN,
         JobStatus::Failed => ui::BAD,
@@ -188,7 +186,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
         let plain = anstyle::Style::new();
         for job in &view.jobs {
             let artifacts: Vec<_> = job.artifacts.iter().map(|artifact| artifact.kind.as_str()).collect();
-            let again = if job.retried { "tried again" } else { "" };
+            let retried = if job.retried { "retried" } else { "" };
             table.row([
                 (job.id.to_string(), ui::DIM),
                 (job.name.clone(), plain),
@@ -196,7 +194,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
                 (status_word(job, live).to_owned(), status_style(job, live)),
                 (job_time(job).map(ui::duration).unwrap_or_default(), plain),
                 (artifacts.join(", "), plain),
-                (reason(job, pipelines).unwrap_or_else(|| again.to_owned()), ui::DIM),
+                (reason(job, pipelines).unwrap_or_else(|| retried.to_owned()), ui::DIM),
             ]);
         }
         let _ = writeln!(text, "{table}");
@@ -209,10 +207,10 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
     let time = job_time(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
     let status = ui::paint(status_style(job, live), status_word(job, live));
     let _ = writeln!(text, "{}  {status}{time}", ui::paint(ui::BOLD, &ui::plain(&job.name)));
-    if let Some(why) = reason(job, pipelines) {
-        let _ = writeln!(text, "  {}", ui::plain(&why));
+    if let Some(reason) = reason(job, pipelines) {
+        let _ = writeln!(text, "  {}", ui::plain(&reason));
     }
-    if let Some(line) = used_by(job).as_ref().and_then(used_text) {
+    if let Some(line) = usage_of(job).as_ref().and_then(usage_text) {
         let _ = writeln!(text, "  {line}");
     }
     if let Some(coverage) = job.coverage {
@@ -237,11 +235,11 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
     text
 }
 
-/// What a job used, in a line.
-fn used_text(used: &ResourceUsage) -> Option<String> {
-    let cpu = used.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
-    let largest = if used.counted_by_process { " in its largest process" } else { "" };
-    let memory = used.memory_bytes.filter(|bytes| *bytes > 0);
+/// Formats the resource usage of a job as one line.
+fn usage_text(usage: &ResourceUsage) -> Option<String> {
+    let cpu = usage.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
+    let largest = if usage.counted_by_process { " in its largest process" } else { "" };
+    let memory = usage.memory_bytes.filter(|bytes| *bytes > 0);
     let memory = memory.map(|bytes| format!("{} of memory{largest}", ui::size(bytes)));
     let parts: Vec<String> = cpu.into_iter().chain(memory).collect();
     (!parts.is_empty()).then(|| format!("used {}", parts.join(", ")))
@@ -256,7 +254,7 @@ fn steps(text: &mut String, step: &StepNode, depth: usize) {
     };
     let time = ui::duration(std::time::Duration::from_millis(step.duration_ms));
     let code = step.exit_code.filter(|code| *code != 0).map(|code| format!("  exit status {code}"));
-    // The message of a step is often just that.
+    // The message often contains the exit status already.
     let code = code.filter(|code| !step.message.contains(code.trim_start())).unwrap_or_default();
     let message = if step.message.is_empty() { String::new() } else { format!("  {}", ui::plain(&step.message)) };
     let line =
@@ -265,7 +263,7 @@ fn steps(text: &mut String, step: &StepNode, depth: usize) {
     step.steps.iter().for_each(|inner| steps(text, inner, depth + 1));
 }
 
-/// Prints a job's log for people.
+/// Prints a job's log in readable form.
 async fn show_log(history: &History, job: &JobView, timestamps: bool) -> Result<(), CiError> {
     let mut lines = TraceLines::with_times(timestamps);
     let mut offset = 0;
@@ -280,7 +278,7 @@ async fn show_log(history: &History, job: &JobView, timestamps: bool) -> Result<
     }
 }
 
-/// Prints a job's trace as it was received, byte for byte.
+/// Prints a job's log exactly as the runner sent it.
 async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
     let mut offset = 0;
     loop {
@@ -292,7 +290,7 @@ async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
     }
 }
 
-/// Unpacks a job's archive into a folder, and puts its other files beside it.
+/// Extracts a job's archives into a directory, and copies its reports next to them.
 async fn extract(history: &History, job: &JobView, target: &Path, limits: &UnpackArgs) -> Result<ExitStatus, CiError> {
     if job.artifacts.is_empty() {
         return Err(CiError::Usage(format!("job `{}` has no artifacts", job.name)));
@@ -305,36 +303,36 @@ async fn extract(history: &History, job: &JobView, target: &Path, limits: &Unpac
     Ok(ExitStatus::Passed)
 }
 
-/// Unpacks one artifact: archives into `target`, reports as files in it.
+/// Extracts one artifact: unpacks an archive into `target`, or copies a report to it.
 fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
-        move |source| CiError::System { what: format!("cannot extract to `{}`", path.display()), source }
+        move |source| CiError::System { action: format!("extract to `{}`", path.display()), source }
     };
     if artifact.kind == "archive" {
         return unpack_archive(content, target, limits);
     }
     let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
     let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
-    // An archive may have a link with the report's name: it is replaced and not followed.
+    // An archive may contain a symlink with the report's name. It is replaced, not followed.
     let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None };
     let meter = Meter::new(limits.limits(), &|| false);
     let mut tree = Tree::new(&dir, &meter);
     let added = tree.add(&report, &mut content).and_then(|()| tree.finish());
-    let left_out = added.map_err(|error| failed(target)(std::io::Error::other(error)))?;
-    left_out.lines().for_each(|line| ui::warning(&line));
+    let skipped = added.map_err(|error| failed(target)(std::io::Error::other(error)))?;
+    skipped.lines().for_each(|line| ui::warning(&line));
     Ok(())
 }
 
-/// Unpacks an archive of artifacts. It was made by a job: nothing of it gets out of the folder.
+/// Unpacks an archive of artifacts. A job created it, so nothing in it may escape the directory.
 pub(super) fn unpack_archive(archive: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let extraction =
         Extraction { limits: limits.limits(), limits_from: LimitsFrom::CiConfig, ..Extraction::new(target.to_owned()) };
-    let unpacked = extraction.run(archive, &StopToken::new());
-    let left_out = unpacked.map_err(|failure| CiError::System {
-        what: format!("cannot extract to `{}`", target.display()),
+    let result = extraction.run(archive, &StopToken::new());
+    let skipped = result.map_err(|failure| CiError::System {
+        action: format!("extract to `{}`", target.display()),
         source: std::io::Error::other(failure),
     })?;
-    left_out.lines().for_each(|line| ui::warning(&line));
+    skipped.lines().for_each(|line| ui::warning(&line));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A picture of a pipeline: a column per stage, a box per job, a curve per need.
+//! Draws a pipeline as an SVG image: a column per stage, a box per job, a curve per need.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -8,41 +8,41 @@ use muster_pipeline::model::{Pipeline, When};
 use super::graph::{columns, needed_jobs};
 use super::ui;
 
-/// Pixels.
+/// Dimensions in pixels.
 const BOX_HEIGHT: usize = 34;
 const ROW: usize = 46;
 const GAP: usize = 70;
 const MARGIN: usize = 20;
 const HEAD: usize = 40;
-/// The width of one character of the box's text, generously.
+/// Width reserved for one character of a box's text, in pixels.
 const CHARACTER: usize = 8;
-/// Characters of a name that are shown; the whole name is in the box's title.
-const NAME_MAX: usize = 36;
+/// Maximum length of a shown name in characters. The box's tooltip has the whole name.
+const MAX_NAME_CHARS: usize = 36;
 
 const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2937}.stage{font-weight:600}\
     rect{fill:#fff;stroke:#6b7280;rx:6}.manual{stroke-dasharray:5 3}.part{stroke-dasharray:1 4}path{fill:none;stroke:#9ca3af;stroke-width:1.5}\
     .order{stroke-dasharray:2 4}\
     @media(prefers-color-scheme:dark){text{fill:#e5e7eb}rect{fill:#1f2937;stroke:#9ca3af}}";
 
-/// Where a job's box is.
-struct Place {
+/// Position and size of a job's box.
+struct BoxRect {
     x: usize,
     y: usize,
     width: usize,
 }
 
-/// The picture.
+/// Draws the pipeline.
 pub(super) fn svg(pipeline: &Pipeline) -> String {
     let columns = columns(pipeline);
-    let mut places = HashMap::new();
+    let mut boxes = HashMap::new();
     let mut starts = Vec::new();
     let mut x = MARGIN;
     for (stage, jobs) in &columns {
         let names = jobs.iter().map(|job| job.name.as_str()).chain([*stage]);
-        let widest = names.map(|name| name.chars().count().min(NAME_MAX)).max().unwrap_or(0);
+        let widest = names.map(|name| name.chars().count().min(MAX_NAME_CHARS)).max().unwrap_or(0);
         let width = widest * CHARACTER + 24;
         for (row, job) in jobs.iter().enumerate() {
-            places.insert(job.name.as_str(), Place { x, y: MARGIN + HEAD + row * ROW, width });
+            boxes.insert(job.name.as_str(), BoxRect { x, y: MARGIN + HEAD + row * ROW, width });
         }
         starts.push((x, width));
         x += width + GAP;
@@ -56,16 +56,16 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
     for (index, (stage, jobs)) in columns.iter().enumerate() {
         let Some((start, column_width)) = starts.get(index).copied() else { continue };
         let _ = writeln!(svg, "<text class=\"stage\" x=\"{start}\" y=\"{}\">{}</text>", MARGIN + 16, escaped(stage));
-        // Stage order: one dashed line between two columns says it for all jobs.
+        // One dashed line between two columns stands for the stage order of all their jobs.
         if index > 0 && jobs.iter().any(|job| job.needs.is_none()) {
             let (from, to, y) = (start - GAP + 8, start - 8, MARGIN + 12);
             let _ = writeln!(svg, "<path class=\"order\" d=\"M{from} {y}H{to}\"/>");
         }
         for job in jobs {
-            let Some(place) = places.get(job.name.as_str()) else { continue };
+            let Some(rect) = boxes.get(job.name.as_str()) else { continue };
             for needed in needed_jobs(job).unwrap_or_default() {
-                if let Some(from) = places.get(needed) {
-                    curve(&mut svg, from, place);
+                if let Some(from) = boxes.get(needed) {
+                    curve(&mut svg, from, rect);
                 }
             }
             let class = match (job.lacks_parts(), job.when) {
@@ -73,8 +73,8 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
                 (_, When::Manual) => " class=\"manual\"",
                 _ => "",
             };
-            let (x, y) = (place.x, place.y);
-            let name = ui::fit(&job.name, NAME_MAX);
+            let (x, y) = (rect.x, rect.y);
+            let name = ui::fit(&job.name, MAX_NAME_CHARS);
             let _ = writeln!(
                 svg,
                 "<g><title>{}</title><rect{class} x=\"{x}\" y=\"{y}\" width=\"{column_width}\" height=\"{BOX_HEIGHT}\"/>\
@@ -90,8 +90,8 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
     svg
 }
 
-/// From the right edge of one box to the left edge of another; between boxes of one column around the right side.
-fn curve(svg: &mut String, from: &Place, to: &Place) {
+/// Draws a curve from the right edge of one box to the left edge of another, or around the right side if both are in one column.
+fn curve(svg: &mut String, from: &BoxRect, to: &BoxRect) {
     let (y1, y2) = (from.y + BOX_HEIGHT / 2, to.y + BOX_HEIGHT / 2);
     let (x1, x2) = (from.x + from.width, if from.x == to.x { to.x + to.width } else { to.x });
     let (c1, c2) =

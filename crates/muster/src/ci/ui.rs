@@ -1,6 +1,6 @@
-//! How things look: colours, tables, durations. The only place that prints.
+//! All output of commands: colors, tables, durations.
 //!
-//! anstream takes colours away where the output is no terminal, or NO_COLOR, CLICOLOR or TERM say so.
+//! anstream removes colors if the output is not a terminal, or if NO_COLOR, CLICOLOR or TERM say so.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
@@ -9,44 +9,43 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 
-/// What passed.
+/// Style of success.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-/// What failed.
+/// Style of failure.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
-/// What may fail, and did.
+/// Style of allowed failures and warnings.
 pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
-/// What is under way.
+/// Style of work in progress.
 pub(crate) const BUSY: Style = AnsiColor::Cyan.on_default();
-/// What matters less.
+/// Style of less important text.
 pub(crate) const DIM: Style = Style::new().dimmed();
-/// Headings.
+/// Style of headings.
 pub(crate) const BOLD: Style = Style::new().bold();
 
-/// Text in a style.
+/// Returns the text in a style.
 pub(crate) fn paint(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{}{text}{}", style.render(), style.render_reset()) }
 }
 
-/// Why standard output could not be written for the first time.
+/// First error of writing to standard output.
 static OUTPUT_ERROR: OnceLock<std::io::Error> = OnceLock::new();
 
-/// Prints to standard output. A closed pipe (`muster ci list | head`) is no error; any other is kept for
-/// [`output_error`].
+/// Prints to standard output. A closed pipe (`muster ci list | head`) is not an error. Other errors are stored for [`output_error`].
 pub(crate) fn out(text: &str) {
     let _ = out_while_read(text);
 }
 
-/// Prints to standard output; `Break` says that nobody reads on.
+/// Prints to standard output. Returns `Break` if the reader has closed it.
 pub(crate) fn out_while_read(text: &str) -> ControlFlow<()> {
-    written(&mut anstream::stdout().lock(), text.as_bytes())
+    write_all(&mut anstream::stdout().lock(), text.as_bytes())
 }
 
-/// As [`out_while_read`], for bytes as they are, colours and all.
+/// Prints bytes to standard output without changing them, as [`out_while_read`].
 pub(crate) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
-    written(&mut std::io::stdout().lock(), bytes)
+    write_all(&mut std::io::stdout().lock(), bytes)
 }
 
-fn written(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
+fn write_all(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => ControlFlow::Continue(()),
         Err(error) => {
@@ -59,7 +58,7 @@ fn written(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
     }
 }
 
-/// Why not all that was said reached standard output; none if it did, or nobody reads it any more.
+/// Returns the first error of writing to standard output. `None` if everything was written, or the reader closed the pipe.
 pub(crate) fn output_error() -> Option<&'static std::io::Error> {
     OUTPUT_ERROR.get()
 }
@@ -75,22 +74,22 @@ pub(crate) fn errln(text: &str) {
     let _ = stderr.write_all(format!("{text}\n").as_bytes());
 }
 
-/// Says what went wrong.
+/// Prints an error.
 pub(crate) fn error(text: &str) {
     errln(&format!("{} {text}", paint(BAD, "error:")));
 }
 
-/// Says what may matter.
+/// Prints a note: something that may matter to the user.
 pub(crate) fn note(text: &str) {
     errln(&format!("{} {text}", paint(BUSY, "note:")));
 }
 
-/// Says what probably is not as it should be.
+/// Prints a warning: something that is probably not as intended.
 pub(crate) fn warning(text: &str) {
     errln(&format!("{} {text}", paint(WARN, "warning:")));
 }
 
-/// Says an error with its causes, each on its line.
+/// Prints an error with its causes, one per line.
 pub(crate) fn report(problem: &dyn std::error::Error) {
     error(&problem.to_string());
     let mut next = problem.source();
@@ -100,22 +99,22 @@ pub(crate) fn report(problem: &dyn std::error::Error) {
     }
 }
 
-/// Whether diagnostics may be shown in colour.
-pub(crate) fn stderr_has_colour() -> bool {
+/// Whether standard error shows colors.
+pub(crate) fn stderr_has_color() -> bool {
     !matches!(anstream::AutoStream::choice(&std::io::stderr()), anstream::ColorChoice::Never)
 }
 
-/// Whether a person looks at the progress.
+/// Whether standard error is a terminal that can show progress.
 pub(crate) fn is_interactive() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// The width of the terminal; a plain page where there is none.
+/// Returns the width of the terminal in columns, or 100 without a terminal.
 pub(crate) fn width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// `85ms`, `12.3s`, `4m05s`, `1h02m`.
+/// Formats a duration, such as `85ms`, `12.3s`, `4m05s` or `1h02m`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -126,16 +125,16 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// `830 B`, `12.0 KB`, `3.4 GB`.
+/// Formats a size in bytes, such as `830 B`, `12.0 KB` or `3.4 GB`.
 pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
+    const UNITS: [&str; 3] = ["MB", "GB", "TB"];
     if bytes < 1000 {
         return format!("{bytes} B");
     }
     #[expect(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
     let mut value = bytes as f64 / 1000.0;
-    let mut unit = UNITS[0];
-    for next in &UNITS[1..] {
+    let mut unit = "KB";
+    for next in UNITS {
         if value < 1000.0 {
             break;
         }
@@ -145,12 +144,12 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{value:.1} {unit}")
 }
 
-/// Text without control characters, so that a name from a repository cannot steer the terminal.
+/// Replaces control characters, so that a name from a repository cannot send commands to the terminal.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Text cut to `columns`, with an ellipsis where something was cut.
+/// Truncates the text to `columns` characters. The last one is an ellipsis if something was cut.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();
@@ -160,14 +159,14 @@ pub(crate) fn fit(text: &str, columns: usize) -> String {
     cut
 }
 
-/// Columns of plain cells, aligned; no line ends in blanks.
+/// A table with aligned columns. Lines have no trailing spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<(String, Style)>>,
 }
 
 impl Table {
-    /// A table that starts with these headings.
+    /// Creates a table with these headings.
     pub(crate) fn new(headings: &[&str]) -> Self {
         Self { rows: vec![headings.iter().map(|heading| ((*heading).to_owned(), BOLD)).collect()] }
     }
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_steer_the_terminal() {
+    fn plain_text_has_no_terminal_commands() {
         assert_eq!(plain("a\u{1b}[2Jb"), "a\u{fffd}[2Jb");
     }
 }

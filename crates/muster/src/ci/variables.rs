@@ -1,4 +1,4 @@
-//! Variables and inputs of the command line.
+//! Variables and inputs from the command line.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::args::PipelineArgs;
 use super::error::CiError;
 use super::read::whole_text;
 
-/// The pipeline variables of `--var-file`, `--file-var` and `--var`, in their order: the last of a name counts.
+/// Returns the pipeline variables of `--var-file`, `--file-var` and `--var`. The last one of a name counts, in this order of flags.
 pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, CiError> {
     let mut variables = Vec::new();
     for path in &args.var_file {
@@ -28,13 +28,13 @@ pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, C
     Ok(variables)
 }
 
-/// The inputs of `--input`.
+/// Returns the inputs of `--input`.
 pub(super) fn inputs(args: &PipelineArgs) -> Result<Vec<(String, InputValue)>, CiError> {
     args.input
         .iter()
         .map(|text| match text.split_once('=') {
             Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), InputValue::Text(value.to_owned()))),
-            _ => Err(CiError::Usage(format!("`--input {text}` should be `--input NAME=VALUE`"))),
+            _ => Err(CiError::Usage(format!("`--input {text}` is invalid; use `--input NAME=VALUE`"))),
         })
         .collect()
 }
@@ -52,8 +52,10 @@ fn pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str),
     match text.split_once('=') {
         Some((key, value)) if is_name(key) => Ok((key, value)),
         // The value may be a secret, so only the name is repeated.
-        Some((key, _)) => Err(CiError::Usage(format!("`{flag} {key}=...`: a name has only letters, digits and `_`"))),
-        None => Err(CiError::Usage(format!("`{flag} {text}` should be `{flag} {form}`"))),
+        Some((key, _)) => Err(CiError::Usage(format!(
+            "`{flag} {key}=...`: a variable's name may contain only letters, digits and `_`"
+        ))),
+        None => Err(CiError::Usage(format!("`{flag} {text}` is invalid; use `{flag} {form}`"))),
     }
 }
 
@@ -61,7 +63,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// `NAME=VALUE` lines; empty lines and `#` lines are skipped, `export ` and quotes around a value are taken off.
+/// Parses `NAME=VALUE` lines. Skips empty lines and comments with `#`, and removes `export ` and quotes around a value.
 pub(super) fn parse_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, CiError> {
     let mut variables = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -72,8 +74,8 @@ pub(super) fn parse_file(path: &Path, text: &str) -> Result<Vec<(String, String)
         let line = line.strip_prefix("export ").unwrap_or(line);
         let parsed = line.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
         let Some((key, value)) = parsed.filter(|(key, _)| is_name(key)) else {
-            let place = format!("{}:{}", path.display(), index + 1);
-            return Err(CiError::Usage(format!("`{place}` is no variable; each line should be `NAME=VALUE`")));
+            let location = format!("{}:{}", path.display(), index + 1);
+            return Err(CiError::Usage(format!("`{location}` is not a variable; write `NAME=VALUE`")));
         };
         let quoted = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
         let value = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_variables_is_read_as_dotenv_files_are() {
+    fn variable_files_have_the_dotenv_format() {
         let text = "# words\nA=1\n\nexport B=\"two words\"\nC = 'x=y' \nD=\n";
         let found = parse_file(Path::new("v.env"), text).unwrap();
         let found: Vec<_> = found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
@@ -95,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named_by_its_number() {
+    fn invalid_line_is_reported_with_its_number() {
         let error = parse_file(Path::new("v.env"), "A=1\nnot a variable\n").unwrap_err().to_string();
         assert!(error.contains("v.env:2"), "{error}");
     }
 
     #[test]
-    fn a_wrong_name_does_not_repeat_the_value() {
+    fn invalid_name_error_hides_the_value() {
         let error = pair("--var", "NAME=VALUE", "MY-TOKEN=hunter22").unwrap_err().to_string();
         assert!(!error.contains("hunter22"), "{error}");
     }

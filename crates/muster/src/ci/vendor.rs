@@ -1,4 +1,4 @@
-//! `muster ci vendor`: fetches what includes name, and pins it.
+//! `muster ci vendor`: downloads included files, and pins them in `muster-ci.lock`.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,94 +10,98 @@ use muster_pipeline::render::render;
 use super::args::VendorArgs;
 use super::error::{CiError, ExitStatus};
 use super::pins::{LOCK_FILE, Lock};
-use super::prepare::{Gathered, Purpose, Target, gather, locate};
+use super::prepare::{PipelineSources, Purpose, Target, locate, read_sources};
 use super::ui::{self, Table};
 
-/// How deep child pipelines are followed: GitLab's own limit.
-const CHILD_LEVELS: usize = 2;
+/// Maximum depth of child pipelines to follow. Same as GitLab's limit.
+const MAX_CHILD_DEPTH: usize = 2;
 
-/// Fetches and pins; offline it checks that all is there.
+/// Downloads and pins the included files. With `--offline`, only checks that all of them are available.
 pub(super) async fn vendor(args: VendorArgs) -> Result<ExitStatus, CiError> {
-    let project = locate(&args.pipeline.place.directory)?;
+    let project = locate(&args.pipeline.repository.directory)?;
     let temporary = tempfile::Builder::new().prefix("muster-").tempdir();
-    let temporary = temporary.map_err(CiError::system("cannot make a temporary directory"))?;
+    let temporary = temporary.map_err(CiError::system("create a temporary directory"))?;
     let store = temporary.path().join("store.git");
     let runtime = tokio::runtime::Handle::current();
     let work = tokio::task::spawn_blocking(move || {
-        let target = Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Look, stubs_includes: false };
-        let gathered = gather(&args.pipeline, project, &target, runtime)?;
-        if args.pipeline.offline { check(gathered) } else { fetch(gathered, args.into.as_deref()) }
+        let target =
+            Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Inspect, stubs_includes: false };
+        let sources = read_sources(&args.pipeline, project, &target, runtime)?;
+        if args.pipeline.offline { check(sources) } else { fetch(sources, args.into.as_deref()) }
     });
     work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Fetches everything and writes the pins.
-fn fetch(gathered: Gathered, into: Option<&Path>) -> Result<ExitStatus, CiError> {
-    let worktree = gathered.snapshot.worktree.clone();
-    let cache = gathered.project.includes();
-    let folder = match into {
-        Some(folder) => Some(inside(&worktree, folder)?),
-        None => Lock::read(&worktree)?.and_then(|lock| lock.folder),
+/// Downloads all included files, and writes the pins.
+fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, CiError> {
+    let worktree = pipeline.snapshot.worktree.clone();
+    let cache = pipeline.project.includes();
+    let directory = match into {
+        Some(directory) => Some(inside(&worktree, directory)?),
+        None => Lock::read(&worktree)?.and_then(|lock| lock.directory),
     };
-    let lock = Lock::new(folder.clone(), Vec::new());
-    let identity = &gathered.identity;
+    let lock = Lock::new(directory.clone(), Vec::new());
+    let identity = &pipeline.identity;
     let options = VendorOptions {
         projects: identity.clone_start.clone(),
         login: identity.login.clone(),
-        server: gathered.server.clone(),
-        templates: gathered.config.template_url(),
+        server: pipeline.server.clone(),
+        templates: pipeline.config.template_url(),
         directory: lock.contents(&worktree, &cache),
         repositories: cache.join("repositories"),
     };
-    let sources = gathered.sources.vendoring(options);
-    if !load_all(&gathered.text, &gathered.context, &sources) {
-        return Err(CiError::Usage(format!("not every include could be fetched; `{LOCK_FILE}` is as it was")));
+    let sources = pipeline.sources.vendoring(options);
+    if !load_all(&pipeline.text, &pipeline.context, &sources) {
+        return Err(CiError::Usage(format!("failed to download all included files; `{LOCK_FILE}` is unchanged")));
     }
     let pins = sources.pinned();
     show(&pins);
-    Lock::new(folder, pins).write(&worktree)?;
+    Lock::new(directory, pins).write(&worktree)?;
     Ok(ExitStatus::Passed)
 }
 
-/// Checks that what is pinned is all that is needed, without a network.
-fn check(gathered: Gathered) -> Result<ExitStatus, CiError> {
-    if !load_all(&gathered.text, &gathered.context, &gathered.sources) {
-        return Err(CiError::Usage("not every include is on this machine; `muster ci vendor` fetches them".to_owned()));
+/// Checks that all included files are available without the network.
+fn check(pipeline: PipelineSources) -> Result<ExitStatus, CiError> {
+    if !load_all(&pipeline.text, &pipeline.context, &pipeline.sources) {
+        return Err(CiError::Usage(
+            "not all included files are available on this machine; run `muster ci vendor` to download them".to_owned(),
+        ));
     }
-    show(&gathered.sources.used_pins());
+    show(&pipeline.sources.used_pins());
     Ok(ExitStatus::Passed)
 }
 
-/// Loads the configuration and its child pipelines, first as the event wants it, then with all includes whatever their
-/// rules say. Answers whether the event has all it needs.
+/// Loads the configuration and its child pipelines, first for the event, then with all includes regardless of their rules. Returns whether
+/// everything that the event needs was loaded.
 fn load_all(text: &[u8], context: &Context, sources: &SnapshotSources) -> bool {
-    let wanted = Level { context, sources, is_wanted: true };
+    let event = LoadPass { context, sources, is_required: true };
     let all = Context { ignores_include_rules: true, ..context.clone() };
-    let all = Level { context: &all, sources, is_wanted: false };
-    [wanted, all].iter().all(|level| level.follow(load::load(text, level.context, sources), 0))
+    let all = LoadPass { context: &all, sources, is_required: false };
+    [event, all].iter().all(|pass| pass.follow(load::load(text, pass.context, sources), 0))
 }
 
-/// One way to read the configuration.
-struct Level<'a> {
+/// One pass over the configuration.
+struct LoadPass<'a> {
     context: &'a Context,
     sources: &'a SnapshotSources,
-    /// What is missing matters.
-    is_wanted: bool,
+    /// Whether a missing include is an error.
+    is_required: bool,
 }
 
-impl Level<'_> {
+impl LoadPass<'_> {
+    /// Reports failed includes, and follows child pipelines. Returns whether all required includes were loaded.
     fn follow(&self, loaded: Loaded, depth: usize) -> bool {
         let failed = loaded.includes.iter().any(|include| include.outcome == IncludeOutcome::Failed);
         if failed {
-            ui::errln(render(&loaded.diagnostics, &loaded.sources, ui::stderr_has_colour()).trim_end());
+            ui::errln(render(&loaded.diagnostics, &loaded.sources, ui::stderr_has_color()).trim_end());
         }
-        if failed && self.is_wanted {
+        if failed && self.is_required {
             return false;
         }
         if failed {
-            ui::warning("what is shown above is asked for only under rules that do not hold now, and is not pinned");
+            ui::warning("the includes above are only used under rules that do not match now; they are not pinned");
         }
-        if depth == CHILD_LEVELS {
+        if depth == MAX_CHILD_DEPTH {
             return true;
         }
         let children: Vec<Vec<ChildSource>> = load::children(&loaded.root);
@@ -107,7 +111,7 @@ impl Level<'_> {
 
 fn show(pins: &[Pin]) {
     if pins.is_empty() {
-        ui::note("the configuration includes nothing that has to be fetched");
+        ui::note("the configuration has no includes to download");
         return;
     }
     let mut table = Table::new(&["INCLUDE", "PINNED TO", "FROM"]);
@@ -124,16 +128,16 @@ fn show(pins: &[Pin]) {
     ui::out(&table.to_string());
 }
 
-/// A folder as a path from the top of the repository.
-fn inside(worktree: &Path, folder: &Path) -> Result<PathBuf, CiError> {
-    let absolute =
-        std::path::absolute(folder).map_err(CiError::system(format!("cannot use `{}`", folder.display())))?;
+/// Converts a directory to a path relative to the top of the repository.
+fn inside(worktree: &Path, directory: &Path) -> Result<PathBuf, CiError> {
+    let absolute = std::path::absolute(directory)
+        .map_err(CiError::system(format!("resolve the path `{}`", directory.display())))?;
     let top = std::fs::canonicalize(worktree).unwrap_or_else(|_| worktree.to_owned());
-    let path = absolute.strip_prefix(&top).or_else(|_| absolute.strip_prefix(worktree)).unwrap_or(folder);
+    let path = absolute.strip_prefix(&top).or_else(|_| absolute.strip_prefix(worktree)).unwrap_or(directory);
     let is_inside = path.components().all(|part| matches!(part, Component::Normal(_))) && path.components().count() > 0;
     if is_inside {
         Ok(path.to_owned())
     } else {
-        Err(CiError::Usage(format!("`--into {}` has to name a directory inside the repository", folder.display())))
+        Err(CiError::Usage(format!("`--into {}` is not a directory inside the repository", directory.display())))
     }
 }

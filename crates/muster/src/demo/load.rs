@@ -1,4 +1,4 @@
-//! The demo's load: waves of jobs, the same for the same seed.
+//! The demo's load: waves of jobs, reproducible by a seed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,39 +7,39 @@ use muster_coordinator::{GitFacts, NewPipeline, NoFiles, ProjectFacts, SharedSou
 use muster_job::ProjectId;
 use muster_pipeline::context::Context;
 
-/// Jobs of one pipeline, and how long after the one before it comes.
+/// A pipeline of the demo: its jobs, and its delay after the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wave {
     pub(super) after: Duration,
-    /// How long each job works.
+    /// Duration of each job.
     pub(super) jobs: Vec<Duration>,
 }
 
-/// Waves: a burst, single jobs, a pause long enough for instances to go, and again.
+/// Waves of jobs: cycles of a burst, single jobs, and a pause in which idle instances are deleted.
 #[derive(Debug)]
 pub(super) struct Load {
     random: u64,
     wave: usize,
-    left: Option<usize>,
+    remaining: Option<usize>,
     burst: usize,
 }
 
-/// Waves of a tide.
-const TIDE: usize = 8;
-/// Before a burst: idle instances have gone then.
-const EBB: Duration = Duration::from_millis(3500);
-/// Between the single jobs.
-const TRICKLE: Duration = Duration::from_millis(900);
-/// The shortest job, and how much longer the others are at most, in milliseconds.
-const WORK_MS: (u64, u64) = (400, 1400);
+/// Number of waves in a cycle.
+const WAVES_PER_CYCLE: usize = 8;
+/// Pause before a burst. Idle instances are deleted in it.
+const CYCLE_PAUSE: Duration = Duration::from_millis(3500);
+/// Pause between single jobs.
+const SINGLE_JOB_PAUSE: Duration = Duration::from_millis(900);
+/// Duration of the shortest job, and the maximum random addition to it, in milliseconds.
+const DURATION_MS: (u64, u64) = (400, 1400);
 
 impl Load {
-    /// `jobs` in all (none: without an end), bursts of `burst`.
+    /// Creates a load of `jobs` jobs in total, with bursts of `burst` jobs. `None` means no limit.
     pub(super) fn new(seed: u64, jobs: Option<usize>, burst: usize) -> Self {
-        Self { random: seed.wrapping_add(1), wave: 0, left: jobs, burst: burst.max(1) }
+        Self { random: seed.wrapping_add(1), wave: 0, remaining: jobs, burst: burst.max(1) }
     }
 
-    /// From 0 to `below`, without it (SplitMix64).
+    /// Returns a random number from 0 up to, but excluding, `below` (SplitMix64).
     fn random(&mut self, below: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -53,27 +53,27 @@ impl Iterator for Load {
     type Item = Wave;
 
     fn next(&mut self) -> Option<Wave> {
-        let (after, wanted) = match self.wave % TIDE {
+        let (after, wanted) = match self.wave % WAVES_PER_CYCLE {
             0 if self.wave == 0 => (Duration::ZERO, self.burst),
-            0 => (EBB, self.burst),
-            _ => (TRICKLE, 1 + usize::try_from(self.random(2)).unwrap_or(0)),
+            0 => (CYCLE_PAUSE, self.burst),
+            _ => (SINGLE_JOB_PAUSE, 1 + usize::try_from(self.random(2)).unwrap_or(0)),
         };
         self.wave += 1;
-        let n = self.left.map_or(wanted, |left| left.min(wanted));
-        if let Some(left) = &mut self.left {
-            *left -= n;
+        let n = self.remaining.map_or(wanted, |remaining| remaining.min(wanted));
+        if let Some(remaining) = &mut self.remaining {
+            *remaining -= n;
         }
-        let work = (0..n).map(|_| Duration::from_millis(WORK_MS.0 + self.random(WORK_MS.1))).collect();
+        let work = (0..n).map(|_| Duration::from_millis(DURATION_MS.0 + self.random(DURATION_MS.1))).collect();
         (n > 0).then_some(Wave { after, jobs: work })
     }
 }
 
-/// Why there is no pipeline of a wave.
+/// Error from compiling the pipeline of a wave.
 #[derive(Debug, thiserror::Error)]
-#[error("a defect: the demo's pipeline is none: {0}")]
+#[error("failed to compile the demo's pipeline (this is a bug, please report it): {0}")]
 pub(super) struct LoadError(String);
 
-/// The pipeline of a wave. Its jobs need no repository, no network, and no program but a shell and `sleep`.
+/// Compiles the pipeline of a wave. Its jobs need no repository, no network, and no program but a shell and `sleep`.
 pub(super) fn pipeline(wave: &Wave) -> Result<NewPipeline, LoadError> {
     let mut yaml = "variables: {GIT_STRATEGY: none}\n".to_owned();
     for (index, work) in wave.jobs.iter().enumerate() {
@@ -98,18 +98,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_waves_and_a_bound_holds() {
+    fn same_seed_gives_same_waves_with_the_given_number_of_jobs() {
         let waves = |seed| Load::new(seed, Some(40), 9).collect::<Vec<_>>();
         assert_eq!(waves(3), waves(3));
         assert_ne!(waves(3), waves(4));
         let all = waves(3);
         assert_eq!(all.iter().map(|wave| wave.jobs.len()).sum::<usize>(), 40);
-        assert_eq!((all[0].jobs.len(), all[TIDE].after), (9, EBB));
-        assert_eq!(Load::new(1, None, 4).take(1000).count(), 1000, "without a bound it goes on");
+        assert_eq!((all[0].jobs.len(), all[WAVES_PER_CYCLE].after), (9, CYCLE_PAUSE));
+        assert_eq!(Load::new(1, None, 4).take(1000).count(), 1000, "without a limit there are always more");
     }
 
     #[test]
-    fn each_wave_is_a_pipeline() {
+    fn wave_compiles_to_a_pipeline_with_its_jobs() {
         let wave = Wave { after: Duration::ZERO, jobs: vec![Duration::from_millis(1234); 3] };
         let pipeline = pipeline(&wave).unwrap();
         assert_eq!(pipeline.compiled.jobs.len(), 3);

@@ -1,18 +1,18 @@
-//! `muster demo`: a fleet on this machine, to look at.
+//! `muster demo`: shows a whole fleet at work on this machine.
 //!
 //! ```text
 //! load --pipelines--> coordinator --runner API--> manager --scaler--> plugin `local` --> instances --> jobs
 //!                         | events                   | HTTP: status, explain
-//!                         +----------> picture <-----+
+//!                         +----------> screen <------+
 //! ```
-//! Everything is the real thing, in one process and a temporary folder: it needs no settings, no network, no privileges and no
-//! other program but `sh` and `sleep`. At its end nothing is left, and that is checked.
+//! All parts are those of a real installation, but in one process and a temporary directory. The demo needs no settings, no network, no
+//! privileges and no other program than `sh` and `sleep`. It checks at its end that it leaves nothing behind.
 
-mod books;
 mod load;
-mod picture;
+mod render;
 mod screen;
-mod world;
+mod stack;
+mod tracker;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,66 +25,67 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use crate::ci::{CiError, Interrupts, ui};
 use crate::fleet::query;
 use crate::runner::{EXPLAIN_PATH, STATUS_PATH};
-use books::{Jobs, Meter};
 use load::{Load, Wave};
-use picture::{DECISIONS, Frame, draw};
+use render::{Frame, MAX_DECISIONS, render};
 use screen::Screen;
-use world::{Size, World};
+use stack::{DemoStack, Size};
+use tracker::{CostMeter, JobTracker};
 
-/// Between two looks at the fleet.
-const LOOK: Duration = Duration::from_millis(150);
-/// Looks between two readings of the decisions.
-const DECISIONS_EVERY: u32 = 5;
-/// Points of the curves.
-const PAST_MAX: usize = 400;
-/// What an instance costs in an hour here, so that there is a cost to see.
+/// Interval for querying the fleet's status.
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
+/// Number of polls after which the decisions are queried again.
+const POLLS_PER_DECISIONS: u32 = 5;
+/// Maximum number of points in a curve.
+const MAX_POINTS: usize = 400;
+/// Model price of an instance per hour, so that the demo has a cost to show.
 const PRICE_PER_HOUR: f64 = 0.08;
-/// Open files of a demo: whatever its size (33, and some room), and for each slot.
-const FILES_ALWAYS: u64 = 48;
-const FILES_OF_A_SLOT: u64 = 3;
-/// Jobs where nobody looks on and none are asked for.
-const JOBS_HEADLESS: usize = 40;
+/// Files that a demo opens regardless of its size: 33, and a reserve.
+const BASE_FILES: u64 = 48;
+/// Files that a demo opens for each slot: both ends of the job's request, and its log.
+const FILES_PER_SLOT: u64 = 3;
+/// Default number of jobs of a demo without a screen.
+const HEADLESS_JOBS: usize = 40;
 
-/// How the demo runs.
+/// Arguments of `muster demo`.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
-pub(crate) struct Args {
-    /// Draw nothing: run the jobs, print a summary, and fail unless all jobs are done and no instance is left.
+pub(crate) struct DemoArgs {
+    /// Run without a screen, and print a summary. Fails unless all jobs succeed and no instance is left.
     #[arg(long)]
     headless: bool,
-    /// Jobs in all; without it, waves of jobs come until you end the demo (headless: 40).
+    /// Number of jobs. By default, jobs keep coming until you quit; with --headless, there are 40.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// The most instances.
+    /// Maximum number of instances.
     #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
     instances: u32,
-    /// Slots of an instance.
+    /// Number of jobs that an instance runs at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     slots: u32,
-    /// Milliseconds until an instance boots.
+    /// Milliseconds that an instance takes to boot.
     #[arg(long, value_name = "MS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(..=600_000))]
-    boot: u64,
-    /// Where the randomness comes from.
+    boot_time_ms: u64,
+    /// Seed of the random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Seconds after which a headless demo is given up.
+    /// Seconds after which a headless demo stops and fails.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    limit: u64,
+    timeout: u64,
 }
 
-/// Why there is no demo.
+/// Errors of `muster demo`.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error(
-        "too few open files are permitted: {permitted}, where this demo takes {takes}; raise the limit (`ulimit -n {takes}`), \
-         or ask for fewer --instances and --slots"
+        "the limit of {permitted} open files is too low for this demo, which needs {required}; raise it (`ulimit -n {required}`), \
+         or reduce --instances or --slots"
     )]
-    OpenFiles { permitted: u64, takes: u64 },
-    #[error("cannot make a temporary folder; TMPDIR can name another place for it")]
-    Folder(#[source] std::io::Error),
-    #[error("cannot listen on the loopback interface")]
+    OpenFiles { permitted: u64, required: u64 },
+    #[error("failed to create a temporary directory; set TMPDIR to a writable directory")]
+    TempDir(#[source] std::io::Error),
+    #[error("failed to listen on the loopback interface")]
     Listen(#[source] std::io::Error),
-    #[error("cannot find this program's own file")]
+    #[error("failed to find this program's own file")]
     Executable(#[source] std::io::Error),
     #[error(transparent)]
     Signals(#[from] CiError),
@@ -101,41 +102,42 @@ enum DemoError {
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
     #[error(transparent)]
-    Ask(#[from] query::QueryError),
+    Query(#[from] query::QueryError),
     #[error(transparent)]
     Load(#[from] load::LoadError),
-    #[error("a defect of the demo, please report it: {0}")]
-    Defect(String),
+    #[error("internal error in the demo (this is a bug, please report it): {0}")]
+    Internal(String),
 }
 
-/// What came of it.
+/// Result of a demo that ran.
 struct Outcome {
     headless: bool,
     demo: Demo,
-    left: usize,
+    /// Number of instances that still exist, which is a bug.
+    instances_left: usize,
     took: Duration,
-    /// What a headless demo was to do: jobs, within so many seconds.
-    asked: Option<(usize, u64)>,
+    /// Goal of a headless demo: number of jobs, and timeout in seconds.
+    goal: Option<(usize, u64)>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Runs `muster demo`.
+pub(crate) fn run(args: DemoArgs) -> ExitCode {
     let screen = if args.headless { None } else { Screen::take() };
-    // Whatever the log says would stand in the middle of the picture.
-    crate::logging::of_command(if screen.is_some() { "off" } else { "error" });
-    // Coordinator, manager and the connections to all instances are this one process.
+    // Log lines would overwrite the screen.
+    crate::logging::init_command(if screen.is_some() { "off" } else { "error" });
+    // This one process opens the files of the coordinator, the manager and the connections to all instances.
     crate::open_files::raise();
-    // Later, what was begun could not even be removed.
+    // Checked before the start: without free file descriptors, the demo could not even clean up.
     if let Err(error) = check_open_files(crate::open_files::permitted(), args.instances, args.slots) {
         drop(screen);
         ui::report(&error);
         return ExitCode::FAILURE;
     }
     crate::runtime::block_on(async {
-        let outcome = play(&args, screen.as_ref()).await;
+        let outcome = run_demo(&args, screen.as_ref()).await;
         drop(screen);
         match outcome {
-            Ok(outcome) => outcome.tell(),
+            Ok(outcome) => outcome.print(),
             Err(error) => {
                 ui::report(&error);
                 ExitCode::FAILURE
@@ -144,100 +146,102 @@ pub(crate) fn run(args: Args) -> ExitCode {
     })
 }
 
-/// Whether a demo of this size can do with so many open files: what it always has open and some room, both ends of a slot's
-/// request and its log, and an instance's connection.
+/// Checks that the limit of open files suffices for a demo of this size.
+///
+/// Each instance has a connection, and each slot needs [`FILES_PER_SLOT`].
 fn check_open_files(permitted: Option<u64>, instances: u32, slots: u32) -> Result<(), DemoError> {
     let (instances, slots) = (u64::from(instances), u64::from(slots));
-    let takes = FILES_ALWAYS + instances * (1 + FILES_OF_A_SLOT * slots);
+    let required = BASE_FILES + instances * (1 + FILES_PER_SLOT * slots);
     match permitted {
-        Some(permitted) if permitted < takes => Err(DemoError::OpenFiles { permitted, takes }),
+        Some(permitted) if permitted < required => Err(DemoError::OpenFiles { permitted, required }),
         _ => Ok(()),
     }
 }
 
-/// The demo while it runs.
+/// A running demo.
 struct Demo {
-    jobs: Jobs,
-    meter: Meter,
+    jobs: JobTracker,
+    meter: CostMeter,
     frame: Frame,
-    /// All jobs that were to come have come, and ended.
+    /// Whether all jobs were created and have finished.
     complete: bool,
     client: reqwest::Client,
-    looks: u32,
+    polls: u32,
 }
 
-async fn play(args: &Args, screen: Option<&Screen>) -> Result<Outcome, DemoError> {
+async fn run_demo(args: &DemoArgs, screen: Option<&Screen>) -> Result<Outcome, DemoError> {
     let interrupts = Interrupts::new()?;
-    let boot = Duration::from_millis(args.boot);
-    let size = Size { instances: args.instances, slots: args.slots, boot, seed: args.seed };
-    let jobs = args.jobs.map(usize::from).or(screen.is_none().then_some(JOBS_HEADLESS));
+    let boot_time = Duration::from_millis(args.boot_time_ms);
+    let size = Size { instances: args.instances, slots: args.slots, boot_time, seed: args.seed };
+    let jobs = args.jobs.map(usize::from).or(screen.is_none().then_some(HEADLESS_JOBS));
     let load = Load::new(args.seed, jobs, usize::try_from(args.instances * args.slots).unwrap_or(1));
     let began = Instant::now();
-    let until = screen.is_none().then(|| began + Duration::from_secs(args.limit));
-    let world = World::start(size).await?;
+    let deadline = screen.is_none().then(|| began + Duration::from_secs(args.timeout));
+    let stack = DemoStack::start(size).await?;
     let mut demo = Demo {
-        jobs: Jobs::default(),
-        meter: Meter::default(),
-        frame: Frame { address: world.address.clone(), ..Frame::default() },
+        jobs: JobTracker::default(),
+        meter: CostMeter::default(),
+        frame: Frame { address: stack.address.clone(), ..Frame::default() },
         complete: false,
         client: query::client()?,
-        looks: 0,
+        polls: 0,
     };
-    let played = demo.watch(&world, load, screen, interrupts, until).await;
-    demo.frame.ending = true;
+    let watched = demo.watch(&stack, load, screen, interrupts, deadline).await;
+    demo.frame.stopping = true;
     demo.draw(screen);
-    let left = world.end().await?;
-    played?;
-    let asked = jobs.filter(|_| screen.is_none()).map(|jobs| (jobs, args.limit));
-    Ok(Outcome { headless: screen.is_none(), demo, left, took: began.elapsed(), asked })
+    let instances_left = stack.stop().await?;
+    watched?;
+    let goal = jobs.filter(|_| screen.is_none()).map(|jobs| (jobs, args.timeout));
+    Ok(Outcome { headless: screen.is_none(), demo, instances_left, took: began.elapsed(), goal })
 }
 
 impl Demo {
+    /// Creates the jobs and follows them, until all have finished, the user quits, or the deadline passes.
     async fn watch(
         &mut self,
-        world: &World,
+        stack: &DemoStack,
         mut load: Load,
         screen: Option<&Screen>,
         mut interrupts: Interrupts,
-        until: Option<Instant>,
+        deadline: Option<Instant>,
     ) -> Result<(), DemoError> {
         let began = Instant::now();
-        let mut events = world.coordinator.subscribe();
+        let mut events = stack.coordinator.subscribe();
         let mut keys = screen.map(Screen::keys);
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut poll = interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut next = load.next();
         let mut due = began;
         loop {
             // Each branch is cancel-safe: it only waits.
             tokio::select! {
                 event = events.recv() => match event {
-                    Ok(event) => self.jobs.take(&event, Instant::now()),
-                    Err(RecvError::Lagged(_)) => self.read_anew(world).await?,
-                    Err(RecvError::Closed) => return Err(DemoError::Defect("the coordinator has ended".to_owned())),
+                    Ok(event) => self.jobs.record(&event, Instant::now()),
+                    Err(RecvError::Lagged(_)) => self.resync(stack).await?,
+                    Err(RecvError::Closed) => return Err(DemoError::Internal("the coordinator has stopped".to_owned())),
                 },
                 () = sleep_until(due), if next.is_some() => {
                     if let Some(wave) = next.take() {
-                        world.coordinator.create_pipeline(load::pipeline(&wave)?).await?;
+                        stack.coordinator.create_pipeline(load::pipeline(&wave)?).await?;
                     }
                     next = load.next();
                     due = Instant::now() + next.as_ref().map_or(Duration::ZERO, |wave: &Wave| wave.after);
                 }
-                _ = look.tick() => {
-                    self.look(world).await?;
+                _ = poll.tick() => {
+                    self.poll(stack).await?;
                     self.frame.elapsed = began.elapsed();
                     self.draw(screen);
-                    if until.is_some_and(|until| Instant::now() >= until) {
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return Ok(());
                     }
                 }
                 () = interrupts.next() => return Ok(()),
                 () = quit(&mut keys) => return Ok(()),
             }
-            if next.is_none() && self.jobs.have_ended() {
-                // What was told so far may be the half of a batch.
-                self.read_anew(world).await?;
-                if self.jobs.have_ended() {
+            if next.is_none() && self.jobs.are_finished() {
+                // The events so far may be the first half of a batch, so check the complete state.
+                self.resync(stack).await?;
+                if self.jobs.are_finished() {
                     self.complete = true;
                     return Ok(());
                 }
@@ -245,51 +249,52 @@ impl Demo {
         }
     }
 
-    /// All jobs, as the coordinator has them.
-    async fn read_anew(&mut self, world: &World) -> Result<(), DemoError> {
-        for pipeline in world.coordinator.pipelines(None, usize::MAX).await? {
-            for job in world.coordinator.pipeline(pipeline.id).await?.jobs {
-                self.jobs.take(&Event::JobChanged(job.into()), Instant::now());
+    /// Records the state of all jobs as the coordinator has it, for when events were missed.
+    async fn resync(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
+        for pipeline in stack.coordinator.pipelines(None, usize::MAX).await? {
+            for job in stack.coordinator.pipeline(pipeline.id).await?.jobs {
+                self.jobs.record(&Event::JobChanged(job.into()), Instant::now());
             }
         }
         Ok(())
     }
 
-    /// Asks the manager, as `muster fleet status` does.
-    async fn look(&mut self, world: &World) -> Result<(), DemoError> {
-        let mut reports: Reports = query::get(&self.client, &world.address, STATUS_PATH, &[]).await?;
+    /// Queries the manager, as `muster fleet status` does, and updates the frame.
+    async fn poll(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
+        let mut reports: Reports = query::get(&self.client, &stack.address, STATUS_PATH, &[]).await?;
         let report = reports.fleets.pop();
         let status = report.as_ref().and_then(|report| report.status.as_ref());
         let names = status.into_iter().flat_map(|status| &status.instances).map(|instance| instance.id.as_str());
-        self.meter.look(names, Instant::now());
+        self.meter.record(names, Instant::now());
         let frame = &mut self.frame;
-        if self.looks.is_multiple_of(DECISIONS_EVERY) {
-            let mut told: ExplanationSet = query::get(&self.client, &world.address, EXPLAIN_PATH, &[]).await?;
-            let decisions = told.fleets.pop().map(|fleet| fleet.decisions).unwrap_or_default();
-            let latest = decisions.iter().rev().take(DECISIONS).rev();
-            frame.decisions = latest.map(|told| told.text.clone()).collect();
+        if self.polls.is_multiple_of(POLLS_PER_DECISIONS) {
+            let mut explained: ExplanationSet = query::get(&self.client, &stack.address, EXPLAIN_PATH, &[]).await?;
+            let decisions = explained.fleets.pop().map(|fleet| fleet.decisions).unwrap_or_default();
+            let latest = decisions.iter().rev().take(MAX_DECISIONS).rev();
+            frame.decisions = latest.map(|entry| entry.text.clone()).collect();
         }
-        self.looks = self.looks.wrapping_add(1);
+        self.polls = self.polls.wrapping_add(1);
         frame.counts = self.jobs.counts();
         frame.waits = self.jobs.waits();
         frame.cost = self.meter.cost(PRICE_PER_HOUR);
-        frame.cost_per_hour = f64::from(u32::try_from(self.meter.now).unwrap_or(u32::MAX)) * PRICE_PER_HOUR;
-        frame.past.push_back((frame.counts.waiting, self.meter.now));
-        if frame.past.len() > PAST_MAX {
-            frame.past.pop_front();
+        frame.cost_per_hour = f64::from(u32::try_from(self.meter.current).unwrap_or(u32::MAX)) * PRICE_PER_HOUR;
+        frame.points.push_back((frame.counts.waiting, self.meter.current));
+        if frame.points.len() > MAX_POINTS {
+            frame.points.pop_front();
         }
         frame.report = report;
         Ok(())
     }
 
+    /// Shows the frame, if there is a screen.
     fn draw(&self, screen: Option<&Screen>) {
         let Some(screen) = screen else { return };
         let (width, height) = Screen::size();
-        screen.show(&draw(&self.frame, width, height));
+        screen.show(&render(&self.frame, width, height));
     }
 }
 
-/// Waits for the key that ends the demo; for ever where there are no keys.
+/// Waits for the key that quits the demo. Never returns without keyboard input.
 async fn quit(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
     let Some(pressed) = keys else { return std::future::pending().await };
     loop {
@@ -302,40 +307,41 @@ async fn quit(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
 }
 
 impl Outcome {
-    /// The summary; all is well where every job ended well, or the demo was ended before.
-    fn tell(&self) -> ExitCode {
+    /// Prints the summary. Succeeds if no job failed and no instance is left; a headless demo must also have finished its jobs.
+    fn print(&self) -> ExitCode {
         let Demo { jobs, meter, complete, .. } = &self.demo;
         let (counts, waits) = (jobs.counts(), jobs.waits());
         let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
         ui::outln(&format!(
-            "jobs       {} of {} done, {} failed, in {}",
+            "jobs       {} of {} succeeded, {} failed, in {}",
             counts.succeeded,
             counts.created,
             counts.failed,
             seconds(self.took)
         ));
         let waited = format!(
-            "waits      half within {}, 95 % within {}, longest {}, from the queue to the first line",
-            seconds(waits.half),
+            "waits      p50 {}, p95 {}, max {}, from the queue to the first log line",
+            seconds(waits.p50),
             seconds(waits.p95),
-            seconds(waits.most)
+            seconds(waits.max)
         );
-        // Of no job there are no waits.
-        ui::outln(if counts.succeeded + counts.failed > 0 { &waited } else { "waits      no job has ended" });
-        ui::outln(&format!("instances  {} made, at most {} at once, {} left", meter.seen(), meter.most, self.left));
+        // Without a finished job there are no waiting times.
+        ui::outln(if counts.succeeded + counts.failed > 0 { &waited } else { "waits      no job has finished" });
+        let (created, max, left) = (meter.total(), meter.max, self.instances_left);
+        ui::outln(&format!("instances  {created} created, at most {max} at once, {left} left"));
         ui::outln(&format!(
-            "cost       {:.5}, at {PRICE_PER_HOUR} for an instance and hour (a model price)",
+            "cost       {:.5}, at {PRICE_PER_HOUR} per instance and hour (model price)",
             meter.cost(PRICE_PER_HOUR)
         ));
-        if let Some((jobs, limit)) =
-            self.asked.filter(|(_, limit)| !complete && self.took >= Duration::from_secs(*limit))
+        if let Some((jobs, timeout)) =
+            self.goal.filter(|(_, timeout)| !complete && self.took >= Duration::from_secs(*timeout))
         {
             ui::error(&format!(
-                "the demo was given up at its limit of {limit} s, with {} of {jobs} jobs done; --limit gives it more time",
+                "the demo timed out after {timeout} s with {} of {jobs} jobs succeeded; set --timeout to give it more time",
                 counts.succeeded
             ));
         }
-        if self.left > 0 || counts.failed > 0 || (self.headless && !complete) {
+        if self.instances_left > 0 || counts.failed > 0 || (self.headless && !complete) {
             return ExitCode::FAILURE;
         }
         crate::ci::with_output(ExitCode::SUCCESS)
@@ -347,9 +353,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_few_open_files_are_told_with_the_number_that_suffices() {
+    fn too_low_open_files_limit_error_names_the_required_limit() {
         let error = check_open_files(Some(89), 6, 2).unwrap_err().to_string();
-        assert!(error.contains("permitted: 89") && error.contains("`ulimit -n 90`"), "{error}");
+        assert!(error.contains("limit of 89") && error.contains("`ulimit -n 90`"), "{error}");
         check_open_files(Some(90), 6, 2).unwrap();
         check_open_files(None, 100, 16).unwrap();
     }

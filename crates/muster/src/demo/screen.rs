@@ -1,4 +1,4 @@
-//! The terminal: drawn over, and put back as it was.
+//! The terminal that the demo draws on. Its state is restored at the end.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// The terminal while it is drawn on. Dropped, it is as it was.
+/// The terminal while the demo draws on it. Restores the previous state when dropped.
 pub(super) struct Screen {
-    /// How keys were read before; none where the input is no terminal.
+    /// Previous settings of the keyboard input. `None` if stdin is not a terminal.
     before: Option<Termios>,
 }
 
 impl Screen {
-    /// Takes the terminal; none where nobody looks at one.
+    /// Takes over the terminal. `None` if stdout is not a terminal, or one without cursor movement.
     pub(super) fn take() -> Option<Self> {
         if !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
             return None;
@@ -23,7 +23,7 @@ impl Screen {
         let input = std::io::stdin();
         let before = tcgetattr(&input).ok().filter(|_| input.is_terminal());
         if let Some(before) = &before {
-            // Keys as they are pressed, and not shown; Ctrl-C stays a signal.
+            // Read keys immediately and without echo. Ctrl-C still raises a signal.
             let mut keys = before.clone();
             keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             let _ = tcsetattr(&input, OptionalActions::Now, &keys);
@@ -32,13 +32,13 @@ impl Screen {
         Some(Self { before })
     }
 
-    /// Columns and lines.
+    /// Returns the number of columns and lines.
     pub(super) fn size() -> (usize, usize) {
         let size = terminal_size::terminal_size();
         size.map_or((80, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)))
     }
 
-    /// Shows these lines. Nothing flickers: each line is written over the one before.
+    /// Shows these lines. Each line overwrites the previous one in place, so that nothing flickers.
     pub(super) fn show(&self, lines: &[String]) {
         let mut text = "\x1b[H".to_owned();
         for (index, line) in lines.iter().enumerate() {
@@ -52,14 +52,18 @@ impl Screen {
         write(&text);
     }
 
-    /// Keys that are pressed. Its thread reads until the input or the process ends.
+    /// Returns the keys that are pressed. A thread reads them until the input or the process ends.
     pub(super) fn keys(&self) -> mpsc::Receiver<u8> {
         let (sender, receiver) = mpsc::channel(1);
         if self.before.is_some() {
             std::thread::spawn(move || {
                 use std::io::Read as _;
-                let (mut input, mut key) = (std::io::stdin(), [0]);
-                while input.read_exact(&mut key).is_ok() && sender.blocking_send(key[0]).is_ok() {}
+                let (mut input, mut key) = (std::io::stdin(), [0_u8; 1]);
+                while let (Ok(()), [key]) = (input.read_exact(&mut key), key) {
+                    if sender.blocking_send(key).is_err() {
+                        break;
+                    }
+                }
             });
         }
         receiver
@@ -75,7 +79,7 @@ impl Drop for Screen {
     }
 }
 
-/// A terminal that is gone is no reason to stop: the end comes by its hang-up.
+/// Writes to the terminal. Errors are ignored: if the terminal was closed, a hang-up signal ends the demo.
 fn write(text: &str) {
     let mut output = std::io::stdout().lock();
     let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());

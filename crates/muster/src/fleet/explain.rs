@@ -13,12 +13,12 @@ use time::macros::format_description;
 use super::query::ManagerTarget;
 use crate::ci::{self, ui};
 
-/// Decisions that are shown where nothing else is said.
-const DECISIONS: usize = 40;
+/// Default number of decisions to show.
+const DEFAULT_DECISIONS: usize = 40;
 
-/// What is asked about.
+/// Arguments of `muster fleet explain`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ExplainArgs {
     /// Subject to explain; without it, the whole fleet.
     #[arg(value_enum, requires = "name")]
     subject: Option<ExplainTarget>,
@@ -27,11 +27,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     target: ManagerTarget,
     /// Maximum number of decisions to show, latest last; 0 shows all of the last day, up to 1000.
-    #[arg(long, default_value_t = DECISIONS, value_name = "COUNT")]
+    #[arg(long, default_value_t = DEFAULT_DECISIONS, value_name = "COUNT")]
     limit: usize,
 }
 
-/// One thing.
+/// Kind of subject to explain.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ExplainTarget {
     /// A job: why it waits, or which instance it got.
@@ -42,7 +42,8 @@ enum ExplainTarget {
     Group,
 }
 
-impl Args {
+impl ExplainArgs {
+    /// Returns the subject that the arguments select.
     fn subject(&self) -> Subject {
         match (self.subject, self.name.clone()) {
             (Some(ExplainTarget::Job), Some(number)) => Subject::Job(number),
@@ -53,7 +54,7 @@ impl Args {
     }
 }
 
-pub(super) async fn run(args: Args) -> ExitCode {
+pub(super) async fn run(args: ExplainArgs) -> ExitCode {
     if let (Some(ExplainTarget::Job), Some(name)) = (args.subject, &args.name)
         && !name.starts_with("job-")
         && !name.bytes().all(|byte| byte.is_ascii_digit())
@@ -74,14 +75,14 @@ pub(super) async fn run(args: Args) -> ExitCode {
     for fleet in &mut explanations.fleets {
         let surplus = if args.limit == 0 { 0 } else { fleet.decisions.len().saturating_sub(args.limit) };
         fleet.decisions.drain(..surplus);
-        // What was asked not to be shown is not missed.
+        // Decisions that `--limit` hides are not missing.
         fleet.truncated &= args.limit == 0;
     }
-    let known = explanations.fleets.iter().any(|fleet| fleet.found);
-    let is_unread = explanations.fleets.iter().any(|fleet| fleet.ledger_unreadable);
+    let found = explanations.fleets.iter().any(|fleet| fleet.found);
+    let ledger_unreadable = explanations.fleets.iter().any(|fleet| fleet.ledger_unreadable);
     let printed =
         if args.target.json { super::print_json(&explanations) } else { ci::print_styled(&text(&explanations)) };
-    match (is_unread, known) {
+    match (ledger_unreadable, found) {
         (true, _) => ExitCode::from(2),
         (false, true) => printed,
         (false, false) => ExitCode::FAILURE,
@@ -107,20 +108,20 @@ fn fleet(explained: &Explanation) -> String {
     if explained.truncated {
         text.push_str("  (older decisions omitted; see the *.history files next to the ledger)\n");
     }
-    for told in &explained.decisions {
-        let _ = writeln!(text, "  {}  {}", when(told.unix), ui::plain(&told.text));
-        if let Some(inputs) = told.inputs.filter(|_| has_inputs(told)) {
+    for entry in &explained.decisions {
+        let _ = writeln!(text, "  {}  {}", when(entry.unix), ui::plain(&entry.text));
+        if let Some(inputs) = entry.inputs.filter(|_| has_inputs(entry)) {
             let _ = writeln!(text, "  {:19}  inputs: {}", "", inputs_text(&inputs));
         }
     }
     text
 }
 
-/// Whether the numbers say more than the text.
-fn has_inputs(told: &HistoryEntry) -> bool {
-    told.kind == "scale_up_blocked"
-        || told.kind == "scale_up"
-        || (told.kind == "delete" && told.text.contains("not needed"))
+/// Whether the inputs add information to the text of an entry.
+fn has_inputs(entry: &HistoryEntry) -> bool {
+    entry.kind == "scale_up_blocked"
+        || entry.kind == "scale_up"
+        || (entry.kind == "delete" && entry.text.contains("not needed"))
 }
 
 fn inputs_text(inputs: &Inputs) -> String {
@@ -137,7 +138,7 @@ fn inputs_text(inputs: &Inputs) -> String {
     text
 }
 
-/// As a log has it, in UTC: times of several machines are read together.
+/// Formats a time in UTC, so that the output of several machines can be compared.
 fn when(unix: i64) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
     let time = OffsetDateTime::from_unix_timestamp(unix).ok().and_then(|time| time.format(format).ok());

@@ -20,31 +20,33 @@ pub(crate) enum Command {
     /// Show the status of the fleet: groups, instances, slots and waiting jobs.
     ///
     /// Queries the manager at the `listen_address` of its configuration. If it does not answer, shows its state on disk.
-    Status(Box<status::Args>),
+    Status(Box<status::StatusArgs>),
     /// Explain why a job waits, or why an instance was created, kept or deleted.
     ///
     /// Prints a summary, then the scaling decisions of the last day that led to it, with their inputs.
-    Explain(Box<explain::Args>),
+    Explain(Box<explain::ExplainArgs>),
     /// Cordon an instance: it keeps its running jobs and gets no new ones.
     ///
     /// The instance is kept until you run `uncordon` or `delete`, so that you can inspect it. The state survives manager
     /// restarts. Requires a running manager; run the command as root or as the manager's user.
-    Cordon(Box<operate::Args>),
+    Cordon(Box<operate::OperateArgs>),
     /// Revert `cordon`, or a `drain` that still waits for jobs.
     ///
     /// The instance, or each instance of the group, gets jobs again once it is ready.
-    Uncordon(Box<operate::Args>),
+    #[command(mut_arg("name", operate::group_or_instance))]
+    Uncordon(Box<operate::OperateArgs>),
     /// Drain an instance or a group: no new jobs, and deletion after the last running job.
     ///
     /// A drained group also creates no instances until you run `uncordon` on it. Its cordoned instances are kept.
-    Drain(Box<operate::Args>),
+    #[command(mut_arg("name", operate::group_or_instance))]
+    Drain(Box<operate::OperateArgs>),
     /// Delete an instance immediately, including one that this manager did not create.
     Delete(Box<operate::DeleteArgs>),
     /// Simulate scaling policies on recorded or generated jobs, and compare waiting times and cost.
     ///
     /// Uses the engine that scales real fleets with a modeled cloud. Policy files are in TOML and have the keys of
     /// `[runners.autoscaler]`. Several policies are compared side by side, on the same jobs.
-    Simulate(Box<simulate::Args>),
+    Simulate(Box<simulate::SimulateArgs>),
 }
 
 /// Runs a subcommand.
@@ -61,7 +63,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
 }
 
 fn run_query(work: impl Future<Output = ExitCode>) -> ExitCode {
-    crate::logging::of_command("warn");
+    crate::logging::init_command("warn");
     crate::runtime::block_on_one_thread(work)
 }
 

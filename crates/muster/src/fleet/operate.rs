@@ -25,13 +25,13 @@ const MAX_REPLY_BYTES: u64 = 1 << 20;
 
 /// Target of the operation, and its manager.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// ID of an instance, or name of a group, as shown by `muster fleet status`.
+pub(crate) struct OperateArgs {
+    /// ID of the instance, as shown by `muster fleet status`.
     name: String,
     /// Group of the instance, if the ID is not unique.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Runner of the instance or group, if the name is not unique.
+    /// Runner that the instance or group belongs to, if its name is not unique.
     #[arg(long, value_name = "NAME")]
     runner: Option<String>,
     /// Reason, shown in `muster fleet status` and `explain`.
@@ -47,11 +47,16 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Changes the help of the argument for commands that also accept a group.
+pub(super) fn group_or_instance(name: clap::Arg) -> clap::Arg {
+    name.help("ID of an instance, or name of a group, as shown by `muster fleet status`")
+}
+
 /// Arguments of `muster fleet delete`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeleteArgs {
     #[command(flatten)]
-    args: Args,
+    args: OperateArgs,
     /// Delete the instance even if jobs run on it. These jobs fail or are rescheduled.
     #[arg(long)]
     force: bool,
@@ -61,7 +66,7 @@ pub(crate) struct DeleteArgs {
 #[derive(Debug, thiserror::Error)]
 enum OperateError {
     #[error(transparent)]
-    Ask(#[from] QueryError),
+    Query(#[from] QueryError),
     #[error(transparent)]
     Socket(#[from] ExecutorError),
     #[error(
@@ -74,20 +79,28 @@ enum OperateError {
     NoReply { socket: PathBuf, source: io::Error },
 }
 
-/// Parses `--reason`.
-fn reason(text: &str) -> Result<String, String> {
+/// Error for a `--reason` that is too long.
+#[derive(Debug, thiserror::Error)]
+#[error("the reason has {length} characters; the maximum is {MAX_REASON_CHARS}")]
+struct ReasonError {
+    length: usize,
+}
+/// Parses the value of `--reason`.
+fn reason(text: &str) -> Result<String, ReasonError> {
     let length = text.chars().count();
     if length > MAX_REASON_CHARS {
-        return Err(format!("the reason has {length} characters; the maximum is {MAX_REASON_CHARS}"));
+        return Err(ReasonError { length });
     }
     Ok(text.to_owned())
 }
 
+/// Runs `muster fleet delete`.
 pub(super) async fn delete(args: DeleteArgs) -> ExitCode {
     run(args.args, OperatorAction::Delete { force: args.force }).await
 }
 
-pub(super) async fn run(args: Args, action: OperatorAction) -> ExitCode {
+/// Runs `muster fleet cordon`, `uncordon` or `drain`.
+pub(super) async fn run(args: OperateArgs, action: OperatorAction) -> ExitCode {
     let answer = match send_request(&args, action).await {
         Ok(answer) => answer,
         Err(error) => {
@@ -106,9 +119,9 @@ pub(super) async fn run(args: Args, action: OperatorAction) -> ExitCode {
     if answer.ok { printed } else { ExitCode::FAILURE }
 }
 
-async fn send_request(args: &Args, action: OperatorAction) -> Result<OperatorReply, OperateError> {
+async fn send_request(args: &OperateArgs, action: OperatorAction) -> Result<OperatorReply, OperateError> {
     // A running manager answers even if its configuration file was deleted.
-    let (state, missing) = match flags::filled(&args.state_dir) {
+    let (state, missing) = match flags::non_empty(&args.state_dir) {
         Some(directory) => (directory, None),
         None => {
             let path = args.config.path();

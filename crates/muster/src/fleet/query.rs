@@ -51,8 +51,8 @@ pub(crate) enum QueryError {
     Answer { address: String, message: String },
     #[error(transparent)]
     Store(#[from] LedgerError),
-    #[error("failed to read the history of {}", books.display())]
-    History { books: PathBuf, source: std::io::Error },
+    #[error("failed to read the history of {}", ledger.display())]
+    History { ledger: PathBuf, source: std::io::Error },
     #[error("{}: no such directory; set --state-dir to a manager's state directory", .0.display())]
     NoSuchState(PathBuf),
     #[error("failed to read {}; run the command as root or as the manager's user", directory.display())]
@@ -83,13 +83,13 @@ impl ManagerTarget {
 
     /// Explains a job, an instance, a group or the whole fleet.
     pub(super) async fn explain(&self, subject: &Subject) -> Result<ExplanationSet, QueryError> {
-        let asked = match subject {
+        let parameter = match subject {
             Subject::Fleet => None,
             Subject::Job(job) => Some(("job", job.as_str())),
             Subject::Instance(id) => Some(("instance", id.as_str())),
             Subject::Group(name) => Some(("group", name.as_str())),
         };
-        let query: Vec<(&str, &str)> = asked.into_iter().collect();
+        let query: Vec<(&str, &str)> = parameter.into_iter().collect();
         self.query(EXPLAIN_PATH, &query, |directory| explain_from_disk(directory, subject)).await
     }
 
@@ -102,7 +102,7 @@ impl ManagerTarget {
         if let Some(address) = &self.address {
             return get(&client()?, address, path, query).await;
         }
-        if let Some(directory) = flags::filled(&self.state_dir) {
+        if let Some(directory) = flags::non_empty(&self.state_dir) {
             match Store::exists(&directory) {
                 Ok(true) => {}
                 Ok(false) if instances(&directory).is_dir() => {}
@@ -112,8 +112,8 @@ impl ManagerTarget {
             }
             return store(&instances(&directory));
         }
-        for place in self.places()? {
-            match place {
+        for endpoint in self.endpoints()? {
+            match endpoint {
                 StatusEndpoint::Manager(address) => match get(&client()?, &address, path, query).await {
                     Err(QueryError::NoAnswer { address, .. }) => {
                         ui::note(&format!("no answer from the manager at {address}; showing its state on disk"));
@@ -127,7 +127,7 @@ impl ManagerTarget {
     }
 
     /// Returns the manager of the configuration, then its state directory.
-    fn places(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
+    fn endpoints(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
         let path = self.config.path();
         // Other errors are reported when the file is loaded.
         if matches!(path.try_exists(), Ok(false)) {
@@ -181,7 +181,7 @@ fn explain_from_disk(directory: &Path, subject: &Subject) -> Result<ExplanationS
             history::read(&fleet.ledger, since, most, wanted)
         };
         let explained = explain(subject, &fleet.report, ReportSource::Disk, unix, &recall);
-        fleets.push(explained.map_err(|source| QueryError::History { books: fleet.ledger.clone(), source })?);
+        fleets.push(explained.map_err(|source| QueryError::History { ledger: fleet.ledger.clone(), source })?);
     }
     if fleets.iter().any(|fleet| fleet.found) {
         fleets.retain(|fleet| fleet.found);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::ValueEnum;
 use muster_taskscaler::config::Config;
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::report::Report;
@@ -29,9 +29,9 @@ const MAX_JOBS: usize = 5_000_000;
 const MAX_FILE_BYTES: u64 = 512 << 20;
 
 /// Arguments of `muster fleet simulate`.
-#[derive(Debug, ClapArgs)]
+#[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
-pub(crate) struct Args {
+pub(crate) struct SimulateArgs {
     /// Policy to simulate: TOML with the keys of `[runners.autoscaler]`. Repeat to compare policies.
     #[arg(long = "policy", value_name = "FILE", required = true)]
     policies: Vec<PathBuf>,
@@ -102,13 +102,13 @@ enum SimulateError {
     #[error("failed to parse {}", path.display())]
     Toml { path: PathBuf, source: toml::de::Error },
     #[error("{}: {problem}", path.display())]
-    Unfit { path: PathBuf, problem: String },
+    Unsupported { path: PathBuf, problem: String },
     #[error("{} cannot be simulated:\n{}", path.display(), problems.join("").trim_end())]
-    Refused { path: PathBuf, problems: Vec<String> },
+    Invalid { path: PathBuf, problems: Vec<String> },
     #[error("{} is not a valid trace", path.display())]
     Trace { path: PathBuf, source: trace::TraceError },
-    #[error("{what} {value} is not {wanted}")]
-    Number { what: &'static str, value: String, wanted: &'static str },
+    #[error("{flag} {value} is not {wanted}")]
+    Number { flag: &'static str, value: String, wanted: &'static str },
     #[error(
         "the pattern generates no job, or more than {MAX_JOBS}; change --peak-rate, --off-peak-rate, --days or --burst"
     )]
@@ -127,7 +127,7 @@ pub(super) struct Outcome {
     has_price: bool,
 }
 
-pub(super) fn run(args: &Args) -> ExitCode {
+pub(super) fn run(args: &SimulateArgs) -> ExitCode {
     match simulate(args) {
         Ok(text) => ci::print_styled(&text),
         Err(error) => {
@@ -137,10 +137,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn simulate(args: &Args) -> Result<String, SimulateError> {
+fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
     let jobs = jobs(args)?;
     // A simulation may take minutes, so check first that the chart can be written.
-    let svg = args.svg.as_deref().map(Picture::create).transpose()?;
+    let svg = args.svg.as_deref().map(ChartFile::create).transpose()?;
     let cloud: CloudConfig = match &args.cloud {
         Some(path) => {
             toml::from_str(&read(path)?).map_err(|source| SimulateError::Toml { path: path.clone(), source })?
@@ -148,19 +148,19 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         None => CloudConfig::default(),
     };
     if let (Some(problem), Some(path)) = (cloud.problem(), &args.cloud) {
-        return Err(SimulateError::Unfit { path: path.clone(), problem });
+        return Err(SimulateError::Unsupported { path: path.clone(), problem });
     }
     let last = jobs.last().map_or(Time::ZERO, |job| job.at);
     let measured_from = Time::ZERO + Duration::from_secs(u64::from(args.skip_days) * DAY_S);
     if last < measured_from {
         return Err(SimulateError::Skipped { days: args.skip_days, last: last.as_millis() / 1000 / DAY_S + 1 });
     }
-    let most = most_at_once(&jobs);
+    let max_running = max_running(&jobs);
     let mut outcomes = Vec::new();
     for path in &args.policies {
         let config = policy(path)?;
-        if let Some(problem) = too_large(&config, &cloud, most) {
-            return Err(SimulateError::Unfit { path: path.clone(), problem });
+        if let Some(problem) = too_large(&config, &cloud, max_running) {
+            return Err(SimulateError::Unsupported { path: path.clone(), problem });
         }
         let has_price = config.groups.iter().any(|group| group.price_per_hour > 0.0);
         let clouds = vec![cloud.clone(); config.groups.len()];
@@ -177,27 +177,27 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
     Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
 }
 
-/// The policy in a file, for a group without a name of its own.
+/// Reads the policy in a file. A group without a name is called `main`.
 fn policy(path: &Path) -> Result<Config, SimulateError> {
-    let refused = |problems| SimulateError::Refused { path: path.to_owned(), problems };
+    let invalid = |problems| SimulateError::Invalid { path: path.to_owned(), problems };
     let scaling = muster_config::parse_scaling(&read(path)?)
-        .map_err(|problems| refused(problems.iter().map(|problem| problem.render(path)).collect()))?;
-    scaling.named("main").map_err(|problems| refused(problems.to_vec()))
+        .map_err(|problems| invalid(problems.iter().map(|problem| problem.render(path)).collect()))?;
+    scaling.named("main").map_err(|problems| invalid(problems.to_vec()))
 }
 
 /// The file of `--svg`.
-struct Picture {
+struct ChartFile {
     path: PathBuf,
     file: std::fs::File,
 }
 
-impl Picture {
+impl ChartFile {
     fn create(path: &Path) -> Result<Self, SimulateError> {
-        let wrong = |source| SimulateError::Write { path: path.to_owned(), source };
-        // What is there stays until there is something new.
+        let write_error = |source| SimulateError::Write { path: path.to_owned(), source };
+        // Keep the previous content until the new one is complete.
         let mut options = std::fs::File::options();
         options.write(true).create(true).truncate(false);
-        Ok(Self { path: path.to_owned(), file: options.open(path).map_err(wrong)? })
+        Ok(Self { path: path.to_owned(), file: options.open(path).map_err(write_error)? })
     }
 
     fn write(mut self, text: &str) -> Result<(), SimulateError> {
@@ -206,37 +206,37 @@ impl Picture {
     }
 }
 
-/// What the row of a policy is called: its file's name; its path where another has the same name.
+/// Returns the name of a policy's row: its file name, or its path if another file has the same name.
 fn name_of(path: &Path, all: &[PathBuf]) -> String {
     let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = stem(path);
     if all.iter().filter(|other| stem(other) == name).count() > 1 { path.display().to_string() } else { name }
 }
 
-/// The most jobs that run at once, where none waits.
-fn most_at_once(jobs: &[Job]) -> u64 {
-    let begins = jobs.iter().map(|job| (job.at, true));
-    let mut turns: Vec<(Time, bool)> = begins.chain(jobs.iter().map(|job| (job.at + job.duration, false))).collect();
-    turns.sort_unstable();
-    let (mut now, mut most) = (0_u64, 0);
-    for (_, begins) in turns {
-        now = if begins { now + 1 } else { now.saturating_sub(1) };
-        most = most.max(now);
+/// Returns the maximum number of jobs that run at once if none has to wait.
+fn max_running(jobs: &[Job]) -> u64 {
+    let starts = jobs.iter().map(|job| (job.at, true));
+    let mut changes: Vec<(Time, bool)> = starts.chain(jobs.iter().map(|job| (job.at + job.duration, false))).collect();
+    changes.sort_unstable();
+    let (mut running, mut max) = (0_u64, 0);
+    for (_, starts) in changes {
+        running = if starts { running + 1 } else { running.saturating_sub(1) };
+        max = max.max(running);
     }
-    most
+    max
 }
 
-/// Why a policy would not be done with, where so many jobs run at once.
-fn too_large(config: &Config, cloud: &CloudConfig, most: u64) -> Option<String> {
-    let idle = config.policies.max_idle(most).div_ceil(u64::from(config.capacity.get()));
+/// Returns why the simulation of a policy would take too long. `max_running` is the maximum number of jobs at once.
+fn too_large(config: &Config, cloud: &CloudConfig, max_running: u64) -> Option<String> {
+    let idle = config.policies.max_idle(max_running).div_ceil(u64::from(config.capacity.get()));
     let max = config.groups.iter().map(|group| Some(u64::from(group.max_instances)).filter(|max| *max > 0));
     let max: Option<u64> = max.sum();
     let quota = cloud.quota.map(|quota| u64::from(quota) * config.groups.len() as u64);
     let machines = [max, quota].into_iter().flatten().fold(idle, u64::min);
     (machines > MAX_MACHINES).then(|| {
         format!(
-            "idle_count or scale_factor keeps {machines} machines, and a simulation has {MAX_MACHINES} at most: set max_instances \
-             below that"
+                "idle_count or scale_factor keeps {machines} instances, and a simulation supports at most {MAX_MACHINES}; set max_instances \
+                 below that"
         )
     })
 }
@@ -255,40 +255,40 @@ fn read(path: &Path) -> Result<String, SimulateError> {
     })
 }
 
-fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
+fn jobs(args: &SimulateArgs) -> Result<Vec<Job>, SimulateError> {
     if let Some(path) = &args.trace {
         return trace::read(&read(path)?).map_err(|source| SimulateError::Trace { path: path.clone(), source });
     }
-    for (what, value) in [
+    for (flag, value) in [
         ("--peak-rate", args.peak_rate),
         ("--off-peak-rate", args.off_peak_rate),
         ("--duration", args.duration),
         ("--daily-variation", args.daily_variation),
     ] {
         if !(value.is_finite() && (0.0..=1e6).contains(&value)) {
-            return Err(SimulateError::Number { what, value: value.to_string(), wanted: "from 0 to 1000000" });
+            return Err(SimulateError::Number { flag, value: value.to_string(), wanted: "from 0 to 1000000" });
         }
     }
     if args.daily_variation < 1.0 {
         return Err(SimulateError::Number {
-            what: "--daily-variation",
+            flag: "--daily-variation",
             value: args.daily_variation.to_string(),
             wanted: "at least 1",
         });
     }
     if args.peak_rate < args.off_peak_rate {
         let wanted = "at least --off-peak-rate";
-        return Err(SimulateError::Number { what: "--peak-rate", value: args.peak_rate.to_string(), wanted });
+        return Err(SimulateError::Number { flag: "--peak-rate", value: args.peak_rate.to_string(), wanted });
     }
     if args.burst == 0 {
-        return Err(SimulateError::Number { what: "--burst", value: args.burst.to_string(), wanted: "at least 1" });
+        return Err(SimulateError::Number { flag: "--burst", value: args.burst.to_string(), wanted: "at least 1" });
     }
     if !(1..=365).contains(&args.days) {
-        return Err(SimulateError::Number { what: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
+        return Err(SimulateError::Number { flag: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
     }
     if args.skip_days >= args.days {
         return Err(SimulateError::Number {
-            what: "--skip-days",
+            flag: "--skip-days",
             value: args.skip_days.to_string(),
             wanted: "below --days",
         });
@@ -323,7 +323,7 @@ fn seconds(duration: Duration) -> String {
     if seconds >= 120.0 { format!("{:.1} min", seconds / 60.0) } else { format!("{seconds:.1} s") }
 }
 
-fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
+fn table(outcomes: &[Outcome], args: &SimulateArgs, jobs: usize) -> String {
     let heading = [
         "policy",
         "done",
@@ -373,7 +373,7 @@ fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
     text
 }
 
-fn json(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
+fn json(outcomes: &[Outcome], args: &SimulateArgs, jobs: usize) -> String {
     let policies: Vec<serde_json::Value> = outcomes
         .iter()
         .map(|Outcome { name, report, .. }| {

@@ -16,18 +16,18 @@ const MAX_WAITING: usize = 10;
 
 /// Arguments of `muster fleet status`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
     target: ManagerTarget,
 }
 
-pub(super) async fn run(args: Args) -> ExitCode {
+pub(super) async fn run(args: StatusArgs) -> ExitCode {
     match args.target.status().await {
         Ok(reports) => {
             let printed =
                 if args.target.json { super::print_json(&reports) } else { ci::print_styled(&text(&reports)) };
-            let is_unread = |report: &Report| report.is_ledger_unreadable(reports.source);
-            if reports.fleets.iter().any(is_unread) { ExitCode::from(2) } else { printed }
+            let is_unreadable = |report: &Report| report.is_ledger_unreadable(reports.source);
+            if reports.fleets.iter().any(is_unreadable) { ExitCode::from(2) } else { printed }
         }
         Err(error) => {
             ui::report(&error);
@@ -55,16 +55,16 @@ fn text(reports: &Reports) -> String {
 
 fn fleet(report: &Report, source: ReportSource) -> String {
     let mut text = format!("runner {}\n", ui::plain(&report.runner));
-    let mut line = |name: &str, what: &str| {
+    let mut line = |name: &str, value: &str| {
         // Writing to a `String` does not fail.
-        let _ = writeln!(text, "  {name:<10}{}", ui::plain(what));
+        let _ = writeln!(text, "  {name:<10}{}", ui::plain(value));
     };
-    if let Some(why) = &report.unavailable_reason {
+    if let Some(reason) = &report.unavailable_reason {
         let was_queried = source == ReportSource::Manager || report.is_ledger_unreadable(source);
-        line("scaler", &if was_queried { format!("not running: {why}") } else { format!("not queried: {why}") });
+        line("scaler", &if was_queried { format!("not running: {reason}") } else { format!("not queried: {reason}") });
     }
-    if let Some(why) = &report.requests_paused_reason {
-        line("requests", &format!("paused: {why}"));
+    if let Some(reason) = &report.requests_paused_reason {
+        line("requests", &format!("paused: {reason}"));
     }
     let Some(status) = &report.status else { return text };
     if source == ReportSource::Manager {
@@ -83,13 +83,13 @@ fn fleet(report: &Report, source: ReportSource) -> String {
     }
     for group in &status.groups {
         let max = group.max.map_or_else(String::new, |max| format!(" of at most {max}"));
-        let coming = if group.requested > 0 { format!(", {} requested", group.requested) } else { String::new() };
-        line("group", &format!("{}: {} instances{max}{coming}", group.name, group.instances));
+        let requested = if group.requested > 0 { format!(", {} requested", group.requested) } else { String::new() };
+        line("group", &format!("{}: {} instances{max}{requested}", group.name, group.instances));
         if let Some(by) = &group.drained {
             line("", &format!("drained by {by}; it creates no instances until you uncordon it"));
         }
-        if let Some(why) = &group.unavailable_reason {
-            line("", &format!("its plugin is not running: {why}"));
+        if let Some(reason) = &group.unavailable_reason {
+            line("", &format!("its plugin is not running: {reason}"));
         }
         if let Some(error) = &group.error {
             line("", &format!("the last {} attempts failed: {error}", group.failures));
@@ -104,8 +104,8 @@ fn fleet(report: &Report, source: ReportSource) -> String {
     if status.desired_change > 0 {
         line("missing", &format!("{} instances", status.desired_change));
     }
-    for held in &status.scale_up_blocked {
-        line("", &format!("cannot scale up: {held}"));
+    for blocked in &status.scale_up_blocked {
+        line("", &format!("cannot scale up: {blocked}"));
     }
     waiting(status, &mut line);
     text.push_str(&instances(status, report));
@@ -126,7 +126,7 @@ fn waiting(status: &ScalerStatus, line: &mut impl FnMut(&str, &str)) {
     }
 }
 
-/// `12.3 s cpu, 120 of 512 MiB, 4 processes`.
+/// Formats the resource usage of an instance, such as `12.3 s cpu, 120 of 512 MiB, 4 processes`.
 fn uses(used: &InstanceUsage) -> String {
     const MIB: u64 = 1024 * 1024;
     let limit = used.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));
@@ -142,13 +142,12 @@ fn instances(status: &ScalerStatus, report: &Report) -> String {
     let is_shown = |name: &&str| *name != "USES" || !report.resources.is_empty();
     let mut table = ui::Table::new(&names.into_iter().filter(is_shown).collect::<Vec<_>>());
     for instance in &status.instances {
-        let InstanceStatus {
-            group, id, state, reason: why, state_age_ms: for_ms, age_ms, job_count: used, slots, ..
-        } = instance;
-        let state = why.as_ref().map_or_else(|| state.clone(), |why| format!("{state}: {}", ui::fit(why, 40)));
+        let InstanceStatus { group, id, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
+        let state = reason.as_ref().map_or_else(|| state.clone(), |reason| format!("{state}: {}", ui::fit(reason, 40)));
         let slots: Vec<String> = slots.iter().map(|slot| format!("{}: {}", slot.slot, slot.key)).collect();
         let uses = report.usage_of(group, id).map(uses).unwrap_or_default();
-        let cells = [id.clone(), state, time(*for_ms), time(*age_ms), used.to_string(), uses, slots.join(", ")];
+        let cells =
+            [id.clone(), state, time(*state_age_ms), time(*age_ms), job_count.to_string(), uses, slots.join(", ")];
         let shown = names.into_iter().zip(cells).filter(|(name, _)| is_shown(name));
         table.row(shown.map(|(_, cell)| (cell, Style::new())));
     }

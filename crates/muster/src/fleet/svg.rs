@@ -1,4 +1,4 @@
-//! A picture of simulations: a panel for each policy, with machines, running and waiting jobs over time.
+//! SVG chart of simulations: one panel per policy, with machines, running jobs and waiting jobs over time.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use muster_taskscaler::sim::report::Point;
 
 use super::simulate::Outcome;
 
-/// Pixels.
+/// Dimensions in pixels.
 const WIDTH: u32 = 900;
 const PANEL: u32 = 180;
 const GAP: u32 = 46;
@@ -17,7 +17,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1f2937}.name{font
     .waiting{fill:none;stroke:#dc2626;stroke-width:1.5}.axis{stroke:#9ca3af;fill:none}\
     @media(prefers-color-scheme:dark){text{fill:#e5e7eb}.machines{fill:#1e3a8a}.running{fill:#166534}}";
 
-/// The picture.
+/// Draws the chart.
 pub(super) fn svg(outcomes: &[Outcome]) -> String {
     let panels = u32::try_from(outcomes.len()).unwrap_or(u32::MAX);
     let (width, height) = (WIDTH + LEFT + 20, panels.saturating_mul(PANEL + GAP) + 20);

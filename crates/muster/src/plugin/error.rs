@@ -1,11 +1,11 @@
-//! Why a command about plugins failed.
+//! Errors of plugin commands.
 
 use std::path::PathBuf;
 
 use muster_fleeting::install::{InstallError, ResolveError};
 use muster_oci::{CredentialsError, ReferenceError, RegistryError};
 
-/// Why a command failed. What went wrong with one of several plugins is told at once, and is none.
+/// Error that ends a command. If a command handles several plugins, errors of single plugins are printed and do not end it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PluginError {
     #[error(transparent)]
@@ -20,14 +20,14 @@ pub(crate) enum PluginError {
     Registry(#[from] RegistryError),
     #[error("{0}")]
     Config(String),
-    #[error("the password cannot be read from standard input")]
+    #[error("failed to read the password from standard input")]
     Password(#[source] std::io::Error),
-    #[error("{}: it is there already; nothing was written", .0.display())]
+    #[error("{}: the directory already exists", .0.display())]
     Exists(PathBuf),
-    #[error("{}: there is no Cargo.toml; name the folder of the crate muster-fleeting", .0.display())]
+    #[error("{}: no Cargo.toml in this directory; set --sdk to the directory of the crate muster-fleeting", .0.display())]
     NoSdk(PathBuf),
-    #[error("{}", path.display())]
+    #[error("failed to access {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("{0}")]
-    Words(&'static str),
+    Usage(&'static str),
 }

@@ -1,4 +1,4 @@
-//! `install`: brings plugins from their registries.
+//! `install`: installs plugins from their registries.
 
 use muster_fleeting::install::{DEFAULTS, InstallOptions, InstallOutcome, InstallResult, Store};
 use muster_oci::{DockerConfig, Reference};
@@ -7,51 +7,54 @@ use super::error::PluginError;
 use super::runners;
 use crate::ci::ui;
 
-/// Arguments of `install`.
+/// Arguments of `muster plugin install`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Plugins: NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed (1, 1.2, 1.2.3, ^1.2). Without any,
-    /// those that the runners of the configuration name.
+pub(crate) struct PluginInstallArgs {
+    /// Plugins to install: NAME, GROUP/NAME or REGISTRY/GROUP/NAME, optionally with :VERSION (1, 1.2, 1.2.3 or ^1.2). By default, installs
+    /// the plugins that the configuration uses.
     #[arg(value_name = "PLUGIN", conflicts_with = "config")]
     plugins: Vec<String>,
     #[command(flatten)]
-    how: How,
+    flags: InstallFlags,
     #[command(flatten)]
     config: crate::config_file::ConfigArg,
 }
 
-/// How to install.
+/// Flags that control an installation.
 #[derive(Debug, Clone, Copy, clap::Args)]
-pub(super) struct How {
-    /// Ask the registry for the newest version that fits, even where one that fits is installed.
+pub(super) struct InstallFlags {
+    /// Install the newest matching version, even if another matching version is installed.
     #[arg(long)]
     upgrade: bool,
-    /// Take other content under a version that was installed before with another digest.
+    /// Accept a plugin whose content has changed since the same version was first installed.
     #[arg(long)]
-    accept_changed: bool,
+    accept_new_digest: bool,
 }
 
-impl How {
+impl InstallFlags {
+    /// Whether to query the registry even if a matching version is installed.
     pub(super) fn upgrades(self) -> bool {
-        self.upgrade || self.accept_changed
+        self.upgrade || self.accept_new_digest
     }
 }
 
-/// Runs the command.
-pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
+/// Runs `muster plugin install`. Returns whether all plugins were installed.
+pub(super) async fn run(args: &PluginInstallArgs) -> Result<bool, PluginError> {
     if args.plugins.is_empty() {
         let path = args.config.path();
         if !path.exists() {
-            let why = "it does not exist; name plugins, or a configuration with --config";
-            return Err(PluginError::Config(format!("{}: {why}", path.display())));
+            return Err(PluginError::Config(format!(
+                "{} does not exist; name the plugins to install, or set --config",
+                path.display()
+            )));
         }
-        return runners::install_all(&args.config, args.how).await;
+        return runners::install_all(&args.config, args.flags).await;
     }
     let store = Store::from_environment()?;
     let mut all = true;
     for plugin in &args.plugins {
-        match one(&store, plugin, args.how).await {
-            Ok(done) => ui::outln(&told(plugin, &done)),
+        match install_one(&store, plugin, args.flags).await {
+            Ok(done) => ui::outln(&outcome_text(plugin, &done)),
             Err(error) => {
                 ui::report(&error);
                 all = false;
@@ -62,21 +65,25 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
 }
 
 /// Installs one plugin.
-pub(super) async fn one(store: &Store, plugin: &str, how: How) -> Result<InstallResult, PluginError> {
+pub(super) async fn install_one(
+    store: &Store,
+    plugin: &str,
+    flags: InstallFlags,
+) -> Result<InstallResult, PluginError> {
     let reference = Reference::parse(plugin, &DEFAULTS)?;
-    // Without a home directory there is nobody to log in.
+    // Without a home directory there are no stored credentials.
     let docker = DockerConfig::from_environment().ok();
-    let options = InstallOptions { upgrade: how.upgrade, accept_new_digest: how.accept_changed };
+    let options = InstallOptions { upgrade: flags.upgrade, accept_new_digest: flags.accept_new_digest };
     Ok(store.install(&reference, options, docker.as_ref()).await?)
 }
 
-fn told(plugin: &str, done: &InstallResult) -> String {
-    let what = match done.outcome {
-        InstallOutcome::Present => "is installed already",
-        InstallOutcome::Unchanged => "is the newest that fits",
+fn outcome_text(plugin: &str, done: &InstallResult) -> String {
+    let outcome = match done.outcome {
+        InstallOutcome::Present => "is already installed",
+        InstallOutcome::Unchanged => "is the newest matching version",
         InstallOutcome::Installed => "is installed",
-        InstallOutcome::Repaired => "was changed, and is installed anew",
+        InstallOutcome::Repaired => "was modified locally and has been repaired",
     };
     let installed = &done.installed;
-    format!("{plugin}: version {} {what}: {}", installed.version, installed.executable.display())
+    format!("{plugin}: version {} {outcome}: {}", installed.version, installed.executable.display())
 }

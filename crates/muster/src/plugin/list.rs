@@ -1,4 +1,4 @@
-//! `list`: what is installed, or what a registry has.
+//! `list`: lists the installed plugins, or the versions that a registry has.
 
 use muster_fleeting::install::{DEFAULTS, Store, available};
 use muster_oci::{DockerConfig, Reference};
@@ -6,22 +6,22 @@ use muster_oci::{DockerConfig, Reference};
 use super::error::PluginError;
 use crate::ci::ui;
 
-/// Arguments of `list`.
+/// Arguments of `muster plugin list`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Only this plugin.
+pub(crate) struct PluginListArgs {
+    /// Plugin to list; all by default.
     #[arg(value_name = "PLUGIN")]
     plugin: Option<String>,
-    /// The versions that the plugin's registry has, instead of those that are installed.
+    /// List the versions in the plugin's registry instead of the installed ones.
     #[arg(long, requires = "plugin")]
     remote: bool,
 }
 
-/// Runs the command: one line for each version.
-pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
+/// Runs `muster plugin list`. Prints one line per version.
+pub(super) async fn run(args: &PluginListArgs) -> Result<bool, PluginError> {
     let reference = args.plugin.as_deref().map(|plugin| Reference::parse(plugin, &DEFAULTS)).transpose()?;
-    // All versions are shown, unless some were asked for.
-    let any =
+    // Without a version in the reference, list all versions.
+    let any_version =
         args.plugin.as_deref().is_none_or(|plugin| plugin.rsplit('/').next().is_none_or(|name| !name.contains(':')));
     if let Some(reference) = reference.as_ref().filter(|_| args.remote) {
         let docker = DockerConfig::from_environment().ok();
@@ -31,10 +31,11 @@ pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
         return Ok(true);
     }
     for installed in Store::from_environment()?.list() {
-        let fits = reference.as_ref().is_none_or(|reference| {
-            reference.repository == installed.repository && (any || reference.constraint.matches(&installed.version))
+        let is_match = reference.as_ref().is_none_or(|reference| {
+            reference.repository == installed.repository
+                && (any_version || reference.constraint.matches(&installed.version))
         });
-        if fits {
+        if is_match {
             ui::outln(&format!("{} {} {}", installed.repository, installed.version, installed.executable.display()));
         }
     }

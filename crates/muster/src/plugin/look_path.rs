@@ -1,22 +1,22 @@
-//! `look-path`: the executable that a name stands for.
+//! `look-path`: prints the executable of a plugin.
 
 use muster_fleeting::install::resolve;
 
 use super::error::PluginError;
-use super::serve::surroundings;
+use super::serve::lookup_context;
 use crate::ci::ui;
 
-/// Arguments of `look-path`.
+/// Arguments of `muster plugin look-path`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// As in `plugin = "..."`: a path, fleeting-plugin-NAME, or a plugin with or without a version.
+pub(crate) struct LookPathArgs {
+    /// Value of `plugin = "..."`: a path, fleeting-plugin-NAME, or a plugin reference with or without a version.
     #[arg(value_name = "PLUGIN")]
     plugin: String,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
-    let found = resolve(&args.plugin, &surroundings())?;
+/// Runs `muster plugin look-path`.
+pub(super) fn run(args: &LookPathArgs) -> Result<bool, PluginError> {
+    let found = resolve(&args.plugin, &lookup_context())?;
     let words = [found.executable().display().to_string()].into_iter().chain(found.arguments());
     ui::outln(&words.collect::<Vec<_>>().join(" "));
     Ok(true)

@@ -1,8 +1,6 @@
-//! `muster plugin`: plugins of instance groups. Also the whole program under the name `fleeting`, and `gitlab-runner
-//! fleeting` (fleeting.md 6.7).
+//! `muster plugin`: manages plugins for instance groups. Also runs as `fleeting` and `gitlab-runner fleeting`.
 //!
-//! Each command is a module with `Args` and `run`. It ends with 0, or 1 where something was not as it should be; words that
-//! are not understood end with 2.
+//! Each command is a module with its arguments and `run`. Exit codes: 0 for success, 1 if something failed, 2 for invalid arguments.
 
 mod error;
 mod install;
@@ -25,53 +23,53 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use crate::ci::ui;
 use error::PluginError;
 
-/// Log of these commands: what they do they say themselves.
+/// Default log filter. The commands print their results themselves.
 const LOG: &str = "error,muster_fleeting=warn";
 
-/// The program under the name `fleeting`.
+/// Command line of the program under the name `fleeting`.
 #[derive(Debug, Parser)]
-#[command(name = "fleeting", version, about = "Plugins of instance groups")]
+#[command(name = "fleeting", version, about = "Manage plugins for instance groups")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// What can be done with plugins.
+/// Subcommands of `muster plugin`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Bring plugins from their registries.
-    Install(install::Args),
+    /// Install plugins from their registries.
+    Install(install::PluginInstallArgs),
     /// List the installed plugins, or the versions that a registry has.
-    List(list::Args),
-    /// Keep the credentials of a registry, where docker keeps them.
-    Login(login::Args),
-    /// Check that installed plugins are what was installed.
-    Verify(verify::Args),
+    List(list::PluginListArgs),
+    /// Store the credentials of a registry in docker's configuration.
+    Login(login::PluginLoginArgs),
+    /// Check that installed plugins have not been modified.
+    Verify(verify::PluginVerifyArgs),
     /// Remove installed plugins.
-    Remove(remove::Args),
-    /// Print the executable that a name in `plugin = "..."` stands for.
+    Remove(remove::PluginRemoveArgs),
+    /// Print the executable of a plugin, as `plugin = "..."` finds it.
     #[command(visible_alias = "lookpath")]
-    LookPath(look_path::Args),
+    LookPath(look_path::LookPathArgs),
     /// Test a plugin in any language against the protocol.
-    Test(test::Args),
-    /// Make a project of a plugin that builds and passes `test`.
-    New(new::Args),
-    /// Be one of the plugins that come with Muster; started by a manager.
-    Serve(serve::Args),
+    Test(test::PluginTestArgs),
+    /// Create the project of a new plugin, which builds and passes `test`.
+    New(new::PluginNewArgs),
+    /// Run a plugin that is built into Muster. Started by managers.
+    Serve(serve::PluginServeArgs),
 }
 
-/// What gitlab-runner does with the plugins of its configuration.
+/// Subcommands of `gitlab-runner fleeting`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunnerCommand {
-    /// Bring the plugins of all runners of the configuration.
-    Install(runners::InstallArgs),
-    /// List the plugins of all runners of the configuration.
-    List(runners::ListArgs),
-    /// Keep the credentials of a registry, where docker keeps them.
-    Login(login::Args),
+    /// Install the plugins of all runners in the configuration.
+    Install(runners::ConfiguredInstallArgs),
+    /// List the plugins of all runners in the configuration.
+    List(runners::ConfiguredListArgs),
+    /// Store the credentials of a registry in docker's configuration.
+    Login(login::PluginLoginArgs),
 }
 
-/// Whether the program was called by the name of GitLab's tool for plugins.
+/// Whether the program was started under the name of GitLab's plugin tool.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name == "fleeting" || name == "fleeting-artifact")
@@ -79,42 +77,42 @@ pub(crate) fn is_called(program: Option<&OsString>) -> bool {
 
 /// Parses the arguments of `fleeting`, program name first, and runs the command.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
-    // It reads `-flag` as Go programs do.
+    // `fleeting` parses `-flag` as Go programs do.
     run(Cli::parse_from(crate::flags::as_gitlab_runner_reads(&Cli::command(), arguments, 1)).command)
 }
 
-/// Runs a command.
+/// Runs a subcommand of `muster plugin`.
 pub(crate) fn run(command: Command) -> ExitCode {
-    // A plugin's stdout and log are the host's.
+    // The standard output and the log of a plugin belong to its host.
     if !matches!(command, Command::Serve(_)) {
-        crate::logging::of_command(LOG);
+        crate::logging::init_command(LOG);
     }
     match command {
-        Command::Install(args) => ended(install::run(&args)),
-        Command::List(args) => ended(list::run(&args)),
-        Command::Login(args) => ended(login::run(&args)),
-        Command::Verify(args) => ended(async { verify::run(&args) }),
-        Command::Remove(args) => ended(remove::run(&args)),
-        Command::LookPath(args) => ended(async { look_path::run(&args) }),
+        Command::Install(args) => exit_code(install::run(&args)),
+        Command::List(args) => exit_code(list::run(&args)),
+        Command::Login(args) => exit_code(login::run(&args)),
+        Command::Verify(args) => exit_code(async { verify::run(&args) }),
+        Command::Remove(args) => exit_code(remove::run(&args)),
+        Command::LookPath(args) => exit_code(async { look_path::run(&args) }),
         Command::Test(args) => {
             crate::runtime::block_on_one_thread(async { crate::ci::with_output(test::run(&args).await) })
         }
-        Command::New(args) => ended(async { new::run(&args) }),
+        Command::New(args) => exit_code(async { new::run(&args) }),
         Command::Serve(args) => serve::run(&args),
     }
 }
 
-/// Runs a command of `gitlab-runner fleeting`.
+/// Runs a subcommand of `gitlab-runner fleeting`.
 pub(crate) fn run_for_runner(command: RunnerCommand) -> ExitCode {
     match command {
-        RunnerCommand::Install(args) => ended(runners::install(&args)),
-        RunnerCommand::List(args) => ended(async { runners::list(&args) }),
-        RunnerCommand::Login(args) => ended(login::run(&args)),
+        RunnerCommand::Install(args) => exit_code(runners::install(&args)),
+        RunnerCommand::List(args) => exit_code(async { runners::list(&args) }),
+        RunnerCommand::Login(args) => exit_code(login::run(&args)),
     }
 }
 
-/// Whether all was as it should be; an error is told here.
-fn ended(work: impl Future<Output = Result<bool, PluginError>>) -> ExitCode {
+/// Runs a command to completion, reports its error, and returns its exit code.
+fn exit_code(work: impl Future<Output = Result<bool, PluginError>>) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         let code = match work.await {
             Ok(true) => ExitCode::SUCCESS,

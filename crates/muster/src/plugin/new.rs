@@ -1,4 +1,4 @@
-//! `new`: a plugin's project that builds, and passes the conformance kit.
+//! `new`: creates the project of a plugin that builds and passes the conformance tests.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::Write as _;
@@ -8,45 +8,45 @@ use std::path::{Path, PathBuf};
 use super::error::PluginError;
 use crate::ci::ui;
 
-/// What the projects are called where they are written; replaced by the name.
+/// Name of the plugin in the templates. It is replaced by the real name.
 const PLACEHOLDER: &str = "toy";
 
-/// A project that names a crate of no registry does not build, or one day builds somebody else's.
-const NO_SDK: &str = "a plugin in Rust needs the crate muster-fleeting, which no registry has yet: name its folder, as in \
-                      `--sdk ../muster/crates/fleeting` beside a clone of Muster; or take --lang go, python or shell";
+/// Error for a Rust project without `--sdk`. A dependency on a crate name that nobody owns might one day resolve to somebody else's crate.
+const NO_SDK: &str = "the crate muster-fleeting is not published yet; set --sdk to its directory in a clone of Muster, \
+                      such as `--sdk ../muster/crates/fleeting`, or use --lang go, python or shell";
 
-/// Arguments of `new`.
+/// Arguments of `muster plugin new`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Name of the plugin: lower case letters, digits and dashes.
+pub(crate) struct PluginNewArgs {
+    /// Name of the plugin: lowercase letters, digits and dashes.
     #[arg(value_name = "NAME")]
     name: String,
-    /// In what it is written. Shell and Python programs are run by the plugin `script`.
+    /// Language of the plugin. Shell and Python programs are run by the plugin `script`.
     #[arg(long, value_enum, default_value_t = Language::Rust)]
     lang: Language,
-    /// Folder of the project; it must not be there. [default: fleeting-plugin-NAME]
-    #[arg(long, value_name = "FOLDER")]
+    /// Directory of the new project; must not exist. [default: fleeting-plugin-NAME]
+    #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
-    /// For Rust: folder of the crate muster-fleeting, `crates/fleeting` of a clone of Muster. No registry has it yet.
-    #[arg(long, value_name = "FOLDER")]
+    /// For Rust: directory of the crate muster-fleeting, `crates/fleeting` in a clone of Muster.
+    #[arg(long, value_name = "DIR")]
     sdk: Option<PathBuf>,
 }
 
-/// In what a plugin is written.
+/// Language of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Language {
-    /// With the SDK.
+    /// Uses Muster's SDK.
     Rust,
-    /// With GitLab's library.
+    /// Uses GitLab's library.
     Go,
-    /// A program for the plugin `script`.
+    /// Program for the plugin `script`.
     Python,
-    /// A program for the plugin `script`.
+    /// Program for the plugin `script`.
     Shell,
 }
 
 /// A file of a project.
-struct Template {
+struct TemplateFile {
     name: &'static str,
     text: &'static str,
     is_program: bool,
@@ -54,48 +54,52 @@ struct Template {
 
 macro_rules! template {
     ($name:literal, $path:literal) => {
-        Template { name: $name, text: include_str!(concat!("../../../fleeting/templates/", $path)), is_program: false }
+        TemplateFile {
+            name: $name,
+            text: include_str!(concat!("../../../fleeting/templates/", $path)),
+            is_program: false,
+        }
     };
     (program $name:literal, $path:literal) => {
-        Template { is_program: true, ..template!($name, $path) }
+        TemplateFile { is_program: true, ..template!($name, $path) }
     };
 }
 
-const RUST: &[Template] = &[
+const RUST: &[TemplateFile] = &[
     template!("Cargo.toml", "rust/Cargo.toml.txt"),
     template!("src/main.rs", "rust/src/main.rs"),
     template!("plugin.toml", "rust/plugin.toml"),
     template!("README.md", "rust/README.md"),
 ];
-const GO: &[Template] = &[
+const GO: &[TemplateFile] = &[
     template!("go.mod", "go/go.mod.txt"),
     template!("main.go", "go/main.go.txt"),
     template!("plugin.toml", "go/plugin.toml"),
     template!("README.md", "go/README.md"),
 ];
-const PYTHON: &[Template] = &[
+const PYTHON: &[TemplateFile] = &[
     template!(program "group.py", "python/group.py"),
     template!("plugin.toml", "python/plugin.toml"),
     template!("README.md", "python/README.md"),
 ];
-const SHELL: &[Template] = &[
+const SHELL: &[TemplateFile] = &[
     template!(program "group", "shell/group"),
     template!("plugin.toml", "shell/plugin.toml"),
     template!("README.md", "shell/README.md"),
 ];
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
+/// Runs `muster plugin new`.
+pub(super) fn run(args: &PluginNewArgs) -> Result<bool, PluginError> {
     let name = args.name.strip_prefix("fleeting-plugin-").unwrap_or(&args.name);
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if !name.chars().all(fits) || !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 50 {
-        return Err(PluginError::Words(
-            "a plugin's name has lower case letters, digits and dashes, and a letter first",
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if !name.chars().all(is_allowed) || !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 50 {
+        return Err(PluginError::Usage(
+            "invalid plugin name; use at most 50 lowercase letters, digits and dashes, beginning with a letter",
         ));
     }
-    let folder = args.directory.clone().unwrap_or_else(|| format!("fleeting-plugin-{name}").into());
-    if folder.exists() {
-        return Err(PluginError::Exists(folder));
+    let directory = args.directory.clone().unwrap_or_else(|| format!("fleeting-plugin-{name}").into());
+    if directory.exists() {
+        return Err(PluginError::Exists(directory));
     }
     let (files, build) = match args.lang {
         Language::Rust => (RUST, "cargo build && "),
@@ -104,28 +108,28 @@ pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
         Language::Shell => (SHELL, ""),
     };
     let sdk = match (args.lang, &args.sdk) {
-        (Language::Rust, None) => return Err(PluginError::Words(NO_SDK)),
-        (_, sdk) => sdk.as_deref().map(sdk_at).transpose()?.unwrap_or_default(),
+        (Language::Rust, None) => return Err(PluginError::Usage(NO_SDK)),
+        (_, sdk) => sdk.as_deref().map(sdk_dependency).transpose()?.unwrap_or_default(),
     };
     for file in files {
         let text = file.text.replace(PLACEHOLDER, name).replace("@SDK@", &sdk);
-        let path = folder.join(file.name);
+        let path = directory.join(file.name);
         write(&path, &text, file.is_program).map_err(|source| PluginError::File { path, source })?;
     }
     ui::outln(&format!(
-        "{} is a plugin that makes nothing yet. Try it:\n  cd {} && {build}muster plugin test --config plugin.toml",
-        folder.display(),
-        folder.display()
+        "created {}, a plugin that does not create instances yet; test it:\n  cd {} && {build}muster plugin test --config plugin.toml",
+        directory.display(),
+        directory.display()
     ));
     Ok(true)
 }
 
-/// Where the project finds the SDK, as Cargo takes it.
-fn sdk_at(folder: &Path) -> Result<String, PluginError> {
-    if !folder.join("Cargo.toml").is_file() {
-        return Err(PluginError::NoSdk(folder.to_owned()));
+/// Returns the dependency on the SDK for `Cargo.toml`.
+fn sdk_dependency(directory: &Path) -> Result<String, PluginError> {
+    if !directory.join("Cargo.toml").is_file() {
+        return Err(PluginError::NoSdk(directory.to_owned()));
     }
-    let path = folder.canonicalize().map_err(|source| PluginError::File { path: folder.to_owned(), source })?;
+    let path = directory.canonicalize().map_err(|source| PluginError::File { path: directory.to_owned(), source })?;
     Ok(format!("path = {:?}", path.display().to_string()))
 }
 

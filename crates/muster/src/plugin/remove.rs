@@ -6,24 +6,24 @@ use muster_oci::Reference;
 use super::error::PluginError;
 use crate::ci::ui;
 
-/// Arguments of `remove`.
+/// Arguments of `muster plugin remove`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Plugins; with :VERSION only those versions, else all of them.
+pub(crate) struct PluginRemoveArgs {
+    /// Plugins to remove. With :VERSION, removes only matching versions, else all of them.
     #[arg(value_name = "PLUGIN", required = true)]
     plugins: Vec<String>,
-    /// Forget their digests too: the same versions may be other content when they are installed again.
+    /// Also forget their digests, so that the same versions can be installed again with different content.
     #[arg(long)]
-    forget: bool,
+    forget_digest: bool,
 }
 
-/// Runs the command.
-pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
+/// Runs `muster plugin remove`. Returns whether all plugins were removed.
+pub(super) async fn run(args: &PluginRemoveArgs) -> Result<bool, PluginError> {
     let store = Store::from_environment()?;
     let mut all = true;
     for plugin in &args.plugins {
         let reference = Reference::parse(plugin, &DEFAULTS)?;
-        match store.remove(&reference, args.forget).await {
+        match store.remove(&reference, args.forget_digest).await {
             Ok(removed) => {
                 for one in removed {
                     ui::outln(&format!("removed {} {}", one.repository, one.version));

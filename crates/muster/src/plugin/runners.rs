@@ -1,89 +1,98 @@
-//! The plugins that the runners of a configuration name.
+//! `gitlab-runner fleeting install` and `list`: the plugins that the runners of a configuration use.
 
 use muster_fleeting::install::{InstallError, ResolveError, ResolvedPlugin, resolve};
 
 use super::error::PluginError;
-use super::install::{self, How};
-use super::serve::surroundings;
+use super::install::{self, InstallFlags};
+use super::serve::lookup_context;
 use crate::ci::ui;
 use crate::config_file::ConfigArg;
 
 /// Arguments of `gitlab-runner fleeting install`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct InstallArgs {
+pub(crate) struct ConfiguredInstallArgs {
     #[command(flatten)]
-    how: How,
+    flags: InstallFlags,
     #[command(flatten)]
     config: ConfigArg,
 }
 
 /// Arguments of `gitlab-runner fleeting list`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct ConfiguredListArgs {
     #[command(flatten)]
     config: ConfigArg,
 }
 
-/// One runner with an autoscaler.
-struct Wanted {
+/// A plugin that a runner of the configuration uses.
+struct ConfiguredPlugin {
     runner: String,
     plugin: String,
 }
 
-fn wanted(config: &ConfigArg) -> Result<Vec<Wanted>, PluginError> {
+/// Returns the plugins of all runners with an autoscaler.
+fn configured(config: &ConfigArg) -> Result<Vec<ConfiguredPlugin>, PluginError> {
     let config = config.load().map_err(|error| PluginError::Config(error.to_string()))?;
-    let mut wanted = Vec::new();
+    let mut configured = Vec::new();
     for runner in &config.runners {
         let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
-        let own = autoscaler.str("plugin").unwrap_or_default();
-        let groups = autoscaler.tables("groups").iter().map(|group| group.str("plugin").unwrap_or(own));
+        let default = autoscaler.str("plugin").unwrap_or_default();
+        let groups = autoscaler.tables("groups").iter().map(|group| group.str("plugin").unwrap_or(default));
         let mut plugins: Vec<&str> = groups.collect();
         if plugins.is_empty() {
-            plugins.push(own);
+            plugins.push(default);
         }
         plugins.sort_unstable();
         plugins.dedup();
-        wanted
-            .extend(plugins.iter().map(|plugin| Wanted { runner: runner.name.clone(), plugin: (*plugin).to_owned() }));
+        let runner = &runner.name;
+        configured.extend(
+            plugins.iter().map(|plugin| ConfiguredPlugin { runner: runner.clone(), plugin: (*plugin).to_owned() }),
+        );
     }
-    Ok(wanted)
+    Ok(configured)
 }
 
-fn tell(wanted: &Wanted, path: &std::path::Path) {
-    ui::outln(&format!("runner: {}, plugin: {}, path: {}", wanted.runner, wanted.plugin, path.display()));
+fn report(configured: &ConfiguredPlugin, path: &std::path::Path) {
+    ui::outln(&format!("runner: {}, plugin: {}, path: {}", configured.runner, configured.plugin, path.display()));
 }
 
-fn fail(wanted: &Wanted, error: &PluginError) -> bool {
-    ui::error(&format!("runner: {}, plugin: {}: {}", wanted.runner, wanted.plugin, muster_job::error_chain(error)));
+/// Reports an error of one plugin, and returns false.
+fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
+    ui::error(&format!(
+        "runner: {}, plugin: {}: {}",
+        configured.runner,
+        configured.plugin,
+        muster_job::error_chain(error)
+    ));
     false
 }
 
-/// Brings each plugin that is not here. Those that are named by a path or on `PATH` are nobody's to upgrade.
-pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, PluginError> {
-    let around = surroundings();
+/// Installs each plugin that is not available. Does not upgrade executables that are given by a path or found on `PATH`.
+pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Result<bool, PluginError> {
+    let context = lookup_context();
     let mut all = true;
-    let wanted = wanted(config)?;
-    if wanted.is_empty() {
-        ui::note(&format!("{} names no plugin: nothing is installed", config.path().display()));
+    let plugins = configured(config)?;
+    if plugins.is_empty() {
+        ui::note(&format!("{} uses no plugin; nothing to install", config.path().display()));
     }
-    for wanted in wanted {
-        match resolve(&wanted.plugin, &around) {
-            Ok(ResolvedPlugin::Installed(path)) if !how.upgrades() => tell(&wanted, &path),
-            Ok(ResolvedPlugin::Path(path) | ResolvedPlugin::OnPath(path)) => tell(&wanted, &path),
-            // It comes with this program.
-            Ok(ResolvedPlugin::BuiltIn { executable, .. }) => tell(&wanted, &executable),
-            // A path or an executable's name is no registry's.
+    for plugin in plugins {
+        match resolve(&plugin.plugin, &context) {
+            Ok(ResolvedPlugin::Installed(path)) if !flags.upgrades() => report(&plugin, &path),
+            Ok(ResolvedPlugin::Path(path) | ResolvedPlugin::OnPath(path)) => report(&plugin, &path),
+            // Built into this program.
+            Ok(ResolvedPlugin::BuiltIn { executable, .. }) => report(&plugin, &executable),
+            // A path or an executable's name does not refer to a registry.
             Err(error @ (ResolveError::Path { .. } | ResolveError::NotOnPath { .. })) => {
-                all = fail(&wanted, &error.into());
+                all = report_error(&plugin, &error.into());
             }
             Ok(ResolvedPlugin::Installed(_)) | Err(_) => {
-                let Some(store) = &around.store else {
-                    all = fail(&wanted, &InstallError::NoDirectory.into());
+                let Some(store) = &context.store else {
+                    all = report_error(&plugin, &InstallError::NoDirectory.into());
                     continue;
                 };
-                match install::one(store, &wanted.plugin, how).await {
-                    Ok(done) => tell(&wanted, &done.installed.executable),
-                    Err(error) => all = fail(&wanted, &error),
+                match install::install_one(store, &plugin.plugin, flags).await {
+                    Ok(done) => report(&plugin, &done.installed.executable),
+                    Err(error) => all = report_error(&plugin, &error),
                 }
             }
         }
@@ -91,19 +100,19 @@ pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, Pl
     Ok(all)
 }
 
-/// `gitlab-runner fleeting install`.
-pub(super) async fn install(args: &InstallArgs) -> Result<bool, PluginError> {
-    install_all(&args.config, args.how).await
+/// Runs `gitlab-runner fleeting install`.
+pub(super) async fn install(args: &ConfiguredInstallArgs) -> Result<bool, PluginError> {
+    install_all(&args.config, args.flags).await
 }
 
-/// `gitlab-runner fleeting list`.
-pub(super) fn list(args: &ListArgs) -> Result<bool, PluginError> {
-    let around = surroundings();
+/// Runs `gitlab-runner fleeting list`.
+pub(super) fn list(args: &ConfiguredListArgs) -> Result<bool, PluginError> {
+    let context = lookup_context();
     let mut all = true;
-    for wanted in wanted(&args.config)? {
-        match resolve(&wanted.plugin, &around) {
-            Ok(found) => tell(&wanted, found.executable()),
-            Err(error) => all = fail(&wanted, &error.into()),
+    for plugin in configured(&args.config)? {
+        match resolve(&plugin.plugin, &context) {
+            Ok(found) => report(&plugin, found.executable()),
+            Err(error) => all = report_error(&plugin, &error.into()),
         }
     }
     Ok(all)

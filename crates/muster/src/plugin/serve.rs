@@ -1,5 +1,4 @@
-//! `muster plugin serve NAME`: the plugins that come with Muster, as plugins of this program. A manager starts them by itself
-//! where no executable of the name is installed or on PATH.
+//! `muster plugin serve NAME`: runs a built-in plugin. Managers start it if no executable of that name is installed or on PATH.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -8,34 +7,34 @@ use muster_fleeting::install::{BuiltIn, LookupContext};
 
 use crate::ci::ui;
 
-/// The plugins that come with Muster.
+/// Names of the built-in plugins.
 const NAMES: &[&str] = &["docker-machine", "local", "script", "static"];
 
-/// What a look-up knows: the machine's plugins, and this program's.
-pub(crate) fn surroundings() -> LookupContext {
+/// Returns what plugins are looked up in: the installed ones, PATH, and the built-in ones.
+pub(crate) fn lookup_context() -> LookupContext {
     let built_in = std::env::current_exe().ok().map(|executable| BuiltIn { executable, names: NAMES });
     LookupContext { built_in, ..LookupContext::from_environment() }
 }
 
-/// Be one of the plugins that come with Muster: local, static, script, docker-machine.
+/// Run a plugin that is built into Muster: local, static, script or docker-machine.
 #[derive(Debug, clap::Parser)]
-// `--version` is the plugin's.
+// `--version` is an argument of the plugin.
 #[command(name = "muster plugin serve", disable_version_flag = true)]
-pub(crate) struct Args {
-    /// Its name.
+pub(crate) struct PluginServeArgs {
+    /// Name of the plugin.
     name: String,
-    /// What the plugin's own executable takes: `-version`, `settings`.
+    /// Arguments of the plugin, such as `-version` or `settings`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// Whether these are the words by which a plugin is started, under whichever name the program was called.
-pub(crate) fn is_asked(arguments: &[OsString]) -> bool {
+/// Whether the arguments start a plugin. The name of the program does not matter.
+pub(crate) fn is_serve_invocation(arguments: &[OsString]) -> bool {
     arguments.get(1).is_some_and(|word| word == "plugin") && arguments.get(2).is_some_and(|word| word == "serve")
 }
 
-/// Serves.
-pub(crate) fn run(args: &Args) -> ExitCode {
+/// Runs the plugin until its host stops it.
+pub(crate) fn run(args: &PluginServeArgs) -> ExitCode {
     match args.name.as_str() {
         "local" => fleeting_plugin_local::main(&["plugin", "serve", "local"], &args.arguments),
         "static" => fleeting_plugin_static::main(&args.arguments),
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         "docker-machine" => fleeting_plugin_docker_machine::main(&args.arguments),
         other => {
             let known = NAMES.join(", ");
-            ui::error(&format!("there is no plugin {other:?} in this program; there are {known}"));
+            ui::error(&format!("unknown plugin {other:?}; built-in plugins are {known}"));
             ExitCode::from(2)
         }
     }

@@ -1,4 +1,4 @@
-//! `test`: the conformance kit, on any plugin.
+//! `test`: runs the conformance tests on a plugin in any language.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,28 +9,27 @@ use muster_fleeting::install::resolve;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::error::PluginError;
-use super::serve::surroundings;
+use super::serve::lookup_context;
 use super::test_config::{self, TestConfig};
 use crate::ci::ui;
 
-/// Of the names of cases that were not come to, so much is shown.
-const LEFT_OUT_WIDTH: usize = 80;
-/// The flags of this command that have no value.
-const SWITCHES: [&str; 4] = ["--cases", "--json", "--junit", "--strict"];
-/// What cannot be tested at all.
+/// Maximum width of the list of skipped tests, in characters.
+const SKIPPED_WIDTH: usize = 80;
+/// Flags of this command without a value.
+const SWITCHES: [&str; 4] = ["--list", "--json", "--junit", "--strict"];
+/// Exit code if the plugin could not be tested.
 const UNTESTED: u8 = 2;
 
-/// Arguments of `test`.
+/// Arguments of `muster plugin test`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The plugin, as in `plugin = "..."`, and its arguments where it needs an interpreter. Without any, `plugin` and
-    /// `arguments` of the file.
+pub(crate) struct PluginTestArgs {
+    /// Plugin to test, as in `plugin = "..."`, followed by its arguments. Defaults to `plugin` and `arguments` in the file.
     #[arg(value_name = "PLUGIN", trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
     /// File with plugin_config and connector_config, as in [runners.autoscaler], and a table [test].
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// How many instances to make at once; instead of `instances` of the file.
+    /// Number of instances to create at once. Overrides `instances` in the file.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     instances: Option<u32>,
     /// Print the report as JSON.
@@ -39,17 +38,17 @@ pub(crate) struct Args {
     /// Print the report as JUnit XML.
     #[arg(long)]
     junit: bool,
-    /// Warnings count as failures.
+    /// Treat warnings as failures.
     #[arg(long)]
     strict: bool,
-    /// List the cases, and test nothing.
+    /// List the tests instead of running them.
     #[arg(long)]
-    cases: bool,
+    list: bool,
 }
 
-/// Runs the command: 0 where no case failed, 1 where one did, 2 where nothing could be tested.
-pub(super) async fn run(args: &Args) -> ExitCode {
-    if args.cases {
+/// Runs `muster plugin test`. Exit codes: 0 if no test failed, 1 if one did, 2 if the plugin could not be tested.
+pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
+    if args.list {
         for case in conformance::CASES {
             ui::outln(&format!("{:<4} {}", case.id, case.title));
         }
@@ -62,35 +61,35 @@ pub(super) async fn run(args: &Args) -> ExitCode {
             return UNTESTED.into();
         }
     };
-    let for_people = !args.json && !args.junit;
-    let mut told = |verdict: &Verdict| {
-        // What was not come to would bury what failed.
-        if for_people && !verdict.is_not_reached() {
-            tell(verdict);
+    let is_human = !args.json && !args.junit;
+    let mut report_verdict = |verdict: &Verdict| {
+        // Skipped tests would hide the failed ones.
+        if is_human && !verdict.is_not_reached() {
+            print_verdict(verdict);
         }
     };
-    let run = conformance::run(&plan, &mut told);
-    let given_up = async {
+    let run = conformance::run(&plan, &mut report_verdict);
+    let canceled = async {
         interrupted().await;
-        ui::error("stopped: what was made is removed; once more to leave it");
+        ui::error("canceled; deleting the instances. Interrupt again to leave them");
         plan.stop.cancel();
         interrupted().await;
     };
     let report = tokio::select! {
         report = run => report,
-        () = given_up => return ExitCode::FAILURE,
+        () = canceled => return ExitCode::FAILURE,
     };
     if args.json {
         ui::outln(&report.json().to_string());
     } else if args.junit {
         ui::out(&report.junit());
     } else {
-        let left_out = report.verdicts.iter().filter(|verdict| verdict.is_not_reached());
-        let why = left_out.clone().find_map(|verdict| verdict.outcome.reason());
-        let left_out: Vec<_> = left_out.map(|verdict| verdict.case.id).collect();
-        if let Some(why) = why {
-            let ids = ui::fit(&left_out.join(" "), LEFT_OUT_WIDTH);
-            ui::outln(&format!("\n{} cases were not come to ({why}): {ids}", left_out.len()));
+        let skipped = report.verdicts.iter().filter(|verdict| verdict.is_not_reached());
+        let reason = skipped.clone().find_map(|verdict| verdict.outcome.reason());
+        let skipped: Vec<_> = skipped.map(|verdict| verdict.case.id).collect();
+        if let Some(reason) = reason {
+            let ids = ui::fit(&skipped.join(" "), SKIPPED_WIDTH);
+            ui::outln(&format!("\n{} tests skipped ({reason}): {ids}", skipped.len()));
         }
         ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
     }
@@ -101,7 +100,7 @@ fn passed(report: &Report, strict: bool) -> bool {
     report.passed() && !(strict && report.count("warn") > 0)
 }
 
-/// Waits for Ctrl-C, or for the word of whoever started this.
+/// Waits for Ctrl-C or SIGTERM.
 async fn interrupted() {
     let terminated = async {
         match signal(SignalKind::terminate()) {
@@ -115,7 +114,7 @@ async fn interrupted() {
     }
 }
 
-fn tell(verdict: &Verdict) {
+fn print_verdict(verdict: &Verdict) {
     let style = match verdict.outcome {
         Outcome::Pass => ui::GOOD,
         Outcome::Warn(_) => ui::WARN,
@@ -129,12 +128,12 @@ fn tell(verdict: &Verdict) {
     }
 }
 
-fn plan(args: &Args) -> Result<Plan, PluginError> {
-    // What follows the plugin is the plugin's: a flag of ours there was meant otherwise.
+fn plan(args: &PluginTestArgs) -> Result<Plan, PluginError> {
+    // Arguments after the plugin belong to the plugin, so a flag of this command there is a mistake.
     if let Some(switch) = args.command.iter().skip(1).find_map(|word| SWITCHES.iter().find(|switch| word == **switch)) {
         return Err(PluginError::Config(format!(
-            "{switch} after the plugin would be the plugin's own argument: write it before the plugin; an argument of the \
-             plugin's stands in `arguments` of the file of --config"
+            "{switch} after the plugin would be an argument of the plugin; put it before the plugin, or set `arguments` in the \
+                 file of --config if the plugin has such an argument"
         )));
     }
     let config = match &args.config {
@@ -148,14 +147,14 @@ fn plan(args: &Args) -> Result<Plan, PluginError> {
             let plugin = config
                 .plugin
                 .clone()
-                .ok_or(PluginError::Words("which plugin? Name it, or set `plugin` in the file of --config"))?;
+                .ok_or(PluginError::Usage("no plugin; name it, or set `plugin` in the file of --config"))?;
             (plugin, config.arguments.iter().map(OsString::from).collect())
         }
     };
-    let (executable, mut first) = executable(&plugin)?;
+    let (executable, mut all_arguments) = executable(&plugin)?;
     let mut plan = Plan::new(executable);
-    first.extend(arguments);
-    plan.arguments = first;
+    all_arguments.extend(arguments);
+    plan.arguments = all_arguments;
     config.apply(&mut plan)?;
     if let Some(instances) = args.instances {
         plan.instances = instances;
@@ -163,10 +162,10 @@ fn plan(args: &Args) -> Result<Plan, PluginError> {
     Ok(plan)
 }
 
-/// As the manager finds it, with the arguments of one that comes with this program; a program of `PATH` too, since an
-/// interpreter is one.
+/// Finds the executable of a plugin, with the arguments that a built-in plugin needs. Also finds programs on `PATH`, because the plugin may
+/// need an interpreter.
 fn executable(plugin: &str) -> Result<(PathBuf, Vec<OsString>), PluginError> {
-    let error = match resolve(plugin, &surroundings()) {
+    let error = match resolve(plugin, &lookup_context()) {
         Ok(found) => {
             let arguments = found.arguments().into_iter().map(OsString::from).collect();
             return Ok((found.executable().to_owned(), arguments));
@@ -174,8 +173,8 @@ fn executable(plugin: &str) -> Result<(PathBuf, Vec<OsString>), PluginError> {
         Err(error) => error,
     };
     let is_program = |path: &PathBuf| Path::is_file(path);
-    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::var_os("PATH").unwrap_or_default();
     let on_path = (!plugin.contains(['/', ':']))
-        .then(|| std::env::split_paths(&folders).map(|folder| folder.join(plugin)).find(is_program));
+        .then(|| std::env::split_paths(&directories).map(|directory| directory.join(plugin)).find(is_program));
     on_path.flatten().map(|program| (program, Vec::new())).ok_or_else(|| error.into())
 }

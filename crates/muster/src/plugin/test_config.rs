@@ -1,4 +1,4 @@
-//! The file of `muster plugin test --config`.
+//! File of `muster plugin test --config`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::PluginError;
 
-/// The file: the keys of `[runners.autoscaler]` that a plugin sees, and how to test it.
+/// Content of the file: the keys of `[runners.autoscaler]` that a plugin gets, and settings of the tests.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct TestConfig {
@@ -51,12 +51,14 @@ struct Test {
     exit_timeout: Option<String>,
 }
 
+/// Reads the file.
 pub(super) fn read(path: &Path) -> Result<TestConfig, PluginError> {
     let text = std::fs::read_to_string(path).map_err(|source| PluginError::File { path: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|error| PluginError::Config(format!("{}: {error}", path.display())))
 }
 
 impl TestConfig {
+    /// Applies the settings to a test plan.
     pub(super) fn apply(self, plan: &mut Plan) -> Result<(), PluginError> {
         plan.config = self.plugin_config.map_or(Value::Null, |table| json(toml::Value::Table(table)));
         let Connector { keepalive, timeout, key_path, use_external_addr, allow_unencrypted, .. } =
@@ -83,7 +85,7 @@ impl TestConfig {
         let test = self.test;
         plan.instances = test.instances.unwrap_or(plan.instances);
         if plan.instances == 0 {
-            return Err(PluginError::Words("test.instances must be at least 1"));
+            return Err(PluginError::Usage("test.instances must be at least 1"));
         }
         plan.connect = test.connect;
         plan.call_timeout = duration("test.call_timeout", test.call_timeout.as_deref(), plan.call_timeout)?;
@@ -98,11 +100,13 @@ fn duration(key: &str, text: Option<&str>, default: Duration) -> Result<Duration
     let Some(text) = text else { return Ok(default) };
     match GoDuration::parse(text) {
         Some(GoDuration::Positive(duration)) if !duration.is_zero() => Ok(duration),
-        _ => Err(PluginError::Config(format!("{key}: {text:?} is no duration above zero; write 30s, 5m or 1h30m"))),
+        _ => Err(PluginError::Config(format!(
+            "{key}: {text:?} is not a positive duration; write it as 30s, 5m or 1h30m"
+        ))),
     }
 }
 
-/// As a host sends it: dates become text (fleeting.md 2.4).
+/// Converts TOML to JSON as a host does for plugins. Dates become strings.
 fn json(value: toml::Value) -> Value {
     match value {
         toml::Value::String(text) => Value::String(text),

@@ -1,23 +1,23 @@
-//! `cache-init`: makes the folders of a cache writable for the job's user, whoever that is.
+//! `cache-init`: makes the directories of a cache writable for every user, because jobs may run as any user.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Arguments of `cache-init`.
+/// Arguments of `gitlab-runner cache-init`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The folders.
+pub(crate) struct CacheInitArgs {
+    /// Directories to make writable.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 }
 
-/// Runs the command. A folder that cannot be changed is told of and does not fail the command: the job may not need it.
-pub(super) fn run(args: &Args) -> ExitCode {
+/// Runs `cache-init`. Logs directories that cannot be changed, but does not fail, because the job may not need them.
+pub(super) fn run(args: &CacheInitArgs) -> ExitCode {
     for path in &args.paths {
         if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o777)) {
-            tracing::error!(%error, path = %path.display(), "failed to let everybody write to the folder of a cache");
+            tracing::error!(%error, path = %path.display(), "failed to make the cache directory writable");
         }
     }
     ExitCode::SUCCESS

@@ -1,4 +1,4 @@
-//! Changes of the file after talks with the server: what the file says now counts, not what it said before.
+//! Changes the configuration file after requests to the server. The file is read again, because it may have changed meanwhile.
 
 use std::path::Path;
 
@@ -6,13 +6,14 @@ use muster_config::edit::{ConfigFile, EditError};
 use muster_config::{HostFacts, Runner};
 use muster_job::Secret;
 
-/// Removes these runners from the file, as far as they are still there.
-pub(super) fn remove(path: &Path, gone: &[Runner]) -> Result<(), EditError> {
-    if gone.is_empty() {
+/// Removes runners from the file. Skips those that are not in it anymore.
+pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
+    if removed.is_empty() {
         return Ok(());
     }
     let mut file = ConfigFile::open(path)?;
-    let mut indexes: Vec<usize> = gone.iter().filter_map(|runner| find(&file, path, runner, &runner.token)).collect();
+    let mut indexes: Vec<usize> =
+        removed.iter().filter_map(|runner| find(&file, path, runner, &runner.token)).collect();
     indexes.sort_unstable();
     indexes.dedup();
     for index in indexes.into_iter().rev() {
@@ -23,11 +24,11 @@ pub(super) fn remove(path: &Path, gone: &[Runner]) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Where the runner stands in the file now: where it stood, or else the first one that is the same.
+/// Returns the index of a runner in the file: its previous index, or that of the first entry with the same URL, name and token.
 pub(super) fn find(file: &ConfigFile, path: &Path, runner: &Runner, token: &Secret) -> Option<usize> {
-    let now = file.read(&HostFacts::of(path)).config?.runners;
-    let same = |other: &&Runner| {
+    let runners = file.read(&HostFacts::of(path)).config?.runners;
+    let is_same = |other: &&Runner| {
         other.url == runner.url && other.name == runner.name && other.token.expose() == token.expose()
     };
-    now.get(runner.index).filter(same).or_else(|| now.iter().find(same)).map(|runner| runner.index)
+    runners.get(runner.index).filter(is_same).or_else(|| runners.iter().find(is_same)).map(|runner| runner.index)
 }

@@ -1,21 +1,20 @@
-//! How a command ends.
+//! Exit codes and error output of the gitlab-runner commands.
 
 use std::process::ExitCode;
 
-/// Turns a command's result into its exit code; what went wrong is the last record of the log.
-pub(super) fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
+/// Returns the exit code for a result. Logs the error.
+pub(super) fn exit_code<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(&muster_job::error_chain(&error), |first| tracing::error!(fatal = true, "{first}"));
+            log_first_line(&muster_job::error_chain(&error), |first| tracing::error!(fatal = true, "{first}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Logs the first line of a text. A record is one line: what comes after it, as the picture of a place in a file, stands
-/// below as it is.
-pub(super) fn tell(text: &str, log: impl FnOnce(&str)) {
+/// Logs the first line of a text, because a log record is one line. Prints the other lines, such as an excerpt of a file, below it.
+pub(super) fn log_first_line(text: &str, log: impl FnOnce(&str)) {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     log(first);
     if !rest.trim().is_empty() {

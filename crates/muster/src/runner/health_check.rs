@@ -7,43 +7,45 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Between two attempts at one port; TCP has no way to be told.
-const INTERVAL: Duration = Duration::from_millis(250);
-/// A host that drops what it is sent answers no sooner at the end than at the start.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Interval between two attempts to connect to one port.
+const RETRY_DELAY: Duration = Duration::from_millis(250);
+/// Timeout of one attempt, for hosts that drop packets.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Arguments of `health-check`.
+/// Arguments of `gitlab-runner health-check`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// A port of localhost; may be given again, and then all of them must accept. Without it, one of the ports in the
-    /// variables *_TCP_PORT, at the address in *_TCP_ADDR, is enough.
+pub(crate) struct HealthCheckArgs {
+    /// Port of localhost. Can be repeated; then all ports must accept connections. By default, one of the ports in the environment
+    /// variables *_TCP_PORT must accept connections, at the address in *_TCP_ADDR.
     #[arg(short, long = "port", value_name = "PORT")]
     ports: Vec<u16>,
-    /// Seconds after which the wait is given up.
+    /// Seconds after which the command fails.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     timeout: u64,
 }
 
+/// Errors of `health-check`.
 #[derive(Debug, thiserror::Error)]
 enum HealthError {
-    #[error("no host or port found: give --port, or set a variable that ends in _TCP_ADDR and one in _TCP_PORT")]
-    Nothing,
-    #[error("no connection to {targets} within {seconds} s; is the service listening on that port?")]
+    #[error("no host or port found; set --port, or set a variable that ends in _TCP_ADDR and one in _TCP_PORT")]
+    NoTarget,
+    #[error("failed to connect to {targets} within {seconds} s; check that the service listens on that port")]
     Timeout { targets: String, seconds: u64 },
 }
 
-/// What is waited for.
+/// Addresses to connect to.
 struct Targets {
     addresses: Vec<String>,
+    /// Whether all addresses must accept connections, and not just one.
     all: bool,
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> ExitCode {
+/// Runs `health-check`.
+pub(super) fn run(args: &HealthCheckArgs) -> ExitCode {
     let variables = std::env::vars_os();
     let variables = variables.filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
     let targets = targets(&args.ports, variables);
-    crate::runtime::block_on_one_thread(async { super::error::ended(wait(targets, args.timeout).await) })
+    crate::runtime::block_on_one_thread(async { super::error::exit_code(wait(targets, args.timeout).await) })
 }
 
 fn targets(ports: &[u16], variables: impl Iterator<Item = (String, String)>) -> Targets {
@@ -65,7 +67,7 @@ fn targets(ports: &[u16], variables: impl Iterator<Item = (String, String)>) -> 
 
 async fn wait(targets: Targets, seconds: u64) -> Result<(), HealthError> {
     if targets.addresses.is_empty() {
-        return Err(HealthError::Nothing);
+        return Err(HealthError::NoTarget);
     }
     let text = targets.addresses.join(", ");
     anstream::println!("waiting for TCP connection to {text}...");
@@ -82,10 +84,10 @@ async fn wait(targets: Targets, seconds: u64) -> Result<(), HealthError> {
 
 async fn connect(address: String) {
     loop {
-        if let Ok(Ok(_)) = timeout(CONNECT_LIMIT, TcpStream::connect(&address)).await {
+        if let Ok(Ok(_)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(&address)).await {
             anstream::println!("dial succeeded on {address}");
             return;
         }
-        sleep(INTERVAL).await;
+        sleep(RETRY_DELAY).await;
     }
 }

@@ -1,4 +1,4 @@
-//! `list`: tells the runners of the configuration, one line of the log for each.
+//! `list`: logs the runners of the configuration, one per line.
 
 use std::process::ExitCode;
 
@@ -6,20 +6,20 @@ use muster_telemetry::logs::UNREDACTED_TARGET;
 
 use crate::config_file::ConfigArg;
 
-/// Arguments of `list`.
+/// Arguments of `gitlab-runner list`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ListRunnersArgs {
     #[command(flatten)]
     config: ConfigArg,
 }
 
-/// Runs the command. A file that cannot be used is a warning and no failure: so it is in gitlab-runner.
-pub(super) fn run(args: &Args) -> ExitCode {
+/// Runs `list`. An invalid configuration is only a warning, as in gitlab-runner.
+pub(super) fn run(args: &ListRunnersArgs) -> ExitCode {
     match args.config.load() {
         Ok(config) => {
             tracing::info!(ConfigFile = %args.config.path().display(), "Listing configured runners");
             for runner in &config.runners {
-                // The token is what this command is asked for.
+                // This command shows tokens on purpose.
                 tracing::info!(
                     target: UNREDACTED_TARGET,
                     Executor = runner.executor,
@@ -30,7 +30,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
                 );
             }
         }
-        Err(error) => super::error::tell(&error.to_string(), |first| tracing::warn!("{first}")),
+        Err(error) => super::error::log_first_line(&error.to_string(), |first| tracing::warn!("{first}")),
     }
     ExitCode::SUCCESS
 }

@@ -1,7 +1,7 @@
-//! `migrate-machine`: the configuration without Docker Machine (R026).
+//! `migrate-machine`: converts a configuration with Docker Machine to one with an autoscaler (R026).
 //!
-//! Prints the whole new file on standard output and what there is to do on standard error; writes nothing. Exit code 1 where
-//! there is nothing to migrate, or the configuration has errors.
+//! Prints the whole new file to standard output, and remaining tasks to standard error. Writes no file. The exit code is 1 if there is
+//! nothing to migrate, or if the configuration has errors.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -11,30 +11,31 @@ use muster_config::{self as config, HostFacts, migrate};
 
 use crate::config_file::ConfigArg;
 
-/// Flags of the command.
+/// Arguments of `gitlab-runner migrate-machine`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example: muster runner migrate-machine --config old.toml > new.toml\n\nThe output holds the tokens of \
-                        the file. Credentials among MachineOptions are written only with `--to machines`."
+    after_help = "Example: muster runner migrate-machine --config old.toml > new.toml\n\nThe output contains the tokens of \
+                                                the file. Credentials in MachineOptions are written only with `--to machines`."
 )]
-pub(crate) struct Args {
+pub(crate) struct MigrateMachineArgs {
     #[command(flatten)]
     config: ConfigArg,
-    /// What takes the machines' place.
+    /// Replacement for Docker Machine.
     #[arg(long, value_enum, default_value_t = To::Group)]
     to: To,
 }
 
+/// Values of `--to`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum To {
-    /// The group of the driver's cloud, by its plugin: amazonec2, google, azure; other drivers as with `machines`.
+    /// An instance group in the driver's cloud, with its plugin: amazonec2, google, azure. As `machines` for other drivers.
     Group,
-    /// The same machines, by the plugin `docker-machine`.
+    /// The same machines, with the plugin `docker-machine`.
     Machines,
 }
 
-/// Runs it.
-pub(crate) fn run(args: &Args) -> ExitCode {
+/// Runs `migrate-machine`.
+pub(crate) fn run(args: &MigrateMachineArgs) -> ExitCode {
     let path = args.config.path();
     let text = match config::text_of(&path) {
         Ok(text) => text,
@@ -52,11 +53,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             for (name, notes) in &migration.entries {
                 notes.iter().for_each(|note| anstream::eprintln!("{name}: {note}"));
             }
-            // Half a configuration must not look like a whole one.
+            // Report errors, so that an incomplete configuration is not used.
             match std::io::stdout().lock().write_all(migration.text.as_bytes()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
-                    anstream::eprintln!("cannot write the new configuration: {error}");
+                    anstream::eprintln!("failed to write the new configuration: {error}");
                     ExitCode::FAILURE
                 }
             }

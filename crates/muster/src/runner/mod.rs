@@ -1,8 +1,7 @@
-//! `muster runner`, and the whole program under the name `gitlab-runner`: its commands, flags and exit codes
-//! (runner-config 2).
+//! `muster runner`, which is the whole program under the name `gitlab-runner`: its commands, flags and exit codes.
 //!
-//! Each command is a module with `Args` and `run`. Global flags precede the command. Whatever goes wrong ends with exit
-//! code 1, usage errors included; the exceptions stand with their commands.
+//! Each command is a module with its arguments and `run`. Global flags precede the command. Errors end with exit code 1, including invalid
+//! arguments. Exceptions are documented at their commands.
 
 mod cache_init;
 mod change;
@@ -13,7 +12,7 @@ mod health_check;
 mod list;
 mod migrate_machine;
 #[cfg(test)]
-mod peer;
+mod parity;
 mod read_logs;
 mod register;
 mod reset_token;
@@ -27,6 +26,8 @@ mod verify;
 mod verify_config;
 mod wrapper;
 
+#[cfg(test)]
+pub(crate) use entry::is_entry_flag;
 pub(crate) use run::{EXPLAIN_PATH, FleetEndpoints, INSTANCES, STATUS_PATH, executors, instances, state_dir};
 
 use std::ffi::OsString;
@@ -34,10 +35,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// The commands of GitLab's runner, on its configuration file.
+/// Run a command of gitlab-runner, with its configuration file.
 #[derive(Debug, Parser)]
 #[command(name = "gitlab-runner", disable_version_flag = true, version, long_version = globals::long_version())]
-#[command(about = "The commands of gitlab-runner, on its configuration file", long_about = None)]
+#[command(about = "Run a command of gitlab-runner, with its configuration file", long_about = None)]
 #[command(args_override_self = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -49,65 +50,65 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Register a runner with GitLab and add it to the configuration.
-    Register(Box<register::Args>),
+    Register(Box<register::RegisterArgs>),
     /// List the configured runners, with their tokens.
-    List(list::Args),
-    /// Ask GitLab which of the configured runners it still knows.
-    Verify(verify::Args),
+    List(list::ListRunnersArgs),
+    /// Check which of the configured runners GitLab still knows.
+    Verify(verify::VerifyArgs),
     /// Remove a runner from GitLab and from the configuration.
-    Unregister(unregister::Args),
+    Unregister(unregister::UnregisterArgs),
     /// Get a new authentication token for a runner.
-    ResetToken(reset_token::Args),
-    /// Request jobs and run them, until a signal ends it.
-    Run(Box<run::Args>),
-    /// Run the jobs of one runner, which the flags describe, one after the other.
-    RunSingle(Box<run::single::Args>),
-    /// Install the runner as a service of systemd.
-    Install(service::InstallArgs),
+    ResetToken(reset_token::ResetTokenArgs),
+    /// Request jobs and run them until a signal stops the command.
+    Run(Box<run::RunArgs>),
+    /// Run the jobs of one runner, which is described by flags, one at a time.
+    RunSingle(Box<run::single::RunSingleArgs>),
+    /// Install the runner as a systemd service.
+    Install(service::ServiceInstallArgs),
     /// Remove the service.
-    Uninstall(service::UninstallArgs),
+    Uninstall(service::ServiceUninstallArgs),
     /// Start the service.
-    Start(service::Args),
+    Start(service::ServiceArgs),
     /// Stop the service.
-    Stop(service::Args),
-    /// Restart the service; jobs go on meanwhile.
-    Restart(service::Args),
-    /// Tell whether the service runs.
-    Status(service::Args),
-    /// Print the effective values of the configuration with their origin, and what is wrong with it.
-    VerifyConfig(verify_config::Args),
-    /// Print the configuration with [runners.autoscaler] in the place of [runners.machine].
-    MigrateMachine(migrate_machine::Args),
-    /// Tell whether the configuration keeps the rules of its format.
-    Lint(verify_config::Args),
-    /// Run the runner as a child that is controlled over gRPC.
-    Wrapper(wrapper::Args),
-    /// Bring and find the plugins that the configuration names.
+    Stop(service::ServiceArgs),
+    /// Restart the service. Running jobs continue.
+    Restart(service::ServiceArgs),
+    /// Show whether the service is running.
+    Status(service::ServiceArgs),
+    /// Print the effective values of the configuration with their origin, and all problems.
+    VerifyConfig(verify_config::VerifyConfigArgs),
+    /// Print the configuration with [runners.machine] replaced by [runners.autoscaler].
+    MigrateMachine(migrate_machine::MigrateMachineArgs),
+    /// Check the format of the configuration.
+    Lint(verify_config::VerifyConfigArgs),
+    /// Run the runner as a child process that is controlled over gRPC.
+    Wrapper(wrapper::WrapperArgs),
+    /// Install and list the plugins of the configuration.
     #[command(subcommand)]
     Fleeting(crate::plugin::RunnerCommand),
     /// Wait until a service accepts connections.
-    HealthCheck(health_check::Args),
-    /// Pack files and send them to GitLab as artifacts (internal).
+    HealthCheck(health_check::HealthCheckArgs),
+    /// Upload files to GitLab as artifacts (internal).
     #[command(hide = true)]
-    ArtifactsUploader(Box<transfer::UploadArgs>),
-    /// Fetch a job's artifacts from GitLab and unpack them (internal).
+    ArtifactsUploader(Box<transfer::ArtifactsUploadArgs>),
+    /// Download a job's artifacts from GitLab and extract them (internal).
     #[command(hide = true)]
-    ArtifactsDownloader(Box<transfer::DownloadArgs>),
-    /// Pack files into a cache, and send it to a store (internal).
+    ArtifactsDownloader(Box<transfer::ArtifactsDownloadArgs>),
+    /// Archive files as a cache, and upload it to a store (internal).
     #[command(hide = true)]
-    CacheArchiver(Box<transfer::ArchiveArgs>),
-    /// Fetch a cache from a store, and unpack it (internal).
+    CacheArchiver(Box<transfer::CacheArchiveArgs>),
+    /// Download a cache from a store, and extract it (internal).
     #[command(hide = true)]
-    CacheExtractor(Box<transfer::ExtractArgs>),
-    /// Let everybody write to the folders of a cache (internal).
+    CacheExtractor(Box<transfer::CacheExtractArgs>),
+    /// Make the directories of a cache writable for every user (internal).
     #[command(hide = true)]
-    CacheInit(cache_init::Args),
+    CacheInit(cache_init::CacheInitArgs),
     /// Follow a job's log file (internal).
     #[command(hide = true)]
-    ReadLogs(read_logs::Args),
+    ReadLogs(read_logs::ReadLogsArgs),
 }
 
-/// Whether the program was called by the name of GitLab's runner.
+/// Whether the program was started under the name `gitlab-runner`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name.to_string_lossy().starts_with("gitlab-runner"))
@@ -115,29 +116,29 @@ pub(crate) fn is_called(program: Option<&OsString>) -> bool {
 
 /// Parses the arguments of `gitlab-runner`, program name first, and runs the command.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
-    match Cli::try_parse_from(words(arguments, 1)) {
+    match Cli::try_parse_from(go_style_arguments(arguments, 1)) {
         Ok(cli) => run(cli),
         Err(error) => usage(&error),
     }
 }
 
-/// Tells what is wrong with the arguments, or the help that was asked for: ends with 1 or 0, never with clap's 2.
+/// Prints an error of the arguments, or the help. The exit code is 1 or 0, as in gitlab-runner, and never clap's 2.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if error.kind() == clap::error::ErrorKind::DisplayVersion {
         anstream::println!("{}", globals::long_version());
         return ExitCode::SUCCESS;
     }
-    // Where neither output nor error can be written, the exit code still tells.
+    // If printing fails, the exit code still reports the error.
     let _ = error.print();
     if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// The arguments as clap reads them; from the `first` on they are those of this program.
-pub(crate) fn words(arguments: &[OsString], first: usize) -> Vec<OsString> {
+/// Returns the arguments as clap reads them. The arguments from index `first` on are rewritten.
+pub(crate) fn go_style_arguments(arguments: &[OsString], first: usize) -> Vec<OsString> {
     crate::flags::as_gitlab_runner_reads(&Cli::command(), arguments, first)
 }
 
-/// Runs the command.
+/// Runs a command of gitlab-runner.
 pub(crate) fn run(cli: Cli) -> ExitCode {
     cli.globals.apply(matches!(&cli.command, Command::Run(args) if args.syslog));
     match cli.command {

@@ -1,4 +1,4 @@
-//! `read-logs`: follows a file that a job's script writes, and prints each line with the offset of its end.
+//! `read-logs`: follows a log file that a job's script writes. Prints each line after the offset of its end.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -7,69 +7,69 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The exit code that tells the caller that the file is gone: the job's environment was cleaned up.
-const GONE: u8 = 100;
-/// Between two looks at the file: what writes it may be on another machine, where nothing can be watched.
-const INTERVAL: Duration = Duration::from_millis(200);
-/// A longer line is cut: the reader splits at line ends.
-const LINE_MAX: usize = 16 * 1024;
+/// Exit code that tells the caller that the file was deleted, because the job's environment was cleaned up.
+const FILE_DELETED: u8 = 100;
+/// Poll interval. The file may be written by another machine, where file events are not available.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum length of a printed line in bytes. Longer lines are split.
+const MAX_LINE_BYTES: usize = 16 * 1024;
 
-/// Arguments of `read-logs`.
+/// Arguments of `gitlab-runner read-logs`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The file.
+pub(crate) struct ReadLogsArgs {
+    /// Log file to follow.
     #[arg(long)]
     path: PathBuf,
-    /// The offset to start from.
+    /// Offset in the file to start from.
     #[arg(long, default_value_t = 0)]
     offset: u64,
-    /// How long to wait for the file to appear, for example 1s.
+    /// Maximum time to wait for the file to appear, for example 1s.
     #[arg(long, default_value = "1s", value_parser = crate::flags::go_duration)]
     wait_file_timeout: Duration,
 }
 
-/// Runs the command: it ends when the file is gone, or its reader is.
-pub(super) fn run(args: &Args) -> ExitCode {
+/// Runs `read-logs`, until the file is deleted or its reader closes the output.
+pub(super) fn run(args: &ReadLogsArgs) -> ExitCode {
     let mut output = io::stdout().lock();
     match follow(args, &mut output) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => ExitCode::from(GONE),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => ExitCode::from(FILE_DELETED),
         Err(error) => {
-            // Told where the caller reads.
+            // The caller reads standard output.
             let _ = writeln!(output, "error reading logs {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn follow(args: &Args, output: &mut impl Write) -> io::Result<()> {
+fn follow(args: &ReadLogsArgs, output: &mut impl Write) -> io::Result<()> {
     let mut file = open(args)?;
     let mut offset = file.seek(SeekFrom::Start(args.offset))?;
-    let mut reader = BufReader::with_capacity(LINE_MAX, file);
+    let mut reader = BufReader::with_capacity(MAX_LINE_BYTES, file);
     loop {
-        let piece = reader.fill_buf()?;
-        if piece.is_empty() {
+        let chunk = reader.fill_buf()?;
+        if chunk.is_empty() {
             output.flush()?;
-            // A deleted file stays readable, and is at its end for ever.
+            // A deleted file can still be read and remains at its end, so check that it exists.
             std::fs::metadata(&args.path)?;
-            sleep(INTERVAL);
+            sleep(POLL_INTERVAL);
             continue;
         }
-        let (length, ends) = match piece.iter().position(|byte| *byte == b'\n') {
+        let (length, is_complete) = match chunk.iter().position(|byte| *byte == b'\n') {
             Some(end) => (end + 1, true),
-            None => (piece.len(), false),
+            None => (chunk.len(), false),
         };
         offset += length as u64;
         write!(output, "{offset} ")?;
-        output.write_all(&piece[..length])?;
-        if !ends {
+        output.write_all(chunk.get(..length).unwrap_or_default())?;
+        if !is_complete {
             output.write_all(b"\n")?;
         }
         reader.consume(length);
     }
 }
 
-fn open(args: &Args) -> io::Result<File> {
+fn open(args: &ReadLogsArgs) -> io::Result<File> {
     let deadline = Instant::now() + args.wait_file_timeout;
     loop {
         match File::open(&args.path) {
@@ -77,7 +77,7 @@ fn open(args: &Args) -> io::Result<File> {
                 if Instant::now() >= deadline {
                     return Err(io::Error::new(io::ErrorKind::TimedOut, "timeout waiting for file to be created"));
                 }
-                sleep(INTERVAL);
+                sleep(POLL_INTERVAL);
             }
             opened => return opened,
         }

@@ -1,4 +1,4 @@
-//! `reset-token`: new authentication tokens for runners, in place of the old ones.
+//! `reset-token`: replaces the authentication tokens of runners.
 
 use std::process::ExitCode;
 
@@ -10,97 +10,98 @@ use muster_runner_api::wire::RunnerCredentials;
 use time::OffsetDateTime;
 
 use super::select::{SelectArgs, same_url};
-use crate::config_file::{ConfigError, client_of, tell_mode};
+use crate::config_file::{ConfigError, client_of, log_mode};
 
-/// Arguments of `reset-token`.
+/// Arguments of `gitlab-runner reset-token`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ResetTokenArgs {
     #[command(flatten)]
     select: SelectArgs,
-    /// With --url: the runner with this id at the server.
+    /// With --url: runner with this ID at the server.
     #[arg(short, long)]
     id: Option<i64>,
     /// Personal access token to use instead of the runner's old token.
     #[arg(long, value_name = "TOKEN")]
     pat: Option<String>,
-    /// All runners of the file.
+    /// Reset the tokens of all runners in the file.
     #[arg(long)]
     all_runners: bool,
 }
 
+/// Errors of `reset-token`.
 #[derive(Debug, thiserror::Error)]
 enum ResetError {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("say which runner: --name, --url with --id, or --all-runners")]
+    #[error("no runner selected; set --name, --url with --id, or --all-runners")]
     NoSelector,
-    #[error("could not find a runner with {0}; `gitlab-runner list` shows what there is")]
+    #[error("could not find a runner with {0}; run `gitlab-runner list` to see all runners")]
     NoMatch(String),
     #[error("failed to reset the authentication token of runner `{name}`")]
     Failed { name: String, source: ClientError },
-    #[error("--pat needs the runner's id, and runner `{name}` has none in the file")]
+    #[error("--pat requires the runner's ID, but runner `{name}` has none in the file")]
     NoId { name: String },
     #[error(
-        "runner `{name}` is not in the file any more; its token was not reset: \
-         look at the file, and run the command again"
+        "runner `{name}` was removed from the file meanwhile, so its token was not reset; \
+             check the file, and run the command again"
     )]
-    Vanished { name: String },
-    #[error("the token was not reset, since the file cannot be changed")]
-    Unsaveable(#[from] EditError),
+    RemovedMeanwhile { name: String },
+    #[error("the token was not reset, because the file is not writable")]
+    NotWritable(#[from] EditError),
     #[error(
-        "the server has reset the token of runner `{name}`, but the new one could not be saved and is lost; the old one \
-         is void. Mend the file, then reset it once more with --pat, or make a new runner at the server and register it"
+        "the server has reset the token of runner `{name}`, but the new token could not be saved, and the old one is invalid; \
+             fix the file, then reset the token again with --pat, or create a new runner at the server and register it"
     )]
-    Lost { name: String, source: EditError },
+    TokenLost { name: String, source: EditError },
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> ExitCode {
-    crate::runtime::block_on_one_thread(async { super::error::ended(reset(args).await) })
+/// Runs `reset-token`.
+pub(super) fn run(args: &ResetTokenArgs) -> ExitCode {
+    crate::runtime::block_on_one_thread(async { super::error::exit_code(reset(args).await) })
 }
 
-async fn reset(args: &Args) -> Result<(), ResetError> {
-    tell_mode();
+async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
+    log_mode();
     let runners = args.select.config.load()?.runners;
     if args.all_runners {
         tracing::warn!("Resetting all runner authentication tokens");
         for runner in &runners {
-            match one(args, runner).await {
-                // What cannot be written now can be written no better for the next one.
-                Err(error @ (ResetError::Unsaveable(_) | ResetError::Lost { .. })) => return Err(error),
+            match reset_one(args, runner).await {
+                // If the file cannot be written now, it cannot be written for the next runner either.
+                Err(error @ (ResetError::NotWritable(_) | ResetError::TokenLost { .. })) => return Err(error),
                 Err(error) => tracing::error!("{}", muster_job::error_chain(&error)),
                 Ok(()) => {}
             }
         }
         return Ok(());
     }
-    one(args, args.selected(&runners)?).await
+    reset_one(args, args.selected(&runners)?).await
 }
 
-/// The new token is in the file before anything else is asked: the old one is worth nothing any more.
-async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
+/// Resets the token of one runner, and saves it before the next one, because the old token is invalid then.
+async fn reset_one(args: &ResetTokenArgs, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
     let path = args.select.config.path();
-    // Locked, and proven to be readable and to be saved, before the old token is given up.
+    // Lock the file and check that it can be saved before the old token is reset.
     let mut file = ConfigFile::open(&path)?;
     file.check_writable()?;
-    let gone = || ResetError::Vanished { name: name() };
-    let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(gone)?;
-    let credentials = ask(args, runner).await?;
+    let removed = || ResetError::RemovedMeanwhile { name: name() };
+    let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(removed)?;
+    let credentials = request_reset(args, runner).await?;
     let new =
         NewToken::after_reset(&credentials.token, credentials.token_expires_at.as_deref(), OffsetDateTime::now_utc());
-    let lost = |source| ResetError::Lost { name: name(), source };
-    let told = file.set_token(index, &new).map_err(lost)?;
+    let lost = |source| ResetError::TokenLost { name: name(), source };
+    let warning = file.set_token(index, &new).map_err(lost)?;
     file.save().map_err(lost)?;
-    if let Some(told) = told {
-        tracing::warn!("{told}");
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
     }
     let runner = short_token(new.token.expose());
     tracing::info!(runner, "Resetting runner authentication token... succeeded");
     Ok(())
 }
 
-async fn ask(args: &Args, runner: &Runner) -> Result<RunnerCredentials, ResetError> {
+async fn request_reset(args: &ResetTokenArgs, runner: &Runner) -> Result<RunnerCredentials, ResetError> {
     let failed = |source| ResetError::Failed { name: runner.name.clone(), source };
     let client = client_of(runner).map_err(failed)?;
     match args.pat.as_deref().filter(|pat| !pat.is_empty()) {
@@ -110,7 +111,8 @@ async fn ask(args: &Args, runner: &Runner) -> Result<RunnerCredentials, ResetErr
     }
 }
 
-impl Args {
+impl ResetTokenArgs {
+    /// Returns the runner that the flags select.
     fn selected<'a>(&self, runners: &'a [Runner]) -> Result<&'a Runner, ResetError> {
         let mut runners = runners.iter();
         match (self.select.name(), self.select.url(), self.id) {
@@ -119,7 +121,7 @@ impl Args {
                 .ok_or_else(|| ResetError::NoMatch(format!("the name '{name}'"))),
             (None, Some(url), Some(id)) => runners
                 .find(|runner| same_url(&runner.url, url) && runner.id == id)
-                .ok_or_else(|| ResetError::NoMatch(format!("the URL {url} and the id {id}"))),
+                .ok_or_else(|| ResetError::NoMatch(format!("the URL {url} and the ID {id}"))),
             _ => Err(ResetError::NoSelector),
         }
     }

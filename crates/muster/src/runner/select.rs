@@ -1,36 +1,36 @@
-//! Which runners of the file a command is about: flags that `verify`, `unregister` and `reset-token` share.
+//! Flags that select runners of the file, for `verify`, `unregister` and `reset-token`.
 
 use crate::config_file::ConfigArg;
 
-/// The file, and what a runner of it may be known by.
+/// Flags for the file, and for the name and URL of a runner.
 #[derive(Debug, clap::Args)]
 pub(super) struct SelectArgs {
     #[command(flatten)]
     pub(super) config: ConfigArg,
-    /// The runner of this name.
+    /// Runner with this name.
     #[arg(short, long)]
     name: Option<String>,
-    /// The runner with this URL; it is not enough alone.
+    /// Runner with this URL. Requires another flag that selects a runner.
     #[arg(short, long)]
     url: Option<String>,
 }
 
 impl SelectArgs {
     pub(super) fn name(&self) -> Option<&str> {
-        filled(&self.name)
+        non_empty(&self.name)
     }
 
     pub(super) fn url(&self) -> Option<&str> {
-        filled(&self.url)
+        non_empty(&self.url)
     }
 }
 
-/// A text that says something.
-pub(super) fn filled(text: &Option<String>) -> Option<&str> {
+/// Returns the text, or `None` if it is empty.
+pub(super) fn non_empty(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-/// Whether both are the same server, with or without a slash at the end.
+/// Whether both URLs are the same, except for trailing slashes.
 pub(super) fn same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/') == other.trim_end_matches('/')
 }

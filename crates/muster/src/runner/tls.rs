@@ -1,4 +1,4 @@
-//! The flags of certificates, which several commands have.
+//! Flags for TLS certificates, which several commands share.
 
 use std::path::PathBuf;
 
@@ -6,18 +6,18 @@ use muster_config::Runner;
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use url::Url;
 
-use crate::flags::{filled, path};
+use crate::flags::{non_empty, path};
 
-/// Certificates instead of those of the file.
+/// TLS files that override those of the configuration.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct TlsArgs {
-    /// PEM file of authorities to trust beside the system's.
+    /// PEM file of certificate authorities to trust, in addition to the system's.
     #[arg(long, env = "CI_SERVER_TLS_CA_FILE", value_name = "FILE", hide_env_values = true, value_parser = path())]
     tls_ca_file: Option<PathBuf>,
-    /// PEM file of the client's certificate.
+    /// PEM file of the client certificate.
     #[arg(long, env = "CI_SERVER_TLS_CERT_FILE", value_name = "FILE", hide_env_values = true, value_parser = path())]
     tls_cert_file: Option<PathBuf>,
-    /// PEM file of the client's key.
+    /// PEM file of the client key.
     #[arg(long, env = "CI_SERVER_TLS_KEY_FILE", value_name = "FILE", hide_env_values = true, value_parser = path())]
     tls_key_file: Option<PathBuf>,
 }
@@ -25,15 +25,15 @@ pub(super) struct TlsArgs {
 impl From<&TlsArgs> for TlsFiles {
     fn from(args: &TlsArgs) -> Self {
         Self {
-            ca: filled(&args.tls_ca_file),
-            certificate: filled(&args.tls_cert_file),
-            key: filled(&args.tls_key_file),
+            ca: non_empty(&args.tls_ca_file),
+            certificate: non_empty(&args.tls_cert_file),
+            key: non_empty(&args.tls_key_file),
         }
     }
 }
 
 impl TlsArgs {
-    /// A client for an entry of the file, with the certificates of the flags where there are any.
+    /// Creates a client for an entry of the file, with the TLS files of the flags if any are set.
     pub(super) fn client_of(&self, runner: &Runner) -> Result<Client, ClientError> {
         let tls = TlsFiles::from(self);
         if tls.is_empty() {

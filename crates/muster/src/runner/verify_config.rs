@@ -1,9 +1,9 @@
-//! `verify-config` and `lint`: what a configuration means, and what is wrong with it.
+//! `verify-config` and `lint`: check a configuration, and print its effective values.
 //!
-//! Exit codes: `verify-config` ends with 1 if something cannot work with Muster (a fatal problem or an error) or the file is
-//! missing, else with 0. `lint` ends with 1 where the file breaks the rules of the format: it is missing or no TOML, holds an
-//! unknown or removed key, a value of the wrong kind, or anything that is not allowed; that this machine lacks a plugin is
-//! only told, and what this version does not do is not. Neither writes anything, nor asks a server.
+//! Exit codes: `verify-config` returns 1 if the file is missing or has a fatal problem or an error, which means that Muster cannot work
+//! with it. `lint` returns 1 if the file is missing or violates the format: it is not TOML, or has an unknown or removed key, a value of
+//! the wrong type, or a value that is not allowed. `lint` only reports missing plugins, and does not report keys that this version does not
+//! support. Neither command writes anything or contacts a server.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,69 +14,71 @@ use serde_json::{Value, json};
 
 use crate::config_file::ConfigArg;
 
-/// Codes of problems that break the rules of the format, whatever their severity.
-const RULES: [&str; 5] = ["C010", "C011", "C012", "C014", "C018"];
+/// Codes of problems that violate the format, regardless of their severity.
+const FORMAT_CODES: [&str; 5] = ["C010", "C011", "C012", "C014", "C018"];
 
-/// Flags of both commands.
+/// Arguments of `gitlab-runner verify-config` and `lint`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct VerifyConfigArgs {
     #[command(flatten)]
     config: ConfigArg,
-    /// Print one JSON object.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-impl Args {
+impl VerifyConfigArgs {
+    /// Loads the configuration. With `for_any_machine`, missing plugins are not errors.
     fn load(&self, for_any_machine: bool) -> (PathBuf, HostFacts, Loaded) {
         let path = self.config.path();
-        let find_plugin = Some(super::run::look_for_plugin as FindPlugin);
+        let find_plugin = Some(super::run::check_plugin as FindPlugin);
         let facts = HostFacts { find_plugin, for_any_machine, must_exist: true, ..HostFacts::of(&path) };
         let loaded = config::load(&path, &facts);
         (path, facts, loaded)
     }
 }
 
-/// Prints the effective values with their origin, and all problems.
-pub(crate) fn verify_config(args: &Args) -> ExitCode {
+/// Runs `verify-config`: prints the effective values with their origin, and all problems.
+pub(crate) fn verify_config(args: &VerifyConfigArgs) -> ExitCode {
     let (path, facts, loaded) = args.load(false);
     let values = loaded.config.as_ref().map(|config| config::effective(config, &facts)).unwrap_or_default();
-    let works = !loaded.has(Severity::Error);
+    let is_usable = !loaded.has(Severity::Error);
     if args.json {
         let values: Vec<_> = values.iter().map(value).collect();
-        print(&answer(&path, works, &loaded.problems, &json!(values)));
+        print(&answer(&path, is_usable, &loaded.problems, &json!(values)));
     } else {
         print(&readable(&path, &loaded, &values));
-        tell(&path, &loaded.problems);
-        print(&format!("{}: {}\n", path.display(), verdict(works, &loaded.problems)));
+        print_problems(&path, &loaded.problems);
+        print(&format!("{}: {}\n", path.display(), verdict(is_usable, &loaded.problems)));
     }
-    if works { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Tells whether the file keeps the rules of its format.
-pub(crate) fn lint(args: &Args) -> ExitCode {
+/// Runs `lint`: prints the problems of the file's format.
+pub(crate) fn lint(args: &VerifyConfigArgs) -> ExitCode {
     let (path, _, mut loaded) = args.load(true);
     loaded.problems.retain(|problem| !problem.not_built);
-    let breaks = |problem: &&Problem| problem.severity <= Severity::Error || RULES.contains(&problem.code);
-    let valid = !loaded.problems.iter().any(|problem| breaks(&problem));
+    let violates_format =
+        |problem: &&Problem| problem.severity <= Severity::Error || FORMAT_CODES.contains(&problem.code);
+    let valid = !loaded.problems.iter().any(|problem| violates_format(&problem));
     if args.json {
         print(&answer(&path, valid, &loaded.problems, &Value::Null));
     } else {
-        tell(&path, &loaded.problems);
+        print_problems(&path, &loaded.problems);
         print(&format!("{}: {}\n", path.display(), if valid { "valid" } else { "not valid" }));
     }
     if valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn verdict(works: bool, problems: &[Problem]) -> String {
+fn verdict(is_usable: bool, problems: &[Problem]) -> String {
     let count = |severity| problems.iter().filter(|problem| problem.severity == severity).count();
     let errors = count(Severity::Fatal) + count(Severity::Error);
-    let words = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
-    let found = format!("{}, {}", words(errors, "error"), words(count(Severity::Warning), "warning"));
-    if works { format!("works ({found})") } else { format!("does not work as it is ({found})") }
+    let count_text = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+    let found = format!("{}, {}", count_text(errors, "error"), count_text(count(Severity::Warning), "warning"));
+    if is_usable { format!("usable ({found})") } else { format!("not usable ({found})") }
 }
 
-/// Names of one column, values, and their origin as comments: what it prints could be a configuration.
+/// Formats the values as TOML, aligned and with their origin as comments.
 fn readable(path: &Path, loaded: &Loaded, values: &[Effective]) -> String {
     let mut text = format!("# {}\n", path.display());
     let width = values.iter().map(|value| value.key.len()).max().unwrap_or_default();
@@ -94,7 +96,7 @@ fn readable(path: &Path, loaded: &Loaded, values: &[Effective]) -> String {
     text
 }
 
-fn tell(path: &Path, problems: &[Problem]) {
+fn print_problems(path: &Path, problems: &[Problem]) {
     for problem in problems {
         anstream::eprintln!("{}", problem.render(path));
     }
@@ -117,18 +119,18 @@ fn value(value: &Effective) -> Value {
 }
 
 fn problem(problem: &Problem) -> Value {
-    let place = |place: &ProblemLocation| json!({ "line": place.line, "column": place.column, "text": place.text });
+    let location = |place: &ProblemLocation| json!({ "line": place.line, "column": place.column, "text": place.text });
     json!({
         "code": problem.code,
         "severity": problem.severity.word(),
         "message": problem.message,
         "help": problem.help,
         "runner": problem.runner.as_ref().map(|(index, name)| json!({ "index": index, "name": name })),
-        "place": problem.place.as_ref().map(place),
+        "location": problem.place.as_ref().map(location),
     })
 }
 
-/// Who closes the pipe has read enough.
+/// Prints to standard output. Errors are ignored, because the reader may close the pipe.
 fn print(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! `muster demo`, where nobody looks on.
+//! `muster demo` without a screen.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::until;
 
-/// The demo with a temporary directory of its own, and none of the tester's settings.
+/// Creates the command with a temporary directory, and without the developer's settings.
 fn demo(place: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("/usr/bin/env");
     command.args(["--default-signal=INT,TERM", env!("CARGO_BIN_EXE_muster"), "demo", "--headless"]);
@@ -17,7 +17,7 @@ fn demo(place: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Neither a file nor a process is left.
+/// Checks that neither files nor processes are left.
 fn check_nothing_is_left(place: &Path) {
     let files: Vec<_> = std::fs::read_dir(place).unwrap().flatten().map(|entry| entry.path()).collect();
     assert!(files.is_empty(), "{files:?}");
@@ -31,36 +31,36 @@ fn check_nothing_is_left(place: &Path) {
     }
 }
 
-/// R001: with no docker-machine on this host.
+/// R001: works without docker-machine on this host.
 #[test]
-fn all_jobs_are_done_and_no_instance_is_left() {
+fn demo_finishes_all_jobs_and_deletes_all_instances() {
     let place = tempfile::tempdir().unwrap();
-    let arguments = ["--jobs", "14", "--instances", "3", "--boot", "200"];
+    let arguments = ["--jobs", "14", "--instances", "3", "--boot-time-ms", "200"];
     let mut demo = demo(place.path(), &arguments);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::split_paths(&path).filter(|folder| !folder.join("docker-machine").exists());
     let output = demo.env("PATH", std::env::join_paths(path).unwrap()).output().unwrap();
     let (told, problems) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{told}{problems}");
-    assert!(told.starts_with("jobs       14 of 14 done, 0 failed, in "), "{told}");
+    assert!(told.starts_with("jobs       14 of 14 succeeded, 0 failed, in "), "{told}");
     let instances = told.lines().find(|line| line.starts_with("instances ")).unwrap();
     assert!(instances.ends_with(", 0 left") && instances.contains("at most 3 at once"), "{told}");
     check_nothing_is_left(place.path());
 }
 
 #[test]
-fn a_demo_that_is_given_up_says_so() {
+fn demo_timeout_is_reported() {
     let place = tempfile::tempdir().unwrap();
-    let arguments = ["--jobs", "30", "--boot", "600000", "--limit", "1"];
+    let arguments = ["--jobs", "30", "--boot-time-ms", "600000", "--timeout", "1"];
     let output = demo(place.path(), &arguments).output().unwrap();
     let (told, problems) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{told}{problems}");
-    assert!(problems.contains("given up at its limit of 1 s, with 0 of 30 jobs done"), "{told}{problems}");
-    assert!(told.contains("waits      no job has ended"), "{told}");
-    assert_eq!(demo(place.path(), &["--limit", "0"]).output().unwrap().status.code(), Some(2));
+    assert!(problems.contains("timed out after 1 s with 0 of 30 jobs succeeded"), "{told}{problems}");
+    assert!(told.contains("waits      no job has finished"), "{told}");
+    assert_eq!(demo(place.path(), &["--timeout", "0"]).output().unwrap().status.code(), Some(2));
 }
 
-/// The demo with a limit of open files that it cannot raise.
+/// Runs the demo with a hard limit of open files, which it cannot raise.
 fn demo_with_files(place: &Path, limit: u32, arguments: &[&str]) -> std::process::Output {
     let inner = demo(place, arguments);
     let mut command = Command::new("sh");
@@ -71,18 +71,18 @@ fn demo_with_files(place: &Path, limit: u32, arguments: &[&str]) -> std::process
 }
 
 #[test]
-fn too_few_open_files_are_told_nothing_is_left_and_the_number_that_is_told_suffices() {
+fn demo_reports_a_sufficient_open_files_limit() {
     let place = tempfile::tempdir().unwrap();
-    let small = ["--jobs", "6", "--instances", "2", "--slots", "1", "--boot", "100"];
+    let small = ["--jobs", "6", "--instances", "2", "--slots", "1", "--boot-time-ms", "100"];
     for limit in [6, 10, 55] {
         let refused = demo_with_files(place.path(), limit, &small);
         let problems = String::from_utf8_lossy(&refused.stderr);
         assert_eq!(refused.status.code(), Some(1), "{problems}");
-        assert!(problems.contains(&format!("too few open files are permitted: {limit}, ")), "{problems}");
+        assert!(problems.contains(&format!("limit of {limit} open files")), "{problems}");
         assert!(problems.contains("`ulimit -n 56`"), "{problems}");
         check_nothing_is_left(place.path());
     }
-    let large = ["--jobs", "16", "--instances", "4", "--slots", "3", "--boot", "100"];
+    let large = ["--jobs", "16", "--instances", "4", "--slots", "3", "--boot-time-ms", "100"];
     for (limit, size) in [(56, &small), (88, &large)] {
         let ended = demo_with_files(place.path(), limit, size);
         assert!(ended.status.success(), "{limit}: {ended:?}");
@@ -91,13 +91,13 @@ fn too_few_open_files_are_told_nothing_is_left_and_the_number_that_is_told_suffi
 }
 
 #[tokio::test]
-async fn an_interrupt_ends_it_cleanly_in_the_middle() {
+async fn interrupted_demo_exits_cleanly() {
     let place = tempfile::tempdir().unwrap();
-    let mut running = demo(place.path(), &["--jobs", "400", "--boot", "100"]).spawn().unwrap();
-    // A machine is there: jobs are under way.
+    let mut running = demo(place.path(), &["--jobs", "400", "--boot-time-ms", "100"]).spawn().unwrap();
+    // An instance exists, so jobs are running.
     let has_machine = || {
         let folders = std::fs::read_dir(place.path()).unwrap().flatten();
-        // The plugin has a folder of its own for them, also before it has made one.
+        // The plugin creates its own directory for instances before the first instance.
         let plugins = folders.filter_map(|folder| std::fs::read_dir(folder.path().join("machines")).ok()).flatten();
         plugins.flatten().any(|plugin| {
             std::fs::read_dir(plugin.path())

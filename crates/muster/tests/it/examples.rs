@@ -1,11 +1,11 @@
-//! The pipelines of `examples/`, each run as its reader would: copied, committed, `muster ci`.
+//! The pipelines in `examples/`, each run as a reader would: copied, committed, and run with `muster ci`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A copy of an example in a repository of its own, with its own home.
+/// A copy of an example in its own repository, with its own home directory.
 struct Example {
     place: TempDir,
 }
@@ -35,7 +35,7 @@ impl Example {
         assert!(git.current_dir(self.project()).status().unwrap().success(), "git {arguments:?}");
     }
 
-    /// The lines of `muster ci ARGUMENTS --output json`, and whether it passed.
+    /// Returns the lines of `muster ci ARGUMENTS --output json`, and whether it succeeded.
     fn run(&self, arguments: &[&str]) -> (Vec<serde_json::Value>, bool) {
         let home = self.place.path().join("home");
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))
@@ -56,7 +56,7 @@ impl Example {
         (lines, output.status.success())
     }
 
-    /// The names of the jobs that ended well, sorted.
+    /// Returns the sorted names of the jobs that succeeded.
     fn passed(&self, arguments: &[&str]) -> Vec<String> {
         let (lines, passed) = self.run(arguments);
         assert!(passed);
@@ -75,21 +75,21 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Whether `command` is there; says so where it is not.
+/// Whether `command` is installed. Prints a message if it is not.
 #[track_caller]
 fn has(command: &str) -> bool {
     muster_test_needs::program(command, "--version", command)
 }
 
 #[test]
-fn the_node_project_tests_bundles_and_verifies() {
+fn node_example_passes() {
     if has("node") {
         assert_eq!(Example::new("node").passed(&[]), ["bundle", "smoke", "unit"]);
     }
 }
 
 #[test]
-fn the_python_project_has_a_matrix_a_version_from_dotenv_and_coverage() {
+fn python_example_has_matrix_dotenv_and_coverage() {
     if !has("python3") {
         return;
     }
@@ -105,13 +105,13 @@ fn the_python_project_has_a_matrix_a_version_from_dotenv_and_coverage() {
 }
 
 #[test]
-fn the_children_are_built_from_a_file_and_from_a_generated_configuration() {
+fn child_pipelines_example_passes() {
     let names = Example::new("children").passed(&[]);
     assert_eq!(names, ["build-search", "build-shop", "builds", "checks", "done", "generate", "source"]);
 }
 
 #[test]
-fn the_monorepo_runs_the_part_that_changed() {
+fn monorepo_example_runs_only_changed_parts() {
     let example = Example::new("monorepo");
     std::fs::write(example.project().join("api/openapi.json"), r#"{"openapi":"3.1.1"}"#).unwrap();
     example.git(&["commit", "-q", "-a", "-m", "a newer interface"]);
@@ -120,7 +120,7 @@ fn the_monorepo_runs_the_part_that_changed() {
 }
 
 #[test]
-fn the_project_itself_runs_quick_checks_on_a_push_and_the_suite_on_merge_requests() {
+fn own_pipeline_runs_the_suite_only_on_merge_requests() {
     let list = |event: &str| {
         let home = tempfile::tempdir().unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))

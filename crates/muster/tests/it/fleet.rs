@@ -1,4 +1,4 @@
-//! `muster fleet`.
+//! `muster fleet`, without instances.
 
 use std::path::Path;
 use std::process::Output;
@@ -21,7 +21,7 @@ fn policies() -> tempfile::TempDir {
 }
 
 #[test]
-fn policies_are_compared_side_by_side_and_drawn() {
+fn simulate_compares_and_draws_policies() {
     let directory = policies();
     let arguments = [
         "fleet",
@@ -52,7 +52,7 @@ fn policies_are_compared_side_by_side_and_drawn() {
 }
 
 #[test]
-fn a_trace_is_replayed() {
+fn simulate_replays_a_trace() {
     let directory = policies();
     let output = muster(directory.path(), &["fleet", "simulate", "--trace", "jobs.csv", "--policy", "on-demand.toml"]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -60,9 +60,9 @@ fn a_trace_is_replayed() {
     assert!(text.lines().nth(2).unwrap().starts_with("on-demand     3 "), "{text}");
 }
 
-/// A policy that serves nobody is not the best one.
+/// Regression test: a policy that runs no job must not look like the best one.
 #[test]
-fn jobs_that_never_run_wait_until_the_end() {
+fn simulate_counts_waits_of_jobs_that_never_run() {
     let directory = policies();
     std::fs::write(
         directory.path().join("nobody.toml"),
@@ -76,9 +76,9 @@ fn jobs_that_never_run_wait_until_the_end() {
     assert!(of("/wait_s/p50") > 80_000.0, "a day: {result}");
 }
 
-/// What a cloud does not give it does not give after the last job has come either.
+/// The quota also holds for jobs that still wait when the last one arrives.
 #[test]
-fn a_quota_holds_until_the_last_job_has_ended() {
+fn simulate_applies_a_quota_until_the_last_job() {
     let directory = policies();
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
     write("three.csv", "0,3600\n10,3600\n20,3600\n");
@@ -101,9 +101,9 @@ fn a_quota_holds_until_the_last_job_has_ended() {
     }
 }
 
-/// What `request_ahead` gives and costs: shorter waits on as many machines.
+/// Effect of `request_ahead`: shorter waits with the same number of machines.
 #[test]
-fn a_policy_is_compared_with_itself_without_requests_ahead() {
+fn simulate_shows_the_effect_of_request_ahead() {
     let directory = policies();
     let policy = "max_instances = 30\nmax_use_count = 1\n[[policy]]\nidle_count = 2\nidle_time = \"5m0s\"\n";
     let jobs: String = (0..40).map(|_| "600,120\n").collect();
@@ -121,7 +121,7 @@ fn a_policy_is_compared_with_itself_without_requests_ahead() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_told() {
+fn simulate_reports_invalid_input() {
     let directory = policies();
     std::fs::write(directory.path().join("bad.toml"), "max_instances = -1\n[[policy]]\nperiods = [\"@daily\"]\n")
         .unwrap();
@@ -147,9 +147,9 @@ fn what_cannot_be_simulated_is_told() {
     }
 }
 
-/// R036: capacity where it is needed, and no excess.
+/// R036: enough capacity, without excess.
 #[test]
-fn a_day_meets_its_objective_for_starts_with_idle_hours_under_a_bound() {
+fn simulated_day_meets_its_start_objective_with_bounded_idle() {
     let directory = policies();
     let text = "max_instances = 100\n[[policy]]\nidle_time = \"10m0s\"\nscale_factor = 0.3\nscale_factor_limit = 20\n\
                 preemptive_mode = false\n";
@@ -165,7 +165,7 @@ fn a_day_meets_its_objective_for_starts_with_idle_hours_under_a_bound() {
 }
 
 #[test]
-fn what_is_not_there_is_no_answer() {
+fn missing_manager_or_subject_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let wrong = |arguments: &[&str], wanted: &str| {
         let output = muster(directory.path(), arguments);
@@ -188,16 +188,16 @@ fn what_is_not_there_is_no_answer() {
     wrong(&["fleet", "status", "--state-dir", "."], "not a manager's state directory");
     std::fs::write(directory.path().join("file"), "").unwrap();
     wrong(&["fleet", "status", "--state-dir", "file"], "failed to read file");
-    let books = directory.path().join("instances");
-    std::fs::create_dir(&books).unwrap();
-    std::fs::write(books.join("x.ledger"), "garbage\n").unwrap();
+    let ledgers = directory.path().join("instances");
+    std::fs::create_dir(&ledgers).unwrap();
+    std::fs::write(ledgers.join("x.ledger"), "garbage\n").unwrap();
     wrong(&["fleet", "status", "--state-dir", "."], "x.ledger at line 1");
     wrong(&["fleet", "explain", "--state-dir", "."], "x.ledger at line 1");
     wrong(&["fleet", "explain", "job", "1", "--state-dir", "."], "x.ledger at line 1");
 }
 
 #[test]
-fn what_would_mislead_in_a_comparison_is_refused_or_said() {
+fn simulate_rejects_misleading_comparisons() {
     let directory = policies();
     let write = |name: &str, text: &[u8]| std::fs::write(directory.path().join(name), text).unwrap();
     std::fs::create_dir(directory.path().join("other")).unwrap();
@@ -232,7 +232,10 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "number.toml"], "expected a table such as"),
         (&["--trace", "jobs.csv", "--policy", "words.toml"], "` needs a duration such as"),
         (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),
-        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "night.toml"], "one over midnight is two"),
+        (
+            &["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "night.toml"],
+            "split one that includes midnight",
+        ),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "early.toml"], "boot: median_s and factor"),
         (
             &["--peak-rate", "1", "--off-peak-rate", "2", "--policy", "floor.toml"],

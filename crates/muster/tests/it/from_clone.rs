@@ -1,4 +1,4 @@
-//! `scripts/muster`: builds and runs, here with a `cargo` that only says what it is told to.
+//! `scripts/muster`, which builds and runs Muster. A fake `cargo` prints what the test prescribes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::process::Command;
 
 use crate::process::Ended;
 
-/// What the script makes of a Cargo that says this; its executable is `echo`.
-fn run(said: &str, executable: &str) -> Ended {
+/// Runs the script with a Cargo that prints these messages. The built executable is `echo`.
+fn run(output: &str, executable: &str) -> Ended {
     let place = tempfile::tempdir().unwrap();
     let cargo = place.path().join("cargo");
     let artifact = |name: &str, executable: &str| {
         format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
     };
     let artifacts = format!("{}\n{}", artifact("build-script-build", "null"), artifact("muster", executable));
-    std::fs::write(&cargo, format!("#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\ncat <<'END'\n{artifacts}\nEND\n"))
+    std::fs::write(&cargo, format!("#!/bin/sh\ncat >&2 <<'END'\n{output}\nEND\ncat <<'END'\n{artifacts}\nEND\n"))
         .unwrap();
     std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // Another clone's executable is there.
+    // The executable of another clone exists, too.
     let other = place.path().join("cache/muster/target/x86_64/debug/muster");
     std::fs::create_dir_all(other.parent().unwrap()).unwrap();
     std::fs::write(other, "").unwrap();
@@ -29,7 +29,7 @@ fn run(said: &str, executable: &str) -> Ended {
 }
 
 #[test]
-fn a_build_that_takes_its_time_is_told_and_a_usual_start_is_silent() {
+fn script_reports_only_long_builds() {
     let fresh = run("    Finished `dev` profile", r#""/bin/echo""#).check(0, &[]);
     assert_eq!((fresh.stdout.as_str(), fresh.stderr.as_str()), ("ci two  words\n", ""));
     for work in
@@ -43,7 +43,7 @@ fn a_build_that_takes_its_time_is_told_and_a_usual_start_is_silent() {
     assert!(!failed.stderr.contains("minutes") && failed.stdout.is_empty(), "{failed:?}");
 }
 
-/// `scripts/need python3` as root on a machine without it, whose `apt-get` does this.
+/// Runs `scripts/need python3` as root on a machine without Python, with this fake `apt-get`.
 fn need_python(apt_get: &str) -> Ended {
     let place = tempfile::tempdir().unwrap();
     let program = |name: &str, text: &str| {
@@ -61,7 +61,7 @@ fn need_python(apt_get: &str) -> Ended {
 }
 
 #[test]
-fn what_the_own_pipeline_needs_is_installed_or_named() {
+fn need_script_installs_or_names_missing_tools() {
     let installs = "case \"$*\" in *' python3') : >\"$PLACE/python3\"; /bin/chmod +x \"$PLACE/python3\";; esac";
     need_python(installs).check(0, &[]);
     need_python("exit 100").check(1, &["failed to install python3; run: apt-get install python3"]);
@@ -71,6 +71,8 @@ fn what_the_own_pipeline_needs_is_installed_or_named() {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let needs = |line: &str| match line {
         "- cargo fmt --check" => Some("- scripts/need rustfmt"),
+        // Not in Python.
+        "- scripts/check-msrv" => None,
         line if line.starts_with("- scripts/check-") => Some("- scripts/need python3"),
         _ => None,
     };

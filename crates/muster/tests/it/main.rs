@@ -1,4 +1,4 @@
-//! Tests of the executable itself.
+//! Tests of the executable.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,56 +1,57 @@
-//! Processes of the executable: how they ended, and waiting for what they do.
+//! Processes of the executable: their results, and waiting for their effects.
 
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-/// For how long anything may take.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks. What is waited for is a file, an answer or an end of another process, which sends this one no event.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Maximum time to wait for a condition.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval for checking a condition. Other processes send this one no event about their files, answers and exits.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// Whether what is said on standard output counts as said.
-    reports: bool,
+    /// Whether [`Self::check`] also searches standard output.
+    checks_stdout: bool,
 }
 
 impl Ended {
-    /// A command that talks to people on standard error.
+    /// Result of a command that prints its messages to standard error.
     pub(crate) fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         let (stdout, stderr) = (text(output.stdout), text(output.stderr));
-        Self { code: output.status.code().unwrap(), stdout, stderr, reports: false }
+        Self { code: output.status.code().unwrap(), stdout, stderr, checks_stdout: false }
     }
 
-    /// One whose report on standard output is for people too.
+    /// Result of a command whose report on standard output is checked, too.
     pub(crate) fn of_report(output: Output) -> Self {
-        Self { reports: true, ..Self::of(output) }
+        Self { checks_stdout: true, ..Self::of(output) }
     }
 
-    /// Checks the exit code, and that these words were said.
+    /// Checks the exit code, and that the messages contain these texts.
     #[track_caller]
-    pub(crate) fn check(self, code: i32, words: &[&str]) -> Self {
+    pub(crate) fn check(self, code: i32, texts: &[&str]) -> Self {
         assert_eq!(self.code, code, "{self:#?}");
-        for word in words {
-            let said = self.stderr.contains(word) || self.reports && self.stdout.contains(word);
-            assert!(said, "`{word}` is missing in {self:#?}");
+        for text in texts {
+            let is_found = self.stderr.contains(text) || self.checks_stdout && self.stdout.contains(text);
+            assert!(is_found, "`{text}` is missing in {self:#?}");
         }
         self
     }
 }
 
-/// Looks until there is what is wanted, and gives it; what is told in its place is told when it does not come.
-pub(crate) async fn until<T>(mut look: impl AsyncFnMut() -> Result<T, String>) -> T {
-    let deadline = Instant::now() + LIMIT;
+/// Polls until the condition returns a value. Fails the test with the condition's last error after [`TIMEOUT`].
+pub(crate) async fn until<T>(mut condition: impl AsyncFnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
     loop {
-        match look().await {
-            Ok(found) => return found,
-            Err(instead) => assert!(Instant::now() < deadline, "{instead}"),
+        ticks.tick().await;
+        match condition().await {
+            Ok(value) => return value,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
-        tokio::time::sleep(PAUSE).await;
     }
 }

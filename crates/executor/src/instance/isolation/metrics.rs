@@ -82,8 +82,11 @@ impl Default for VmMetrics {
             "Time from the request for a virtual machine until its agent responds.",
             &DURATION_BOUNDS,
         );
-        let delete =
-            set.histogram("muster_nesting_delete_seconds", "Duration of the deletion of a virtual machine.", &DURATION_BOUNDS);
+        let delete = set.histogram(
+            "muster_nesting_delete_seconds",
+            "Duration of the deletion of a virtual machine.",
+            &DURATION_BOUNDS,
+        );
         Self { set, operations, create, delete }
     }
 }

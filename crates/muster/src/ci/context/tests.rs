@@ -112,7 +112,7 @@ fn a_push_is_compared_with_the_upstream_branch() {
     assert_eq!(context.changed_paths.as_deref(), Some(&["b.txt".to_owned(), "c.txt".to_owned()][..]));
     assert_eq!(value(&context, "CI_COMMIT_BEFORE_SHA"), Some(pushed.as_str()));
 
-    // Nothing to push: the last commit stands for the push.
+    // If there is nothing to push, the last commit counts as the push.
     std::fs::remove_file(repository.path().join("c.txt")).unwrap();
     repository.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
     let context = repository.context(&[]).unwrap();
@@ -185,13 +185,13 @@ fn other_events_set_what_belongs_to_them() {
 }
 
 #[test]
-fn flags_that_do_not_fit_are_refused_with_what_to_do() {
+fn invalid_flags_are_rejected_with_a_remedy() {
     let repository = Repository::new();
     for (flags, expected) in [
         (&["--event", "tag"][..], "--tag NAME"),
         (&["--event", "schedule", "--mr-target", "main"], "--event merge_request_event"),
         (&["--mr-target", "nowhere"], "nowhere"),
-        (&["--changed-since", "nowhere"], "no branch, tag or commit"),
+        (&["--changed-since", "nowhere"], "no such branch, tag or commit"),
         (&["--event", "merge_request_event", "--tag", "v1"], "has no tag"),
         (&["--var", "NOVALUE"], "NAME=VALUE"),
     ] {
@@ -201,7 +201,7 @@ fn flags_that_do_not_fit_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn the_branch_can_be_played_and_variables_given() {
+fn flags_set_the_branch_and_variables() {
     let repository = Repository::new();
     let file = repository.0.path().join("values");
     std::fs::write(&file, "A=file\nB=file\n").unwrap();

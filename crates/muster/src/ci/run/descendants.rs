@@ -1,4 +1,4 @@
-//! The processes below this one: found, ended, reaped. Linux knows how; elsewhere only direct children are ended.
+//! Finds, signals and reaps the descendants of this process. On systems other than Linux, only direct children are handled.
 
 pub(crate) use sys::adopt_orphans;
 pub(super) use sys::{all, kill, reap, terminate};
@@ -12,40 +12,40 @@ mod sys {
     /// From now on a descendant that loses its parent becomes a child of this process.
     pub(crate) fn adopt_orphans() {
         if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
-            tracing::debug!(%error, "cannot adopt orphans; the agent ends by itself when this process has ended");
+            tracing::debug!(%error, "failed to become a subreaper; the agent exits when this process does");
         }
     }
 
-    /// All living descendants, children before grandchildren.
+    /// Returns all running descendants, children before grandchildren.
     pub(in super::super) fn all() -> Vec<u32> {
         below(std::process::id())
     }
 
-    /// The living descendants of a process.
+    /// Returns the running descendants of a process.
     fn below(ancestor: u32) -> Vec<u32> {
         let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
         for entry in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process can give itself a name that is not UTF-8.
+            // The name of a process need not be UTF-8.
             let Ok(stat) = std::fs::read(entry.path().join("stat")) else { continue };
-            if let Some(parent) = parent_of_living(&String::from_utf8_lossy(&stat)) {
+            if let Some(parent) = running_parent(&String::from_utf8_lossy(&stat)) {
                 children.entry(parent).or_default().push(pid);
             }
         }
         let mut found = Vec::new();
-        let mut open = vec![ancestor];
-        while let Some(pid) = open.pop() {
+        let mut pending = vec![ancestor];
+        while let Some(pid) = pending.pop() {
             for child in children.remove(&pid).unwrap_or_default() {
                 found.push(child);
-                open.push(child);
+                pending.push(child);
             }
         }
         found
     }
 
-    /// The parent in a line of `/proc/<pid>/stat`: `pid (name) state parent ...`, where the name may hold anything.
-    /// None for a process that has ended and is only not reaped.
-    fn parent_of_living(stat: &str) -> Option<u32> {
+    /// Returns the parent from the content of `/proc/<pid>/stat`: `pid (name) state parent ...`. The name may contain anything. Returns
+    /// `None` for a zombie.
+    fn running_parent(stat: &str) -> Option<u32> {
         let mut words = stat.rsplit_once(')')?.1.split_whitespace();
         if words.next()? == "Z" {
             return None;
@@ -53,23 +53,23 @@ mod sys {
         words.next()?.parse().ok()
     }
 
-    /// Asks a process to end.
+    /// Asks a process to exit.
     pub(in super::super) fn terminate(pid: u32) {
         signal(pid, Signal::TERM);
     }
 
-    /// Ends a process.
+    /// Kills a process.
     pub(in super::super) fn kill(pid: u32) {
         signal(pid, Signal::KILL);
     }
 
     fn signal(pid: u32, signal: Signal) {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        // A process that is gone already is what was wanted.
+        // It is no error if the process has exited already.
         let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
     }
 
-    /// Takes the ends of adopted children off the system's list. Call only when no child is awaited elsewhere.
+    /// Reaps adopted children that have exited. Must not be called while another child is awaited elsewhere.
     pub(in super::super) fn reap() {
         while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }
@@ -79,18 +79,18 @@ mod sys {
         use super::*;
 
         #[test]
-        fn a_name_with_brackets_does_not_hide_the_parent() {
-            assert_eq!(parent_of_living("12 (a) b) S 7 12 12 0"), Some(7));
-            assert_eq!(parent_of_living("12 (a) Z 7 12 12 0"), None);
-            assert_eq!(parent_of_living("rubbish"), None);
+        fn parent_is_found_behind_a_name_with_brackets() {
+            assert_eq!(running_parent("12 (a) b) S 7 12 12 0"), Some(7));
+            assert_eq!(running_parent("12 (a) Z 7 12 12 0"), None);
+            assert_eq!(running_parent("rubbish"), None);
         }
 
         #[test]
-        fn a_grandchild_is_found() {
+        fn grandchild_is_found() {
             let mut child = std::process::Command::new("sh").args(["-c", "sleep 100 & wait"]).spawn().unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
             while below(child.id()).is_empty() {
-                assert!(std::time::Instant::now() < deadline, "the grandchild does not show");
+                assert!(std::time::Instant::now() < deadline, "the grandchild is not found");
                 std::thread::yield_now();
             }
             assert!(all().contains(&child.id()));
@@ -99,18 +99,18 @@ mod sys {
         }
 
         #[test]
-        fn a_process_whose_name_is_not_utf_8_is_found_and_so_is_what_it_started() {
+        fn process_with_non_utf8_name_is_found_with_its_children() {
             let script = r"printf '\377\376' >/proc/$$/comm; sleep 100 & wait";
             let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
             let name = || std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
             while name() != b"\xff\xfe\n" || below(child.id()).is_empty() {
-                assert!(std::time::Instant::now() < deadline, "the grandchild does not show");
+                assert!(std::time::Instant::now() < deadline, "the grandchild is not found");
                 std::thread::yield_now();
             }
             let (found, grandchildren) = (all(), below(child.id()));
             assert!(found.contains(&child.id()), "the process with the name is not found");
-            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "what it started is not found");
+            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "its children are not found");
             grandchildren.into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }

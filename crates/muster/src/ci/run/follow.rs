@@ -1,4 +1,4 @@
-//! Follows the coordinator's events until nothing more can happen, and tells a [`Reporter`] what a person should see.
+//! Follows the coordinator's events until the run is idle, and passes to a [`Reporter`] what the user should see.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,41 +18,42 @@ use super::super::state::Run;
 use super::logs::Logs;
 use super::report::{Reporter, tree_of};
 
-/// Number of pipelines of a run that are read: one, and its children.
-const PIPELINES_MAX: usize = 1000;
-/// How long a run waits for space on a full disk.
-const STORAGE_PATIENCE: Duration = Duration::from_secs(3);
+/// Maximum number of pipelines of a run: the root and its children.
+const MAX_PIPELINES: usize = 1000;
+/// Time to wait for space on a full disk before the run fails.
+const STORAGE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// All that is known of a run.
+/// State of a run's pipelines and jobs, as far as the follower knows.
 #[derive(Debug, Default)]
-pub(super) struct Picture {
-    /// Pipelines by id: the root first, children after it.
+pub(super) struct RunView {
+    /// Pipelines by ID. The root comes first.
     pub(super) pipelines: BTreeMap<PipelineId, Arc<PipelineSummary>>,
-    /// Jobs by id, also those that a retry replaced.
+    /// Jobs by ID, including those that a retry replaced.
     pub(super) jobs: BTreeMap<JobId, Arc<JobView>>,
 }
 
-impl Picture {
-    /// Whether every pipeline has ended.
-    pub(super) fn has_ended(&self) -> bool {
+impl RunView {
+    /// Whether every pipeline has finished.
+    pub(super) fn is_finished(&self) -> bool {
         !self.pipelines.is_empty()
             && self.pipelines.values().all(|found| found.status.is_complete())
             && !self.jobs.values().any(|job| job.status.is_on_runner())
     }
 
-    /// Whether nothing more happens by itself: what has not ended waits for a person, or for a pipeline that does.
-    /// In the middle of a batch of events this may look so for a moment: ask again after [`Follower::read_anew`].
-    pub(super) fn is_still(&self) -> bool {
-        !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.goes_on(job))
+    /// Whether nothing more happens without the user: all unfinished work waits for a manual job.
+    ///
+    /// May be wrong in the middle of a batch of events. Check again after [`Follower::resync`].
+    pub(super) fn is_idle(&self) -> bool {
+        !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.will_proceed(job))
     }
 
-    /// Whether something will come of this job without a person. A job that waits for its turn or for a resource does
-    /// so for another one.
-    fn goes_on(&self, job: &JobView) -> bool {
+    /// Whether a job will proceed without the user. A job that waits for its turn or for a resource does not count, because another job
+    /// must proceed first.
+    fn will_proceed(&self, job: &JobView) -> bool {
         match job.status {
             JobStatus::Pending | JobStatus::Scheduled | JobStatus::Canceling => true,
             JobStatus::Running => match (job.kind, job.downstream.and_then(|child| self.pipelines.get(&child))) {
-                // A bridge whose child has not ended is as alive as the child's jobs.
+                // While its child pipeline is unfinished, a bridge proceeds only if the child's jobs do.
                 (JobKind::Bridge, Some(child)) => child.status.is_complete(),
                 _ => true,
             },
@@ -60,16 +61,16 @@ impl Picture {
         }
     }
 
-    /// Whether a person has to go on: something has not ended, and nothing more happens by itself.
+    /// Whether the user must start a manual job: something is unfinished, and nothing more happens automatically.
     pub(super) fn is_blocked(&self) -> bool {
-        !self.has_ended() && self.is_still()
+        !self.is_finished() && self.is_idle()
     }
 
-    /// Whether a failure counts: of the root pipeline, or of a child whose bridge does not answer for it (C222). A
-    /// pipeline that waits for a person has failed if one of its jobs has.
+    /// Whether the run has failed: because of the root pipeline, or of a child whose bridge does not report the failure (C222). A pipeline
+    /// that waits for the user has failed if one of its jobs has.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
-            let answered_for = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
+            let bridge = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
             let of_pipeline = |job: &&Arc<JobView>| job.pipeline == pipeline.id;
             let failed = pipeline.status == JobStatus::Failed
                 || !pipeline.status.is_complete()
@@ -77,30 +78,29 @@ impl Picture {
                         .current_jobs()
                         .filter(of_pipeline)
                         .any(|job| job.status == JobStatus::Failed && !job.allow_failure);
-            failed
-                && answered_for.is_none_or(|bridge| bridge.status == JobStatus::Success || !bridge.status.is_complete())
+            failed && bridge.is_none_or(|bridge| bridge.status == JobStatus::Success || !bridge.status.is_complete())
         })
     }
 
-    /// Whether an event tells of a state that lies behind the known one.
-    fn is_past(&self, event: &Event) -> bool {
-        let behind = |told: JobStatus, known: JobStatus| progress(told) < progress(known);
+    /// Whether an event reports an older state than the known one.
+    fn is_outdated(&self, event: &Event) -> bool {
+        let is_older = |reported: JobStatus, known: JobStatus| progress(reported) < progress(known);
         match event {
-            Event::JobChanged(told) => self.jobs.get(&told.id).is_some_and(|known| behind(told.status, known.status)),
-            Event::PipelineChanged(told) => {
-                self.pipelines.get(&told.id).is_some_and(|known| behind(told.status, known.status))
+            Event::JobChanged(job) => self.jobs.get(&job.id).is_some_and(|known| is_older(job.status, known.status)),
+            Event::PipelineChanged(pipeline) => {
+                self.pipelines.get(&pipeline.id).is_some_and(|known| is_older(pipeline.status, known.status))
             }
             Event::TraceGrew { .. } | Event::StorageProblem(_) => false,
         }
     }
 
-    /// The jobs that count: not those that a retry replaced.
+    /// Returns the jobs that count, without those that a retry replaced.
     pub(super) fn current_jobs(&self) -> impl Iterator<Item = &Arc<JobView>> {
         self.jobs.values().filter(|job| !job.retried)
     }
 }
 
-/// How far a status is on the usual way from created to complete.
+/// Returns how far a status is on the way from created to complete.
 fn progress(status: JobStatus) -> u8 {
     match status {
         JobStatus::Created => 0,
@@ -112,37 +112,38 @@ fn progress(status: JobStatus) -> u8 {
     }
 }
 
-/// What comes from the coordinator.
+/// What [`Follower::next`] returns.
 pub(super) enum Step {
-    /// An event.
+    /// An event of the coordinator.
     Event(Event),
-    /// More events than could be kept: some are lost.
+    /// Some events were lost because too many were queued.
     Missed,
-    /// The coordinator is gone.
+    /// The coordinator has stopped.
     Closed,
 }
 
-/// Reads events and traces.
+/// Follows the events and traces of a run.
 pub(super) struct Follower {
     coordinator: Arc<Coordinator>,
     events: broadcast::Receiver<Event>,
     logs: Logs,
-    /// Since when the coordinator cannot store what happens, and why.
+    /// Time and reason since when the coordinator cannot store data. `None` if it can.
     storage_problem: Option<(Instant, String)>,
-    /// Jobs run elsewhere.
+    /// Whether jobs run on an external runner.
     external: bool,
-    /// What a job failed for whose agent could not write.
-    starved: Option<String>,
-    /// The folder of the run.
-    folder: PathBuf,
-    /// Events that were on their way while [`Follower::read_anew`] read: they may tell what has been overtaken.
-    overtaken: usize,
-    pub(super) picture: Picture,
+    /// Description of a job's failure that was caused by a full disk.
+    disk_full_job: Option<String>,
+    /// Directory of the run.
+    directory: PathBuf,
+    /// Number of queued events from before the last [`Follower::resync`]. They may report outdated states.
+    stale_events: usize,
+    pub(super) view: RunView,
 }
 
 impl Follower {
-    /// Follows from now on; made before the pipeline is created, it misses nothing.
-    /// What happens on the disk of an `external` runner is that runner's.
+    /// Creates a follower of all later events. Create it before the pipeline, so that no event is missed.
+    ///
+    /// Full disks of an `external` runner are not this run's problem.
     pub(super) fn new(
         coordinator: Arc<Coordinator>,
         run: &Run,
@@ -156,34 +157,34 @@ impl Follower {
             logs: Logs::new(Arc::clone(&coordinator), log, timestamps, run.number),
             coordinator,
             storage_problem: None,
-            starved: None,
-            folder: run.folder.clone(),
-            overtaken: 0,
-            picture: Picture::default(),
+            disk_full_job: None,
+            directory: run.directory.clone(),
+            stale_events: 0,
+            view: RunView::default(),
         }
     }
 
-    /// An error once a job has failed because its agent found no space: such a run says nothing about the pipeline.
+    /// Returns an error if a job has failed because of a full disk. Such a run says nothing about the pipeline.
     pub(super) fn has_space(&self) -> Result<(), CiError> {
-        self.starved.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
+        self.disk_full_job.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }
 
-    /// The end of a run whose disk is full.
+    /// Creates the error for a run whose disk is full.
     pub(super) fn no_storage(&self, problem: &str) -> CiError {
-        CiError::no_storage(&self.folder, problem)
+        CiError::no_storage(&self.directory, problem)
     }
 
-    /// Waits until the coordinator could not store for [`STORAGE_PATIENCE`]; says why. Safe to drop.
+    /// Waits until the coordinator has failed to store data for [`STORAGE_TIMEOUT`], and returns the reason. Cancel-safe.
     pub(super) fn out_of_storage(&self) -> impl Future<Output = String> + use<> {
         let problem = self.storage_problem.clone();
         async move {
             let Some((since, problem)) = problem else { return std::future::pending().await };
-            tokio::time::sleep_until(since + STORAGE_PATIENCE).await;
+            tokio::time::sleep_until(since + STORAGE_TIMEOUT).await;
             problem
         }
     }
 
-    /// Waits for the next thing to take. Safe to drop.
+    /// Waits for the next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> Step {
         match self.events.recv().await {
             Ok(event) => Step::Event(event),
@@ -192,21 +193,21 @@ impl Follower {
         }
     }
 
-    /// Brings the picture up to date and tells the reporter.
+    /// Handles an event: updates the view, and notifies the reporter.
     ///
     /// # Errors
-    /// [`CoordinatorError`] if the coordinator is gone.
-    pub(super) async fn take(&mut self, step: Step, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    pub(super) async fn handle(&mut self, step: Step, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         match step {
             Step::Event(event) => {
-                let overtaken = self.overtaken > 0;
-                self.overtaken = self.overtaken.saturating_sub(1);
-                if overtaken && self.picture.is_past(&event) {
+                let is_stale = self.stale_events > 0;
+                self.stale_events = self.stale_events.saturating_sub(1);
+                if is_stale && self.view.is_outdated(&event) {
                     return Ok(());
                 }
                 self.event(event, reporter).await
             }
-            Step::Missed => self.read_anew(reporter).await,
+            Step::Missed => self.resync(reporter).await,
             Step::Closed => Err(CoordinatorError::Closed),
         }
     }
@@ -216,10 +217,10 @@ impl Follower {
             Event::JobChanged(job) => self.job(job, reporter).await?,
             Event::PipelineChanged(pipeline) => self.pipeline(pipeline, reporter),
             Event::TraceGrew { job, .. } => {
-                // Something could be written again.
+                // A trace grew, so storing works again.
                 self.storage_problem = None;
-                if let Some(job) = self.picture.jobs.get(&job) {
-                    self.logs.grew(job, reporter).await?;
+                if let Some(job) = self.view.jobs.get(&job) {
+                    self.logs.trace_grew(job, reporter).await?;
                 }
             }
             Event::StorageProblem(Some(problem)) => {
@@ -230,55 +231,55 @@ impl Follower {
             }
             Event::StorageProblem(None) => {
                 self.storage_problem = None;
-                reporter.warning("the coordinator can store again; jobs go on");
+                reporter.warning("the coordinator can store data again; jobs continue");
             }
         }
         Ok(())
     }
 
-    /// What is there now, as if each event had come once more: after more events than could be kept, and where a
-    /// decision needs the whole of a batch.
+    /// Reads the complete state from the coordinator and reports all changes. Needed after lost events, and for decisions that need a
+    /// complete batch of events.
     ///
     /// # Errors
-    /// [`CoordinatorError`] if the coordinator is gone.
-    pub(super) async fn read_anew(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    pub(super) async fn resync(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         self.events = self.coordinator.subscribe();
-        for summary in self.coordinator.pipelines(None, PIPELINES_MAX).await? {
+        for summary in self.coordinator.pipelines(None, MAX_PIPELINES).await? {
             let view = self.coordinator.pipeline(summary.id).await?;
             for job in view.jobs {
                 self.job(Arc::new(job), reporter).await?;
             }
             self.pipeline(Arc::new(view.summary), reporter);
         }
-        self.overtaken = self.events.len();
+        self.stale_events = self.events.len();
         Ok(())
     }
 
     fn pipeline(&mut self, pipeline: Arc<PipelineSummary>, reporter: &mut dyn Reporter) {
-        let before = self.picture.pipelines.insert(pipeline.id, Arc::clone(&pipeline));
-        let told = before.as_ref().map_or(0, |before| before.problems.len());
-        for problem in pipeline.problems.iter().skip(told) {
+        let previous = self.view.pipelines.insert(pipeline.id, Arc::clone(&pipeline));
+        let reported = previous.as_ref().map_or(0, |previous| previous.problems.len());
+        for problem in pipeline.problems.iter().skip(reported) {
             reporter.warning(problem);
         }
-        if before.is_none_or(|before| before.status != pipeline.status) {
+        if previous.is_none_or(|previous| previous.status != pipeline.status) {
             reporter.pipeline(&pipeline);
         }
     }
 
     async fn job(&mut self, job: Arc<JobView>, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
-        let before = self.picture.jobs.insert(job.id, Arc::clone(&job));
-        if before.is_some_and(|before| before.status == job.status) {
+        let previous = self.view.jobs.insert(job.id, Arc::clone(&job));
+        if previous.is_some_and(|previous| previous.status == job.status) {
             return Ok(());
         }
         if !self.external
             && job.failure_reason == Some(FailureReason::RunnerSystemFailure)
             && tree_of(&job).and_then(|tree| tree.cause) == Some(TerminationCause::ResourceExhausted)
         {
-            self.starved = Some(format!("job `{}` has failed, because there is no space left for its log", job.name));
+            self.disk_full_job = Some(format!("job `{}` failed because there is no space left for its log", job.name));
         }
-        let ended = job.status.is_complete() && job.started_at.is_some();
-        if ended {
-            self.logs.ended(&job, reporter).await?;
+        let finished = job.status.is_complete() && job.started_at.is_some();
+        if finished {
+            self.logs.finished(&job, reporter).await?;
         }
         reporter.job(&job);
         Ok(())

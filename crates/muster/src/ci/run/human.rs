@@ -1,4 +1,4 @@
-//! Progress for people: a line per finished job, the running ones below on a terminal, a summary at the end.
+//! Reporter for humans: a line per finished job, the running jobs below it on a terminal, and a summary at the end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,33 +9,34 @@ use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
 
 use super::super::ui;
-use super::report::{Ending, Reporter, RunInfo, failure, job_time};
+use super::report::{Reporter, RunInfo, RunResult, failure, job_time};
 use super::summary;
 
-/// So many running jobs have a line of their own.
-const LINES_MAX: usize = 12;
-/// How often the clocks of running jobs move.
-const TICK: Duration = Duration::from_millis(100);
-/// Columns of a job's name, at least and at most.
-const NAME_WIDTH_MIN: usize = 12;
-const NAME_WIDTH_MAX: usize = 40;
-/// Columns of what stands beside a name.
+/// Maximum number of running jobs to show.
+const MAX_RUNNING_LINES: usize = 12;
+/// Refresh interval of the elapsed times of running jobs.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+/// Minimum width of the column for job names.
+const MIN_NAME_WIDTH: usize = 12;
+/// Maximum width of the column for job names.
+const MAX_NAME_WIDTH: usize = 40;
+/// Width that is reserved for the text next to a name.
 const REST_WIDTH: usize = 16;
 
-/// Prints lines, and shows running jobs on a terminal.
+/// Prints lines, and shows running jobs if the output is a terminal.
 pub(super) struct Human {
     live: Option<Live>,
-    /// Jobs of the pipeline, for the counter and the width of names.
+    /// Number of jobs in the pipeline.
     total: usize,
     name_width: usize,
-    /// The last known status of each job.
+    /// Last known status of each job.
     jobs: BTreeMap<JobId, JobStatus>,
 }
 
-/// The lines at the bottom of a terminal.
+/// Lines at the bottom of a terminal that show running jobs.
 struct Live {
     lines: MultiProgress,
-    head: ProgressBar,
+    header: ProgressBar,
     running: BTreeMap<JobId, ProgressBar>,
 }
 
@@ -45,20 +46,20 @@ impl Live {
             return None;
         }
         let lines = MultiProgress::new();
-        let head = lines.add(ProgressBar::new_spinner());
-        head.set_style(style("{spinner} {msg} {elapsed}"));
-        head.enable_steady_tick(TICK);
-        Some(Self { lines, head, running: BTreeMap::new() })
+        let header = lines.add(ProgressBar::new_spinner());
+        header.set_style(style("{spinner} {msg} {elapsed}"));
+        header.enable_steady_tick(REFRESH_INTERVAL);
+        Some(Self { lines, header, running: BTreeMap::new() })
     }
 
     fn start(&mut self, job: &JobView) {
-        if self.running.len() >= LINES_MAX || self.running.contains_key(&job.id) {
+        if self.running.len() >= MAX_RUNNING_LINES || self.running.contains_key(&job.id) {
             return;
         }
         let bar = self.lines.add(ProgressBar::new_spinner());
         bar.set_style(style("  {spinner:.cyan} {msg} {elapsed}"));
         bar.set_message(ui::fit(&ui::plain(&job.name), ui::width().saturating_sub(16)));
-        bar.enable_steady_tick(TICK);
+        bar.enable_steady_tick(REFRESH_INTERVAL);
         self.running.insert(job.id, bar);
     }
 
@@ -79,7 +80,7 @@ impl Human {
         Self { live: None, total: 0, name_width: 0, jobs: BTreeMap::new() }
     }
 
-    /// Prints without tearing the lines at the bottom.
+    /// Prints above the lines at the bottom.
     fn print(&self, text: &str) {
         match &self.live {
             Some(live) => live.lines.suspend(|| ui::outln(text)),
@@ -87,16 +88,16 @@ impl Human {
         }
     }
 
-    fn show_head(&self) {
+    fn update_header(&self) {
         let Some(live) = &self.live else { return };
-        let ended = self.jobs.values().filter(|status| status.is_complete()).count();
+        let finished = self.jobs.values().filter(|status| status.is_complete()).count();
         let running = self.jobs.values().filter(|status| status.is_on_runner()).count();
-        live.head.set_message(format!("{ended}/{} jobs, {running} running", self.total.max(self.jobs.len())));
+        live.header.set_message(format!("{finished}/{} jobs, {running} running", self.total.max(self.jobs.len())));
     }
 
-    /// The name of a job, as wide as the others.
+    /// Returns the name of a job, padded to the width of the column.
     fn name(&self, job: &JobView) -> String {
-        let name = ui::fit(&ui::plain(&job.name), self.name_width.max(NAME_WIDTH_MIN));
+        let name = ui::fit(&ui::plain(&job.name), self.name_width.max(MIN_NAME_WIDTH));
         format!("{name:0$}", self.name_width)
     }
 
@@ -109,7 +110,7 @@ impl Human {
                 (ui::WARN, "!", format!("{time}  {} (allowed to fail)", failure(job).unwrap_or_default()))
             }
             JobStatus::Failed => (ui::BAD, "✗", format!("{time}  {}", failure(job).unwrap_or_default())),
-            JobStatus::Canceled => (ui::WARN, "-", "cancelled".to_owned()),
+            JobStatus::Canceled => (ui::WARN, "-", "canceled".to_owned()),
             JobStatus::Skipped => (ui::DIM, "-", "skipped".to_owned()),
             JobStatus::Running if self.live.is_none() && job.kind == JobKind::Script => {
                 (ui::DIM, "…", "started".to_owned())
@@ -118,12 +119,12 @@ impl Human {
                 let at = job
                     .scheduled_at
                     .map(|at| format!(" until {:02}:{:02}:{:02} UTC", at.hour(), at.minute(), at.second()));
-                (ui::DIM, "…", format!("waits{}", at.unwrap_or_default()))
+                (ui::DIM, "…", format!("waiting{}", at.unwrap_or_default()))
             }
             _ => return None,
         };
-        let again = if job.retried { "  (tried again)" } else { "" };
-        Some(format!("{} {name}  {rest}{again}", ui::paint(style, sign)).trim_end().to_owned())
+        let retried = if job.retried { "  (retried)" } else { "" };
+        Some(format!("{} {name}  {rest}{retried}", ui::paint(style, sign)).trim_end().to_owned())
     }
 }
 
@@ -131,20 +132,20 @@ impl Reporter for Human {
     fn started(&mut self, run: &RunInfo<'_>) {
         self.total = run.pipeline.jobs.len();
         let names = run.pipeline.jobs.iter().map(|job| ui::plain(&job.name).chars().count());
-        // Beside the name stand a sign, the time and often a reason.
-        let room = ui::width().saturating_sub(REST_WIDTH).clamp(NAME_WIDTH_MIN, NAME_WIDTH_MAX);
-        self.name_width = names.max().unwrap_or(0).min(room);
+        // Leave space for a sign, the time and often a reason next to the name.
+        let max_width = ui::width().saturating_sub(REST_WIDTH).clamp(MIN_NAME_WIDTH, MAX_NAME_WIDTH);
+        self.name_width = names.max().unwrap_or(0).min(max_width);
         let short = run.sha.get(..8).unwrap_or(run.sha);
         let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
         let name = run.pipeline.name.as_deref().map(|name| format!(" {}", ui::plain(name))).unwrap_or_default();
-        let what = format!("{} on {} ({short}{dirty})", run.source, ui::plain(run.ref_name));
+        let event = format!("{} on {} ({short}{dirty})", run.source, ui::plain(run.ref_name));
         ui::outln(&format!(
             "{}  {}",
             ui::paint(ui::BOLD, &format!("run {}{name}", run.number)),
-            ui::paint(ui::DIM, &what)
+            ui::paint(ui::DIM, &event)
         ));
         self.live = Live::new();
-        self.show_head();
+        self.update_header();
     }
 
     fn pipeline(&mut self, pipeline: &PipelineSummary) {
@@ -165,12 +166,12 @@ impl Reporter for Human {
         if let Some(line) = self.line(job) {
             self.print(&line);
         }
-        self.show_head();
+        self.update_header();
     }
 
     fn log(&mut self, job: &JobView, lines: &[String]) {
-        let mark = ui::paint(ui::DIM, &format!("{} │", self.name(job)));
-        let text: Vec<_> = lines.iter().map(|line| format!("{mark} {line}\u{1b}[0m")).collect();
+        let prefix = ui::paint(ui::DIM, &format!("{} │", self.name(job)));
+        let text: Vec<_> = lines.iter().map(|line| format!("{prefix} {line}\u{1b}[0m")).collect();
         self.print(&text.join("\n"));
     }
 
@@ -181,11 +182,11 @@ impl Reporter for Human {
         }
     }
 
-    fn finished(&mut self, ending: &Ending<'_>) {
+    fn finished(&mut self, result: &RunResult<'_>) {
         if let Some(live) = self.live.take() {
             live.running.values().for_each(ProgressBar::finish_and_clear);
-            live.head.finish_and_clear();
+            live.header.finish_and_clear();
         }
-        ui::out(&summary::summary(ending));
+        ui::out(&summary::summary(result));
     }
 }

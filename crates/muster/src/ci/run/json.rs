@@ -1,4 +1,5 @@
-//! One JSON object per line. The fields are documented in `docs/reference/ci.md`; new ones may be added, none changes.
+//! Reporter that prints one JSON object per line. The fields are documented in `docs/reference/ci.md`. Fields may be added, but existing
+//! ones do not change.
 
 use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::milliseconds;
@@ -6,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::super::error::ExitStatus;
 use super::super::ui;
-use super::report::{Ending, Reporter, RunInfo, job_time, used_by};
+use super::report::{Reporter, RunInfo, RunResult, job_time, usage_of};
 
-/// Prints events as they come.
+/// Prints an event as soon as it happens.
 pub(super) struct Json;
 
 fn print(event: &Value) {
@@ -16,7 +17,7 @@ fn print(event: &Value) {
 }
 
 fn job_fields(job: &JobView) -> Value {
-    let used = used_by(job);
+    let usage = usage_of(job);
     json!({
         "id": job.id,
         "pipeline": job.pipeline,
@@ -30,8 +31,8 @@ fn job_fields(job: &JobView) -> Value {
         "message": job.message,
         "coverage": job.coverage,
         "duration_ms": job_time(job).map(milliseconds),
-        "cpu_ms": used.as_ref().and_then(|used| used.cpu_ms),
-        "memory_bytes": used.as_ref().and_then(|used| used.memory_bytes),
+        "cpu_ms": usage.as_ref().and_then(|usage| usage.cpu_ms),
+        "memory_bytes": usage.as_ref().and_then(|usage| usage.memory_bytes),
     })
 }
 
@@ -81,20 +82,20 @@ impl Reporter for Json {
         print(&json!({ "event": "warning", "message": text }));
     }
 
-    fn finished(&mut self, ending: &Ending<'_>) {
-        let status = match ending.status {
-            ExitStatus::Passed if ending.picture.is_blocked() => "blocked",
+    fn finished(&mut self, result: &RunResult<'_>) {
+        let status = match result.status {
+            ExitStatus::Passed if result.view.is_blocked() => "blocked",
             ExitStatus::Passed => "passed",
             ExitStatus::Failed => "failed",
             ExitStatus::BadConfiguration => "error",
-            ExitStatus::Cancelled => "cancelled",
+            ExitStatus::Canceled => "canceled",
         };
         print(&json!({
             "event": "run_finished",
             "status": status,
-            "duration_ms": milliseconds(ending.elapsed),
-            "critical_path": ending.critical_path,
-            "jobs": ending.picture.current_jobs().map(|job| job_fields(job)).collect::<Vec<_>>(),
+            "duration_ms": milliseconds(result.elapsed),
+            "critical_path": result.critical_path,
+            "jobs": result.view.current_jobs().map(|job| job_fields(job)).collect::<Vec<_>>(),
         }));
     }
 }

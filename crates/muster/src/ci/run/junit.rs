@@ -1,4 +1,4 @@
-//! A JUnit report: one test suite per pipeline, one test case per job.
+//! Reporter that prints a JUnit report: one test suite per pipeline, one test case per job.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -7,12 +7,12 @@ use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
 
 use super::super::ui;
-use super::report::{Ending, Reporter, RunInfo, failure, job_time};
+use super::report::{Reporter, RunInfo, RunResult, failure, job_time};
 
-/// The most lines of a job's log that are put into the report.
-const LINES_MAX: usize = 1000;
+/// Maximum number of log lines of a job in the report.
+const MAX_LOG_LINES: usize = 1000;
 
-/// Collects logs and prints the report at the end.
+/// Collects logs, and prints the report at the end.
 #[derive(Debug, Default)]
 pub(super) struct Junit {
     logs: HashMap<JobId, Vec<String>>,
@@ -28,17 +28,17 @@ impl Reporter for Junit {
     fn log(&mut self, job: &JobView, lines: &[String]) {
         let log = self.logs.entry(job.id).or_default();
         log.extend(lines.iter().map(|line| anstream::adapter::strip_str(line).to_string()));
-        log.drain(..log.len().saturating_sub(LINES_MAX));
+        log.drain(..log.len().saturating_sub(MAX_LOG_LINES));
     }
 
     fn warning(&mut self, text: &str) {
         ui::warning(text);
     }
 
-    fn finished(&mut self, ending: &Ending<'_>) {
+    fn finished(&mut self, result: &RunResult<'_>) {
         let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n");
-        for pipeline in ending.picture.pipelines.values() {
-            let jobs: Vec<_> = ending.picture.current_jobs().filter(|job| job.pipeline == pipeline.id).collect();
+        for pipeline in result.view.pipelines.values() {
+            let jobs: Vec<_> = result.view.current_jobs().filter(|job| job.pipeline == pipeline.id).collect();
             let failed = jobs.iter().filter(|job| counts_as_failed(job)).count();
             let skipped = jobs.iter().filter(|job| is_skipped(job)).count();
             let name = pipeline.name.clone().unwrap_or_else(|| format!("pipeline {}", pipeline.id));
@@ -49,7 +49,7 @@ impl Reporter for Junit {
                 jobs.len()
             );
             for job in jobs {
-                self.case(&mut xml, job);
+                self.write_case(&mut xml, job);
             }
             xml.push_str("  </testsuite>\n");
         }
@@ -59,7 +59,7 @@ impl Reporter for Junit {
 }
 
 impl Junit {
-    fn case(&self, xml: &mut String, job: &JobView) {
+    fn write_case(&self, xml: &mut String, job: &JobView) {
         let time = job_time(job).unwrap_or_default().as_secs_f64();
         let (name, stage) = (escaped(&job.name), escaped(&job.stage));
         let _ = write!(xml, "    <testcase name=\"{name}\" classname=\"{stage}\" time=\"{time:.3}\">");
@@ -83,7 +83,7 @@ fn is_skipped(job: &JobView) -> bool {
     !matches!(job.status, JobStatus::Success | JobStatus::Failed)
 }
 
-/// Text for XML, without the characters that XML cannot hold.
+/// Escapes text for XML, and removes characters that XML does not allow.
 fn escaped(text: &str) -> String {
     let allowed = text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control());
     let allowed: String = allowed.filter(|c| !matches!(c, '\u{fffe}' | '\u{ffff}')).collect();

@@ -1,4 +1,4 @@
-//! The logs of jobs on their way to the reader: live, whole, or only the end of what failed.
+//! Passes the logs of jobs to the reporter: live, whole, or only the last lines of failed jobs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use super::super::ui;
 use super::report::Reporter;
 use super::trace::TraceLines;
 
-/// Lines of a failed job's log that `--log tail` shows.
+/// Number of lines of a failed job's log that `--log tail` shows.
 const TAIL_LINES: usize = 50;
 
-/// Shows logs.
+/// Reads and reports logs, as `--log` says.
 pub(super) struct Logs {
     coordinator: Arc<Coordinator>,
     mode: LogMode,
     timestamps: bool,
-    /// The number of the run, for what a reader may type.
+    /// Number of the run, for commands in hints.
     run: u64,
-    shown: HashMap<JobId, Shown>,
+    shown: HashMap<JobId, LogPosition>,
 }
 
-/// How much of a job's trace was shown.
-struct Shown {
+/// Position in a job's trace up to which it was read.
+struct LogPosition {
     offset: u64,
     lines: TraceLines,
 }
@@ -36,24 +36,32 @@ impl Logs {
         Self { coordinator, mode, timestamps, run, shown: HashMap::new() }
     }
 
-    /// A job's trace grew: shows what has come since the last time, if that is wanted.
+    /// Reports new lines of a job whose trace grew, if logs are shown live.
     ///
     /// # Errors
-    /// [`CoordinatorError`] if the coordinator is gone.
-    pub(super) async fn grew(&mut self, job: &JobView, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    pub(super) async fn trace_grew(
+        &mut self,
+        job: &JobView,
+        reporter: &mut dyn Reporter,
+    ) -> Result<(), CoordinatorError> {
         if self.mode == LogMode::Live {
             self.show(job, reporter).await?;
-            let lines = self.entry(job.id).lines.settle();
-            tell(reporter, job, &lines);
+            let lines = self.entry(job.id).lines.take_held();
+            report(reporter, job, &lines);
         }
         Ok(())
     }
 
-    /// A job has ended: shows what is wanted of its log, also a last line without a line break.
+    /// Reports the log of a finished job as far as the mode says, including a last line without a line break.
     ///
     /// # Errors
-    /// [`CoordinatorError`] if the coordinator is gone.
-    pub(super) async fn ended(&mut self, job: &JobView, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    pub(super) async fn finished(
+        &mut self,
+        job: &JobView,
+        reporter: &mut dyn Reporter,
+    ) -> Result<(), CoordinatorError> {
         let failed = job.status == JobStatus::Failed;
         match self.mode {
             LogMode::Tail if failed => self.show_tail(job, reporter).await?,
@@ -61,7 +69,7 @@ impl Logs {
             LogMode::Live | LogMode::All | LogMode::Failed => {
                 self.show(job, reporter).await?;
                 let lines = self.entry(job.id).lines.finish();
-                tell(reporter, job, &lines);
+                report(reporter, job, &lines);
             }
             LogMode::Tail | LogMode::None => {}
         }
@@ -69,12 +77,12 @@ impl Logs {
         Ok(())
     }
 
-    fn entry(&mut self, job: JobId) -> &mut Shown {
+    fn entry(&mut self, job: JobId) -> &mut LogPosition {
         let timestamps = self.timestamps;
-        self.shown.entry(job).or_insert_with(|| Shown { offset: 0, lines: TraceLines::with_times(timestamps) })
+        self.shown.entry(job).or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
     }
 
-    /// The lines that have come since the last time; none at the end.
+    /// Returns the new lines of a job's log. `None` at the end.
     async fn next_lines(&mut self, job: JobId) -> Result<Option<Vec<String>>, CoordinatorError> {
         let offset = self.entry(job).offset;
         let bytes = self.coordinator.read_trace(job, offset).await?;
@@ -88,29 +96,29 @@ impl Logs {
 
     async fn show(&mut self, job: &JobView, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         while let Some(lines) = self.next_lines(job.id).await? {
-            tell(reporter, job, &lines);
+            report(reporter, job, &lines);
         }
         Ok(())
     }
 
     async fn show_tail(&mut self, job: &JobView, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         let mut tail = VecDeque::new();
-        let mut left_out = 0;
+        let mut omitted = 0;
         while let Some(lines) = self.next_lines(job.id).await? {
-            left_out += keep_last(&mut tail, lines);
+            omitted += keep_last(&mut tail, lines);
         }
         let rest = self.entry(job.id).lines.finish();
-        left_out += keep_last(&mut tail, rest);
-        if left_out > 0 {
-            let hint = format!("… {left_out} lines more: `muster ci show {} {} --log`", self.run, word(job));
+        omitted += keep_last(&mut tail, rest);
+        if omitted > 0 {
+            let hint = format!("… {omitted} more lines: `muster ci show {} {} --log`", self.run, job_argument(job));
             tail.push_front(ui::paint(ui::DIM, &hint));
         }
-        tell(reporter, job, tail.make_contiguous());
+        report(reporter, job, tail.make_contiguous());
         Ok(())
     }
 }
 
-/// Adds lines, and says how many of the oldest had to go.
+/// Adds lines to the tail, and returns how many old ones were removed.
 fn keep_last(tail: &mut VecDeque<String>, lines: Vec<String>) -> usize {
     tail.extend(lines);
     let over = tail.len().saturating_sub(TAIL_LINES);
@@ -118,15 +126,15 @@ fn keep_last(tail: &mut VecDeque<String>, lines: Vec<String>) -> usize {
     over
 }
 
-/// A job as it can be typed into a shell.
-fn word(job: &JobView) -> String {
+/// Returns a job's name if it needs no quoting in a shell, or else its ID.
+fn job_argument(job: &JobView) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@+=,".contains(c);
-    // An older record of a job that was tried again is found by its id only.
+    // A job that was replaced by a retry is found only by its ID.
     let by_name = !job.retried && !job.name.is_empty() && !job.name.starts_with('-') && job.name.chars().all(plain);
     if by_name { job.name.clone() } else { job.id.to_string() }
 }
 
-fn tell(reporter: &mut dyn Reporter, job: &JobView, lines: &[String]) {
+fn report(reporter: &mut dyn Reporter, job: &JobView, lines: &[String]) {
     if !lines.is_empty() {
         reporter.log(job, lines);
     }
@@ -137,12 +145,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_is_the_last_lines_whatever_the_pieces() {
+    fn tail_has_the_last_lines() {
         let lines = |range: std::ops::Range<u32>| range.map(|number| number.to_string()).collect::<Vec<_>>();
         let mut tail = VecDeque::new();
-        let left_out: usize =
+        let omitted: usize =
             [0..30, 30..31, 31..200, 200..220].map(|range| keep_last(&mut tail, lines(range))).iter().sum();
-        assert_eq!((left_out, tail.len()), (170, 50));
+        assert_eq!((omitted, tail.len()), (170, 50));
         assert_eq!((tail.front().unwrap().as_str(), tail.back().unwrap().as_str()), ("170", "219"));
     }
 }

@@ -1,12 +1,12 @@
-//! `muster ci run`: the whole way from the working tree to an exit status.
+//! `muster ci run`: runs the pipeline of the working tree, and returns its exit status.
 //!
 //! ```text
 //! snapshot, compile --> coordinator (this process) <--runner API--> manager (child) --> agent --> jobs
 //!                            | events
 //!                        follower --> reporter
 //! ```
-//! The order of the end: jobs are done or cancelled; the manager is told to end, then the agent; the coordinator closes;
-//! whatever process is left below this one is ended. Only then the exit status is given.
+//! At the end, jobs have finished or are canceled. Then the manager stops, then the agent, and the coordinator shuts down. Finally every
+//! process that is left below this one is killed, and only then the exit status is returned.
 
 mod descendants;
 mod follow;
@@ -43,72 +43,73 @@ use super::state::{Run, probe_space, remove_all};
 use super::ui;
 pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
-use report::{Ending, Reporter, RunInfo, reporter};
-pub(super) use report::{failure, job_time, tree_of, used_by};
+use report::{Reporter, RunInfo, RunResult, reporter};
+pub(super) use report::{failure, job_time, tree_of, usage_of};
 pub(crate) use signals::Interrupts;
-use start::{announce, manager_options, new_pipeline, notices};
+use start::{manager_options, new_pipeline, print_registration, report_ignored_settings};
 pub(crate) use supervisor::end_descendants;
 use supervisor::supervise;
 use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
-/// Ids of pipelines and jobs of different runs differ: run 7 starts with pipeline 7000 and job 700000.
+/// Number of pipeline IDs per run. Thus IDs of different runs differ: run 7 begins with pipeline 7000 and job 700000.
 const PIPELINES_PER_RUN: i64 = 1000;
+/// Number of job IDs per run.
 const JOBS_PER_RUN: i64 = 100_000;
-/// How often a manager of ours sends pieces of a trace.
+/// Interval at which the manager sends parts of a trace.
 const TRACE_INTERVAL: Duration = Duration::from_millis(100);
-/// Far above what the manager lets a job write, with the stamps of its lines: a long log fails no job here.
-const TRACE_BYTES_MAX: u64 = 4 << 30;
-/// How long the agent may take to end when no job runs.
-const AGENT_GRACE: Duration = Duration::from_secs(3);
+/// Maximum size of a trace. Far above the manager's own limit including timestamps, so that a long log does not fail a job.
+const MAX_TRACE_BYTES: u64 = 4 << 30;
+/// Time for the agent to exit when no job runs.
+const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs the pipeline.
+/// Runs `muster ci run`.
 pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     if args.executor == Executor::Docker {
         return Err(CiError::Usage(
-            "`--executor docker` is not there yet; `--executor host` runs the jobs on this machine, and \
-             `--executor external` gives them to a gitlab-runner, which may use containers"
-                .to_owned(),
+                "`--executor docker` is not supported yet; use `--executor host` to run jobs on this machine, or `--executor external` \
+                 to run them with a gitlab-runner, which can use containers"
+                    .to_owned(),
         ));
     }
     let mut interrupts = Interrupts::new()?;
-    let project = locate(&args.pipeline.place.directory)?;
+    let project = locate(&args.pipeline.repository.directory)?;
     let run = project.start_run()?;
     let started = Instant::now();
     let result = tokio::select! {
-        result = ready(&args, project.clone(), &run) => result,
-        // Nothing was started yet that has to be ended.
-        () = interrupts.next() => return discard(&project, run, Ok(ExitStatus::Cancelled)),
+        result = prepare_run(&args, project.clone(), &run) => result,
+        // Nothing has been started yet that would have to be stopped.
+        () = interrupts.next() => return discard(&project, run, Ok(ExitStatus::Canceled)),
     };
     let ready = match result {
         Ok(Some(ready)) => ready,
         Ok(None) => return discard(&project, run, Ok(ExitStatus::Passed)),
         Err(error) => {
-            let error = for_lack_of_space(error, &run.folder);
+            let error = or_full_disk(error, &run.directory);
             return discard(&project, run, Err(error));
         }
     };
-    let keep = ready.prepared.config.keep.clone();
-    let status = perform(&args, &run, ready, interrupts, started).await;
-    let status = status.map_err(|error| for_lack_of_space(error, &run.folder));
-    let workspaces = (!args.keep).then(|| run.folder.join("builds"));
-    let tidied = tokio::task::spawn_blocking(move || {
-        if let Some(error) = workspaces.and_then(|folder| remove_all(&folder).err()) {
-            tracing::warn!(%error, "the workspaces could not be deleted");
+    let retention = ready.prepared.config.retention.clone();
+    let status = run_pipeline(&args, &run, ready, interrupts, started).await;
+    let status = status.map_err(|error| or_full_disk(error, &run.directory));
+    let workspaces = (!args.keep).then(|| run.directory.join("builds"));
+    let cleanup = tokio::task::spawn_blocking(move || {
+        if let Some(error) = workspaces.and_then(|directory| remove_all(&directory).err()) {
+            tracing::warn!(%error, "failed to delete the workspaces");
         }
-        // The folder of this run is the newest, so it stays.
-        project.prune(&keep, std::time::SystemTime::now());
+        // The directory of this run is the newest one, so it is kept.
+        project.prune(&retention, std::time::SystemTime::now());
     });
-    if let Err(error) = tidied.await {
-        tracing::warn!(%error, "past runs could not be pruned");
+    if let Err(error) = cleanup.await {
+        tracing::warn!(%error, "failed to prune past runs");
     }
     status
 }
 
-/// What failed because the disk is full is told as that: who reports it (a database, git) often knows no more than
-/// "input/output error".
-fn for_lack_of_space(error: CiError, folder: &Path) -> CiError {
-    let may_be = matches!(
+/// Replaces an error by one about the full disk, if the disk is full. Databases and git often report only "input/output error" in this
+/// case.
+fn or_full_disk(error: CiError, directory: &Path) -> CiError {
+    let may_be_caused = matches!(
         error,
         CiError::Snapshot(_)
             | CiError::Open(_)
@@ -116,42 +117,46 @@ fn for_lack_of_space(error: CiError, folder: &Path) -> CiError {
             | CiError::State { .. }
             | CiError::System { .. }
     );
-    match probe_space(folder) {
-        Err(full) if may_be && full.kind() == std::io::ErrorKind::StorageFull => {
-            CiError::no_storage(folder, muster_job::error_chain(&error))
+    match probe_space(directory) {
+        Err(full) if may_be_caused && full.kind() == std::io::ErrorKind::StorageFull => {
+            CiError::no_storage(directory, muster_job::error_chain(&error))
         }
         _ => error,
     }
 }
 
-/// Deletes the folder of a run that has no pipeline.
+/// Deletes the directory of a run that has no pipeline.
 fn discard(
     project: &super::state::ProjectState,
     run: Run,
     result: Result<ExitStatus, CiError>,
 ) -> Result<ExitStatus, CiError> {
     if let Err(error) = project.discard(run) {
-        tracing::debug!(%error, "cannot delete the folder of a run that was not started");
+        tracing::debug!(%error, "failed to delete the directory of a run that was not started");
     }
     result
 }
 
-/// A pipeline that can be created.
-struct Ready {
+/// A pipeline that is ready to be created.
+struct ReadyPipeline {
     prepared: Prepared,
     pipeline: Pipeline,
-    /// Manual jobs that were named.
+    /// Names of the manual jobs to start.
     play: Vec<String>,
     front: HttpFront,
 }
 
-/// Takes the snapshot, compiles and selects; none if the event makes no pipeline.
-async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -> Result<Option<Ready>, CiError> {
+/// Takes the snapshot, compiles the pipeline and selects its jobs. Returns `None` if the event creates no pipeline.
+async fn prepare_run(
+    args: &RunArgs,
+    project: super::state::ProjectState,
+    run: &Run,
+) -> Result<Option<ReadyPipeline>, CiError> {
     let front = HttpFront::open(args.listen).await;
-    let front = front.map_err(CiError::system(format!("cannot listen on `{}`", args.listen)))?;
+    let front = front.map_err(CiError::system(format!("listen on `{}`", args.listen)))?;
     let url = front.url();
     let target = Target {
-        store: &run.folder.join("store.git"),
+        store: &run.directory.join("store.git"),
         server_url: Some(&url),
         iid: run.number,
         purpose: Purpose::Run,
@@ -160,12 +165,12 @@ async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -
     let mut prepared = prepare(&args.pipeline, project, &target).await?;
     prepared.show_diagnostics()?;
     let Some(pipeline) = prepared.compiled.pipeline.take() else {
-        let why = prepared.compiled.not_created.as_ref().map(|why| why.reason.to_string()).unwrap_or_default();
+        let reason = prepared.compiled.not_created.as_ref().map(|cause| cause.reason.to_string()).unwrap_or_default();
         if args.jobs.is_empty() {
-            ui::note(&format!("nothing to run for this event: {why}"));
+            ui::note(&format!("nothing to run for this event: {reason}"));
             return Ok(None);
         }
-        return Err(CiError::Usage(format!("the jobs cannot run: no pipeline for this event: {why}")));
+        return Err(CiError::Usage(format!("the jobs cannot run: no pipeline for this event: {reason}")));
     };
     if args.keep {
         keep_workspaces(&mut prepared);
@@ -173,12 +178,12 @@ async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -
     let (mut pipeline, play) = select(pipeline, args)?;
     skip_other_projects(&mut pipeline);
     if args.executor == Executor::Host {
-        notices(&pipeline);
+        report_ignored_settings(&pipeline);
     }
-    Ok(Some(Ready { prepared, pipeline, play, front }))
+    Ok(Some(ReadyPipeline { prepared, pipeline, play, front }))
 }
 
-/// Takes the artifacts of other projects' jobs off the needs: their pipelines ran elsewhere. Says so, once.
+/// Removes artifacts of other projects' jobs from the needs, because their pipelines did not run here. Prints a note about it.
 fn skip_other_projects(pipeline: &mut Pipeline) {
     let mut skipped = Vec::new();
     for job in &mut pipeline.jobs {
@@ -192,37 +197,38 @@ fn skip_other_projects(pipeline: &mut Pipeline) {
     if !skipped.is_empty() {
         let skipped = skipped.join(", ");
         ui::note(&format!(
-            "artifacts of other projects are not on this machine; these jobs run without them: {skipped}"
+            "artifacts of other projects are not available locally; these jobs run without them: {skipped}"
         ));
     }
 }
 
-/// Lets each job work in a folder of its own, unless the configuration says where.
+/// Gives each job a separate workspace, unless the configuration sets its path.
 fn keep_workspaces(prepared: &mut Prepared) {
     let path = "$CI_BUILDS_DIR/$CI_JOB_ID/$CI_PROJECT_PATH";
     prepared.context.predefined.push(muster_job::Variable::public("GIT_CLONE_PATH", path));
 }
 
-/// Runs the pipeline to its end, and leaves no process behind, whatever happens.
-async fn perform(
+/// Runs the pipeline to its end. Leaves no process behind, even after errors.
+async fn run_pipeline(
     args: &RunArgs,
     run: &Run,
-    ready: Ready,
+    ready: ReadyPipeline,
     interrupts: Interrupts,
     started: Instant,
 ) -> Result<ExitStatus, CiError> {
     adopt_orphans();
     let mut tasks = Tasks::default();
     let result = with_coordinator(args, run, ready, interrupts, started, &mut tasks).await;
-    tasks.end().await;
-    end_descendants(AGENT_GRACE).await;
+    tasks.stop().await;
+    end_descendants(AGENT_EXIT_TIMEOUT).await;
     result
 }
 
+/// Runs the coordinator and the manager until the pipeline has finished.
 async fn with_coordinator(
     args: &RunArgs,
     run: &Run,
-    ready: Ready,
+    ready: ReadyPipeline,
     mut interrupts: Interrupts,
     started: Instant,
     tasks: &mut Tasks,
@@ -230,18 +236,18 @@ async fn with_coordinator(
     let number = i64::try_from(run.number).unwrap_or(i64::MAX / JOBS_PER_RUN);
     let url = ready.front.url();
     let external = args.executor == Executor::External;
-    let mut options = Options::new(run.folder.join("coordinator"));
+    let mut options = Options::new(run.directory.join("coordinator"));
     options.first_pipeline_id = PipelineId(number * PIPELINES_PER_RUN);
     options.first_job_id = JobId(number * JOBS_PER_RUN);
     options.local_repository = !external;
     options.server_url.clone_from(&url);
     options.registration_token = external.then(|| uuid::Uuid::new_v4().simple().to_string());
-    options.limits.trace_bytes = TRACE_BYTES_MAX;
+    options.limits.trace_bytes = MAX_TRACE_BYTES;
     options.limits.unpack = ready.prepared.config.unpack.limits();
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
     }
-    // Somebody follows the whole run.
+    // The follower watches all jobs.
     options.limits.unwatched_trace_interval = options.limits.trace_interval;
     let registration = options.registration_token.clone();
     let root = options.first_pipeline_id;
@@ -253,7 +259,7 @@ async fn with_coordinator(
     let new = new_pipeline(args, &ready, root, &url)?;
     let (prepared, pipeline) = (&ready.prepared, &ready.pipeline);
     let mut record = RunRecord::new(root, &prepared.context, &prepared.snapshot.head.sha, prepared.snapshot.dirty);
-    record.write(&run.folder)?;
+    record.write(&run.directory)?;
     reporter.started(&RunInfo {
         number: run.number,
         pipeline,
@@ -266,9 +272,9 @@ async fn with_coordinator(
 
     let repository =
         Repository { path: prepared.snapshot.repository.clone(), project_path: prepared.context.project_path.clone() };
-    tasks.serve = Some(tokio::spawn(ready.front.serve(Arc::clone(&coordinator), Some(repository))));
+    tasks.server = Some(tokio::spawn(ready.front.serve(Arc::clone(&coordinator), Some(repository))));
     match registration {
-        Some(token) => announce(args.output, &url, &token, pipeline),
+        Some(token) => print_registration(args.output, &url, &token, pipeline),
         None => {
             let (restarted, restarts) = mpsc::channel(1);
             tasks.restarts = Some(restarts);
@@ -279,47 +285,48 @@ async fn with_coordinator(
         }
     }
     let created = coordinator.create_pipeline(new).await?;
-    debug_assert_eq!(created, root, "an empty database starts with the id it was told");
-    let cancelled =
+    debug_assert_eq!(created, root, "an empty database starts with the given ID");
+    let canceled =
         follow(&coordinator, created, &prepared.snapshot, &mut follower, &mut *reporter, &mut interrupts, tasks).await;
-    let cancelled = match cancelled {
-        Ok(cancelled) => cancelled,
+    let canceled = match canceled {
+        Ok(canceled) => canceled,
         Err(error) => {
             record.outcome = Some(outcome(ExitStatus::BadConfiguration).to_owned());
-            // Where the disk is full the file cannot be replaced; what matters is the first error.
-            let _ = record.write(&run.folder);
+            // Ignore a second error, which a full disk may cause.
+            let _ = record.write(&run.directory);
             return Err(error);
         }
     };
 
-    let status = match (cancelled, follower.picture.has_failed()) {
-        (true, _) => ExitStatus::Cancelled,
+    let status = match (canceled, follower.view.has_failed()) {
+        (true, _) => ExitStatus::Canceled,
         (false, true) => ExitStatus::Failed,
         (false, false) => ExitStatus::Passed,
     };
     let elapsed = started.elapsed();
-    let critical_path = summary::critical_jobs(pipeline, created, &follower.picture);
-    reporter.finished(&Ending { status, elapsed, picture: &follower.picture, critical_path });
-    let blocked = status == ExitStatus::Passed && follower.picture.is_blocked();
+    let critical_path = summary::critical_jobs(pipeline, created, &follower.view);
+    reporter.finished(&RunResult { status, elapsed, view: &follower.view, critical_path });
+    let blocked = status == ExitStatus::Passed && follower.view.is_blocked();
     record.outcome = Some(if blocked { "blocked" } else { outcome(status) }.to_owned());
     record.duration_ms = Some(muster_job::milliseconds(elapsed));
-    record.write(&run.folder)?;
-    tasks.end().await;
+    record.write(&run.directory)?;
+    tasks.stop().await;
     coordinator.shutdown().await;
     Ok(status)
 }
 
-/// The word for an exit status, in files.
+/// Returns the word for an exit status in `run.json`.
 fn outcome(status: ExitStatus) -> &'static str {
     match status {
         ExitStatus::Passed => "passed",
         ExitStatus::Failed => "failed",
         ExitStatus::BadConfiguration => "error",
-        ExitStatus::Cancelled => "cancelled",
+        ExitStatus::Canceled => "canceled",
     }
 }
 
-/// Follows until nothing more happens; says whether the user cancelled. The first interrupt cancels, the second kills.
+/// Follows the run until nothing more happens. Returns whether the user canceled it. The first interrupt cancels the jobs, the second one
+/// kills them.
 async fn follow(
     coordinator: &Coordinator,
     pipeline: PipelineId,
@@ -333,31 +340,31 @@ async fn follow(
     let mut pinned = BTreeSet::from([pipeline]);
     loop {
         follower.has_space()?;
-        if follower.picture.has_ended() || follower.picture.is_still() {
-            // What was told so far may be the half of a batch.
-            follower.read_anew(reporter).await?;
+        if follower.view.is_finished() || follower.view.is_idle() {
+            // The events so far may be the first half of a batch, so check the complete state.
+            follower.resync(reporter).await?;
             follower.has_space()?;
-            if follower.picture.has_ended() || follower.picture.is_still() {
+            if follower.view.is_finished() || follower.view.is_idle() {
                 return Ok(interrupted > 0);
             }
         }
         let out_of_storage = follower.out_of_storage();
         tokio::select! {
             step = follower.next() => {
-                follower.take(step, reporter).await?;
+                follower.handle(step, reporter).await?;
                 // Jobs of child pipelines fetch the same commit by the ref of their own pipeline.
-                for child in follower.picture.pipelines.keys().copied().filter(|child| pinned.insert(*child)) {
+                for child in follower.view.pipelines.keys().copied().filter(|child| pinned.insert(*child)) {
                     snapshot.pin(child.0, None)?;
                 }
             }
             restarted = tasks.manager_restarted() => {
-                reporter.warning(&format!("the manager ended ({}) and was started again; the jobs go on", restarted?));
+                reporter.warning(&format!("the manager exited ({}) and was restarted; jobs continue", restarted?));
             }
             problem = out_of_storage => return Err(follower.no_storage(&problem)),
             () = interrupts.next() => {
                 interrupted += 1;
                 if interrupted == 1 {
-                    reporter.warning("cancelling; interrupt again to kill the jobs");
+                    reporter.warning("canceling the jobs; interrupt again to kill them");
                     coordinator.cancel_pipeline(pipeline).await?;
                 } else {
                     reporter.warning("killing the jobs");

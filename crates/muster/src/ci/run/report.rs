@@ -1,4 +1,4 @@
-//! What a run tells to the outside, in three forms: for people, as JSON lines, as a JUnit report.
+//! Interface for the output of a run: human-readable, as JSON lines, or as a JUnit report.
 
 use std::time::Duration;
 
@@ -10,49 +10,49 @@ use muster_pipeline::model::Pipeline;
 
 use super::super::args::OutputMode;
 use super::super::error::ExitStatus;
-use super::follow::Picture;
+use super::follow::RunView;
 use super::{human, json, junit};
 
-/// What the run is about.
+/// Facts about a run that starts.
 pub(super) struct RunInfo<'a> {
-    /// The number of the run.
+    /// Number of the run.
     pub(super) number: u64,
     pub(super) pipeline: &'a Pipeline,
     pub(super) ref_name: &'a str,
     pub(super) sha: &'a str,
-    /// Whether there are changes that are not committed.
+    /// Whether there are uncommitted changes.
     pub(super) dirty: bool,
     pub(super) source: &'a str,
-    /// The base URL of the runner API.
+    /// Base URL of the runner API.
     pub(super) url: &'a str,
 }
 
-/// The end of a run.
-pub(super) struct Ending<'a> {
+/// Result of a run.
+pub(super) struct RunResult<'a> {
     pub(super) status: ExitStatus,
     pub(super) elapsed: Duration,
-    pub(super) picture: &'a Picture,
-    /// The names of the jobs that the end waited for, first to last.
+    pub(super) view: &'a RunView,
+    /// Names of the jobs that determined the duration of the run, first to last.
     pub(super) critical_path: Vec<String>,
 }
 
-/// Shows a run. Calls come in the order in which things happened.
+/// Shows a run. The methods are called in the order in which things happen.
 pub(super) trait Reporter: Send {
-    /// The pipeline exists.
+    /// The pipeline is created next.
     fn started(&mut self, run: &RunInfo<'_>);
-    /// A pipeline is new or has another status.
+    /// A pipeline was created, or its status changed.
     fn pipeline(&mut self, pipeline: &PipelineSummary);
-    /// A job is new or has another status.
+    /// A job was created, or its status changed.
     fn job(&mut self, job: &JobView);
-    /// Lines of a job's log.
+    /// A job's log has new lines.
     fn log(&mut self, job: &JobView, lines: &[String]);
-    /// Something that the user should know.
+    /// Something happened that the user should know about.
     fn warning(&mut self, text: &str);
-    /// Nothing more happens.
-    fn finished(&mut self, ending: &Ending<'_>);
+    /// The run has finished.
+    fn finished(&mut self, result: &RunResult<'_>);
 }
 
-/// The reporter for an output mode.
+/// Creates the reporter for an output mode.
 pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
     match mode {
         OutputMode::Human => Box::new(human::Human::new()),
@@ -61,23 +61,23 @@ pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
     }
 }
 
-/// How long a job ran, if it did.
+/// Returns how long a job ran. `None` if it did not run or has not finished.
 pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
     let time = job.finished_at? - job.started_at?;
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
-/// The tree of a job's steps, where its manager sent one.
+/// Returns the tree of a job's step results. `None` if its manager sent none.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
 }
 
-/// What a job used, where its manager said.
-pub(in super::super) fn used_by(job: &JobView) -> Option<ResourceUsage> {
+/// Returns the resource usage of a job. `None` if its manager sent none.
+pub(in super::super) fn usage_of(job: &JobView) -> Option<ResourceUsage> {
     ResourceUsage::from_tree(job.result_tree.as_ref()?)
 }
 
-/// Why a job failed, in a few words; none for one that did not.
+/// Returns why a job failed. `None` if it did not fail.
 pub(in super::super) fn failure(job: &JobView) -> Option<String> {
     if job.status != JobStatus::Failed {
         return None;
@@ -86,13 +86,13 @@ pub(in super::super) fn failure(job: &JobView) -> Option<String> {
     Some(match (&job.message, job.exit_code, reason) {
         (Some(message), ..) => message.clone(),
         (None, Some(code), _) => format!("exit status {code}"),
-        // GitLab has no reason of its own for it.
+        // GitLab has no failure reason for this case.
         (None, None, _)
             if job.kind == JobKind::Bridge
                 && job.downstream.is_some()
                 && job.failure_reason == Some(FailureReason::UnknownFailure) =>
         {
-            "its child pipeline failed".to_owned()
+            "the child pipeline failed".to_owned()
         }
         (None, None, Some(reason)) => match tree_of(job).filter(|tree| !tree.message.is_empty()) {
             Some(tree) if job.failure_reason == Some(FailureReason::RunnerSystemFailure) => {

@@ -1,8 +1,8 @@
-//! Ctrl-C and the other signals that ask this process to end.
+//! Ctrl-C and the other signals that ask this process to exit.
 
 use super::super::error::CiError;
 
-/// The signals, from the moment on at which this was made.
+/// Receives the signals that arrive after its creation.
 pub(crate) struct Interrupts {
     #[cfg(unix)]
     signals: [tokio::signal::unix::Signal; 3],
@@ -10,16 +10,16 @@ pub(crate) struct Interrupts {
 
 #[cfg(unix)]
 impl Interrupts {
-    /// Starts to listen; from now on these signals no longer end the process by themselves.
+    /// Installs the signal handlers. From now on these signals no longer end the process.
     pub(crate) fn new() -> Result<Self, CiError> {
         use tokio::signal::unix::{SignalKind, signal};
-        let listen = |kind| signal(kind).map_err(CiError::system("cannot listen for signals"));
+        let listen = |kind| signal(kind).map_err(CiError::system("install a signal handler"));
         let signals =
             [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?];
         Ok(Self { signals })
     }
 
-    /// Waits for the next one. Safe to drop.
+    /// Waits for the next signal. Cancel-safe.
     pub(crate) async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.signals;
         tokio::select! {
@@ -32,12 +32,12 @@ impl Interrupts {
 
 #[cfg(not(unix))]
 impl Interrupts {
-    /// Starts to listen.
+    /// Installs the signal handlers.
     pub(crate) fn new() -> Result<Self, CiError> {
         Ok(Self {})
     }
 
-    /// Waits for the next one. Safe to drop.
+    /// Waits for the next signal. Cancel-safe.
     pub(crate) async fn next(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! What a run starts: the pipeline's record and commit, the server, the manager.
+//! Creates what a run needs: the description of the pipeline, its commit, and the options of the manager.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use super::super::prepare::Prepared;
 use super::super::record::write_private_bytes;
 use super::super::state::{ProjectState, Run};
 use super::super::ui;
-use super::Ready;
+use super::ReadyPipeline;
 use super::supervisor::ManagerOptions;
 use crate::unpack::UnpackArgs;
 
-/// Jobs at the same time where the user says nothing and the machine is small: jobs wait more than they compute.
-const CONCURRENT_MIN: usize = 8;
+/// Minimum default for the number of simultaneous jobs, because jobs wait more than they compute.
+const MIN_DEFAULT_CONCURRENCY: usize = 8;
 
-/// Commits that a job fetches, as on GitLab.
+/// Number of commits that a job fetches. Same as GitLab's default.
 const DEPTH: i64 = 20;
 
-/// Says what the host executor does not do.
-pub(super) fn notices(pipeline: &Pipeline) {
+/// Prints which settings of jobs the host executor ignores.
+pub(super) fn report_ignored_settings(pipeline: &Pipeline) {
     let scripts = pipeline.jobs.iter().filter_map(|job| match &job.work {
         Work::Script(work) => Some((&job.name, work)),
         Work::Bridge(_) => None,
@@ -40,17 +40,22 @@ pub(super) fn notices(pipeline: &Pipeline) {
         }
     }
     if let [one, others @ ..] = with_image.as_slice() {
-        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        ui::note(&format!("`image:` of job `{one}`{and} is not used: jobs run on this machine itself"));
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        ui::note(&format!("`image:` of job `{one}`{more} is ignored: jobs run directly on this machine"));
     }
     if let [one, others @ ..] = with_services.as_slice() {
-        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        ui::note(&format!("services of job `{one}`{and} are not started on this machine"));
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        ui::note(&format!("`services:` of job `{one}`{more} are ignored: jobs run directly on this machine"));
     }
 }
 
-/// The pipeline, with its commit where jobs can fetch it and its record on disk.
-pub(super) fn new_pipeline(args: &RunArgs, ready: &Ready, id: PipelineId, url: &str) -> Result<NewPipeline, CiError> {
+/// Creates the description of the pipeline, and makes its commit available to jobs.
+pub(super) fn new_pipeline(
+    args: &RunArgs,
+    ready: &ReadyPipeline,
+    id: PipelineId,
+    url: &str,
+) -> Result<NewPipeline, CiError> {
     let Prepared { snapshot, context, identity, config, .. } = &ready.prepared;
     let mut project = ProjectFacts::new(ProjectId(ready.prepared.project.project_id), &identity.path);
     if let Some(timeout) = args.timeout {
@@ -73,7 +78,7 @@ pub(super) fn new_pipeline(args: &RunArgs, ready: &Ready, id: PipelineId, url: &
     Ok(new)
 }
 
-/// The branch or tag of a pipeline; a merge request has neither.
+/// Returns the full name of a pipeline's branch or tag. A merge request has neither.
 fn full_ref(context: &Context) -> Option<String> {
     match (context.ref_kind, context.source) {
         (_, PipelineSource::MergeRequestEvent) => None,
@@ -82,8 +87,8 @@ fn full_ref(context: &Context) -> Option<String> {
     }
 }
 
-/// Tells the user how a stock runner gets the jobs.
-pub(super) fn announce(output: OutputMode, url: &str, token: &str, pipeline: &Pipeline) {
+/// Prints how to register a gitlab-runner for the jobs.
+pub(super) fn print_registration(output: OutputMode, url: &str, token: &str, pipeline: &Pipeline) {
     let mut tags: Vec<&str> = pipeline.jobs.iter().flat_map(|job| job.tags.iter().map(String::as_str)).collect();
     tags.sort_unstable();
     tags.dedup();
@@ -92,8 +97,7 @@ pub(super) fn announce(output: OutputMode, url: &str, token: &str, pipeline: &Pi
         "gitlab-runner register --non-interactive --url {url} --registration-token {token} --executor shell \
          --run-untagged{tags}"
     );
-    let text =
-        format!("jobs wait for a runner at {url}; register one, and start it:\n  {command}\n  gitlab-runner run");
+    let text = format!("waiting for a runner at {url}; register one and start it:\n  {command}\n  gitlab-runner run");
     match output {
         OutputMode::Human | OutputMode::Junit => ui::note(&text),
         OutputMode::Json => ui::outln(
@@ -102,7 +106,7 @@ pub(super) fn announce(output: OutputMode, url: &str, token: &str, pipeline: &Pi
     }
 }
 
-/// Creates the runner; how its manager is started.
+/// Creates the runner at the coordinator, and returns how to start its manager.
 pub(super) async fn manager_options(
     args: &RunArgs,
     run: &Run,
@@ -111,30 +115,30 @@ pub(super) async fn manager_options(
     url: &str,
     unpack: UnpackArgs,
 ) -> Result<ManagerOptions, CiError> {
-    // Tags say which machine a job is for; here there is only this one.
+    // Tags select machines for jobs. Here there is only one, so it accepts all tags.
     let new =
         NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
     let credentials = coordinator.create_runner(new).await?;
-    let state_dir = run.folder.join("manager");
+    let state_dir = run.directory.join("manager");
     let token_file = state_dir.join("token");
     let write = || {
         std::fs::create_dir_all(&state_dir)?;
         write_private_bytes(&token_file, credentials.token.as_bytes())
     };
     write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from).max(CONCURRENT_MIN);
-    let program = std::env::current_exe().map_err(CiError::system("cannot find the path of this program"))?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_DEFAULT_CONCURRENCY);
+    let program = std::env::current_exe().map_err(CiError::system("find this program's own file"))?;
     Ok(ManagerOptions {
         program,
         url: url.to_owned(),
-        // The coordinator has files and connections of all jobs, too.
+        // The coordinator also opens files and connections for all jobs.
         open_files: crate::open_files::raise(),
         token_file,
         state_dir,
-        builds_dir: run.folder.join("builds"),
+        builds_dir: run.directory.join("builds"),
         cache_dir: project.cache(),
         concurrent: args.concurrent.map_or(processors, usize::from),
         unpack,
-        log: run.folder.join("manager.log"),
+        log: run.directory.join("manager.log"),
     })
 }

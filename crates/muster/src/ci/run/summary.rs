@@ -1,4 +1,4 @@
-//! The last words of a run: how it ended, what did not run, and the path that its end waited for.
+//! Summary at the end of a run: its result, the jobs that did not run, and the critical path.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,40 +10,40 @@ use muster_pipeline::model::Pipeline;
 
 use super::super::error::ExitStatus;
 use super::super::ui;
-use super::follow::Picture;
-use super::report::{Ending, failure, job_time};
+use super::follow::RunView;
+use super::report::{RunResult, failure, job_time};
 
-/// The names of the root pipeline's jobs that its end waited for, first to last.
-pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, picture: &Picture) -> Vec<String> {
+/// Returns the names of the root pipeline's jobs that determined its duration, first to last.
+pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, view: &RunView) -> Vec<String> {
     let Ok(graph) = Graph::new(pipeline) else { return Vec::new() };
     let newest: BTreeMap<&str, &JobView> =
-        picture.current_jobs().filter(|job| job.pipeline == root).map(|job| (job.name.as_str(), &**job)).collect();
+        view.current_jobs().filter(|job| job.pipeline == root).map(|job| (job.name.as_str(), &**job)).collect();
     let milliseconds = |at: time::OffsetDateTime| u64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
     let spans: Vec<_> = pipeline
         .jobs
         .iter()
         .map(|job| {
-            let view = newest.get(job.name.as_str())?;
-            Some(RunInterval { start: milliseconds(view.started_at?), end: milliseconds(view.finished_at?) })
+            let job_view = newest.get(job.name.as_str())?;
+            Some(RunInterval { start: milliseconds(job_view.started_at?), end: milliseconds(job_view.finished_at?) })
         })
         .collect();
     let path = critical_path(&graph, &spans);
-    path.into_iter().filter_map(|place| pipeline.jobs.get(place).map(|job| job.name.clone())).collect()
+    path.into_iter().filter_map(|index| pipeline.jobs.get(index).map(|job| job.name.clone())).collect()
 }
 
-/// The summary for people.
-pub(super) fn summary(ending: &Ending<'_>) -> String {
-    let jobs: Vec<_> = ending.picture.current_jobs().collect();
+/// Formats the summary.
+pub(super) fn summary(result: &RunResult<'_>) -> String {
+    let jobs: Vec<_> = result.view.current_jobs().collect();
     let mut text = String::from("\n");
     let failed: Vec<_> = jobs.iter().filter(|job| job.status == JobStatus::Failed).collect();
     for job in &failed {
         let (style, sign) = if job.allow_failure { (ui::WARN, "!") } else { (ui::BAD, "✗") };
         let name = ui::plain(&job.name);
-        let why = failure(job).unwrap_or_default();
-        let _ = writeln!(text, "{} {name}: {}", ui::paint(style, sign), ui::plain(&why));
+        let reason = failure(job).unwrap_or_default();
+        let _ = writeln!(text, "{} {name}: {}", ui::paint(style, sign), ui::plain(&reason));
     }
-    if ending.critical_path.len() > 1 {
-        let steps = ending.critical_path.iter().map(|name| {
+    if result.critical_path.len() > 1 {
+        let steps = result.critical_path.iter().map(|name| {
             let time = jobs.iter().find(|job| &job.name == name).and_then(|job| job_time(job));
             format!("{} {}", ui::plain(name), ui::paint(ui::DIM, &time.map(ui::duration).unwrap_or_default()))
         });
@@ -55,30 +55,30 @@ pub(super) fn summary(ending: &Ending<'_>) -> String {
         let hint = "run one with `muster ci run JOB`";
         let _ = writeln!(text, "{} {} ({hint})", ui::paint(ui::DIM, "manual, not run:"), waiting.join(", "));
     }
-    let (style, word) = match ending.status {
-        ExitStatus::Passed if ending.picture.is_blocked() => (ui::WARN, "blocked"),
+    let (style, word) = match result.status {
+        ExitStatus::Passed if result.view.is_blocked() => (ui::WARN, "blocked"),
         ExitStatus::Passed if failed.is_empty() => (ui::GOOD, "passed"),
         ExitStatus::Passed => (ui::WARN, "passed with warnings"),
         ExitStatus::Failed | ExitStatus::BadConfiguration => (ui::BAD, "failed"),
-        ExitStatus::Cancelled => (ui::WARN, "cancelled"),
+        ExitStatus::Canceled => (ui::WARN, "canceled"),
     };
-    let _ = writeln!(text, "{} in {}: {}", ui::paint(style, word), ui::duration(ending.elapsed), counts(&jobs));
+    let _ = writeln!(text, "{} in {}: {}", ui::paint(style, word), ui::duration(result.elapsed), counts(&jobs));
     text
 }
 
-/// `3 passed, 1 failed`.
+/// Formats the number of jobs by status, such as `3 passed, 1 failed`.
 fn counts(jobs: &[&std::sync::Arc<JobView>]) -> String {
     let count = |wanted: &dyn Fn(&JobView) -> bool| jobs.iter().filter(|job| wanted(job)).count();
     let parts = [
         (count(&|job| job.status == JobStatus::Success), "passed"),
         (count(&|job| job.status == JobStatus::Failed && !job.allow_failure), "failed"),
-        (count(&|job| job.status == JobStatus::Failed && job.allow_failure), "failed as allowed"),
-        (count(&|job| job.status == JobStatus::Canceled), "cancelled"),
+        (count(&|job| job.status == JobStatus::Failed && job.allow_failure), "allowed to fail"),
+        (count(&|job| job.status == JobStatus::Canceled), "canceled"),
         (count(&|job| job.status == JobStatus::Skipped), "skipped"),
         (count(&|job| job.status == JobStatus::Manual), "manual"),
         (count(&|job| !job.status.is_complete() && job.status != JobStatus::Manual), "not started"),
     ];
-    let told: Vec<_> =
+    let texts: Vec<_> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}")).collect();
-    if told.is_empty() { "no jobs".to_owned() } else { told.join(", ") }
+    if texts.is_empty() { "no jobs".to_owned() } else { texts.join(", ") }
 }

@@ -1,7 +1,7 @@
-//! The manager of this run: a child process that is started again when it dies, and ended with all that it started.
+//! Supervises the manager of this run: a child process that is restarted when it exits, and stopped with all its descendants.
 //!
-//! This process makes itself the reaper of its descendants, so that whatever loses its parent (the agent, a job's
-//! process that ran away) becomes a child of ours: nothing can be left behind that is not seen here.
+//! This process becomes the parent of descendants that lose theirs, such as the agent or a background process of a job. It can therefore
+//! find and stop all of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,77 +22,79 @@ use super::super::state::probe_space;
 use super::descendants;
 use crate::unpack::UnpackArgs;
 
-/// How often a manager is started again that dies and gets nothing done between, and how long is waited before.
+/// Delays before restarts of a manager that exits without progress, and their maximum number.
 const RESTARTS: Policy =
-    Policy { first: Duration::from_millis(100), cap: Duration::from_secs(5), attempts: Some(DEATHS_MAX) };
-const DEATHS_MAX: u32 = 6;
-/// A manager that lives so long has worked, although its jobs may have been silent all the time.
-const WORKS_AFTER: Duration = Duration::from_secs(60);
-/// From a polite end to a kill.
-const GRACE: Duration = Duration::from_secs(3);
-/// KiB of log of a job, far above GitLab's 4 MiB: here it costs nobody but the user.
+    Policy { first: Duration::from_millis(100), cap: Duration::from_secs(5), attempts: Some(MAX_FAILED_STARTS) };
+const MAX_FAILED_STARTS: u32 = 6;
+/// Run time after which a manager counts as healthy, even if its jobs logged nothing.
+const HEALTHY_AFTER: Duration = Duration::from_secs(60);
+/// Time between SIGTERM and SIGKILL.
+const KILL_GRACE: Duration = Duration::from_secs(3);
+/// Maximum size of a job's log in KiB. Far above GitLab's default of 4 MiB, because it only costs the user's own disk space.
 const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
-/// Seconds for which the manager hopes for its agent, which is on the same machine: one that cannot be started again by
-/// then (its disk is full, say) does not come back by itself.
-const AGENT_GRACE_SECONDS: u32 = 5;
-/// How often is looked whether the processes are gone: processes that are not direct children give no event.
-const LOOK: Duration = Duration::from_millis(5);
+/// Seconds for which the manager tries to reconnect to its agent. The agent is on the same machine, so if it cannot be restarted within
+/// this time (for example because the disk is full), it will not recover.
+const AGENT_RECONNECT_SECONDS: u32 = 5;
+/// Interval for checking whether processes have exited. Processes that are not direct children raise no event.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Interval for checking the free disk space while the manager runs. A manager whose disk is full retries forever, and nothing reports that
+/// if the coordinator has nothing to write.
+const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(3);
+/// Number of consecutive checks without free space after which the run fails.
+const MAX_FULL_POLLS: u32 = 4;
 
-/// How often is looked whether there is space, and how often in a row there has to be none. A manager whose disk is full
-/// tries on and on, and where the coordinator has nothing to write, nobody else would tell.
-const LOOK_FOR_SPACE: Duration = Duration::from_secs(3);
-const FULL_LOOKS: u32 = 4;
-
-/// How the manager is started.
+/// Options for starting the manager.
 #[derive(Debug, Clone)]
 pub(super) struct ManagerOptions {
-    /// This executable.
+    /// Path of this executable.
     pub(super) program: PathBuf,
     pub(super) url: String,
-    /// The limit of open files that jobs have.
+    /// Limit of open files for jobs. `None` means no limit.
     pub(super) open_files: Option<u64>,
     pub(super) token_file: PathBuf,
     pub(super) state_dir: PathBuf,
     pub(super) builds_dir: PathBuf,
     pub(super) cache_dir: PathBuf,
     pub(super) concurrent: usize,
-    /// Limits of unpacking artifacts and caches.
+    /// Limits for unpacking artifacts and caches.
     pub(super) unpack: UnpackArgs,
-    /// What the manager and the agent say.
+    /// Log file for the output of the manager and the agent.
     pub(super) log: PathBuf,
 }
 
-/// Keeps the manager alive until it is told to stop. `events` are the coordinator's: they show whether a manager got
-/// something done. `restarted` gets how it ended when it is started again; only once where nobody takes it.
+/// Restarts the manager whenever it exits, until `stop` is canceled.
+///
+/// `events` are those of the coordinator; they show whether a manager made progress. `restarted` receives the exit status of a manager that
+/// is restarted. If the receiver does not take it in time, later ones are dropped.
 ///
 /// # Errors
-/// [`CiError`] if the manager cannot be started, or dies again and again.
+/// Returns [`CiError`] if the manager cannot be started, or repeatedly exits without progress.
 pub(super) async fn supervise(
     options: ManagerOptions,
     mut events: broadcast::Receiver<Event>,
     stop: CancellationToken,
     restarted: mpsc::Sender<String>,
 ) -> Result<(), CiError> {
-    let mut deaths = Deaths(Backoff::new(RESTARTS));
+    let mut backoff = RestartBackoff(Backoff::new(RESTARTS));
     loop {
         let started = Instant::now();
         let mut child = start(&options)?;
         let status = tokio::select! {
             status = child.wait() => status,
-            () = stop.cancelled() => return end(child).await,
-            error = stays_full(&options.state_dir) => {
-                end(child).await?;
-                let problem = format!("cannot write to `{}`: {error}", options.state_dir.display());
+            () = stop.cancelled() => return stop_child(child).await,
+            error = wait_for_full_disk(&options.state_dir) => {
+                stop_child(child).await?;
+                let problem = format!("failed to write to `{}`: {error}", options.state_dir.display());
                 return Err(CiError::no_storage(&options.state_dir, problem));
             }
         };
-        let told = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        // One that cannot write may have got some way before it saw that.
-        let worked =
-            (brought_on(&mut events) || started.elapsed() >= WORKS_AFTER) && probe_space(&options.state_dir).is_ok();
-        let wait = deaths.wait_after(worked).ok_or_else(|| given_up(&options, &told))?;
-        // Where the last word was not taken yet, it says enough.
-        let _ = restarted.try_send(told);
+        let exit_status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        // A manager may make progress before it notices that the disk is full; that does not count.
+        let is_healthy = (made_progress(&mut events) || started.elapsed() >= HEALTHY_AFTER)
+            && probe_space(&options.state_dir).is_ok();
+        let wait = backoff.wait_after(is_healthy).ok_or_else(|| restart_limit_error(&options, &exit_status))?;
+        // The channel is full if an earlier restart was not reported yet. One report is enough.
+        let _ = restarted.try_send(exit_status);
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => return Ok(()),
@@ -100,15 +102,15 @@ pub(super) async fn supervise(
     }
 }
 
-/// Waits until there is no space, and none comes.
-async fn stays_full(directory: &Path) -> std::io::Error {
+/// Waits until the disk is full and stays so.
+async fn wait_for_full_disk(directory: &Path) -> std::io::Error {
     let mut full = 0;
     loop {
-        tokio::time::sleep(LOOK_FOR_SPACE).await;
+        tokio::time::sleep(SPACE_POLL_INTERVAL).await;
         match probe_space(directory) {
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
                 full += 1;
-                if full >= FULL_LOOKS {
+                if full >= MAX_FULL_POLLS {
                     return error;
                 }
             }
@@ -117,14 +119,14 @@ async fn stays_full(directory: &Path) -> std::io::Error {
     }
 }
 
-/// The deaths of managers since one of them got something done.
-struct Deaths(Backoff);
+/// Delays between restarts of the manager, reset by each healthy one.
+struct RestartBackoff(Backoff);
 
-impl Deaths {
-    /// How long to wait after one more death, or none to give up. A manager that worked and was killed is no sign of a
-    /// defect: the next one starts at once.
-    fn wait_after(&mut self, worked: bool) -> Option<Duration> {
-        if worked {
+impl RestartBackoff {
+    /// Returns how long to wait before the next start. `None` means to give up. A manager that was healthy until it exited is restarted
+    /// immediately.
+    fn wait_after(&mut self, was_healthy: bool) -> Option<Duration> {
+        if was_healthy {
             self.0.reset();
             return Some(Duration::ZERO);
         }
@@ -132,8 +134,8 @@ impl Deaths {
     }
 }
 
-/// Whether a manager got something done since this was asked last: a job was taken, went on or ended.
-fn brought_on(events: &mut broadcast::Receiver<Event>) -> bool {
+/// Whether a job was started, logged something or finished since the last call.
+fn made_progress(events: &mut broadcast::Receiver<Event>) -> bool {
     let mut found = false;
     loop {
         found |= match events.try_recv() {
@@ -148,16 +150,16 @@ fn brought_on(events: &mut broadcast::Receiver<Event>) -> bool {
     }
 }
 
-/// Why the manager dies again and again, as far as it can be seen from here.
-fn given_up(options: &ManagerOptions, told: &str) -> CiError {
+/// Creates the error for a manager that repeatedly exits without progress.
+fn restart_limit_error(options: &ManagerOptions, exit_status: &str) -> CiError {
     if let Err(error) = probe_space(&options.state_dir) {
-        let problem = format!("cannot write to `{}`: {error}", options.state_dir.display());
+        let problem = format!("failed to write to `{}`: {error}", options.state_dir.display());
         return CiError::no_storage(&options.state_dir, problem);
     }
     let log = last_lines(&options.log);
     CiError::Usage(format!(
-        "the manager ended {DEATHS_MAX} times and got nothing done in between ({told}): something kills it (a job, or the kernel for \
-         lack of memory), or this is a defect of muster. Its last words, from `{}`:\n{log}",
+        "the manager exited {MAX_FAILED_STARTS} times without progress ({exit_status}); something kills it (a job, or the kernel because of \
+             low memory), or this is a bug in muster. The end of its log `{}`:\n{log}",
         options.log.display()
     ))
 }
@@ -165,7 +167,7 @@ fn given_up(options: &ManagerOptions, told: &str) -> CiError {
 fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     let log = std::fs::File::options().create(true).append(true).open(&options.log);
     let log = log.map_err(|source| CiError::State { path: options.log.clone(), source })?;
-    let error_log = log.try_clone().map_err(CiError::system("cannot share the manager's log"))?;
+    let error_log = log.try_clone().map_err(CiError::system("open the manager's log"))?;
     let mut command = Command::new(&options.program);
     command.arg("manager").arg("--url").arg(&options.url);
     command.arg("--token-file").arg(&options.token_file).arg("--state-dir").arg(&options.state_dir);
@@ -174,56 +176,56 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
         command.arg("--job-nofile-limit").arg(files.to_string());
     }
     command.arg("--concurrent").arg(options.concurrent.to_string());
-    command.arg("--output-limit").arg(OUTPUT_LIMIT_KIB.to_string());
-    command.arg("--agent-grace").arg(AGENT_GRACE_SECONDS.to_string());
+    command.arg("--output-limit-kib").arg(OUTPUT_LIMIT_KIB.to_string());
+    command.arg("--agent-reconnect-timeout").arg(AGENT_RECONNECT_SECONDS.to_string());
     command.args(options.unpack.flags());
     command.arg("--exit-with-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
-    // Ctrl-C is for this process, which then ends the jobs in order; the manager must not take it too.
+    // Ctrl-C must not reach the manager: this process handles it and cancels the jobs.
     #[cfg(unix)]
     command.process_group(0);
-    command.spawn().map_err(CiError::system("cannot start the manager (`muster manager`)"))
+    command.spawn().map_err(CiError::system("start the manager (`muster manager`)"))
 }
 
-/// Asks the manager to end, and kills it if it does not.
-async fn end(mut child: Child) -> Result<(), CiError> {
+/// Asks the manager to exit, and kills it if it does not.
+async fn stop_child(mut child: Child) -> Result<(), CiError> {
     if let Some(pid) = child.id() {
         descendants::terminate(pid);
     }
-    if tokio::time::timeout(GRACE, child.wait()).await.is_err() {
-        child.kill().await.map_err(CiError::system("cannot end the manager"))?;
+    if tokio::time::timeout(KILL_GRACE, child.wait()).await.is_err() {
+        child.kill().await.map_err(CiError::system("kill the manager"))?;
     }
     Ok(())
 }
 
-/// Ends every process that this one or its children started, politely and then by force, and waits until all are gone.
+/// Terminates all descendants of this process, kills them after `grace`, and waits until they have exited.
 pub(crate) async fn end_descendants(grace: Duration) {
     let deadline = Instant::now() + grace;
-    let mut told: Vec<u32> = Vec::new();
+    let mut signaled: Vec<u32> = Vec::new();
     loop {
         descendants::reap();
-        let living = descendants::all();
-        if living.is_empty() {
+        let running = descendants::all();
+        if running.is_empty() {
             return;
         }
-        let late = Instant::now() >= deadline;
-        for pid in living {
-            if late {
+        let is_overdue = Instant::now() >= deadline;
+        for pid in running {
+            if is_overdue {
                 descendants::kill(pid);
-            } else if !told.contains(&pid) {
+            } else if !signaled.contains(&pid) {
                 descendants::terminate(pid);
-                told.push(pid);
+                signaled.push(pid);
             }
         }
-        if Instant::now() >= deadline + GRACE {
-            tracing::warn!("some processes cannot be ended, not even by a kill");
+        if Instant::now() >= deadline + KILL_GRACE {
+            tracing::warn!("some processes did not exit after SIGKILL");
             return;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(EXIT_POLL_INTERVAL).await;
     }
 }
 
-/// The end of a log file.
+/// Returns the last lines of a log file.
 fn last_lines(path: &Path) -> String {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -236,64 +238,67 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manager_that_worked_is_started_again_at_once_and_without_end() {
-        let mut deaths = Deaths(Backoff::seeded(RESTARTS, 1));
+    fn healthy_manager_is_always_restarted_immediately() {
+        let mut backoff = RestartBackoff(Backoff::seeded(RESTARTS, 1));
         for _ in 0..100 {
-            assert_eq!(deaths.wait_after(true), Some(Duration::ZERO));
+            assert_eq!(backoff.wait_after(true), Some(Duration::ZERO));
         }
-        let waits: Vec<_> = std::iter::from_fn(|| deaths.wait_after(false)).take(100).collect();
-        assert_eq!(waits.len(), 5, "the sixth death without work is the last");
+        let waits: Vec<_> = std::iter::from_fn(|| backoff.wait_after(false)).take(100).collect();
+        assert_eq!(waits.len(), 5, "the sixth exit without progress is the last");
         assert!(waits.is_sorted() && waits[0] >= Duration::from_millis(50), "{waits:?}");
-        assert_eq!(deaths.wait_after(true), Some(Duration::ZERO));
-        assert!(deaths.wait_after(false).is_some_and(|wait| wait <= Duration::from_millis(100)), "counted anew");
+        assert_eq!(backoff.wait_after(true), Some(Duration::ZERO));
+        assert!(
+            backoff.wait_after(false).is_some_and(|wait| wait <= Duration::from_millis(100)),
+            "the count starts again"
+        );
     }
 
-    /// A manager that is a shell script.
+    /// Creates options with a shell script as the manager.
     fn script(text: &str) -> (tempfile::TempDir, ManagerOptions) {
         use std::os::unix::fs::PermissionsExt as _;
-        let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("manager");
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("manager");
         std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let path = |name: &str| directory.path().join(name);
         let options = ManagerOptions {
             program,
             open_files: None,
             url: "http://127.0.0.1:9".to_owned(),
             token_file: path("token"),
-            state_dir: folder.path().to_owned(),
+            state_dir: directory.path().to_owned(),
             builds_dir: path("builds"),
             cache_dir: path("cache"),
             concurrent: 1,
             unpack: UnpackArgs::default(),
             log: path("manager.log"),
         };
-        (folder, options)
+        (directory, options)
     }
 
-    // Not with a paused clock: while a real process runs, that would leap from one look for space to the next, and a
-    // manager that lives for long counts as one that worked.
+    // Does not use a paused clock: while a real process runs, the clock would jump from one check of the disk to the next, and a manager
+    // that runs for long counts as healthy.
     #[tokio::test]
-    async fn a_manager_that_gets_nothing_done_is_given_up_with_its_last_words() {
-        let (_folder, options) = script("echo \"last words\"; exit 3");
+    async fn manager_without_progress_fails_the_run_with_its_log() {
+        let (_directory, options) = script("echo \"last words\"; exit 3");
         let log = options.log.clone();
         let (_events, receiver) = broadcast::channel(1);
-        let (restarted, mut told) = mpsc::channel(1);
+        let (restarted, mut exits) = mpsc::channel(1);
         let error = supervise(options, receiver, CancellationToken::new(), restarted).await.unwrap_err().to_string();
-        assert!(error.contains("ended 6 times") && error.contains("exit status: 3"), "{error}");
+        assert!(error.contains("exited 6 times") && error.contains("exit status: 3"), "{error}");
         assert!(error.contains("last words") && error.contains(&log.display().to_string()), "{error}");
         assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "started six times");
-        assert_eq!(told.recv().await.as_deref(), Some("exit status: 3"));
+        assert_eq!(exits.recv().await.as_deref(), Some("exit status: 3"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_wait_for_the_next_start_ends_with_the_run() {
-        let (_folder, options) = script("exit 3");
+    async fn stop_ends_the_wait_for_a_restart() {
+        let (_directory, options) = script("exit 3");
         let (_events, receiver) = broadcast::channel(1);
-        let (restarted, mut told) = mpsc::channel(1);
+        let (restarted, mut exits) = mpsc::channel(1);
         let stop = CancellationToken::new();
         let supervised = tokio::spawn(supervise(options, receiver, stop.clone(), restarted));
-        told.recv().await.unwrap();
+        exits.recv().await.unwrap();
         stop.cancel();
         supervised.await.unwrap().unwrap();
     }

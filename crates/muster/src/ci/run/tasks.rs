@@ -1,4 +1,4 @@
-//! The tasks and processes of a run, and their end.
+//! The tasks and processes of a run, and how they are stopped.
 
 use std::time::Duration;
 
@@ -11,19 +11,20 @@ use super::super::ui;
 use super::descendants;
 use super::supervisor::end_descendants;
 
-/// What has to be ended.
+/// Tasks and processes to stop at the end of a run.
 #[derive(Default)]
 pub(super) struct Tasks {
     pub(super) stop_manager: CancellationToken,
-    pub(super) serve: Option<JoinHandle<()>>,
+    pub(super) server: Option<JoinHandle<()>>,
     pub(super) manager: Option<JoinHandle<Result<(), CiError>>>,
-    /// How the manager had ended when it was started again; none once that was told.
+    /// Receives the exit status of a manager that was restarted. `None` after it was reported once.
     pub(super) restarts: Option<mpsc::Receiver<String>>,
 }
 
 impl Tasks {
-    /// Waits until the manager was started again, and says how it had ended, the first time only; an error if it is given
-    /// up. Never where there is none. Safe to drop.
+    /// Waits until the manager was restarted, and returns its exit status. Returns only the first one.
+    ///
+    /// Returns an error if the manager is not restarted anymore. Waits forever if there is no manager. Cancel-safe.
     pub(super) async fn manager_restarted(&mut self) -> Result<String, CiError> {
         let Some(manager) = &mut self.manager else { return std::future::pending().await };
         let restarts = &mut self.restarts;
@@ -34,31 +35,31 @@ impl Tasks {
             }
         };
         let result = tokio::select! {
-            Some(told) = restarted => {
+            Some(exit_status) = restarted => {
                 self.restarts = None;
-                return Ok(told);
+                return Ok(exit_status);
             }
             result = manager => result,
         };
         self.manager = None;
         Err(match result {
-            Ok(Ok(())) => CiError::Usage("the manager ended although it was not told to".to_owned()),
+            Ok(Ok(())) => CiError::Usage("the manager exited unexpectedly".to_owned()),
             Ok(Err(error)) => error,
-            Err(error) => CiError::Usage(format!("the manager cannot be watched any more: {error}")),
+            Err(error) => CiError::Usage(format!("failed to supervise the manager: {error}")),
         })
     }
 
     /// Kills the manager, the agent and all jobs.
     pub(super) async fn kill(&mut self) {
-        // First this, else the manager would be started again.
+        // Prevents a restart of the manager.
         self.stop_manager.cancel();
         descendants::all().into_iter().for_each(descendants::kill);
-        self.end().await;
+        self.stop().await;
         end_descendants(Duration::ZERO).await;
     }
 
-    /// Ends the manager while its calls are still answered, then the server.
-    pub(super) async fn end(&mut self) {
+    /// Stops the manager while the server still answers its requests, then the server.
+    pub(super) async fn stop(&mut self) {
         self.stop_manager.cancel();
         if let Some(manager) = self.manager.take() {
             match manager.await {
@@ -67,9 +68,9 @@ impl Tasks {
                 Err(error) => tracing::warn!(%error, "the manager's task failed"),
             }
         }
-        if let Some(serve) = self.serve.take() {
-            serve.abort();
-            let _ = serve.await;
+        if let Some(server) = self.server.take() {
+            server.abort();
+            let _ = server.await;
         }
     }
 }

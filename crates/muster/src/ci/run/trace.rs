@@ -1,40 +1,40 @@
-//! A trace as a person wants to read it: lines, without section markers and without what would steer the terminal.
+//! Converts a trace to readable lines, without section markers and without sequences that control the terminal.
 
-/// Cuts a growing trace into lines.
+/// Splits a growing trace into lines.
 #[derive(Debug, Default)]
 pub(in super::super) struct TraceLines {
     partial: Vec<u8>,
-    /// The last whole line, which the next one may go on with.
+    /// The last whole line. The next one may continue it.
     held: Option<Line>,
     with_times: bool,
 }
 
-/// The longest line that is kept together.
-const LINE_MAX: usize = 64 << 10;
-/// What ends a section marker: `section_start:<time>:<name>[<options>]\r ESC[0K`.
+/// Maximum length of a line in bytes. A longer one is split.
+const MAX_LINE_BYTES: usize = 64 << 10;
+/// End of a section marker: `section_start:<time>:<name>[<options>]\r ESC[0K`.
 const MARKER_END: &[u8] = b"\r\x1b[0K";
-/// Bytes of `2026-01-02T03:04:05.678901Z 01O `, which FF_TIMESTAMPS puts before a line.
-const STAMP: usize = 32;
-/// Those of them that are the time.
-const TIME: usize = 27;
+/// Length of `2026-01-02T03:04:05.678901Z 01O `, which FF_TIMESTAMPS adds before a line.
+const STAMP_LENGTH: usize = 32;
+/// Length of the time in it.
+const TIME_LENGTH: usize = 27;
 
-/// A line of the trace, without its stamp.
+/// A line of the trace, without its timestamp.
 #[derive(Debug, Default)]
 struct Line {
     /// When it was written, and by which stream: `01O`. Empty without stamps.
     stamp: Vec<u8>,
-    /// Whether it goes on with the last line of its stream.
-    goes_on: bool,
+    /// Whether the line continues the last line of its stream.
+    is_continuation: bool,
     text: Vec<u8>,
 }
 
 impl TraceLines {
-    /// Lines that begin with their time, where the trace has times.
+    /// Creates a splitter. With `with_times`, lines begin with their time if the trace has timestamps.
     pub(in super::super) fn with_times(with_times: bool) -> Self {
         Self { with_times, ..Self::default() }
     }
 
-    /// The lines that these bytes complete. The last whole line waits for what comes next: `settle` gives it at once.
+    /// Returns the lines that these bytes complete. Holds back the last one, because the next bytes may continue it.
     pub(in super::super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut shown = Vec::new();
         let mut rest = bytes;
@@ -42,57 +42,59 @@ impl TraceLines {
             let (line, after) = rest.split_at(end);
             self.partial.extend_from_slice(line);
             rest = after.get(1..).unwrap_or_default();
-            self.whole_line(&mut shown);
+            self.complete_line(&mut shown);
         }
         self.partial.extend_from_slice(rest);
-        if self.partial.len() > LINE_MAX {
-            self.whole_line(&mut shown);
+        if self.partial.len() > MAX_LINE_BYTES {
+            self.complete_line(&mut shown);
         }
         shown
     }
 
-    /// The line that was held back, to be shown now; what goes on with it becomes a line of its own.
-    pub(in super::super) fn settle(&mut self) -> Vec<String> {
+    /// Returns the line that was held back. A continuation of it becomes a separate line.
+    pub(in super::super) fn take_held(&mut self) -> Vec<String> {
         self.held.take().map(|line| self.readable(&line)).unwrap_or_default()
     }
 
-    /// What is left when the trace has ended.
+    /// Returns the remaining lines at the end of the trace.
     pub(in super::super) fn finish(&mut self) -> Vec<String> {
         let mut shown = Vec::new();
         if !self.partial.is_empty() {
-            self.whole_line(&mut shown);
+            self.complete_line(&mut shown);
         }
-        shown.extend(self.settle());
+        shown.extend(self.take_held());
         shown
     }
 
-    fn whole_line(&mut self, shown: &mut Vec<String>) {
-        let line = Line::read(&std::mem::take(&mut self.partial));
+    fn complete_line(&mut self, shown: &mut Vec<String>) {
+        let line = Line::parse(&std::mem::take(&mut self.partial));
         match &mut self.held {
-            Some(held) if line.goes_on && held.stream() == line.stream() => held.text.extend_from_slice(&line.text),
+            Some(held) if line.is_continuation && held.stream() == line.stream() => {
+                held.text.extend_from_slice(&line.text)
+            }
             _ => {
-                shown.extend(self.settle());
+                shown.extend(self.take_held());
                 self.held = Some(line);
             }
         }
     }
 
-    /// What a person sees of a line. A marker stands where a line could begin, whatever stands before it: the last line
-    /// of a script need not end with a line break.
+    /// Returns the visible text of a line. A section marker splits it, because the last line of a script need not end with a line break.
     fn readable(&self, line: &Line) -> Vec<String> {
-        let time = line.stamp.get(..TIME).filter(|_| self.with_times).map(String::from_utf8_lossy);
+        let time = line.stamp.get(..TIME_LENGTH).filter(|_| self.with_times).map(String::from_utf8_lossy);
         let parts = between_markers(&line.text);
         let has_marker = parts.len() > 1;
-        let cleaned = parts.into_iter().map(|part| colours_only(last_written(&String::from_utf8_lossy(part))));
-        let seen = cleaned.filter(|text| !has_marker || !anstream::adapter::strip_str(text).to_string().is_empty());
-        seen.map(|text| time.as_ref().map_or_else(|| text.clone(), |time| format!("{time} {text}"))).collect()
+        let cleaned =
+            parts.into_iter().map(|part| without_control_sequences(last_written(&String::from_utf8_lossy(part))));
+        let visible = cleaned.filter(|text| !has_marker || !anstream::adapter::strip_str(text).to_string().is_empty());
+        visible.map(|text| time.as_ref().map_or_else(|| text.clone(), |time| format!("{time} {text}"))).collect()
     }
 }
 
 impl Line {
-    fn read(line: &[u8]) -> Self {
+    fn parse(line: &[u8]) -> Self {
         let unstamped = || Self { text: line.to_vec(), ..Self::default() };
-        let Some((stamp, text)) = line.split_at_checked(STAMP) else { return unstamped() };
+        let Some((stamp, text)) = line.split_at_checked(STAMP_LENGTH) else { return unstamped() };
         let digits =
             |range: std::ops::Range<usize>| stamp.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_hexdigit));
         let byte = |at: usize| stamp.get(at).copied().unwrap_or_default();
@@ -104,18 +106,18 @@ impl Line {
         if !is_stamp {
             return unstamped();
         }
-        Self { stamp: stamp.to_vec(), goes_on: byte(31) == b'+', text: text.to_vec() }
+        Self { stamp: stamp.to_vec(), is_continuation: byte(31) == b'+', text: text.to_vec() }
     }
 
-    /// `01O`; none without stamps.
+    /// Returns the stream, such as `01O`. `None` without timestamps.
     fn stream(&self) -> Option<&[u8]> {
-        self.stamp.get(TIME + 1..STAMP - 1)
+        self.stamp.get(TIME_LENGTH + 1..STAMP_LENGTH - 1)
     }
 }
 
-/// What stands before, between and after the section markers of a line.
+/// Returns the parts of a line before, between and after its section markers.
 fn between_markers(line: &[u8]) -> Vec<&[u8]> {
-    // Most lines have no marker: look for the byte that each one has.
+    // Most lines have no marker, so check for the carriage return first, which all markers contain.
     if !line.contains(&b'\r') {
         return vec![line];
     }
@@ -135,7 +137,7 @@ fn between_markers(line: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-/// The length of the section marker that the text begins with.
+/// Returns the length of the section marker at the start of the text.
 fn marker_length(text: &[u8]) -> Option<usize> {
     let rest = text.strip_prefix(b"section_start:").or_else(|| text.strip_prefix(b"section_end:"))?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -145,14 +147,14 @@ fn marker_length(text: &[u8]) -> Option<usize> {
     Some(text.len() - after.len())
 }
 
-/// What is left of a line whose beginning was written over after a carriage return.
+/// Returns the visible part of a line whose beginning was overwritten after a carriage return.
 fn last_written(text: &str) -> &str {
     let parts = text.trim_end_matches('\r').rsplit('\r');
     parts.map(|part| part.strip_prefix("\u{1b}[0K").unwrap_or(part)).find(|part| !part.is_empty()).unwrap_or_default()
 }
 
-/// Text in which the only escape sequences are those for colours and weights.
-fn colours_only(text: &str) -> String {
+/// Removes all escape sequences except those for colors and text attributes.
+fn without_control_sequences(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
@@ -196,7 +198,7 @@ mod tests {
         2026-11-21T11:52:44.000001Z 01O no line break\n2026-11-21T11:52:44.000002Z 00O+Job succeeded\n";
 
     #[test]
-    fn stamps_are_taken_off_and_continued_lines_joined() {
+    fn timestamps_are_removed_and_continuations_joined() {
         let expected = ["Getting source", "hello", "2026-11-21 no mark", "no line break", "Job succeeded"];
         for size in [1, 40, 1000] {
             assert_eq!(all(TraceLines::default(), STAMPED, size), expected, "in pieces of {size}");
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shown_when_asked_for() {
+    fn times_are_shown_on_request() {
         let found = all(TraceLines::with_times(true), STAMPED, 1000);
         assert_eq!(
             found[..3],
@@ -213,16 +215,16 @@ mod tests {
     }
 
     #[test]
-    fn a_held_line_can_be_had_at_once() {
+    fn held_line_can_be_taken_immediately() {
         let mut lines = TraceLines::default();
         assert_eq!(lines.push(b"2026-11-21T11:52:43.242080Z 01O hel\n"), Vec::<String>::new());
-        assert_eq!(lines.settle(), ["hel"]);
+        assert_eq!(lines.take_held(), ["hel"]);
         lines.push(b"2026-11-21T11:52:43.242081Z 01O+lo\n");
         assert_eq!(lines.finish(), ["lo"]);
     }
 
     #[test]
-    fn a_line_without_an_end_before_a_marker_is_not_swallowed() {
+    fn unterminated_line_before_a_marker_is_kept() {
         let x = "x".repeat(100);
         let trace = format!(
             "$ printf\n{x}section_end:2:step_script\r\x1b[0Ksection_start:2:cleanup[collapsed=true,hide=x]\r\x1b[0K\x1b[0KCleaning up\n\
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_becomes_lines_however_it_is_cut() {
+    fn trace_is_split_the_same_for_any_chunk_size() {
         let trace = b"section_start:1:step_script[collapsed=true]\r\x1b[0K\x1b[0K\x1b[36;1mRunning\x1b[0;m\r\n\
             \x1b[32;1m$ echo hi\x1b[0;m\nhi\n10%\r50%\r100%\nsection_end:2:step_script\r\x1b[0K\n\x1b[2Jclear\nno end";
         let expected =

@@ -1,44 +1,44 @@
-//! Names of flags and of variables: the rules, and what does not follow them.
+//! Names of the flags and environment variables for the keys of an entry: the rules, and their exceptions.
 
 use std::sync::LazyLock;
 
 use clap::{Arg, ArgAction};
 use muster_config::schema::{Key, Kind, TableSchema, schema};
 
-/// How a flag's words become a value, where the key's kind does not say.
+/// How the value of a flag is parsed, if the key's kind does not determine it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reading {
-    /// By the kind. A truth value may be bare.
+pub(super) enum ValueParsing {
+    /// According to the key's kind. A boolean flag can have no value.
     Plain,
-    /// A truth value that differs from its absence: it has to be given.
+    /// As a boolean that differs from its absence, so that the flag needs a value.
     TriState,
-    /// JSON that becomes an array of tables.
+    /// As JSON that becomes an array of tables.
     Json,
 }
 
-/// One flag.
+/// A flag for a key of an entry.
 #[derive(Debug)]
 pub(super) struct Flag {
-    /// Without its dashes.
+    /// Long name, without dashes.
     pub(super) long: String,
     alias: Option<&'static str>,
     short: Option<char>,
     env: Option<String>,
-    /// The tables below `[[runners]]` in which the key is.
+    /// Tables below `[[runners]]` that contain the key.
     pub(super) tables: Vec<&'static str>,
-    /// The key; for [`Reading::Json`] one that stands for the array of tables.
+    /// Key of the schema. For [`ValueParsing::Json`], a key that stands for the array of tables.
     pub(super) key: &'static Key,
-    /// How its words are read.
-    pub(super) kind: Reading,
+    /// How the value is parsed.
+    pub(super) parsing: ValueParsing,
 }
 
-/// All flags, in the order of the schema.
+/// Returns all flags, in the order of the schema.
 pub(super) fn all() -> &'static [Flag] {
-    static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| schema().tables().iter().flat_map(of_table).collect());
+    static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| schema().tables().iter().flat_map(flags_of_table).collect());
     &FLAGS
 }
 
-/// Tables without flags: a template or an editor sets them.
+/// Tables without flags. They are set by a template or in an editor.
 const NO_FLAGS: [&str; 14] = [
     "autoscaler",
     "instance",
@@ -56,10 +56,10 @@ const NO_FLAGS: [&str; 14] = [
     "kubernetes.autoscaler",
 ];
 
-/// Keys of `[[runners]]` without flags: the server says them, or a template.
+/// Keys of `[[runners]]` without flags. They are set by the server or by a template.
 const NO_FLAG_KEYS: [&str; 4] = ["id", "token_obtained_at", "token_expires_at", "labels"];
 
-/// Truth values that differ from their absence.
+/// Booleans that differ from their absence.
 const TRI_STATE: [&str; 18] = [
     "strict_check_interval",
     "safe_directory_checkout",
@@ -75,15 +75,15 @@ const TRI_STATE: [&str; 18] = [
     "kubernetes.automount_service_account_token",
     "kubernetes.print_pod_warning_events",
     "kubernetes.pod_disruption_budget",
-    // Of every security context.
+    // In every security context:
     "run_as_non_root",
     "privileged",
     "read_only_root_filesystem",
     "allow_privilege_escalation",
 ];
 
-/// Keys of kubernetes whose flags keep their underscores.
-const KEPT: [&str; 14] = [
+/// Keys of `[runners.kubernetes]` whose flags keep their underscores.
+const UNDASHED_KEYS: [&str; 14] = [
     "bearer_token",
     "bearer_token_overwrite_allowed",
     "namespace_overwrite_allowed",
@@ -100,8 +100,9 @@ const KEPT: [&str; 14] = [
     "priority_class_name",
 ];
 
-/// Full name of the key, its flag, its variable; an empty variable is none, `=` is what the rule gives.
-const DEVIATIONS: [(&str, &str, &str); 50] = [
+/// Exceptions from the rules: full name of the key, flag, variable. `=` means that the rule applies; an empty variable means that there is
+/// none.
+const EXCEPTIONS: [(&str, &str, &str); 50] = [
     ("name", "name", "RUNNER_NAME"),
     ("url", "url", "CI_SERVER_URL"),
     ("token", "token", "CI_SERVER_TOKEN"),
@@ -154,25 +155,26 @@ const DEVIATIONS: [(&str, &str, &str); 50] = [
     ("custom_build_dir.enabled", "custom_build_dir-enabled", "CUSTOM_BUILD_DIR_ENABLED"),
 ];
 
-fn of_table(table: &'static TableSchema) -> Vec<Flag> {
+/// Returns the flags for the keys of a table.
+fn flags_of_table(table: &'static TableSchema) -> Vec<Flag> {
     let Some(path) = table.path.strip_prefix("runners").map(|path| path.trim_start_matches('.')) else {
         return Vec::new();
     };
-    let below = |name: &&str| *path == **name || path.starts_with(&format!("{name}."));
+    let is_in = |name: &&str| *path == **name || path.starts_with(&format!("{name}."));
     if path == "kubernetes.host_aliases" {
         return vec![flag(&["kubernetes"], &HOST_ALIASES)];
     }
-    if NO_FLAGS.iter().any(below) || (table.array && !path.is_empty()) {
+    if NO_FLAGS.iter().any(is_in) || (table.array && !path.is_empty()) {
         return Vec::new();
     }
     let tables: Vec<&'static str> = path.split('.').filter(|name| !name.is_empty()).collect();
-    // The removed keys of docker+machine have no flags any more.
+    // The keys of docker+machine that GitLab has removed have no flags.
     let keys = table.keys.iter().filter(|key| !key.name.starts_with("OffPeak"));
     let keys = keys.filter(|key| !path.is_empty() || !NO_FLAG_KEYS.contains(&key.name));
     keys.map(|key| flag(&tables, key)).collect()
 }
 
-/// Stands for the array of tables, which the flag sets as a whole.
+/// Key that stands for the array of tables, which one flag sets as a whole.
 static HOST_ALIASES: Key = Key {
     name: "host_aliases",
     kind: Kind::Any,
@@ -184,10 +186,11 @@ static HOST_ALIASES: Key = Key {
     secret: false,
 };
 
+/// Returns the flag for a key.
 fn flag(tables: &[&'static str], key: &'static Key) -> Flag {
     let full = tables.iter().chain([&key.name]).copied().collect::<Vec<_>>().join(".");
     let (mut long, mut env) = (long_by_rule(tables, key.name), Some(env_by_rule(tables, key.name)));
-    if let Some((_, other_long, other_env)) = DEVIATIONS.iter().find(|(name, ..)| *name == full) {
+    if let Some((_, other_long, other_env)) = EXCEPTIONS.iter().find(|(name, ..)| *name == full) {
         if *other_long != "=" {
             long = (*other_long).to_owned();
         }
@@ -197,16 +200,16 @@ fn flag(tables: &[&'static str], key: &'static Key) -> Flag {
             name => env = Some(name.to_owned()),
         }
     }
-    let context = tables.iter().any(|table| table.ends_with("security_context"));
-    if context && matches!(key.name, "supplemental_groups" | "selinux_type") {
+    let is_security_context = tables.iter().any(|table| table.ends_with("security_context"));
+    if is_security_context && matches!(key.name, "supplemental_groups" | "selinux_type") {
         env = None;
     }
-    let tri_state =
-        key.kind == Kind::Bool && (TRI_STATE.contains(&full.as_str()) || (context && TRI_STATE.contains(&key.name)));
-    let kind = match key.kind {
-        Kind::Any => Reading::Json,
-        _ if tri_state => Reading::TriState,
-        _ => Reading::Plain,
+    let tri_state = key.kind == Kind::Bool
+        && (TRI_STATE.contains(&full.as_str()) || (is_security_context && TRI_STATE.contains(&key.name)));
+    let parsing = match key.kind {
+        Kind::Any => ValueParsing::Json,
+        _ if tri_state => ValueParsing::TriState,
+        _ => ValueParsing::Plain,
     };
     let (alias, short) = match (tables, key.name) {
         ([], "name") => (Some("description"), None),
@@ -214,30 +217,34 @@ fn flag(tables: &[&'static str], key: &'static Key) -> Flag {
         ([], "token") => (None, Some('t')),
         _ => (None, None),
     };
-    Flag { long, alias, short, env, tables: tables.to_vec(), key, kind }
+    Flag { long, alias, short, env, tables: tables.to_vec(), key, parsing }
 }
 
+/// Returns the name of a flag according to the rules.
 fn long_by_rule(tables: &[&str], key: &str) -> String {
-    let key = if tables.first() == Some(&"kubernetes") && KEPT.contains(&key) {
+    let key = if tables.first() == Some(&"kubernetes") && UNDASHED_KEYS.contains(&key) {
         key.to_owned()
     } else {
         match key.split_once("_ephemeral_storage_") {
-            Some((of, rest)) if tables == ["kubernetes"] => format!("{of}-ephemeral_storage-{}", dashed(rest)),
+            Some((resource, rest)) if tables == ["kubernetes"] => {
+                format!("{resource}-ephemeral_storage-{}", dashed(rest))
+            }
             _ => dashed(key),
         }
     };
-    // Of the tables' names only the pod's security context is dashed too.
+    // Of the names of tables, only that of the pod's security context has dashes.
     let name = |table: &&str| if *table == "pod_security_context" { dashed(table) } else { (*table).to_owned() };
     tables.iter().map(name).chain([key]).collect::<Vec<_>>().join("-")
 }
 
+/// Returns the name of an environment variable according to the rules.
 fn env_by_rule(tables: &[&str], key: &str) -> String {
     let words = tables.iter().copied().chain([key]).map(|word| dashed(word).replace('-', "_").to_uppercase());
     let name = words.collect::<Vec<_>>().join("_");
     if tables.is_empty() { format!("RUNNER_{name}") } else { name }
 }
 
-/// `snake_case` and `CamelCase` with dashes: `ServerSideEncryptionKeyID` is `server-side-encryption-key-id`.
+/// Converts `snake_case` and `CamelCase` to dashes: `ServerSideEncryptionKeyID` becomes `server-side-encryption-key-id`.
 fn dashed(name: &str) -> String {
     let letters: Vec<char> = name.chars().collect();
     let mut text = String::new();
@@ -255,16 +262,17 @@ fn dashed(name: &str) -> String {
 }
 
 impl Flag {
-    /// The variable and its value, where it is set and not empty.
+    /// Returns the environment variable and its value, if it is set and not empty.
     pub(super) fn environment(&self) -> Option<(&str, String)> {
         let name = self.env.as_deref()?;
         std::env::var(name).ok().filter(|value| !value.is_empty()).map(|value| (name, value))
     }
 
+    /// Creates the flag for clap.
     pub(super) fn argument(&'static self) -> Arg {
         let mut help = self.key.meaning.to_owned();
         if !self.key.unit.is_empty() {
-            help.push_str(&format!("; in {}", self.key.unit));
+            help.push_str(&format!(" (in {})", self.key.unit));
         }
         if let Some(name) = &self.env {
             help.push_str(&format!(" [env: {name}]"));
@@ -276,7 +284,7 @@ impl Flag {
         if let Some(short) = self.short {
             argument = argument.short(short);
         }
-        let (word, many) = match self.key.kind {
+        let (value_name, is_list) = match self.key.kind {
             Kind::List | Kind::ListInt | Kind::ListFloat => ("VALUE", true),
             Kind::Map | Kind::MapBool | Kind::MapInt | Kind::MapList => ("KEY:VALUE", true),
             Kind::Bool => ("BOOL", false),
@@ -285,9 +293,9 @@ impl Flag {
             Kind::Any => ("JSON", false),
             _ => ("VALUE", false),
         };
-        argument = argument.value_name(word).action(if many { ArgAction::Append } else { ArgAction::Set });
+        argument = argument.value_name(value_name).action(if is_list { ArgAction::Append } else { ArgAction::Set });
         argument = argument.allow_hyphen_values(true);
-        if self.key.kind == Kind::Bool && self.kind == Reading::Plain {
+        if self.key.kind == Kind::Bool && self.parsing == ValueParsing::Plain {
             argument = argument.num_args(0..=1).require_equals(true).default_missing_value("true");
         }
         match self.tables.first() {
@@ -316,13 +324,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_every_exception_is_one() {
+    fn flag_names_are_unique_and_exceptions_refer_to_keys() {
         let mut names = BTreeMap::new();
         for flag in all() {
             let full = flag.tables.iter().chain([&flag.key.name]).copied().collect::<Vec<_>>().join(".");
             assert_eq!(names.insert(flag.long.clone(), full.clone()), None, "{full}");
         }
-        for (full, ..) in DEVIATIONS {
+        for (full, ..) in EXCEPTIONS {
             assert!(names.values().any(|name| name == full), "there is no key {full}");
         }
         for full in TRI_STATE {
@@ -331,10 +339,10 @@ mod tests {
     }
 
     #[test]
-    fn gitlab_runner_16_6_has_the_same_names() {
-        /// Flag, variable or `-`, and whether the flag may be bare: what `register --help` of release 16.6.0 lists.
-        const RECORDED: &str = include_str!("peer_flags.txt");
-        /// They are gone since 17.0, or their kind has changed since.
+    fn flags_and_variables_match_gitlab_runner_16_6() {
+        /// Output of `register --help` of release 16.6.0: flag, variable or `-`, and whether the flag can have no value.
+        const RECORDED: &str = include_str!("upstream_flags.txt");
+        /// Flags that GitLab removed in 17.0, or whose kind has changed since.
         const CHANGED: [&str; 4] = [
             "pre-clone-script",
             "post-clone-script",
@@ -350,7 +358,7 @@ mod tests {
                 continue;
             }
             let found = ours.get(long).map(|flag| {
-                let bare = flag.key.kind == Kind::Bool && flag.kind == Reading::Plain;
+                let bare = flag.key.kind == Kind::Bool && flag.parsing == ValueParsing::Plain;
                 format!("{long} {} {}", flag.env.as_deref().unwrap_or("-"), if bare { "bare" } else { "value" })
             });
             if found.as_deref() != Some(&format!("{long} {env} {form}")) {

@@ -1,5 +1,5 @@
-//! The flags that describe one `[[runners]]` entry, for `register` and `run-single`: one for each key of the schema, with
-//! the names that gitlab-runner gives them (runner-config 2.3).
+//! Flags that describe a `[[runners]]` entry, for `register` and `run-single`: one for each key of the schema, with the same name as in
+//! gitlab-runner.
 
 mod flags;
 mod template;
@@ -11,11 +11,17 @@ use toml_edit::Table;
 
 pub(super) use template::{TemplateError, entries, merge, template};
 
-/// What the flags, and the variables of the environment where a flag is missing, say of an entry.
+/// Values of the flags, and of environment variables for flags that are not given.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EntryFlags {
-    /// The entry as it would stand in the file.
+    /// The entry as it would be in the file.
     pub(super) table: Table,
+}
+
+/// Whether a flag belongs to a key of the schema.
+#[cfg(test)]
+pub(crate) fn is_entry_flag(name: &str) -> bool {
+    flags::all().iter().any(|flag| flag.long == name)
 }
 
 impl clap::Args for EntryFlags {
@@ -38,11 +44,11 @@ impl FromArgMatches for EntryFlags {
                 (None, Some((name, value))) => (vec![value], name.to_owned()),
                 (None, None) => continue,
             };
-            match values::item(flag.key.kind, &flag.kind, &values) {
+            match values::item(flag.key.kind, &flag.parsing, &values) {
                 Ok(Some(item)) => values::insert(&mut table, &flag.tables, flag.key.name, item),
                 Ok(None) => {}
-                Err(why) => {
-                    let message = format!("invalid value for {source}: {why}\n");
+                Err(error) => {
+                    let message = format!("invalid value for {source}: {error}\n");
                     return Err(clap::Error::raw(ErrorKind::ValueValidation, message));
                 }
             }

@@ -1,5 +1,4 @@
-//! What an entry lacks is taken from one of a file: from the one of `--template-config` (runner-config 2.4), or from that
-//! which `run-single --runner` names.
+//! Fills in the missing keys of an entry: from the file of `--template-config`, or from the entry that `run-single --runner` names.
 
 use std::path::{Path, PathBuf};
 
@@ -7,20 +6,20 @@ use muster_config::schema::{Entry, schema};
 use muster_config::{self as config, HostFacts, Severity};
 use toml_edit::{DocumentMut, Item, Table, TableLike, Value};
 
-/// Why a template cannot be used.
+/// Errors of template files.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TemplateError {
-    #[error("cannot read the configuration file {}", path.display())]
+    #[error("failed to read the configuration file {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("couldn't load configuration file {}:\n{problems}", path.display())]
+    #[error("invalid configuration file {}:\n{problems}", path.display())]
     Invalid { path: PathBuf, problems: String },
     #[error(
-        "configuration template {} must contain exactly one [[runners]] entry, and it has {count}", path.display()
+            "configuration template {} must contain exactly one [[runners]] entry, but has {count}", path.display()
     )]
     Entries { path: PathBuf, count: usize },
 }
 
-/// The entry of the template, without its token. Its globals are of no use here.
+/// Returns the only entry of a template, without its token. Global keys of the template are ignored.
 pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
     let mut entries = entries(path)?;
     let count = entries.len();
@@ -31,7 +30,7 @@ pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
     Ok(entry)
 }
 
-/// All entries of a file, with the names of the documentation.
+/// Returns all entries of a file, with keys spelled as in the documentation.
 pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
     let loaded = config::parse(&text, &HostFacts::of(path));
@@ -53,26 +52,26 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
         Some(Item::Table(table)) => vec![table.clone()],
         _ => Vec::new(),
     };
-    let normal = |entry: &Table| {
-        let mut normal = Table::new();
-        merge(&mut normal, entry, "runners");
-        normal
+    let normalized = |entry: &Table| {
+        let mut normalized = Table::new();
+        merge(&mut normalized, entry, "runners");
+        normalized
     };
-    Ok(entries.iter().map(normal).collect())
+    Ok(entries.iter().map(normalized).collect())
 }
 
-/// Fills in what is missing, zero, false or empty in `target`. Lists are taken whole; tables and maps key by key.
+/// Fills in keys that are missing, zero, false or empty in `target`. Lists are copied as a whole, tables and maps by key.
 pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     for (name, item) in source.iter() {
-        let (name, below) = match schema().find(path, name) {
+        let (name, nested_path) = match schema().find(path, name) {
             Some(Entry::Table(table)) => (Entry::Table(table).name(), table.path.as_str()),
             Some(Entry::Key(key)) => (key.name, ""),
             None => (name, ""),
         };
         if let Some(table) = item.as_table_like() {
-            let there = target.entry(name).or_insert_with(|| Item::Table(Table::new()));
-            if let Some(there) = there.as_table_mut() {
-                merge(there, table, below);
+            let existing = target.entry(name).or_insert_with(|| Item::Table(Table::new()));
+            if let Some(existing) = existing.as_table_mut() {
+                merge(existing, table, nested_path);
             }
         } else if target.get(name).is_none_or(is_zero) {
             target.insert(name, item.clone());
@@ -80,7 +79,7 @@ pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     }
 }
 
-/// A false is as good as none, also where the key tells the two apart: so it is in gitlab-runner.
+/// Whether a value counts as missing. False counts, even for keys that distinguish it from a missing value, as in gitlab-runner.
 fn is_zero(item: &Item) -> bool {
     match item {
         Item::None => true,
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_zero_is_filled_in() {
+    fn merge_fills_in_only_zero_values() {
         for (target, template, result) in [
             ("limit = 2\n", "LIMIT = 4\nshell = \"sh\"\n", "limit = 2\nshell = \"sh\"\n"),
             ("limit = 0\n", "limit = 4\n", "limit = 4\n"),
@@ -122,7 +121,7 @@ mod tests {
                 "[feature_flags]\nFF_A = true\nFF_B = true\n",
             ),
         ] {
-            // Where a value came from inside braces, it keeps the space around it.
+            // A value from an inline table keeps the spaces around it.
             assert_eq!(merged(target, template).replace("  ", " ").replace(" \n", "\n"), result);
         }
     }

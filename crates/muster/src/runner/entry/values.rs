@@ -1,15 +1,32 @@
-//! From the words of flags and variables to values of TOML.
+//! Converts the values of flags and environment variables to TOML.
 
 use muster_config::schema::Kind;
 use toml_edit::{Array, ArrayOfTables, Item, Table, Value};
 
-use super::flags::Reading;
-use crate::flags::{go_bool, go_duration};
+use super::flags::ValueParsing;
+use crate::flags::{FlagError, go_bool, go_duration};
 
-/// The value that `words` stand for; none where they say nothing.
-pub(super) fn item(kind: Kind, reading: &Reading, words: &[String]) -> Result<Option<Item>, String> {
+/// Error for the value of a flag.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ValueError {
+    #[error(transparent)]
+    Flag(#[from] FlagError),
+    #[error("`{0}` is not an integer")]
+    Int(String),
+    #[error("`{0}` is not a number")]
+    Float(String),
+    #[error("`{0}` does not have the form key:value")]
+    Pair(String),
+    #[error("not valid JSON; expected an array such as [{{\"ip\": \"127.0.0.1\", \"hostnames\": [\"one\"]}}]")]
+    Json(#[source] serde_json::Error),
+    #[error("unexpected JSON; expected an array such as [{{\"ip\": \"127.0.0.1\", \"hostnames\": [\"one\"]}}]")]
+    JsonShape,
+}
+
+/// Converts the values of a flag to TOML. Returns `None` if they are empty.
+pub(super) fn item(kind: Kind, parsing: &ValueParsing, words: &[String]) -> Result<Option<Item>, ValueError> {
     let Some(last) = words.last() else { return Ok(None) };
-    if *reading == Reading::Json {
+    if *parsing == ValueParsing::Json {
         return json(last).map(Some);
     }
     if words.iter().all(String::is_empty) {
@@ -32,8 +49,8 @@ pub(super) fn item(kind: Kind, reading: &Reading, words: &[String]) -> Result<Op
         Kind::MapInt => return map(words, |_, word| integer(word)),
         Kind::MapBool => return map(words, |_, word| Ok(go_bool(word)?.into())),
         Kind::MapList => {
-            return map(words, |before, word| {
-                let mut all = before.and_then(Value::as_array).cloned().unwrap_or_default();
+            return map(words, |previous, word| {
+                let mut all = previous.and_then(Value::as_array).cloned().unwrap_or_default();
                 all.push(word);
                 Ok(all.into())
             });
@@ -43,46 +60,48 @@ pub(super) fn item(kind: Kind, reading: &Reading, words: &[String]) -> Result<Op
     Ok(Some(Item::Value(value)))
 }
 
-/// Puts a value into the tables below the entry.
+/// Inserts a value into a table below the entry. Creates missing tables.
 pub(super) fn insert(entry: &mut Table, tables: &[&str], key: &str, item: Item) {
     let mut table = entry;
     for name in tables {
-        let below = table.entry(name).or_insert_with(|| Item::Table(Table::new()));
-        let Some(below) = below.as_table_mut() else { return };
-        table = below;
+        let nested = table.entry(name).or_insert_with(|| Item::Table(Table::new()));
+        let Some(nested) = nested.as_table_mut() else { return };
+        table = nested;
     }
     table.insert(key, item);
 }
 
-fn integer(word: &str) -> Result<Value, String> {
-    word.trim().parse::<i64>().map(Value::from).map_err(|_| format!("`{word}` is no whole number"))
+fn integer(word: &str) -> Result<Value, ValueError> {
+    word.trim().parse::<i64>().map(Value::from).map_err(|_| ValueError::Int(word.to_owned()))
 }
 
-fn float(word: &str) -> Result<Value, String> {
+fn float(word: &str) -> Result<Value, ValueError> {
     let number = word.trim().parse::<f64>().ok().filter(|number| number.is_finite());
-    number.map(Value::from).ok_or_else(|| format!("`{word}` is no number"))
+    number.map(Value::from).ok_or_else(|| ValueError::Float(word.to_owned()))
 }
 
-fn list(words: &[String], read: impl Fn(&str) -> Result<Value, String>) -> Result<Value, String> {
-    words.iter().map(|word| read(word)).collect::<Result<Array, _>>().map(Value::from)
+fn list(words: &[String], parse: impl Fn(&str) -> Result<Value, ValueError>) -> Result<Value, ValueError> {
+    words.iter().map(|word| parse(word)).collect::<Result<Array, _>>().map(Value::from)
 }
 
-/// `key:value`, again and again; `read` gets what the key has already.
-fn map(words: &[String], read: impl Fn(Option<&Value>, &str) -> Result<Value, String>) -> Result<Option<Item>, String> {
+/// Converts `key:value` pairs to a table. `parse` gets the previous value of the key.
+fn map(
+    words: &[String],
+    parse: impl Fn(Option<&Value>, &str) -> Result<Value, ValueError>,
+) -> Result<Option<Item>, ValueError> {
     let mut table = Table::new();
     for word in words {
-        let (key, value) = word.split_once(':').ok_or_else(|| format!("`{word}` is not of the form key:value"))?;
-        let value = read(table.get(key).and_then(Item::as_value), value)?;
+        let (key, value) = word.split_once(':').ok_or_else(|| ValueError::Pair(word.clone()))?;
+        let value = parse(table.get(key).and_then(Item::as_value), value)?;
         table.insert(key, Item::Value(value));
     }
     Ok(Some(Item::Table(table)))
 }
 
-/// A list of objects with strings and lists of strings.
-fn json(word: &str) -> Result<Item, String> {
-    let shape = || "this is no JSON like [{\"ip\": \"127.0.0.1\", \"hostnames\": [\"one\"]}]".to_owned();
+/// Converts a JSON array of objects, whose values are strings and lists of strings.
+fn json(word: &str) -> Result<Item, ValueError> {
     let objects: Vec<serde_json::Map<String, serde_json::Value>> =
-        serde_json::from_str(word).map_err(|error| format!("{}: {error}", shape()))?;
+        serde_json::from_str(word).map_err(ValueError::Json)?;
     let mut tables = ArrayOfTables::new();
     for object in objects {
         let mut table = Table::new();
@@ -90,10 +109,10 @@ fn json(word: &str) -> Result<Item, String> {
             let value: Value = match value {
                 serde_json::Value::String(text) => text.into(),
                 serde_json::Value::Array(list) => {
-                    let texts = list.iter().map(|element| element.as_str().ok_or_else(shape));
+                    let texts = list.iter().map(|element| element.as_str().ok_or(ValueError::JsonShape));
                     texts.collect::<Result<Array, _>>()?.into()
                 }
-                _ => return Err(shape()),
+                _ => return Err(ValueError::JsonShape),
             };
             table.insert(&key, Item::Value(value));
         }
@@ -106,16 +125,16 @@ fn json(word: &str) -> Result<Item, String> {
 mod tests {
     use super::*;
 
-    fn read(kind: Kind, words: &[&str]) -> Result<String, String> {
+    fn read(kind: Kind, words: &[&str]) -> Result<String, ValueError> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        let item = item(kind, &Reading::Plain, &words)?.unwrap();
+        let item = item(kind, &ValueParsing::Plain, &words)?.unwrap();
         let mut document = toml_edit::DocumentMut::new();
         document.insert("k", item);
         Ok(document.to_string().replace('\n', ";"))
     }
 
     #[test]
-    fn words_become_values_of_the_keys_kind() {
+    fn values_are_parsed_by_the_kind_of_the_key() {
         for (kind, words, text) in [
             (Kind::Str, &["a", "b"][..], "k = \"b\";"),
             (Kind::Int, &["-1"], "k = -1;"),
@@ -129,7 +148,7 @@ mod tests {
             (Kind::MapBool, &["FF_X:1"], "[k];FF_X = true;"),
             (Kind::MapList, &["p:/dev/a", "p:/dev/b"], "[k];p = [\"/dev/a\", \"/dev/b\"];"),
         ] {
-            assert_eq!(read(kind, words).as_deref(), Ok(text));
+            assert_eq!(read(kind, words).unwrap(), text);
         }
         for (kind, word) in [
             (Kind::Int, "many"),

@@ -1,4 +1,4 @@
-//! What `register` takes beside the flags of an entry.
+//! Arguments of `register`.
 
 use std::path::PathBuf;
 
@@ -6,21 +6,21 @@ use crate::config_file::ConfigArg;
 use crate::flags::{go_bool, go_int};
 use crate::runner::entry::EntryFlags;
 
-/// Arguments of `register`.
+/// Arguments of `gitlab-runner register`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "`--help` lists all flags, also those of the executors; `-h` the common ones.")]
-pub(crate) struct Args {
+#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common ones.")]
+pub(crate) struct RegisterArgs {
     #[command(flatten)]
     pub(super) config: ConfigArg,
-    /// Take what the flags do not say from the one [[runners]] entry of this file.
+    /// Use the only [[runners]] entry of this file for settings that the flags do not set.
     #[arg(long, value_name = "FILE", env = "TEMPLATE_CONFIG_FILE", value_parser = crate::flags::path())]
     pub(super) template_config: Option<PathBuf>,
-    /// Ask nothing: what is needed and missing is an error.
+    /// Do not prompt. Missing required settings are errors.
     #[arg(short, long, env = "REGISTER_NON_INTERACTIVE", value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
     #[arg(value_name = "BOOL")]
     pub(super) non_interactive: bool,
-    /// Keep the runner at the server if the registration fails after it was made.
+    /// Do not delete the runner at the server if the registration fails later.
     #[arg(long, env = "REGISTER_LEAVE_RUNNER", value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
     #[arg(value_name = "BOOL")]
@@ -31,14 +31,14 @@ pub(crate) struct Args {
     pub(super) entry: EntryFlags,
 }
 
-/// What only the server keeps. It is fixed there for runners that were made at the server.
+/// Settings that only the server stores. They are ignored for runners that were created at the server.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Registration with a registration token (deprecated)")]
 pub(super) struct ServerArgs {
-    /// Registration token; deprecated: make the runner at the server, and pass its token with --token.
+    /// Registration token. Deprecated: create the runner at the server, and set --token to its authentication token.
     #[arg(short, long, env = "REGISTRATION_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub(super) registration_token: Option<String>,
-    /// Tags, comma separated.
+    /// Comma-separated tags.
     #[arg(long, env = "RUNNER_TAG_LIST", value_name = "TAGS", default_value = "", hide_default_value = true)]
     pub(super) tag_list: String,
     /// Run jobs without tags. [default: true if --tag-list is empty]
@@ -49,24 +49,24 @@ pub(super) struct ServerArgs {
     #[arg(long, env = "REGISTER_LOCKED", value_parser = go_bool, num_args = 0..=1, value_name = "BOOL")]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(super) locked: bool,
-    /// Which refs the runner's jobs may have: not_protected or ref_protected.
+    /// Access level of the runner: not_protected or ref_protected.
     #[arg(long, env = "REGISTER_ACCESS_LEVEL", value_name = "LEVEL", default_value = "", hide_default_value = true)]
     #[arg(value_parser = access_level)]
     pub(super) access_level: String,
-    /// Longest time of a job in seconds; 0 is the project's.
+    /// Maximum duration of jobs in seconds; 0 uses the project's setting.
     #[arg(long, env = "REGISTER_MAXIMUM_TIMEOUT", value_name = "SECONDS", default_value = "0", value_parser = go_int)]
     pub(super) maximum_timeout: i64,
-    /// Take no jobs yet.
+    /// Pause the runner, so that it gets no jobs.
     #[arg(long, env = "REGISTER_PAUSED", value_parser = go_bool, num_args = 0..=1, value_name = "BOOL")]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
     pub(super) paused: bool,
-    /// Note for those who keep the runner.
+    /// Maintenance note for administrators.
     #[arg(long, env = "REGISTER_MAINTENANCE_NOTE", value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) maintenance_note: String,
 }
 
 impl ServerArgs {
-    /// Those that are set: for a runner that was made at the server, it alone decides them.
+    /// Returns the flags that are set. A runner that was created at the server does not accept them.
     pub(super) fn set(&self) -> Vec<&'static str> {
         let all = [
             ("--tag-list", !self.tag_list.is_empty()),
@@ -81,9 +81,14 @@ impl ServerArgs {
     }
 }
 
-fn access_level(text: &str) -> Result<String, String> {
+/// Error for the value of `--access-level`.
+#[derive(Debug, thiserror::Error)]
+#[error("expected not_protected or ref_protected")]
+struct AccessLevelError;
+
+fn access_level(text: &str) -> Result<String, AccessLevelError> {
     match text {
         "" | "not_protected" | "ref_protected" => Ok(text.to_owned()),
-        _ => Err("the access level is not_protected or ref_protected".to_owned()),
+        _ => Err(AccessLevelError),
     }
 }

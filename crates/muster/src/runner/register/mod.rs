@@ -1,8 +1,8 @@
-//! `register`: makes a runner known to the server, and adds it to the configuration file (runner-config 2.3, runner-api 1).
+//! `register`: registers a runner at the server, and adds it to the configuration file.
 
 mod args;
-mod ask;
 mod executor;
+mod prompt;
 mod server;
 
 use std::path::PathBuf;
@@ -19,14 +19,14 @@ use muster_runner_api::wire::VersionInfo;
 use time::OffsetDateTime;
 use toml_edit::{Item, Table};
 
-pub(crate) use args::Args;
-use ask::{AskError, Asker, Question};
-use server::{Known, Server};
+pub(crate) use args::RegisterArgs;
+use prompt::{Prompt, PromptError, Prompter};
+use server::{RegisteredRunner, Server};
 
 use super::entry::{TemplateError, merge, template};
-use crate::config_file::{ConfigError, client, client_of, info, is_made_at_server, tell_mode};
+use crate::config_file::{ConfigError, client, client_of, info, is_created_at_server, log_mode};
 
-/// Why nothing was registered.
+/// Errors of `register`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
     #[error(transparent)]
@@ -34,60 +34,61 @@ pub(crate) enum RegisterError {
     #[error(transparent)]
     Template(#[from] TemplateError),
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Prompt(#[from] PromptError),
     #[error(transparent)]
     Save(#[from] EditError),
-    #[error("{} cannot be written; mend the permissions of its folder, or name another file with --config", path.display())]
+    #[error("{} is not writable; fix the permissions of its directory, or set --config to another file", path.display())]
     ReadOnly { path: PathBuf },
-    #[error("cannot watch for signals")]
+    #[error("failed to install a signal handler")]
     Signals(#[source] std::io::Error),
-    #[error("the server cannot be asked")]
+    #[error("failed to create a client for the server")]
     Server(#[source] ClientError),
-    /// Why has been told.
+    /// The reason has been logged.
     #[error("failed to verify the runner")]
     Verify,
     #[error(
-        "failed to verify the runner: the server knows the token and tells no id; is its URL that of a GitLab instance?"
+        "failed to verify the runner: the server accepted the token but returned no ID; check that the URL is that of a GitLab instance"
     )]
     NoId,
-    /// Why has been told.
+    /// The reason has been logged.
     #[error("failed to register the runner")]
     Register,
     #[error("{0}; {help}", help = .0.help.as_deref().unwrap_or_default())]
     Reserved(Box<Problem>),
-    #[error("invalid executor `{name}`; there are: {names}")]
+    #[error("invalid executor `{name}`; expected one of: {names}")]
     Executor { name: String, names: String },
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> ExitCode {
-    crate::runtime::block_on_one_thread(async { super::error::ended(register(args).await) })
+/// Runs `register`.
+pub(super) fn run(args: &RegisterArgs) -> ExitCode {
+    crate::runtime::block_on_one_thread(async { super::error::exit_code(register(args).await) })
 }
 
-async fn register(args: &Args) -> Result<(), RegisterError> {
-    tell_mode();
+async fn register(args: &RegisterArgs) -> Result<(), RegisterError> {
+    log_mode();
     let mut registration = Registration::begin(args)?;
-    let result = registration.go_on(args).await;
-    if let (Err(_), Some(known), false) = (&result, registration.known.take(), args.leave_runner) {
-        known.undo().await;
+    let result = registration.complete(args).await;
+    if let (Err(_), Some(registered), false) = (&result, registration.registered.take(), args.leave_runner) {
+        registered.undo().await;
     }
     result
 }
 
+/// A registration in progress.
 struct Registration {
-    asker: Asker,
+    prompter: Prompter,
     path: PathBuf,
     concurrent: i64,
     tokens: Vec<Secret>,
     entry: Table,
-    /// What has to be taken back on failure.
-    known: Option<Known>,
+    /// Runner to delete at the server if the registration fails later.
+    registered: Option<RegisteredRunner>,
 }
 
 impl Registration {
-    /// Reads everything first: what cannot be saved later is not registered.
-    fn begin(args: &Args) -> Result<Self, RegisterError> {
-        let asker = Asker::new(!args.non_interactive).map_err(RegisterError::Signals)?;
+    /// Reads and checks all files first, so that no runner is registered that cannot be saved.
+    fn begin(args: &RegisterArgs) -> Result<Self, RegisterError> {
+        let prompter = Prompter::new(!args.non_interactive).map_err(RegisterError::Signals)?;
         let path = args.config.path();
         let config = args.config.load_or_new()?;
         if path.parent().is_some_and(std::path::Path::exists) && !HostFacts::of(&path).writable {
@@ -100,28 +101,29 @@ impl Registration {
         }
         let concurrent = config.tree.int("concurrent").unwrap_or(1);
         let tokens = config.runners.into_iter().map(|runner| runner.token).collect();
-        Ok(Self { asker, path, concurrent, tokens, entry, known: None })
+        Ok(Self { prompter, path, concurrent, tokens, entry, registered: None })
     }
 
-    async fn go_on(&mut self, args: &Args) -> Result<(), RegisterError> {
+    /// Prompts for missing settings, registers the runner, and saves the entry.
+    async fn complete(&mut self, args: &RegisterArgs) -> Result<(), RegisterError> {
         let text = "Enter the GitLab instance URL (for example, https://gitlab.com/):";
-        self.ask_into("url", text, "", false).await?;
-        let new_token = self.ask_server(args).await?;
-        self.asker.check().await?;
-        for (key, what) in [("limit", "runner job"), ("request_concurrency", "runner request")] {
+        self.prompt_into("url", text, "", false).await?;
+        let new_token = self.register_token(args).await?;
+        self.prompter.check().await?;
+        for (key, name) in [("limit", "runner job"), ("request_concurrency", "runner request")] {
             let value = self.entry.get(key).and_then(Item::as_integer).unwrap_or(0);
             if value > self.concurrent {
                 tracing::warn!(
-                    "The specified {what} concurrency limit ({value}) is larger than current global concurrency limit \
+                    "The specified {name} concurrency limit ({value}) is larger than current global concurrency limit \
                      ({}). The global concurrent limit will not be increased and takes precedence.",
                     self.concurrent
                 );
             }
         }
         let default = self.text("executor");
-        let executor = executor::ask(&mut self.asker, &default).await?;
+        let executor = executor::prompt_executor(&mut self.prompter, &default).await?;
         self.entry.insert("executor", toml_edit::value(executor.as_str()));
-        executor::complete(&mut self.asker, &mut self.entry, &executor).await?;
+        executor::complete(&mut self.prompter, &mut self.entry, &executor).await?;
         self.save(new_token.as_ref())
     }
 
@@ -138,18 +140,20 @@ impl Registration {
              automatically reloaded!"
         );
         if !EXECUTORS.iter().any(|(name, built)| *built && *name == executor) {
-            let has: Vec<&str> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
-            let has = has.join(", ");
-            tracing::warn!("executor `{executor}` is not built yet: this runner requests no jobs. Muster has: {has}");
+            let supported: Vec<&str> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
+            let supported = supported.join(", ");
+            tracing::warn!(
+                "executor `{executor}` is not supported yet, so this runner will request no jobs; supported executors: {supported}"
+            );
         }
         let path = file.path().display().to_string();
         tracing::info!("Configuration (with the authentication token) was saved in {path:?}");
         Ok(())
     }
 
-    /// Settles the token: what is new of it comes back, for the file.
-    async fn ask_server(&mut self, args: &Args) -> Result<Option<NewToken>, RegisterError> {
-        // References to the environment count for the calls; the file keeps them.
+    /// Verifies or registers the token at the server. Returns what to save about it. `None` if an existing token was only verified.
+    async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
+        // Resolve references to environment variables for requests. The file keeps the references.
         let mut document = toml_edit::DocumentMut::new();
         let mut entries = toml_edit::ArrayOfTables::new();
         entries.push(self.entry.clone());
@@ -163,54 +167,54 @@ impl Registration {
         let client = client.map_err(RegisterError::Server)?;
         let server = Server { client, system_id: args.config.system_id(), info };
         let token = self.text("token");
-        if !token.is_empty() && !is_made_at_server(&token) {
+        if !token.is_empty() && !is_created_at_server(&token) {
             tracing::info!("Token specified trying to verify runner...");
             tracing::warn!("If you want to register use the '-r' instead of '-t'.");
-            self.name_by_default();
+            self.set_default_name();
             return match server.verify(&token).await {
                 Err(error) if error.is_unknown_token() || matches!(error, ClientError::Setup(_)) => {
                     Err(RegisterError::Verify)
                 }
-                // What else goes wrong says nothing of the token: the runner is there, and is found alive later.
+                // Other errors do not mean that the token is invalid. The runner is added, and verified again when it runs.
                 _ => Ok(None),
             };
         }
-        let given = if token.is_empty() {
+        let token_to_register = if token.is_empty() {
             let default = args.server.registration_token.clone().unwrap_or_default();
-            let question = Question {
+            let prompt = Prompt {
                 flag: "registration-token",
                 text: "Enter the registration token:",
                 default: &default,
                 optional: false,
             };
-            self.asker.ask(question).await?
+            self.prompter.prompt(prompt).await?
         } else {
             token.clone()
         };
-        let credentials = if is_made_at_server(&given) {
-            if self.tokens.iter().any(|known| known.expose() == given) {
+        let credentials = if is_created_at_server(&token_to_register) {
+            if self.tokens.iter().any(|known| known.expose() == token_to_register) {
                 tracing::warn!("A runner with this system ID and token has already been registered.");
             }
-            if let Some(problem) = registration_flags(&given, &args.server.set()) {
+            if let Some(problem) = registration_flags(&token_to_register, &args.server.set()) {
                 if !token.is_empty() {
                     return Err(RegisterError::Reserved(Box::new(problem)));
                 }
                 tracing::warn!(
                     code = problem.code,
-                    "An authentication token was given as --registration-token: {}; these flags are ignored",
+                    "--registration-token is an authentication token: {}; these flags are ignored",
                     problem.message
                 );
             }
-            let credentials = server.verify(&given).await.map_err(|_| RegisterError::Verify)?;
-            self.known = Some(Known { server, token: Secret::new(given.as_str()) });
+            let credentials = server.verify(&token_to_register).await.map_err(|_| RegisterError::Verify)?;
+            self.registered = Some(RegisteredRunner { server, token: Secret::new(token_to_register.as_str()) });
             if credentials.id == 0 {
                 return Err(RegisterError::NoId);
             }
             let text = "Enter a name for the runner. This is stored only in the local config.toml file:";
-            self.ask_into("name", text, &host_name(), false).await?;
-            muster_runner_api::wire::RunnerCredentials { token: given, ..credentials }
+            self.prompt_into("name", text, &host_name(), false).await?;
+            muster_runner_api::wire::RunnerCredentials { token: token_to_register, ..credentials }
         } else {
-            self.register_by_token(args, server, &given).await?
+            self.register_with_registration_token(args, server, &token_to_register).await?
         };
         let id = Some(credentials.id);
         Ok(Some(NewToken {
@@ -223,32 +227,32 @@ impl Registration {
         }))
     }
 
-    async fn register_by_token(
+    /// Prompts for the server's settings, and registers the runner with a registration token.
+    async fn register_with_registration_token(
         &mut self,
-        args: &Args,
+        args: &RegisterArgs,
         server: Server,
         token: &str,
     ) -> Result<muster_runner_api::wire::RunnerCredentials, RegisterError> {
-        self.ask_into("name", "Enter a description for the runner:", &host_name(), false).await?;
+        self.prompt_into("name", "Enter a description for the runner:", &host_name(), false).await?;
         let mut answers = args.server.clone();
         let text = "Enter tags for the runner (comma-separated):";
-        let question = Question { flag: "tag-list", text, default: &args.server.tag_list, optional: true };
-        answers.tag_list = self.asker.ask(question).await?;
+        let prompt = Prompt { flag: "tag-list", text, default: &args.server.tag_list, optional: true };
+        answers.tag_list = self.prompter.prompt(prompt).await?;
         let text = "Enter optional maintenance note for the runner:";
-        let question =
-            Question { flag: "maintenance-note", text, default: &args.server.maintenance_note, optional: true };
-        answers.maintenance_note = self.asker.ask(question).await?;
+        let prompt = Prompt { flag: "maintenance-note", text, default: &args.server.maintenance_note, optional: true };
+        answers.maintenance_note = self.prompter.prompt(prompt).await?;
         tracing::warn!(
-            "Registration tokens are deprecated since GitLab 15.6, and support for them is to be removed: make the runner at \
-             the server, and pass its authentication token with --token."
+            "Registration tokens are deprecated since GitLab 15.6 and will be removed; create the runner at the server, and set \
+                 --token to its authentication token."
         );
         let name = self.text("name");
         let credentials = server.register(token, &name, &answers).await.map_err(|_| RegisterError::Register)?;
-        self.known = Some(Known { server, token: Secret::new(credentials.token.as_str()) });
+        self.registered = Some(RegisteredRunner { server, token: Secret::new(credentials.token.as_str()) });
         Ok(credentials)
     }
 
-    fn name_by_default(&mut self) {
+    fn set_default_name(&mut self) {
         if self.text("name").is_empty() {
             self.entry.insert("name", toml_edit::value(host_name()));
         }
@@ -258,25 +262,26 @@ impl Registration {
         self.entry.get(key).and_then(Item::as_str).unwrap_or_default().to_owned()
     }
 
-    async fn ask_into(
+    /// Prompts for a key of the entry. The default is its current value, or else `fallback`.
+    async fn prompt_into(
         &mut self,
         key: &'static str,
         text: &str,
-        otherwise: &str,
+        fallback: &str,
         optional: bool,
-    ) -> Result<(), AskError> {
-        let there = self.text(key);
-        let default = if there.is_empty() { otherwise } else { &there };
-        let answer = self.asker.ask(Question { flag: key, text, default, optional }).await?;
+    ) -> Result<(), PromptError> {
+        let current = self.text(key);
+        let default = if current.is_empty() { fallback } else { &current };
+        let answer = self.prompter.prompt(Prompt { flag: key, text, default, optional }).await?;
         self.entry.insert(key, toml_edit::value(answer));
         Ok(())
     }
 }
 
-/// The entry's keys in the order of the documentation; what the schema does not know comes last.
+/// Sorts the entry's keys in the order of the documentation. Unknown keys come last.
 fn in_order(mut entry: Table) -> Table {
     let mut ordered = Table::new();
-    // The token's place is beside the url, also where it is known only later.
+    // Reserve the position of the token next to the URL, even if the token is set later.
     entry.entry("token").or_insert(toml_edit::value(""));
     for known in schema().entries("runners") {
         if let Some(item) = entry.remove(known.name()) {

@@ -1,4 +1,4 @@
-//! What `register` says to the server, and takes back if it comes to nothing.
+//! Requests of `register` to the server, and how they are reverted if the registration fails.
 
 use muster_job::Secret;
 use muster_job::short_token;
@@ -6,41 +6,41 @@ use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, VersionInfo};
 
 use super::args::ServerArgs;
-use crate::config_file::{is_made_at_server, token_request};
+use crate::config_file::{is_created_at_server, token_request};
 
-/// The server, and who speaks to it.
+/// The server, and the identity of this manager.
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) client: Client,
-    /// This manager.
+    /// System ID of this manager.
     pub(super) system_id: String,
-    /// What it can do, as far as the entry says by now.
+    /// Version information and features of this manager, for the current entry.
     pub(super) info: VersionInfo,
 }
 
-/// What the server knows of this runner since now.
-pub(super) struct Known {
+/// A runner that was registered at the server.
+pub(super) struct RegisteredRunner {
     pub(super) server: Server,
-    /// The runner's authentication token.
+    /// Authentication token of the runner.
     pub(super) token: Secret,
 }
 
-impl Known {
-    /// Takes it back: the manager, where the runner was made at the server, else the runner.
+impl RegisteredRunner {
+    /// Reverts the registration: unregisters the manager if the runner was created at the server, or else the runner.
     pub(super) async fn undo(self) {
         let token = self.token.expose();
-        let undone = if is_made_at_server(token) {
+        let result = if is_created_at_server(token) {
             self.server.client.unregister_manager(&self.server.token_request(token)).await
         } else {
             self.server.client.unregister(token).await
         };
         let runner = short_token(token);
-        match undone {
+        match result {
             Ok(()) => tracing::info!(runner, "Unregistering runner from GitLab succeeded"),
             Err(error) => tracing::error!(
                 runner,
                 %error,
-                "the runner was registered at the server and cannot be removed there; remove it by hand"
+                "failed to delete the registered runner at the server; delete it manually"
             ),
         }
     }
@@ -51,7 +51,7 @@ impl Server {
         token_request(token, &self.system_id, self.info.clone())
     }
 
-    /// Asks whether the token is valid.
+    /// Verifies the token.
     pub(super) async fn verify(&self, token: &str) -> Result<RunnerCredentials, ClientError> {
         let runner = short_token(token);
         let answer = self.client.verify(&self.token_request(token)).await;
@@ -65,23 +65,23 @@ impl Server {
         answer
     }
 
-    /// Registers with a registration token.
+    /// Registers a runner with a registration token.
     pub(super) async fn register(
         &self,
         token: &str,
         name: &str,
         answers: &ServerArgs,
     ) -> Result<RunnerCredentials, ClientError> {
-        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let non_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let request = RegisterRequest {
             token: token.to_owned(),
             info: self.info.clone(),
-            description: some(name),
-            maintenance_note: some(&answers.maintenance_note),
-            tag_list: some(&answers.tag_list),
+            description: non_empty(name),
+            maintenance_note: non_empty(&answers.maintenance_note),
+            tag_list: non_empty(&answers.tag_list),
             run_untagged: answers.run_untagged || answers.tag_list.is_empty(),
             locked: answers.locked,
-            access_level: some(&answers.access_level),
+            access_level: non_empty(&answers.access_level),
             maximum_timeout: Some(answers.maximum_timeout).filter(|seconds| *seconds != 0),
             paused: answers.paused,
         };

@@ -1,4 +1,4 @@
-//! The fleets of a manager as operators see them: metrics, and the pages behind `muster fleet status` and `explain`.
+//! HTTP endpoints for operators of fleets: metrics, and the data of `muster fleet status` and `explain`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use muster_telemetry::http::{JsonEndpoint, JsonResponse};
 use muster_telemetry::metrics::{self, EntryLabels};
 use prometheus::proto::MetricFamily;
 
-/// Page with the status of all fleets.
+/// Path of the status of all fleets.
 pub(crate) const STATUS_PATH: &str = "/debug/fleet/status";
-/// Page with the reasons of something: with `?job=`, `?instance=` or `?group=`, else of the whole fleet; `&runner=` picks one.
+/// Path of explanations. Takes `?job=`, `?instance=` or `?group=`, or explains the whole fleet. `&runner=` selects a runner.
 pub(crate) const EXPLAIN_PATH: &str = "/debug/fleet/explain";
 
-/// The pages and metrics of the fleets, as long as it exists.
+/// Endpoints and metrics of the fleets. They are removed when this is dropped.
 pub(crate) struct FleetEndpoints {
     _status: Arc<dyn JsonEndpoint>,
     _explain: Arc<dyn JsonEndpoint>,
@@ -27,30 +27,32 @@ pub(crate) struct FleetEndpoints {
 }
 
 impl FleetEndpoints {
-    /// Adds them to `telemetry`.
+    /// Adds the endpoints and metrics to `telemetry`.
     pub(crate) fn new(telemetry: &Telemetry, executors: &InstanceExecutors) -> Self {
         let status: Arc<dyn JsonEndpoint> = Arc::new(StatusPage(executors.fleets()));
         let explain: Arc<dyn JsonEndpoint> = Arc::new(ExplainPage(executors.fleets()));
-        let numbers: Arc<dyn metrics::Source> = Arc::new(FleetMetrics(executors.fleets()));
+        let metrics: Arc<dyn metrics::Source> = Arc::new(FleetMetrics(executors.fleets()));
         telemetry.endpoints.add(STATUS_PATH, Arc::downgrade(&status));
         telemetry.endpoints.add(EXPLAIN_PATH, Arc::downgrade(&explain));
-        telemetry.metrics.add_source(Arc::downgrade(&numbers));
-        Self { _status: status, _explain: explain, _metrics: numbers }
+        telemetry.metrics.add_source(Arc::downgrade(&metrics));
+        Self { _status: status, _explain: explain, _metrics: metrics }
     }
 }
 
+/// Metrics of all fleets.
 struct FleetMetrics(Arc<FleetList>);
 
 impl metrics::Source for FleetMetrics {
     fn families(&self) -> Vec<(EntryLabels, Vec<MetricFamily>)> {
         let fleets = self.0.current().into_iter().map(|fleet| (labels(&fleet.runner), fleet.executor));
-        // Two entries with the same labels would give one series two values, which a scraper refuses as a whole.
+        // Two entries with the same labels would produce duplicate series, for which scrapers reject the whole response.
         let mut seen = HashSet::new();
         let fleets = fleets.filter(|(labels, _)| seen.insert(labels.clone()));
         fleets.map(|(labels, executor)| (labels, executor.families())).collect()
     }
 }
 
+/// Endpoint of the status.
 struct StatusPage(Arc<FleetList>);
 
 #[async_trait]
@@ -62,6 +64,7 @@ impl JsonEndpoint for StatusPage {
     }
 }
 
+/// Endpoint of explanations.
 struct ExplainPage(Arc<FleetList>);
 
 #[async_trait]
@@ -69,30 +72,39 @@ impl JsonEndpoint for ExplainPage {
     async fn respond(&self, query: &str) -> JsonResponse {
         let (subject, runner) = match parse_query(query) {
             Ok(parsed) => parsed,
-            Err(why) => return JsonResponse::BadRequest(why),
+            Err(error) => return JsonResponse::BadRequest(error.to_string()),
         };
         let unix = unix_now();
         let listed = self.0.current();
         let answers = join_all(listed.iter().map(|fleet| fleet.executor.explain(&subject, unix))).await;
         let mut fleets = match answers.into_iter().collect::<Result<Vec<_>, _>>() {
             Ok(fleets) => fleets,
-            Err(error) => return JsonResponse::Error(format!("the decisions cannot be read: {error}")),
+            Err(error) => return JsonResponse::Error(format!("failed to read the history: {error}")),
         };
         fleets.retain(|fleet| runner.as_ref().is_none_or(|runner| fleet.runner == *runner));
-        let known = fleets.iter().any(|fleet| fleet.found);
-        if known {
+        let found = fleets.iter().any(|fleet| fleet.found);
+        if found {
             fleets.retain(|fleet| fleet.found);
         }
-        json(&ExplanationSet { version: fleet::VERSION, unix, source: ReportSource::Manager, fleets }, known)
+        json(&ExplanationSet { version: fleet::VERSION, unix, source: ReportSource::Manager, fleets }, found)
     }
 }
 
-/// What a query asks about, and of which runner.
-fn parse_query(query: &str) -> Result<(Subject, Option<String>), String> {
+/// Errors of a query.
+#[derive(Debug, PartialEq, thiserror::Error)]
+enum QueryError {
+    #[error("unknown parameter `{0}`; expected job, instance, group or runner")]
+    Unknown(String),
+    #[error("only one of job, instance and group is allowed")]
+    TwoSubjects,
+}
+
+/// Parses a query into its subject and runner.
+fn parse_query(query: &str) -> Result<(Subject, Option<String>), QueryError> {
     let (mut subject, mut runner) = (None, None);
     for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
         let value = value.into_owned();
-        let asked = match &*name {
+        let parsed = match &*name {
             "runner" => {
                 runner = Some(value);
                 continue;
@@ -100,10 +112,10 @@ fn parse_query(query: &str) -> Result<(Subject, Option<String>), String> {
             "job" => Subject::Job(value),
             "instance" => Subject::Instance(value),
             "group" => Subject::Group(value),
-            other => return Err(format!("`{other}` is none of job, instance, group and runner")),
+            other => return Err(QueryError::Unknown(other.to_owned())),
         };
-        if subject.replace(asked).is_some() {
-            return Err("only one of job, instance and group can be asked about".to_owned());
+        if subject.replace(parsed).is_some() {
+            return Err(QueryError::TwoSubjects);
         }
     }
     Ok((subject.unwrap_or(Subject::Fleet), runner))
@@ -124,12 +136,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_names_one_subject() {
+    fn query_has_at_most_one_subject() {
         assert_eq!(parse_query("").unwrap(), (Subject::Fleet, None));
         let (subject, runner) = parse_query("instance=i%2F1&runner=two+words").unwrap();
         assert_eq!((subject, runner.as_deref()), (Subject::Instance("i/1".to_owned()), Some("two words")));
-        assert!(parse_query("job=1&group=2").unwrap_err().starts_with("only one"));
-        assert!(parse_query("jobs=1").unwrap_err().starts_with("`jobs` is none of"));
+        assert_eq!(parse_query("job=1&group=2").unwrap_err(), QueryError::TwoSubjects);
+        assert_eq!(parse_query("jobs=1").unwrap_err(), QueryError::Unknown("jobs".to_owned()));
     }
 
     /// The reference page documents each metric and no others.

@@ -1,19 +1,19 @@
-//! The problems of a configuration as lines of the log, each once.
+//! Logs the problems of a configuration.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use muster_config::{Problem, Severity};
 
-/// Logs them, in their order.
-pub(super) fn tell(problems: &[Problem], path: &Path) {
-    let mut told = BTreeSet::new();
+/// Logs the problems in their order, without duplicates.
+pub(super) fn log(problems: &[Problem], path: &Path) {
+    let mut logged = BTreeSet::new();
     for problem in problems {
         let (runner, name) = match &problem.runner {
             Some((index, name)) => (Some(index + 1), Some(name.as_str())),
             None => (None, None),
         };
-        if !told.insert((problem.code, runner, &problem.message)) {
+        if !logged.insert((problem.code, runner, &problem.message)) {
             continue;
         }
         let place = problem.place.as_ref().map(|place| format!("{}:{}:{}", path.display(), place.line, place.column));

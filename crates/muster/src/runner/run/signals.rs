@@ -1,23 +1,23 @@
-//! The signals of `run` (runner-config 2.6), without SIGUSR1, which is heard by [`crate::observe`].
+//! Signals of `run`, except SIGUSR1, which [`crate::observe`] handles.
 
 use std::io;
 
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// What a signal asks for.
+/// Request of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// SIGQUIT: take no more jobs, let those that run end.
+    /// SIGQUIT: request no more jobs, and exit after the running ones.
     Drain,
-    /// SIGTERM, SIGINT: abort all jobs; its name.
+    /// SIGTERM or SIGINT, with its name: cancel all jobs, and exit.
     Abort(&'static str),
-    /// SIGHUP: read the configuration again.
+    /// SIGHUP: reload the configuration.
     Reload,
-    /// SIGUSR2: end at once, and leave the jobs to the next start. Muster's own, for an upgrade in place.
-    Leave,
+    /// SIGUSR2: exit immediately, and leave the jobs to the next start. Only Muster has this, for upgrades in place.
+    Detach,
 }
 
-/// All of them, watched from now on.
+/// Receives the signals.
 #[derive(Debug)]
 pub(super) struct Signals {
     quit: unix::Signal,
@@ -28,6 +28,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
+    /// Installs the signal handlers.
     pub(super) fn watch() -> io::Result<Self> {
         Ok(Self {
             quit: signal(SignalKind::quit())?,
@@ -38,14 +39,14 @@ impl Signals {
         })
     }
 
-    /// The next one. Cancel-safe.
+    /// Waits for the next signal. Cancel-safe.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.quit.recv() => Signal::Drain,
             _ = self.terminate.recv() => Signal::Abort("SIGTERM"),
             _ = self.interrupt.recv() => Signal::Abort("SIGINT"),
             _ = self.hangup.recv() => Signal::Reload,
-            _ = self.user2.recv() => Signal::Leave,
+            _ = self.user2.recv() => Signal::Detach,
         }
     }
 }

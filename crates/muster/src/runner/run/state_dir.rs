@@ -1,5 +1,5 @@
-//! Where the state of the manager of one configuration is: always the same place for the same file, so that a restart
-//! and an upgrade find it, and another one for each file.
+//! Location of a manager's state: the same directory for the same configuration file, so that restarts and upgrades find it, and different
+//! ones for different files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,12 @@ use sha2::{Digest, Sha256};
 
 use crate::paths;
 
-/// Hexadecimal digits of the path's hash.
-const DIGITS: usize = 12;
+/// Number of hexadecimal digits of the path's hash.
+const HASH_DIGITS: usize = 12;
 
-/// `runner` below the base for the default file, `runner-<hash of the path>` for others. None where the user has no home.
-pub(super) fn of(config: &Path) -> Option<PathBuf> {
+/// Returns the state directory for a configuration: `runner` for the default file, or else `runner-<hash of the path>`. `None` if the user
+/// has no home directory.
+pub(super) fn for_config(config: &Path) -> Option<PathBuf> {
     Some(base()?.join(name(config, &paths::default_config_file())))
 }
 
@@ -20,21 +21,21 @@ fn name(config: &Path, default: &Path) -> String {
     if same(config) == same(default) {
         return "runner".to_owned();
     }
-    // The path and not what its links lead to: a ConfigMap leads elsewhere after each change.
+    // Hash the path without resolving symlinks: the target of a ConfigMap's link changes with every update.
     format!("runner-{}", digest(config.as_os_str().as_encoded_bytes()))
 }
 
-/// The state of a runner that is in no file: by what it is known as at its server.
-pub(super) fn of_runner(runner: &str) -> Option<PathBuf> {
+/// Returns the state directory for a runner that is in no file, from a text that identifies it.
+pub(super) fn for_runner(runner: &str) -> Option<PathBuf> {
     Some(base()?.join(format!("single-{}", digest(runner.as_bytes()))))
 }
 
 fn digest(bytes: &[u8]) -> String {
     let digest = format!("{:x}", Sha256::digest(bytes));
-    digest.get(..DIGITS).map_or(digest.clone(), str::to_owned)
+    digest.get(..HASH_DIGITS).map_or(digest.clone(), str::to_owned)
 }
 
-/// /var/lib/muster for root, else the user's state directory.
+/// Returns the parent directory: /var/lib/muster for root, or else the user's state directory.
 fn base() -> Option<PathBuf> {
     if paths::is_root() {
         return Some(PathBuf::from("/var/lib/muster"));
@@ -48,13 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_file_has_a_place_of_its_own_that_stays() {
+    fn state_directory_is_stable_and_unique_per_file() {
         let home = tempfile::tempdir().unwrap();
         let (default, other) = (home.path().join("config.toml"), home.path().join("other.toml"));
         std::fs::write(&default, "").unwrap();
         std::os::unix::fs::symlink("config.toml", home.path().join("link.toml")).unwrap();
         assert_eq!(name(&default, &default), "runner");
-        assert_eq!(name(&home.path().join("link.toml"), &default), "runner", "it is the same file");
+        assert_eq!(name(&home.path().join("link.toml"), &default), "runner", "it is a link to the same file");
         assert_ne!(name(&other, &default), "runner");
         assert_eq!(name(&other, &default), name(&other, &default));
     }

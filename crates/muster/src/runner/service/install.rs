@@ -1,4 +1,4 @@
-//! `install` and `uninstall`: the unit's file, and systemd's knowledge of it.
+//! `install` and `uninstall`: the unit's file, and its registration at systemd.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -8,66 +8,66 @@ use std::process::ExitCode;
 
 use super::systemctl::{Scope, Systemctl};
 use super::unit::{Unit, temporary_unit, temporary_unit_name};
-use super::{Args, ServiceError, unit_name};
+use super::{ServiceArgs, ServiceError, unit_name};
 use crate::paths;
 
-/// What a new configuration file says.
+/// Content of a new configuration file.
 const NEW_CONFIG: &str = "\
 # Configuration of the runner; `gitlab-runner register` adds runners.
 
-# Jobs at the same time, over all runners.
+# Maximum number of jobs at the same time, over all runners.
 concurrent = 1
 ";
 
-/// Arguments of `install`.
+/// Arguments of `gitlab-runner install`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct InstallArgs {
+pub(crate) struct ServiceInstallArgs {
     #[command(flatten)]
-    service: Args,
-    /// Configuration file of the service; it is made if it is not there. [default: that of the user it runs as]
+    service: ServiceArgs,
+    /// Configuration file of the service. It is created if it does not exist. [default: that of the service's user]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Folder in which the service works. [default: the present one]
+    /// Working directory of the service. [default: the current directory]
     #[arg(short = 'd', long, value_name = "DIR")]
     working_directory: Option<PathBuf>,
-    /// Log to syslog too; with systemd, the journal has the log anyway.
+    /// Also log to syslog. With systemd, the log is always in the journal.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     #[arg(value_parser = crate::flags::go_bool, hide_default_value = true, value_name = "BOOL")]
     syslog: bool,
     /// Run the manager as root, and the commands of jobs as this user.
     #[arg(short, long, value_name = "NAME", conflicts_with = "init_user")]
     user: Option<String>,
-    /// Run all of it as this user.
+    /// Run the manager and the commands of jobs as this user.
     #[arg(short, long, value_name = "NAME")]
     init_user: Option<String>,
-    /// Install into the system below this folder, for the build of an image.
+    /// Install into the system below this directory, such as for building an image.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 }
 
-/// Arguments of `uninstall`.
+/// Arguments of `gitlab-runner uninstall`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct UninstallArgs {
+pub(crate) struct ServiceUninstallArgs {
     #[command(flatten)]
-    service: Args,
-    /// Uninstall from the system below this folder.
+    service: ServiceArgs,
+    /// Uninstall from the system below this directory.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 }
 
 /// Runs `install`.
-pub(in crate::runner) fn install(args: &InstallArgs) -> ExitCode {
-    crate::runner::error::ended(try_install(args))
+pub(in crate::runner) fn install(args: &ServiceInstallArgs) -> ExitCode {
+    crate::runner::error::exit_code(try_install(args))
 }
 
 /// Runs `uninstall`.
-pub(in crate::runner) fn uninstall(args: &UninstallArgs) -> ExitCode {
-    crate::runner::error::ended(try_uninstall(args))
+pub(in crate::runner) fn uninstall(args: &ServiceUninstallArgs) -> ExitCode {
+    crate::runner::error::exit_code(try_uninstall(args))
 }
 
-fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
+fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     let scope = Scope::of(args.service.user_service);
-    let (user, init_user) = (filled(args.user.as_deref()), filled(args.init_user.as_deref()));
+    let (user, init_user) = (non_empty(args.user.as_deref()), non_empty(args.init_user.as_deref()));
     if scope == Scope::System {
         check_root(args.root.as_deref())?;
         if user.is_none() && init_user.is_none() {
@@ -78,7 +78,7 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
         let path = path.to_owned();
         move |source| ServiceError::File { action, path, source }
     };
-    let absolute = |path: &Path| std::path::absolute(path).map_err(file("find", path));
+    let absolute = |path: &Path| std::path::absolute(path).map_err(file("resolve the path", path));
     let config = match (&args.config, init_user) {
         (Some(config), _) => absolute(config)?,
         (None, Some(user)) => {
@@ -89,7 +89,7 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
     };
     let work = absolute(args.working_directory.as_deref().unwrap_or(Path::new(".")))?;
     let executable = std::env::current_exe().map_err(file("find the program", Path::new("/proc/self/exe")))?;
-    let mut arguments = program_words(&executable);
+    let mut arguments = program_command(&executable);
     let text = |path: &Path| path.to_string_lossy().into_owned();
     arguments.extend(["--config".into(), text(&config), "--working-directory".into(), text(&work)]);
     arguments.extend(["--service".into(), args.service.service.clone()]);
@@ -109,22 +109,22 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
     if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
-    let folder = in_root(&scope.units()?);
-    fs::create_dir_all(&folder).map_err(file("make the folder", &folder))?;
-    let path = folder.join(unit_name(&args.service.service));
+    let directory = in_root(&scope.units()?);
+    fs::create_dir_all(&directory).map_err(file("make the directory", &directory))?;
+    let path = directory.join(unit_name(&args.service.service));
     match OpenOptions::new().create_new(true).write(true).mode(0o644).open(&path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(ServiceError::Installed { path }),
         opened => opened.and_then(|mut new| new.write_all(unit.as_bytes())).map_err(file("write", &path))?,
     }
-    let temporary = (scope == Scope::System).then(|| folder.join(temporary_unit_name(&args.service.service)));
+    let temporary = (scope == Scope::System).then(|| directory.join(temporary_unit_name(&args.service.service)));
     let written = match &temporary {
         Some(path) => fs::write(path, temporary_unit(&args.service.service)).map_err(file("write", path)),
         None => Ok(()),
     };
     let systemctl = Systemctl::new(scope, args.root.as_deref());
-    let known = written.and_then(|()| register(&systemctl, args.root.is_none(), &args.service.service));
-    if known.is_err() {
-        // What systemd does not know is not installed: the next attempt starts afresh.
+    let registered = written.and_then(|()| enable_unit(&systemctl, args.root.is_none(), &args.service.service));
+    if registered.is_err() {
+        // Without its registration the service is not installed, so remove the files for the next attempt.
         for path in [Some(&path), temporary.as_ref()].into_iter().flatten() {
             let _ = fs::remove_file(path);
         }
@@ -132,32 +132,33 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
             let _ = fs::remove_file(&config);
         }
     }
-    known?;
-    tracing::info!(unit = %path.display(), "Installed; `gitlab-runner start` starts it");
+    registered?;
+    tracing::info!(unit = %path.display(), "Installed; run `gitlab-runner start` to start it");
     Ok(())
 }
 
-fn register(systemctl: &Systemctl, running: bool, service: &str) -> Result<(), ServiceError> {
+/// Makes systemd read and enable the unit. A system that is not running need not read it.
+fn enable_unit(systemctl: &Systemctl, running: bool, service: &str) -> Result<(), ServiceError> {
     if running {
         systemctl.run(&["daemon-reload"])?;
     }
     systemctl.run(&["enable", &unit_name(service)])
 }
 
-fn try_uninstall(args: &UninstallArgs) -> Result<(), ServiceError> {
+fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
     let scope = Scope::of(args.service.user_service);
     if scope == Scope::System {
         check_root(args.root.as_deref())?;
     }
     let unit = unit_name(&args.service.service);
-    let folder = below(args.root.as_deref(), &scope.units()?);
-    let path = folder.join(&unit);
+    let directory = below(args.root.as_deref(), &scope.units()?);
+    let path = directory.join(&unit);
     if !path.exists() {
         return Err(ServiceError::NotInstalled { path });
     }
     let systemctl = Systemctl::new(scope, args.root.as_deref());
     systemctl.run(&["disable", &unit])?;
-    let temporary = folder.join(temporary_unit_name(&args.service.service));
+    let temporary = directory.join(temporary_unit_name(&args.service.service));
     for path in [&path, &temporary] {
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -171,15 +172,15 @@ fn try_uninstall(args: &UninstallArgs) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Who may write there is left to the system where the service is for another one.
+/// Checks that this is root. Not needed for the directory of another system, whose permissions decide.
 fn check_root(other_system: Option<&Path>) -> Result<(), ServiceError> {
     if other_system.is_none() && !paths::is_root() { Err(ServiceError::NotRoot) } else { Ok(()) }
 }
 
-/// The words that make the program run jobs: under its own name it has the commands below `runner`.
-fn program_words(executable: &Path) -> Vec<String> {
-    let own = !crate::runner::is_called(Some(&executable.as_os_str().to_owned()));
-    let words = if own { &["runner", "run"][..] } else { &["run"][..] };
+/// Returns the command that runs jobs. Under the name `muster`, the program has gitlab-runner's commands below `runner`.
+fn program_command(executable: &Path) -> Vec<String> {
+    let is_muster = !crate::runner::is_called(Some(&executable.as_os_str().to_owned()));
+    let words = if is_muster { &["runner", "run"][..] } else { &["run"][..] };
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
@@ -190,10 +191,10 @@ fn below(root: Option<&Path>, path: &Path) -> PathBuf {
     }
 }
 
-/// Makes a configuration file where there is none.
+/// Creates a configuration file unless it exists. Returns whether it was created.
 fn new_config(path: &Path) -> io::Result<bool> {
-    if let Some(folder) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    if let Some(directory) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     }
     match OpenOptions::new().create_new(true).write(true).mode(0o600).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -201,6 +202,6 @@ fn new_config(path: &Path) -> io::Result<bool> {
     }
 }
 
-fn filled(name: Option<&str>) -> Option<&str> {
+fn non_empty(name: Option<&str>) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }

@@ -1,4 +1,4 @@
-//! `install`, `uninstall`, `start`, `stop`, `restart`, `status`: the runner as a service of systemd.
+//! `install`, `uninstall`, `start`, `stop`, `restart` and `status`: the runner as a systemd service.
 
 mod install;
 mod systemctl;
@@ -7,21 +7,21 @@ mod unit;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub(super) use install::{InstallArgs, UninstallArgs, install, uninstall};
+pub(super) use install::{ServiceInstallArgs, ServiceUninstallArgs, install, uninstall};
 use systemctl::{Scope, Systemctl};
 
-/// Which service.
+/// Arguments that select a service.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ServiceArgs {
     /// Name of the service.
     #[arg(short = 'n', long, default_value = "gitlab-runner", value_name = "NAME", value_parser = service_name)]
     service: String,
-    /// A service of this user, not of the system.
+    /// Use a service of this user instead of a system service.
     #[arg(long)]
     user_service: bool,
 }
 
-/// What is to be done with a service that is installed.
+/// Command for an installed service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Start,
@@ -30,7 +30,7 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::Start => "start",
             Self::Stop => "stop",
@@ -39,46 +39,46 @@ impl Verb {
     }
 }
 
-/// Why a service cannot be handled. What `systemctl` says itself is told in its own words.
+/// Errors of service commands. Errors of `systemctl` have its own message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServiceError {
     #[error(
-        "no `systemctl` on the PATH: services are handled by systemd only; on this machine let its own init system \
-         start `gitlab-runner run`"
+        "no `systemctl` on PATH; only systemd services are supported; use the init system of this machine to start \
+             `gitlab-runner run`"
     )]
     NoSystemd,
-    #[error("`systemctl {arguments}` cannot be run")]
+    #[error("failed to run `systemctl {arguments}`")]
     Spawn { arguments: String, source: std::io::Error },
     #[error("`systemctl {arguments}` failed with exit code {code}: {message}")]
     Systemctl { arguments: String, code: i32, message: String },
-    #[error("cannot {action} {}", path.display())]
+    #[error("failed to {action} {}", path.display())]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("the service is already installed in {}: uninstall it first, or choose another --service", path.display())]
+    #[error("the service is already installed in {}; uninstall it first, or set another --service", path.display())]
     Installed { path: PathBuf },
-    #[error("the service is not installed: there is no {}", path.display())]
+    #[error("the service is not installed: {} does not exist", path.display())]
     NotInstalled { path: PathBuf },
     #[error(
-        "please specify the user of the service: --user NAME, whose jobs' commands run as that user, or --init-user NAME, as whom all of it runs"
+        "please specify the user of the service: --user NAME runs the commands of jobs as that user, --init-user NAME runs everything as that user"
     )]
     NoUser,
-    #[error("the home of the user {user} is not in /etc/passwd; say with --config where its configuration is")]
+    #[error("user {user} has no entry in /etc/passwd; set --config to its configuration")]
     NoHome { user: String },
-    #[error("neither HOME nor /etc/passwd says where the home of this user is")]
+    #[error("this user has no home directory: HOME is not set, and /etc/passwd has no entry")]
     NoOwnHome,
-    #[error("a service of the system needs root: run it with sudo, or use --user-service")]
+    #[error("a system service requires root; run the command with sudo, or use --user-service")]
     NotRoot,
-    #[error("{what} holds a line end, which a unit of systemd cannot")]
-    LineEnd { what: &'static str },
+    #[error("{value} contains a line break, which is not allowed in a systemd unit")]
+    LineEnd { value: &'static str },
 }
 
 /// Runs `start`, `stop` or `restart`.
-pub(super) fn control(verb: Verb, args: &Args) -> ExitCode {
+pub(super) fn control(verb: Verb, args: &ServiceArgs) -> ExitCode {
     let systemctl = Systemctl::new(Scope::of(args.user_service), None);
-    super::error::ended(systemctl.run(&[verb.word(), &unit_name(&args.service)]))
+    super::error::exit_code(systemctl.run(&[verb.as_str(), &unit_name(&args.service)]))
 }
 
-/// Runs `status`: 0 and a line on standard output where the service runs, else 1 and a line on standard error.
-pub(super) fn status(args: &Args) -> ExitCode {
+/// Runs `status`. Returns 0 and prints to standard output if the service is running, or else returns 1 and prints to standard error.
+pub(super) fn status(args: &ServiceArgs) -> ExitCode {
     let systemctl = Systemctl::new(Scope::of(args.user_service), None);
     let name = &args.service;
     match systemctl.state(&unit_name(name)) {
@@ -104,11 +104,16 @@ fn unit_name(service: &str) -> String {
     format!("{service}.service")
 }
 
-/// The names that systemd takes.
-fn service_name(text: &str) -> Result<String, String> {
+/// Error for the value of `--service`.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid service name; use at most 200 letters, digits and the characters :_.@-")]
+struct ServiceNameError;
+
+/// Parses a service name that systemd accepts.
+fn service_name(text: &str) -> Result<String, ServiceNameError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":_.@-".contains(&byte);
     if !text.is_empty() && !text.starts_with(['-', '.']) && text.len() <= 200 && text.bytes().all(fits) {
         return Ok(text.to_owned());
     }
-    Err("a service's name has letters, digits and :_.@- only".to_owned())
+    Err(ServiceNameError)
 }

@@ -1,11 +1,11 @@
-//! Talking to systemd.
+//! Runs `systemctl`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use super::ServiceError;
 
-/// Whose services.
+/// Whether a service belongs to the system or to the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
     System,
@@ -17,7 +17,7 @@ impl Scope {
         if user_service { Self::User } else { Self::System }
     }
 
-    /// The folder of units that the administrator, or the user, adds.
+    /// Returns the directory for units of the administrator or of the user.
     pub(super) fn units(self) -> Result<PathBuf, ServiceError> {
         if self == Self::System {
             return Ok(PathBuf::from("/etc/systemd/system"));
@@ -28,7 +28,7 @@ impl Scope {
     }
 }
 
-/// The program `systemctl`, wherever PATH has it.
+/// The program `systemctl`, found on PATH.
 #[derive(Debug)]
 pub(super) struct Systemctl {
     scope: Scope,
@@ -36,24 +36,24 @@ pub(super) struct Systemctl {
 }
 
 impl Systemctl {
-    /// For the running system, or for the one in the folder `root`.
+    /// Creates a handle for the running system, or for the system in the directory `root`.
     pub(super) fn new(scope: Scope, root: Option<&Path>) -> Self {
         Self { scope, root: root.map(Path::to_owned) }
     }
 
-    /// Runs it; on failure its own words are the error.
+    /// Runs `systemctl`. Its error output becomes the error's message.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<(), ServiceError> {
         let (text, output) = self.output(arguments)?;
         if output.status.success() {
             return Ok(());
         }
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let message = if message.is_empty() { "it says nothing".to_owned() } else { message };
-        // No code: a signal ended it.
+        let message = if message.is_empty() { "no error output".to_owned() } else { message };
+        // Without an exit code, a signal ended the program.
         Err(ServiceError::Systemctl { arguments: text, code: output.status.code().unwrap_or(-1), message })
     }
 
-    /// The unit's state in systemd's word for it; `not-found` where there is no such unit.
+    /// Returns the state of a unit as systemd names it, or `not-found` if the unit does not exist.
     pub(super) fn state(&self, unit: &str) -> Result<String, ServiceError> {
         let arguments = ["show", "--property=LoadState", "--property=ActiveState", unit];
         let (text, output) = self.output(&arguments)?;

@@ -1,26 +1,26 @@
-//! The text of the unit.
+//! Content of the systemd unit.
 
 use std::path::Path;
 
 use super::ServiceError;
 use super::systemctl::Scope;
 
-/// What the unit says.
+/// Settings of the unit.
 pub(super) struct Unit<'a> {
     /// Name of the service.
     pub(super) service: &'a str,
-    /// The program.
+    /// Path of the program.
     pub(super) executable: &'a Path,
-    /// Its arguments.
+    /// Arguments of the program.
     pub(super) arguments: &'a [String],
-    /// As whom systemd runs it; none is root, or the user whose service it is.
+    /// User of the service. `None` means root, or the owner of a user service.
     pub(super) user: Option<&'a str>,
-    /// Whose service.
+    /// Whether it is a system or a user service.
     pub(super) scope: Scope,
 }
 
 impl Unit<'_> {
-    /// The text of the file.
+    /// Returns the content of the unit's file.
     pub(super) fn render(&self) -> Result<String, ServiceError> {
         let executable = self.executable.to_string_lossy();
         let mut command = quoted(&executable, "the path of the program")?;
@@ -30,11 +30,13 @@ impl Unit<'_> {
         }
         let condition = escaped_percent(&executable);
         let user = match self.user {
-            Some(user) if user.contains(['\n', '\r']) => return Err(ServiceError::LineEnd { what: "the user's name" }),
+            Some(user) if user.contains(['\n', '\r']) => {
+                return Err(ServiceError::LineEnd { value: "the user's name" });
+            }
             Some(user) => format!("User={}\n", escaped_percent(user)),
             None => String::new(),
         };
-        // A service of a user has one from systemd. In root's are installed plugins; jobs have that of their user, by `su`.
+        // systemd sets HOME for the services of users. Plugins are installed in root's home; jobs get their user's home from `su`.
         let home = match (self.scope, self.user) {
             (Scope::System, None) => "Environment=HOME=%h\n",
             _ => "",
@@ -49,7 +51,7 @@ impl Unit<'_> {
                 );
                 (after, hardening(&temporary), "multi-user.target")
             }
-            // A mount namespace of an unprivileged user takes a user namespace, in which no job could use sudo.
+            // For an unprivileged user, a mount namespace requires a user namespace, in which jobs could not use sudo.
             Scope::User => (String::new(), String::new(), "default.target"),
         };
         Ok(format!(
@@ -65,13 +67,13 @@ ExecReload=/bin/kill -HUP $MAINPID
 RestartSec=1
 EnvironmentFile=-/etc/default/{service}
 EnvironmentFile=-/etc/sysconfig/{service}
-# A stop asks for a drain (SIGQUIT) of 30 s. Then only the manager is ended (KillMode=process): jobs that still run go on
-# at their agent, and the next start takes them up. So neither a restart nor an upgrade loses a job. To let a stop wait
-# for all jobs, raise TimeoutStopSec with `systemctl edit {service}`.
+# `systemctl stop` drains the service for 30 s (SIGQUIT). Then only the manager is killed (KillMode=process): running jobs
+# continue at their agent, and the next start resumes them. Thus neither a restart nor an upgrade loses a job. To wait
+# longer for jobs, raise TimeoutStopSec with `systemctl edit {service}`.
 KillMode=process
 KillSignal=SIGQUIT
 TimeoutStopSec=30
-# A job that runs out of memory fails; it does not take the others with it.
+# A job that runs out of memory fails, but other jobs continue.
 OOMPolicy=continue
 TasksMax=infinity
 {hardening}
@@ -82,17 +84,17 @@ WantedBy={wanted_by}
     }
 }
 
-/// Name of the unit that holds the temporary directory of a service.
+/// Returns the name of the unit that owns the temporary directory of a service.
 pub(super) fn temporary_unit_name(service: &str) -> String {
     format!("{service}-tmp.service")
 }
 
-/// The unit that holds the temporary directory of a service. systemd deletes the private /tmp of a unit when it stops, and with
-/// it the files of jobs that go on; one that is shared with a unit that stays is kept.
+/// Returns the unit that owns the temporary directory of a service. systemd deletes the private /tmp of a unit when the unit stops, and
+/// thus the files of running jobs. A directory that is shared with an active unit is kept.
 pub(super) fn temporary_unit(service: &str) -> String {
     format!(
         "[Unit]
-Description=Temporary directory of {service}, kept while jobs outlive a restart
+Description=Temporary directory of {service}, kept across restarts for running jobs
 
 [Service]
 Type=oneshot
@@ -103,29 +105,29 @@ PrivateTmp=yes
     )
 }
 
-/// The lines that close what jobs do not need. Jobs are processes of the service, so that each line counts for them too.
+/// Returns the lines that restrict the service. Jobs are processes of the service, so the restrictions also apply to them.
 fn hardening(temporary: &str) -> String {
     format!(
         "
-# Neither /tmp nor /var/tmp is shared with other users of this host. The directory belongs to {temporary}, which
-# stays when this service stops: systemd would delete it, and jobs go on. What a job mounts is seen by this service only.
+# /tmp and /var/tmp are not shared with other users of this host. The directory belongs to {temporary}, which
+# remains active when this service stops, because running jobs still use it. Mounts of jobs are visible to this service only.
 PrivateTmp=yes
-# Not set, since jobs are processes of this service and do what their authors do on this host:
-# - NoNewPrivileges=, and what implies it for a user other than root (SystemCallFilter=, RestrictNamespaces=,
+# Not set, because jobs are processes of this service and may do anything that their authors do on this host:
+# - NoNewPrivileges=, and settings that imply it for users other than root (SystemCallFilter=, RestrictNamespaces=,
 #   PrivateDevices=, ProtectKernelTunables= and others): `sudo` in jobs, and `su` to their user, need new privileges.
 # - ProtectSystem=, ProtectHome=, ReadOnlyPaths=: jobs install packages, deploy, and work in the home of their user.
-# - ProtectControlGroups=: each job may have a cgroup of its own.
+# - ProtectControlGroups=: each job may have its own cgroup.
 # - PrivateNetwork=, IPAddressDeny=: jobs fetch, push and serve.
 # - CapabilityBoundingSet=: builds of images and packages as root use chroot, mount and mknod.
-# Where no job needs one of these, add it with `systemctl edit`.
+# If no job needs one of these, you can set it with `systemctl edit`.
 "
     )
 }
 
-/// One word of a command line as systemd reads it: no variable, no specifier, no escape has a meaning in it.
-fn quoted(word: &str, what: &'static str) -> Result<String, ServiceError> {
+/// Quotes a word for a systemd command line. Variables, specifiers and escapes have no meaning in it.
+fn quoted(word: &str, value: &'static str) -> Result<String, ServiceError> {
     if word.contains(['\n', '\r']) {
-        return Err(ServiceError::LineEnd { what });
+        return Err(ServiceError::LineEnd { value });
     }
     let escaped = escaped_percent(&word.replace('\\', "\\\\").replace('"', "\\\"")).replace('$', "$$");
     let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.=:@,+".contains(c);
@@ -141,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_quoted_so_that_systemd_gives_them_back() {
+    fn words_are_quoted_for_systemd() {
         for (word, line) in [
             ("/usr/bin/gitlab-runner", "/usr/bin/gitlab-runner"),
             ("", "\"\""),

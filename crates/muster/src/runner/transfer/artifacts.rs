@@ -12,20 +12,20 @@ use muster_runner_api::client::UploadTimeouts;
 use muster_runner_api::retry::Policy;
 use muster_steps::stop::StopToken;
 
-use super::site::Here;
+use super::context::CommandContext;
 use super::{FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run};
 use crate::unpack::UnpackArgs;
 
-/// Tries of an upload, and where the coordinator says that it cannot now, as gitlab-runner has them.
+/// Attempts of an upload, in general and while the coordinator is unavailable. Same as in gitlab-runner.
 const UPLOADS: RetryPolicy = RetryPolicy::FixedAttempts {
     attempts: 3,
     unavailable_attempts: 6,
     backoff: Policy { first: Duration::from_secs(1), cap: Duration::from_secs(5), attempts: None },
 };
 
-/// Arguments of `artifacts-uploader`.
+/// Arguments of `gitlab-runner artifacts-uploader`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct UploadArgs {
+pub(crate) struct ArtifactsUploadArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct UploadArgs {
     /// Base name of the archive.
     #[arg(long, default_value = "artifacts")]
     name: String,
-    /// When the artifacts expire.
+    /// Time after which the artifacts expire.
     #[arg(long, default_value = "", hide_default_value = true)]
     expire_in: String,
     /// Format of the archive: zip, gzip, raw, zipzstd or tarzstd.
@@ -46,75 +46,77 @@ pub(crate) struct UploadArgs {
     /// Type of the artifacts: archive, junit, dotenv, ...
     #[arg(long, value_name = "TYPE", default_value = "", hide_default_value = true)]
     artifact_type: String,
-    /// How hard to compress: fastest, fast, default, slow or slowest.
+    /// Compression level: fastest, fast, default, slow or slowest.
     #[arg(long, env = "ARTIFACT_COMPRESSION_LEVEL", hide_env_values = true, value_name = "LEVEL")]
     #[arg(default_value = "", hide_default_value = true)]
     compression_level: String,
-    /// How long one try may take.
+    /// Timeout of one attempt.
     #[arg(long, value_name = "DURATION", value_parser = go_duration, default_value = "1h")]
     timeout: Duration,
-    /// How long the coordinator may take to answer, once it has everything.
+    /// Timeout for the coordinator's response after the upload.
     #[arg(long, value_name = "DURATION", value_parser = go_duration, default_value = "10m")]
     response_header_timeout: Duration,
-    /// Whether the job traces its commands; without effect here.
+    /// Whether the job traces its commands. Has no effect.
     #[arg(long, env = "CI_DEBUG_TRACE", hide_env_values = true, value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide = true)]
     ci_debug_trace: bool,
-    /// Directory for the archive while it is made.
+    /// Directory for the archive while it is created.
     #[arg(long, env = "ARCHIVER_STAGING_DIR", hide_env_values = true, value_name = "DIR", value_parser = path())]
     archiver_staging_dir: Option<PathBuf>,
 }
 
-/// What a statement of provenance says.
+/// Flags for the provenance statement.
 #[derive(Debug, clap::Args)]
 struct MetadataArgs {
-    /// Make a statement of where the files come from (SLSA provenance 1), and pack it with them.
+    /// Create a provenance statement (SLSA provenance 1), and add it to the archive.
     #[arg(long, value_parser = go_bool, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(default_value = "false", hide_default_value = true, value_name = "BOOL")]
     generate_artifacts_metadata: bool,
-    /// For the statement: the runner's id.
+    /// Provenance statement: ID of the runner.
     #[arg(long, value_parser = go_int, default_value = "0", hide_default_value = true)]
     runner_id: i64,
-    /// For the statement: the repository.
+    /// Provenance statement: URL of the repository.
     #[arg(long, default_value = "", hide_default_value = true)]
     repo_url: String,
-    /// For the statement: the commit.
+    /// Provenance statement: commit.
     #[arg(long, default_value = "", hide_default_value = true)]
     repo_digest: String,
-    /// For the statement: the job's name.
+    /// Provenance statement: name of the job.
     #[arg(long, default_value = "", hide_default_value = true)]
     job_name: String,
-    /// For the statement: the executor.
+    /// Provenance statement: executor.
     #[arg(long, default_value = "", hide_default_value = true)]
     executor_name: String,
-    /// For the statement: the runner's name.
+    /// Provenance statement: name of the runner.
     #[arg(long, default_value = "", hide_default_value = true)]
     runner_name: String,
-    /// For the statement: the name of a variable; may be given again.
+    /// Provenance statement: name of a variable. Can be repeated.
     #[arg(long = "metadata-parameter", value_name = "NAME", allow_hyphen_values = true)]
     metadata_parameters: Vec<String>,
-    /// For the statement: when the job began, as RFC 3339 has it.
+    /// Provenance statement: start time of the job in RFC 3339.
     #[arg(long, default_value = "", hide_default_value = true)]
     started_at: String,
-    /// For the statement: when the job ended, as RFC 3339 has it.
+    /// Provenance statement: end time of the job in RFC 3339.
     #[arg(long, default_value = "", hide_default_value = true)]
     ended_at: String,
-    /// Version of the statement's schema; there is v1.
+    /// Version of the statement's schema; only v1 is supported.
     #[arg(long, default_value = "", hide_default_value = true)]
     schema_version: String,
 }
 
 impl MetadataArgs {
+    /// Returns the provenance statement, or `None` if none is requested.
     fn provenance(&self, job_id: i64) -> Result<Option<Provenance>, TransferError> {
         if !self.generate_artifacts_metadata {
             return Ok(None);
         }
         if !matches!(self.schema_version.as_str(), "" | "v1") {
-            tracing::warn!("there is no schema {:?} of provenance here: it is v1", self.schema_version);
+            tracing::warn!("unsupported provenance schema {:?}, using v1", self.schema_version);
         }
         for (flag, time) in [("--started-at", &self.started_at), ("--ended-at", &self.ended_at)] {
-            time::OffsetDateTime::parse(time, &time::format_description::well_known::Rfc3339)
-                .map_err(|error| TransferError::Usage(format!("{flag} `{time}` is no time of RFC 3339: {error}")))?;
+            time::OffsetDateTime::parse(time, &time::format_description::well_known::Rfc3339).map_err(|error| {
+                TransferError::Usage(format!("{flag}: `{time}` is not a valid RFC 3339 time: {error}"))
+            })?;
         }
         let build = &crate::observe::BUILD;
         let version = if build.revision == "unknown" { build.version } else { build.revision };
@@ -136,16 +138,16 @@ impl MetadataArgs {
     }
 }
 
-/// Runs `artifacts-uploader`. Nothing to upload is told, and no failure.
-pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
+/// Runs `artifacts-uploader`. If no files match, logs that and succeeds.
+pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.job.url.is_empty() || args.job.token.is_empty() {
-            return Err(TransferError::Usage("Missing runner credentials: give --url and --token".to_owned()));
+            return Err(TransferError::Usage("Missing runner credentials; set --url and --token".to_owned()));
         }
         if args.job.id <= 0 {
-            return Err(TransferError::Usage("Missing build ID: give --id".to_owned()));
+            return Err(TransferError::Usage("Missing build ID; set --id".to_owned()));
         }
-        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter, Limits::default())?;
+        let context = CommandContext::new(args.archiver_staging_dir.as_deref(), &args.meter, Limits::default())?;
         let what = ArtifactsUpload {
             name: args.name.clone(),
             paths: args.files.paths.clone(),
@@ -154,7 +156,7 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
             artifact_type: args.artifact_type.clone(),
             artifact_format: args.artifact_format.clone(),
             expire_in: args.expire_in.clone(),
-            // Made below, as the flags have it.
+            // Created below from the flags.
             provenance: None,
         };
         let provenance = args.metadata.provenance(args.job.id)?;
@@ -166,14 +168,14 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
             provenance: provenance.as_ref(),
         };
         let door = args.job.door()?;
-        upload.run(&site, async || Ok(door), stop).await?;
+        upload.run(&context, async || Ok(door), stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Arguments of `artifacts-downloader`.
+/// Arguments of `gitlab-runner artifacts-downloader`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct DownloadArgs {
+pub(crate) struct ArtifactsDownloadArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -182,7 +184,7 @@ pub(crate) struct DownloadArgs {
     meter: MeterArgs,
     #[command(flatten)]
     limits: UnpackArgs,
-    /// Let the coordinator send the first try on to its object storage.
+    /// Allow the coordinator to redirect the first attempt to its object storage.
     #[arg(long, env = "FF_USE_DIRECT_DOWNLOAD", hide_env_values = true, value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
     #[arg(value_name = "BOOL")]
@@ -193,20 +195,20 @@ pub(crate) struct DownloadArgs {
 }
 
 /// Runs `artifacts-downloader`.
-pub(crate) fn download(args: &DownloadArgs) -> ExitCode {
+pub(crate) fn download(args: &ArtifactsDownloadArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         let needed =
             [("--url", args.job.url.is_empty()), ("--token", args.job.token.is_empty()), ("--id", args.job.id <= 0)];
         let missing: Vec<&str> = needed.iter().filter(|(_, missing)| *missing).map(|(flag, _)| *flag).collect();
         if !missing.is_empty() {
-            return Err(TransferError::Usage(format!("Incomplete arguments: give {}", missing.join(", "))));
+            return Err(TransferError::Usage(format!("Incomplete arguments; set {}", missing.join(", "))));
         }
-        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter, args.limits.limits())?;
+        let context = CommandContext::new(args.archiver_staging_dir.as_deref(), &args.meter, args.limits.limits())?;
         let tries = args.retry.retries().saturating_add(1);
         let waits = Policy { first: args.retry.retry_time, cap: args.retry.retry_time, attempts: None };
-        let retry_policy = RetryPolicy::FixedAttempts { attempts: tries, unavailable_attempts: tries, backoff: waits };
-        let archive = fetch(&site, &args.job.door()?, args.direct_download, retry_policy, stop).await?;
-        extract(&site, archive, stop).await?;
+        let endurance = RetryPolicy::FixedAttempts { attempts: tries, unavailable_attempts: tries, backoff: waits };
+        let archive = fetch(&context, &args.job.door()?, args.direct_download, endurance, stop).await?;
+        extract(&context, archive, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

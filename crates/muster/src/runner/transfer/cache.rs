@@ -13,33 +13,33 @@ use muster_builtins::{FileSelection, Format, extract as extract_archive};
 use muster_steps::stop::StopToken;
 use url::Url;
 
-use super::site::Here;
+use super::context::CommandContext;
 use super::{FileArgs, MeterArgs, RetryArgs, TransferError, envfile, go_int, level, path, run};
 use crate::unpack::UnpackArgs;
 
-/// Minutes for one transfer, where none are given.
+/// Default timeout of a transfer in minutes.
 const DEFAULT_MINUTES: u64 = 10;
 
-/// Where the cache is kept for other machines.
+/// Flags for the store that shares the cache with other machines.
 #[derive(Debug, clap::Args)]
 struct StoreArgs {
-    /// Signed address of the cache at the store.
+    /// Presigned URL of the cache at the store.
     #[arg(long, default_value = "", hide_default_value = true)]
     url: String,
-    /// Address of the cache for Go Cloud; not supported.
+    /// Go Cloud URL of the cache (not supported).
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     gocloud_url: String,
-    /// Minutes that one transfer may take; 0 is 10.
+    /// Timeout of a transfer in minutes; 0 means 10.
     #[arg(long, value_name = "MINUTES", value_parser = go_int, default_value = "0", allow_hyphen_values = true)]
     timeout: i64,
-    /// A file of variables, NAME=value.
+    /// File with variables, as NAME=value.
     #[arg(long, value_name = "FILE", value_parser = path())]
     env_file: Option<PathBuf>,
     #[command(flatten)]
     tuning: TuningArgs,
 }
 
-/// Sizes of gitlab-runner's transfers in parts. They are taken and have no effect: one stream is used.
+/// Flags for gitlab-runner's multipart transfers. They are accepted and have no effect, because Muster transfers one stream.
 #[derive(Debug, clap::Args)]
 struct TuningArgs {
     #[arg(long, env = "CACHE_TRANSFER_BUFFER_SIZE", hide = true)]
@@ -62,7 +62,7 @@ impl StoreArgs {
     }
 }
 
-/// A store that needs more than an address is refused, before any work is done, and not passed over in silence.
+/// Rejects a Go Cloud URL before any work is done, because ignoring it would silently lose the cache.
 fn no_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferError> {
     if text.is_empty() {
         return Ok(());
@@ -70,40 +70,40 @@ fn no_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferErro
     let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
     let azure = match scheme {
         "azblob" => {
-            "; for azblob that is https://ACCOUNT.blob.core.windows.net/CONTAINER/OBJECT?SAS, and for an upload \
-             --header 'x-ms-blob-type: BlockBlob' too"
+            "; for azblob, use https://ACCOUNT.blob.core.windows.net/CONTAINER/OBJECT?SAS, and for uploads also \
+                 --header 'x-ms-blob-type: BlockBlob'"
         }
         _ => "",
     };
     Err(TransferError::Usage(format!(
-        "{flag} is not supported, since stores are not reached by credentials ({scheme:?}): let the store sign an address of \
-         the object, and give it as {instead}{azure}"
+        "{flag} is not supported, because stores are only accessed by presigned URLs ({scheme:?}); let the store sign a URL of \
+             the object, and set {instead} to it{azure}"
     )))
 }
 
-fn address(flag: &str, text: &str) -> Result<Url, TransferError> {
+fn parse_url(flag: &str, text: &str) -> Result<Url, TransferError> {
     Url::parse(text).map_err(|error| TransferError::Usage(format!("{flag}: {error}")))
 }
 
-/// Arguments of `cache-archiver`.
+/// Arguments of `gitlab-runner cache-archiver`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct ArchiveArgs {
-    /// The archive.
+pub(crate) struct CacheArchiveArgs {
+    /// Archive to create.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = path())]
     file: PathBuf,
-    /// Where an earlier archive may be, under the other form of the cache's key; it is taken from there.
+    /// Earlier archive, named by the other form of the cache's key. It is moved to --file.
     #[arg(long, value_name = "FILE", value_parser = path())]
     alternate_file: Option<PathBuf>,
-    /// Signed address to ask with whether the store has the cache already.
+    /// Presigned URL to check whether the store already has the cache.
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     check_url: String,
-    /// A header of the upload, as `Name: value`; may be given again.
+    /// Header of the upload, as `Name: value`. Can be repeated.
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// Text for metadata.json beside the archive.
+    /// Content of metadata.json next to the archive.
     #[arg(long, env = "CACHE_METADATA", hide_env_values = true, value_name = "JSON")]
     metadata: Option<String>,
-    /// How hard to compress: fastest, fast, default, slow or slowest.
+    /// Compression level: fastest, fast, default, slow or slowest.
     #[arg(long, env = "CACHE_COMPRESSION_LEVEL", hide_env_values = true, value_name = "LEVEL")]
     #[arg(default_value = "", hide_default_value = true)]
     compression_level: String,
@@ -111,7 +111,7 @@ pub(crate) struct ArchiveArgs {
     #[arg(long, env = "CACHE_COMPRESSION_FORMAT", hide_env_values = true, value_name = "FORMAT")]
     #[arg(default_value = "", hide_default_value = true)]
     compression_format: String,
-    /// Bytes beyond which an archive is not uploaded; 0 is no limit.
+    /// Maximum size of an uploaded archive in bytes; 0 means no limit.
     #[arg(long, env = "CACHE_MAX_UPLOADED_ARCHIVE_SIZE", hide_env_values = true, value_name = "BYTES")]
     #[arg(value_parser = go_int, default_value = "0", allow_hyphen_values = true)]
     max_uploaded_archive_size: i64,
@@ -125,14 +125,14 @@ pub(crate) struct ArchiveArgs {
     meter: MeterArgs,
 }
 
-/// Runs `cache-archiver`. No files are a warning, and no failure.
-pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
+/// Runs `cache-archiver`. If no files match, logs a warning and succeeds.
+pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
             return Err(TransferError::Usage("Missing --file".to_owned()));
         }
         args.store.check()?;
-        let site = Here::new(None, &args.meter, Limits::default())?;
+        let context = CommandContext::new(None, &args.meter, Limits::default())?;
         let variables = envfile::read(args.store.env_file.as_deref())?;
         let metadata = args.metadata.clone().or_else(|| variables.get("CACHE_METADATA").cloned());
         let format = Format::of_cache(&args.compression_format).unwrap_or_else(|| {
@@ -151,14 +151,14 @@ pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
             level: level(&args.compression_level),
             metadata: metadata.as_deref().filter(|text| !text.is_empty()),
         };
-        let size = match archive.write(&site, stop).await? {
+        let size = match archive.write(&context, stop).await? {
             ArchiveOutcome::NoFiles => {
                 tracing::warn!("{NO_FILES}");
                 return Ok(ExitCode::SUCCESS);
             }
             ArchiveOutcome::UpToDate => {
                 tracing::info!("{UP_TO_DATE}");
-                if !is_missing_at_the_store(args).await? {
+                if !is_missing_at_store(args).await? {
                     return Ok(ExitCode::SUCCESS);
                 }
                 let metadata = std::fs::metadata(&args.file);
@@ -166,20 +166,20 @@ pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
             }
             ArchiveOutcome::Written { size } => size,
         };
-        send(args, &site, size, stop).await?;
+        send(args, &context, size, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Whether an archive that has not changed is to be uploaded all the same: the cache's key has another form now, and the
-/// store does not have it under that.
-async fn is_missing_at_the_store(args: &ArchiveArgs) -> Result<bool, TransferError> {
-    let changed_form = args.alternate_file.as_ref().is_some_and(|file| *file != args.file);
-    if !changed_form || args.check_url.is_empty() || args.store.url.is_empty() {
+/// Whether an unchanged archive must be uploaded anyway, because the form of the cache's key has changed and the store does not have the
+/// cache under the new key.
+async fn is_missing_at_store(args: &CacheArchiveArgs) -> Result<bool, TransferError> {
+    let key_changed = args.alternate_file.as_ref().is_some_and(|file| *file != args.file);
+    if !key_changed || args.check_url.is_empty() || args.store.url.is_empty() {
         return Ok(false);
     }
     let remote = args.store.remote(&args.retry)?;
-    if remote.modified(&address("--check-url", &args.check_url)?).await?.is_some() {
+    if remote.modified(&parse_url("--check-url", &args.check_url)?).await?.is_some() {
         tracing::info!("Primary cache already exists remotely, skipping upload");
         return Ok(false);
     }
@@ -187,38 +187,44 @@ async fn is_missing_at_the_store(args: &ArchiveArgs) -> Result<bool, TransferErr
     Ok(true)
 }
 
-async fn send(args: &ArchiveArgs, site: &Here, size: u64, stop: &StopToken) -> Result<(), TransferError> {
+/// Uploads the archive, unless there is no URL or it is too large.
+async fn send(
+    args: &CacheArchiveArgs,
+    context: &CommandContext,
+    size: u64,
+    stop: &StopToken,
+) -> Result<(), TransferError> {
     if args.store.url.is_empty() {
         tracing::info!("{NO_UPLOAD}");
         return Ok(());
     }
-    let most = u64::try_from(args.max_uploaded_archive_size).unwrap_or(0);
-    if most != 0 && size > most {
+    let max_size = u64::try_from(args.max_uploaded_archive_size).unwrap_or(0);
+    if max_size != 0 && size > max_size {
         tracing::info!(
-            "Cache archive size ({size}) is too big (Limit is set to {most}). Cache will be stored only locally."
+            "Cache archive size ({size}) is too big (Limit is set to {max_size}). Cache will be stored only locally."
         );
         return Ok(());
     }
-    let url = address("--url", &args.store.url)?;
-    Ok(args.store.remote(&args.retry)?.upload(site, &args.file, &url, &args.headers, stop).await?)
+    let url = parse_url("--url", &args.store.url)?;
+    Ok(args.store.remote(&args.retry)?.upload(context, &args.file, &url, &args.headers, stop).await?)
 }
 
-/// Arguments of `cache-extractor`.
+/// Arguments of `gitlab-runner cache-extractor`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct ExtractArgs {
-    /// The archive.
+pub(crate) struct CacheExtractArgs {
+    /// Archive to extract.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = path())]
     file: PathBuf,
-    /// Signed address of the cache under the other form of its key.
+    /// Presigned URL of the cache under the other form of its key.
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     alternate_url: String,
-    /// Address for Go Cloud of the cache under the other form of its key; not supported.
+    /// Go Cloud URL of the cache under the other form of its key (not supported).
     #[arg(long, value_name = "URL", default_value = "", hide = true)]
     alternate_gocloud_url: String,
-    /// Signed address to ask with how new the cache at --url is.
+    /// Presigned URL to query the age of the cache at --url.
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     head_url: String,
-    /// Signed address to ask with how new the cache at --alternate-url is.
+    /// Presigned URL to query the age of the cache at --alternate-url.
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     alternate_head_url: String,
     #[command(flatten)]
@@ -231,19 +237,19 @@ pub(crate) struct ExtractArgs {
     limits: UnpackArgs,
 }
 
-/// Runs `cache-extractor`. A cache that cannot be had is a warning, and exit code 1: the job goes on without.
-pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
+/// Runs `cache-extractor`. If there is no cache, logs a warning and returns exit code 1; the job continues without it.
+pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
-            tracing::warn!("Missing cache file: give --file");
+            tracing::warn!("Missing cache file; set --file");
             return Ok(ExitCode::FAILURE);
         }
         args.store.check()?;
         no_go_cloud("--alternate-gocloud-url", &args.alternate_gocloud_url, "--alternate-url")?;
-        let site = Here::new(None, &args.meter, args.limits.limits())?;
+        let context = CommandContext::new(None, &args.meter, args.limits.limits())?;
         if args.store.url.is_empty() {
             tracing::info!("{NO_DOWNLOAD}");
-        } else if let Err(error) = fetch(args, &site, stop).await {
+        } else if let Err(error) = fetch(args, &context, stop).await {
             tracing::warn!("{}", muster_job::error_chain(&error));
             return Ok(ExitCode::FAILURE);
         }
@@ -254,32 +260,32 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
             }
             opened => opened.map_err(|error| RemoteError::File(format!("read `{}`", args.file.display()), error))?,
         };
-        extract_archive(&site, archive, stop).await?;
+        extract_archive(&context, archive, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Fetches the newer of the two forms; where that cannot be told, the other one is for when the first is missing.
-async fn fetch(args: &ExtractArgs, site: &Here, stop: &StopToken) -> Result<(), TransferError> {
+/// Downloads the newer one of the two caches. If their age is unknown, the second one is used only if the first one is missing.
+async fn fetch(args: &CacheExtractArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     let remote = args.store.remote(&args.retry)?;
-    let mut urls = vec![address("--url", &args.store.url)?];
+    let mut urls = vec![parse_url("--url", &args.store.url)?];
     if !args.alternate_url.is_empty() {
-        urls.push(address("--alternate-url", &args.alternate_url)?);
+        urls.push(parse_url("--alternate-url", &args.alternate_url)?);
         if !args.head_url.is_empty() && !args.alternate_head_url.is_empty() {
-            let own = remote.modified(&address("--head-url", &args.head_url)?).await?;
-            let other = remote.modified(&address("--alternate-head-url", &args.alternate_head_url)?).await?;
-            if other > own {
+            let primary = remote.modified(&parse_url("--head-url", &args.head_url)?).await?;
+            let alternate = remote.modified(&parse_url("--alternate-head-url", &args.alternate_head_url)?).await?;
+            if alternate > primary {
                 urls.reverse();
             }
         }
     }
     let file: &Path = &args.file;
-    let mut ended = Err(RemoteError::Missing);
+    let mut result = Err(RemoteError::Missing);
     for url in &urls {
-        ended = remote.download(site, url, file, stop).await;
-        if !matches!(ended, Err(RemoteError::Missing)) {
+        result = remote.download(context, url, file, stop).await;
+        if !matches!(result, Err(RemoteError::Missing)) {
             break;
         }
     }
-    Ok(ended?)
+    Ok(result?)
 }

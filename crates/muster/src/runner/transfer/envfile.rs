@@ -1,11 +1,11 @@
-//! Files of variables that a runner hands to its helpers: lines of `NAME=value` or `NAME='value'`.
+//! Variable files that a runner passes to its helper commands, with lines of `NAME=value` or `NAME='value'`.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use super::TransferError;
 
-/// The variables of the file; none without one.
+/// Reads the variables of a file. Returns an empty map if there is no file.
 pub(super) fn read(path: Option<&Path>) -> Result<HashMap<String, String>, TransferError> {
     let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) else { return Ok(HashMap::new()) };
     let text =
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_values_are_read_with_and_without_quotes() {
+    fn variables_are_read_with_and_without_quotes() {
         let read = parse("# no\nA='{\"cachekey\":\"x\"}'\nexport B=two words\n\nC=\"=\"\nnothing\n");
         let value = |name: &str| read.get(name).map(String::as_str);
         assert_eq!([value("A"), value("B"), value("C")], [Some("{\"cachekey\":\"x\"}"), Some("two words"), Some("=")]);

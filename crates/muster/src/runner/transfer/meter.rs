@@ -1,61 +1,68 @@
-//! How far a transfer is, on one line of standard output that is written again and again.
+//! Shows the progress of a transfer, on one line of standard output that is overwritten.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-const LEAST: Duration = Duration::from_secs(1);
+/// Minimum interval between updates.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One transfer. Dropped, it shows the end.
-pub(super) struct Watch {
+/// Progress of one transfer. Shows the final state when dropped.
+pub(super) struct TransferProgress {
     label: String,
     total: Option<u64>,
-    every: Duration,
-    moved: u64,
+    interval: Duration,
+    transferred: u64,
     started: Instant,
     shown: Instant,
 }
 
-impl Watch {
-    /// Shows it from now on; not more often than `every`, nor than each second.
-    pub(super) fn start(label: &str, total: Option<u64>, every: Duration) -> Self {
+impl TransferProgress {
+    /// Starts to show the progress, at the given interval but at most once per second.
+    pub(super) fn start(label: &str, total: Option<u64>, interval: Duration) -> Self {
         let now = Instant::now();
-        let watch =
-            Self { label: label.to_owned(), total, every: every.max(LEAST), moved: 0, started: now, shown: now };
-        watch.show("");
-        watch
+        let progress = Self {
+            label: label.to_owned(),
+            total,
+            interval: interval.max(MIN_INTERVAL),
+            transferred: 0,
+            started: now,
+            shown: now,
+        };
+        progress.show("");
+        progress
     }
 
-    /// So many bytes more.
-    pub(super) fn moved(&mut self, bytes: usize) {
-        self.moved += bytes as u64;
-        if self.shown.elapsed() >= self.every {
+    /// Adds transferred bytes.
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.transferred += bytes as u64;
+        if self.shown.elapsed() >= self.interval {
             self.shown = Instant::now();
             self.show("");
         }
     }
 
     fn show(&self, end: &str) {
-        let text = line(&self.label, self.moved, self.total, self.started.elapsed());
+        let text = line(&self.label, self.transferred, self.total, self.started.elapsed());
         let mut out = std::io::stdout().lock();
-        // Who does not read it does not need it.
+        // Progress that cannot be printed is not important.
         let _ = write!(out, "{text}{end}").and_then(|()| out.flush());
     }
 }
 
-impl Drop for Watch {
+impl Drop for TransferProgress {
     fn drop(&mut self) {
         self.show("\n");
     }
 }
 
-fn line(label: &str, moved: u64, total: Option<u64>, since: Duration) -> String {
+fn line(label: &str, transferred: u64, total: Option<u64>, elapsed: Duration) -> String {
     let of = total.map(|total| format!("/{}", size(total, 2))).unwrap_or_default();
-    let rate = u128::from(moved) * 1_000_000_000 / since.as_nanos().max(1);
+    let rate = u128::from(transferred) * 1_000_000_000 / elapsed.as_nanos().max(1);
     let rate = size(u64::try_from(rate).unwrap_or(u64::MAX), 1);
-    format!("\r{label} {}{of} ({rate}/s)                ", size(moved, 2))
+    format!("\r{label} {}{of} ({rate}/s)                ", size(transferred, 2))
 }
 
-/// With a prefix of thousands, and so many digits behind the point.
+/// Formats a size with a decimal prefix and the given number of fractional digits.
 fn size(bytes: u64, digits: usize) -> String {
     let mut divisor = 1_u64;
     let mut prefix = "";
@@ -77,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_rates_are_told_in_thousands() {
+    fn sizes_and_rates_have_decimal_prefixes() {
         assert_eq!(
             [size(0, 2), size(999, 2), size(1000, 2), size(1_234_567, 1)],
             ["0 B", "999 B", "1.00 KB", "1.2 MB"]

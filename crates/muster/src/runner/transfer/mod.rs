@@ -1,12 +1,13 @@
-//! The commands that move files for jobs: `artifacts-uploader`, `artifacts-downloader`, `cache-archiver` and
-//! `cache-extractor`. Muster's own jobs do not call them, scripts and foreign runners may: each is what the built-in step
-//! does, with the working directory as the project.
+//! Commands that transfer files for jobs: `artifacts-uploader`, `artifacts-downloader`, `cache-archiver` and `cache-extractor`.
+//!
+//! Muster's own jobs do not use them, but scripts and gitlab-runner may. Each does the same as a built-in step, with the working directory
+//! as the project directory.
 
 mod artifacts;
 mod cache;
+mod context;
 mod envfile;
 mod meter;
-mod site;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,52 +24,52 @@ use url::Url;
 use crate::flags::{go_bool, go_duration, go_int, path};
 use crate::paths;
 
-pub(super) use artifacts::{DownloadArgs, UploadArgs, download, upload};
-pub(super) use cache::{ArchiveArgs, ExtractArgs, archive, extract};
+pub(super) use artifacts::{ArtifactsDownloadArgs, ArtifactsUploadArgs, download, upload};
+pub(super) use cache::{CacheArchiveArgs, CacheExtractArgs, archive, extract};
 
-/// Whose artifacts.
+/// Flags that identify the job.
 #[derive(Debug, clap::Args)]
 struct JobArgs {
-    /// The job's id.
+    /// ID of the job.
     #[arg(long, env = "CI_JOB_ID", hide_env_values = true, value_parser = go_int, allow_hyphen_values = true)]
     #[arg(default_value = "0", hide_default_value = true)]
     id: i64,
-    /// The job's token.
+    /// Token of the job.
     #[arg(long, env = "CI_JOB_TOKEN", hide_env_values = true, default_value = "", hide_default_value = true)]
     token: String,
-    /// The coordinator.
+    /// URL of the coordinator.
     #[arg(long, env = "CI_SERVER_URL", hide_env_values = true, default_value = "", hide_default_value = true)]
     url: String,
     #[command(flatten)]
     tls: super::tls::TlsArgs,
 }
 
-/// Which files.
+/// Flags that select files.
 #[derive(Debug, clap::Args)]
 struct FileArgs {
-    /// A pattern of files, relative to the working directory; may be given again.
+    /// Pattern of files to include, relative to the working directory. Can be repeated.
     #[arg(long = "path", value_name = "PATTERN", allow_hyphen_values = true)]
     paths: Vec<String>,
-    /// A pattern of files to leave out; may be given again.
+    /// Pattern of files to exclude. Can be repeated.
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     exclude: Vec<String>,
-    /// Also what git does not track.
+    /// Also include files that git does not track.
     #[arg(long, value_parser = go_bool, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(default_value = "false", hide_default_value = true, value_name = "BOOL")]
     untracked: bool,
-    /// Without effect; what is done is always told.
+    /// Has no effect; output is always verbose.
     #[arg(long, value_parser = go_bool, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(default_value = "false", hide = true, value_name = "BOOL")]
     verbose: bool,
 }
 
-/// How often to try.
+/// Flags for retries.
 #[derive(Debug, clap::Args)]
 struct RetryArgs {
-    /// How often to try again.
+    /// Number of retries.
     #[arg(long, value_name = "NUMBER", value_parser = go_int, default_value = "2", allow_hyphen_values = true)]
     retry: i64,
-    /// The wait before.
+    /// Delay before each retry.
     #[arg(long, value_name = "DURATION", value_parser = go_duration, default_value = "1s")]
     retry_time: Duration,
 }
@@ -79,25 +80,25 @@ impl RetryArgs {
     }
 }
 
-/// How to show what goes on.
+/// Flags for progress output.
 #[derive(Debug, clap::Args)]
 struct MeterArgs {
-    /// Show on standard output how far a transfer is, so often; 0 for not at all, and never more often than each second.
+    /// Interval for showing the progress on standard output; 0 disables it. At least one second.
     #[arg(long, env = "TRANSFER_METER_FREQUENCY", hide_env_values = true, value_name = "DURATION")]
     #[arg(value_parser = or_zero, default_value = "0s")]
     transfer_meter_frequency: Duration,
 }
 
-/// Why there is no transfer.
+/// Errors of a transfer.
 #[derive(Debug, thiserror::Error)]
 enum TransferError {
     #[error("{0}")]
     Usage(String),
-    #[error("cannot find the working directory")]
+    #[error("failed to find the working directory")]
     WorkingDirectory(#[source] std::io::Error),
-    #[error("cannot watch for signals")]
+    #[error("failed to install a signal handler")]
     Signals(#[source] std::io::Error),
-    #[error("cannot read {}", path.display())]
+    #[error("failed to read {}", path.display())]
     EnvFile { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Failure(#[from] muster_steps::failure::Failure),
@@ -106,7 +107,7 @@ enum TransferError {
 }
 
 impl JobArgs {
-    /// The job's artifacts at its coordinator.
+    /// Returns the coordinator's endpoint for the job's artifacts.
     fn door(&self) -> Result<ArtifactEndpoint, TransferError> {
         let url =
             Url::parse(&self.url).map_err(|error| TransferError::Usage(format!("--url {}: {error}", self.url)))?;
@@ -116,12 +117,12 @@ impl JobArgs {
     }
 }
 
-/// An empty variable of the environment is as good as none.
-fn or_zero(text: &str) -> Result<Duration, String> {
+/// Parses a duration. The empty text, as from an empty environment variable, is 0.
+fn or_zero(text: &str) -> Result<Duration, crate::flags::FlagError> {
     if text.is_empty() { Ok(Duration::ZERO) } else { go_duration(text) }
 }
 
-/// The level of a name; one that is none is told of.
+/// Returns the compression level of a name. Logs a warning and returns the default for unknown names.
 fn level(name: &str) -> Level {
     Level::known(name).unwrap_or_else(|| {
         tracing::warn!("compression level {name:?} is invalid, falling back to default");
@@ -129,28 +130,28 @@ fn level(name: &str) -> Level {
     })
 }
 
-/// Does the work of a command; SIGTERM and SIGINT end it in order, so that no half archive stays behind.
+/// Runs a command. SIGTERM and SIGINT cancel it cleanly, so that no partial archive is left.
 fn run(work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
-        match stoppable(work).await {
+        match run_until_signal(work).await {
             Ok(code) => code,
-            Err(error) => super::error::ended(Err(error)),
+            Err(error) => super::error::exit_code(Err(error)),
         }
     })
 }
 
-async fn stoppable(
+async fn run_until_signal(
     work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>,
 ) -> Result<ExitCode, TransferError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(TransferError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(TransferError::Signals)?;
     let stop = StopToken::new();
-    let mut working = std::pin::pin!(work(&stop));
+    let mut running = std::pin::pin!(work(&stop));
     tokio::select! {
-        ended = &mut working => return ended,
+        result = &mut running => return result,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     stop.stop(TerminationCause::CanceledByUser);
-    working.await
+    running.await
 }

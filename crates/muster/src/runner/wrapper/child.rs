@@ -1,4 +1,4 @@
-//! The wrapped process.
+//! The wrapped runner process.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,33 +10,33 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::sync::watch;
 
-/// What the process is doing.
+/// RunnerProcessState of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum State {
-    /// It works.
+pub(super) enum RunnerProcessState {
+    /// The process is running.
     Running,
-    /// It was asked to end.
+    /// The process was asked to exit.
     InShutdown,
-    /// It has ended.
+    /// The process has exited.
     Stopped {
-        /// Its exit code, as a shell has it.
+        /// Exit code, as a shell reports it.
         code: u8,
-        /// Whether it had been asked to end.
-        asked: bool,
-        /// Why it failed; empty where it did not.
+        /// Whether the process had been asked to exit.
+        requested: bool,
+        /// Description of the failure. Empty if the process succeeded.
         failure: String,
     },
 }
 
-/// A handle of the process; clones share it. The process is reaped by a task that this module owns.
+/// Handle of the process. Clones share it. A background task reaps the process.
 #[derive(Debug, Clone)]
 pub(super) struct Child {
     pid: Pid,
-    state: watch::Sender<State>,
+    state: watch::Sender<RunnerProcessState>,
 }
 
 impl Child {
-    /// Starts this very program again, with other arguments.
+    /// Starts this program again with other arguments.
     pub(super) fn start(arguments: &[OsString]) -> io::Result<Self> {
         let executable = std::env::current_exe()?;
         let mut command = Command::new(&executable);
@@ -45,18 +45,18 @@ impl Child {
         }
         let mut process = command.args(arguments).spawn()?;
         let pid = process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("the process ended at once"))?;
-        let state = watch::Sender::new(State::Running);
-        let ended = state.clone();
-        // Ends with the process, which ends at the latest when the runtime does: then nobody asks any more.
+        let pid = pid.ok_or_else(|| io::Error::other("the process exited immediately"))?;
+        let state = watch::Sender::new(RunnerProcessState::Running);
+        let sender = state.clone();
+        // The task ends with the process, or with the runtime, after which no caller needs the state.
         tokio::spawn(async move {
             let stopped = match process.wait().await {
                 Ok(status) => (code(status), if status.success() { String::new() } else { status.to_string() }),
                 Err(error) => (1, error.to_string()),
             };
-            ended.send_modify(|state| {
-                let asked = *state == State::InShutdown;
-                *state = State::Stopped { code: stopped.0, asked, failure: stopped.1 };
+            sender.send_modify(|state| {
+                let requested = *state == RunnerProcessState::InShutdown;
+                *state = RunnerProcessState::Stopped { code: stopped.0, requested, failure: stopped.1 };
             });
         });
         Ok(Self { pid, state })
@@ -66,26 +66,26 @@ impl Child {
         self.pid.as_raw_nonzero().get()
     }
 
-    pub(super) fn states(&self) -> watch::Receiver<State> {
+    pub(super) fn states(&self) -> watch::Receiver<RunnerProcessState> {
         self.state.subscribe()
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> RunnerProcessState {
         self.state.borrow().clone()
     }
 
-    /// Asks it to end: by SIGQUIT after its jobs, by SIGTERM now. One that has ended is left alone.
-    pub(super) fn shut_down(&self, signal: Signal) -> io::Result<State> {
+    /// Asks the process to exit: after its jobs with SIGQUIT, immediately with SIGTERM. Does nothing if it has exited.
+    pub(super) fn shut_down(&self, signal: Signal) -> io::Result<RunnerProcessState> {
         let mut sent = Ok(());
         self.state.send_if_modified(|state| {
-            if matches!(state, State::Stopped { .. }) {
+            if matches!(state, RunnerProcessState::Stopped { .. }) {
                 return false;
             }
-            // While it is not stopped it is not reaped, and the number is its own.
+            // A process that has not stopped has not been reaped, so its ID was not reused.
             sent = kill_process(self.pid, signal);
-            let changed = sent.is_ok() && *state == State::Running;
+            let changed = sent.is_ok() && *state == RunnerProcessState::Running;
             if changed {
-                *state = State::InShutdown;
+                *state = RunnerProcessState::InShutdown;
             }
             changed
         });
@@ -93,26 +93,26 @@ impl Child {
         Ok(self.state())
     }
 
-    /// Ends it, by force after the limit; its exit code.
-    pub(super) async fn end(&self, limit: Duration) -> u8 {
+    /// Stops the process, by force after a timeout. Returns its exit code.
+    pub(super) async fn stop(&self, timeout: Duration) -> u8 {
         let mut states = self.states();
-        for (signal, limit) in [(Signal::TERM, limit), (Signal::KILL, Duration::from_secs(10))] {
+        for (signal, timeout) in [(Signal::TERM, timeout), (Signal::KILL, Duration::from_secs(10))] {
             if let Err(error) = self.shut_down(signal) {
-                tracing::error!(%error, "[WRAPPER] the runner cannot be asked to end");
+                tracing::error!(%error, "[WRAPPER] failed to signal the runner");
             }
-            let stopped = states.wait_for(|state| matches!(state, State::Stopped { .. }));
-            if let Ok(Ok(state)) = tokio::time::timeout(limit, stopped).await
-                && let State::Stopped { code, .. } = *state
+            let stopped = states.wait_for(|state| matches!(state, RunnerProcessState::Stopped { .. }));
+            if let Ok(Ok(state)) = tokio::time::timeout(timeout, stopped).await
+                && let RunnerProcessState::Stopped { code, .. } = *state
             {
                 return code;
             }
-            tracing::warn!("[WRAPPER] the runner has not ended in time");
+            tracing::warn!("[WRAPPER] the runner did not exit in time");
         }
         1
     }
 }
 
-/// As a shell has it: 128 and the number of the signal.
+/// Returns the exit code as a shell reports it: 128 plus the number if a signal ended the process.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

@@ -1,4 +1,4 @@
-//! Where the wrapper listens.
+//! Listening address of the wrapper.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use tonic::transport::Server;
 use super::service::Service;
 use super::service::proto::process_wrapper_server::ProcessWrapperServer;
 
-/// A place to listen.
+/// Address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
     Tcp(String),
@@ -31,37 +31,42 @@ impl fmt::Display for Address {
     }
 }
 
-/// Reads `tcp://host:port` or `unix:///path`.
-pub(super) fn address(text: &str) -> Result<Address, String> {
+/// Error for the value of `--grpc-listen`.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("expected tcp://HOST:PORT or unix:///PATH")]
+pub(super) struct AddressError;
+
+/// Parses `tcp://host:port` or `unix:///path`.
+pub(super) fn address(text: &str) -> Result<Address, AddressError> {
     match text.split_once("://") {
         Some(("tcp", address)) if address.contains(':') => Ok(Address::Tcp(address.to_owned())),
         Some(("unix", path)) if path.starts_with('/') => Ok(Address::Unix(path.into())),
-        _ => Err("write tcp://HOST:PORT or unix:///PATH".to_owned()),
+        _ => Err(AddressError),
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 pub(super) enum Incoming {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-/// The socket's name in the runtime directory.
+/// Name of the default socket, in the user's runtime directory.
 const SOCKET: &str = "wrapper.sock";
 
-/// The address without `--grpc-listen`: a socket where only this user comes.
+/// Returns the default address: a socket that only this user can access.
 pub(super) fn default_address() -> Result<Address, NoRuntimeDirectory> {
     Ok(Address::Unix(runtime_directory(SOCKET.len())?.join(SOCKET)))
 }
 
-/// Listens. A socket that an earlier process left is replaced; one that somebody answers at is not.
+/// Listens on an address. Replaces the socket of a process that has exited, but not one on which a process listens.
 pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
     match address {
         Address::Tcp(address) => Ok(Incoming::Tcp(TcpListener::bind(address).await?)),
         Address::Unix(path) => {
             match std::fs::symlink_metadata(path) {
                 Ok(found) if !found.file_type().is_socket() => {
-                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists, and is not a socket"));
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a socket"));
                 }
                 Ok(_) => match tokio::net::UnixStream::connect(path).await {
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
@@ -75,7 +80,7 @@ pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
 }
 
 impl Incoming {
-    /// Answers until it is to stop.
+    /// Serves requests until `stop` is canceled.
     pub(super) async fn serve(self, service: Service, stop: CancellationToken) -> Result<(), tonic::transport::Error> {
         let router = Server::builder().add_service(ProcessWrapperServer::new(service));
         match self {
@@ -83,16 +88,16 @@ impl Incoming {
                 router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled()).await
             }
             Self::Unix(listener) => {
-                let own = UnixListenerStream::new(listener)
-                    .filter(|accepted| std::future::ready(accepted.as_ref().map_or(true, is_from_this_user)));
-                router.serve_with_incoming_shutdown(own, stop.cancelled()).await
+                let accepted = UnixListenerStream::new(listener)
+                    .filter(|stream| std::future::ready(stream.as_ref().map_or(true, is_from_this_user)));
+                router.serve_with_incoming_shutdown(accepted, stop.cancelled()).await
             }
         }
     }
 }
 
-/// Whether the process that connected is root's or this user's. The socket's mode may have been changed, and whoever reaches it can
-/// stop the runner.
+/// Whether the connected process belongs to root or to this user. The mode of the socket may have been changed, and any client can stop the
+/// runner.
 fn is_from_this_user(stream: &UnixStream) -> bool {
     let user = stream.peer_cred().map(|peer| peer.uid());
     match user {
@@ -113,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_of_one_of_two_kinds() {
+    fn address_is_tcp_or_unix() {
         assert_eq!(address("tcp://localhost:7777"), Ok(Address::Tcp("localhost:7777".to_owned())));
         assert_eq!(address("unix:///run/w.sock"), Ok(Address::Unix("/run/w.sock".into())));
         for wrong in ["localhost:7777", "tcp://localhost", "unix://relative", "http://a:1"] {

@@ -1,4 +1,4 @@
-//! `wrapper`: runs the runner as a child, and lets a fleet's operator stop it over gRPC (runner-api 8).
+//! `wrapper`: runs the runner as a child process, and lets fleet operators stop it over gRPC.
 
 mod child;
 mod listen;
@@ -11,51 +11,53 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use child::{Child, State};
+use child::{Child, RunnerProcessState};
 use listen::Address;
 
-/// Arguments of `wrapper`.
+/// Arguments of `gitlab-runner wrapper`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Where to listen: unix:///PATH, or tcp://HOST:PORT, which has no authentication. [default: wrapper.sock in this user's
-    /// runtime directory]
+pub(crate) struct WrapperArgs {
+    /// Address to listen on: unix:///PATH, or tcp://HOST:PORT, which has no authentication. [default: wrapper.sock in the user's runtime
+    /// directory]
     #[arg(long, value_name = "URL", value_parser = listen::address)]
     grpc_listen: Option<Address>,
-    /// How long the runner may take to end when the wrapper is asked to end; then it is killed.
+    /// Time for the runner to exit when the wrapper is stopped. Then the runner is killed.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = crate::flags::go_duration)]
     process_termination_timeout: Duration,
-    /// The runner's own arguments, such as `run --config FILE`.
+    /// Arguments of the runner, such as `run --config FILE`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     arguments: Vec<OsString>,
 }
 
+/// Errors of `wrapper`.
 #[derive(Debug, thiserror::Error)]
 enum WrapperError {
-    #[error("cannot choose a socket; name one with --grpc-listen unix:///PATH")]
+    #[error("failed to choose a socket; set --grpc-listen to unix:///PATH")]
     NoSocket(#[source] muster_fleeting::host::NoRuntimeDirectory),
-    #[error("cannot listen at {address}")]
+    #[error("failed to listen on {address}")]
     Listen { address: String, source: std::io::Error },
-    #[error("cannot start the runner")]
+    #[error("failed to start the runner")]
     Spawn(#[source] std::io::Error),
-    #[error("cannot watch for signals")]
+    #[error("failed to install a signal handler")]
     Signals(#[source] std::io::Error),
-    #[error("the gRPC server ended")]
+    #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Runs the command.
-pub(super) fn run(args: &Args) -> ExitCode {
+/// Runs `wrapper`.
+pub(super) fn run(args: &WrapperArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match wrap(args).await {
             Ok(code) => code,
-            Err(error) => super::error::ended(Err(error)),
+            Err(error) => super::error::exit_code(Err(error)),
         }
     })
 }
 
-/// Until the runner has ended by itself, or this process is asked to end. After a shutdown that was asked for over gRPC
-/// the wrapper goes on answering `stopped`: whoever asked for it ends it then.
-async fn wrap(args: &Args) -> Result<ExitCode, WrapperError> {
+/// Runs until the runner exits without request, or this process is asked to exit.
+///
+/// After a shutdown over gRPC, the wrapper keeps answering `stopped` until the client stops it.
+async fn wrap(args: &WrapperArgs) -> Result<ExitCode, WrapperError> {
     let address = match &args.grpc_listen {
         Some(address) => address.clone(),
         None => listen::default_address().map_err(WrapperError::NoSocket)?,
@@ -65,42 +67,42 @@ async fn wrap(args: &Args) -> Result<ExitCode, WrapperError> {
     if let Address::Tcp(_) = address {
         tracing::warn!(
             %address,
-            "[WRAPPER] TCP is without authentication: whoever can connect can stop the runner; prefer a unix socket"
+            "[WRAPPER] TCP has no authentication, so any client that can connect can stop the runner; a Unix socket is safer"
         );
     }
     let mut terminate = signal(SignalKind::terminate()).map_err(WrapperError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(WrapperError::Signals)?;
     let child = Child::start(&args.arguments).map_err(WrapperError::Spawn)?;
-    tracing::info!(pid = child.pid(), %address, "[WRAPPER] the runner is started");
+    tracing::info!(pid = child.pid(), %address, "[WRAPPER] runner started");
     let stop = CancellationToken::new();
     let server = incoming.serve(service::Service::new(child.clone()), stop.clone());
     tokio::pin!(server);
     let mut states = child.states();
-    let asked = async {
+    let stop_signal = async {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
     };
-    tokio::pin!(asked);
+    tokio::pin!(stop_signal);
     let code = loop {
         let state = states.borrow_and_update().clone();
-        if let State::Stopped { code, asked: false, .. } = state {
+        if let RunnerProcessState::Stopped { code, requested: false, .. } = state {
             break code;
         }
         tokio::select! {
-            () = &mut asked => {
-                tracing::info!("[WRAPPER] asked to end");
-                break child.end(args.process_termination_timeout).await;
+            () = &mut stop_signal => {
+                tracing::info!("[WRAPPER] received a stop signal");
+                break child.stop(args.process_termination_timeout).await;
             }
             changed = states.changed() => {
                 if changed.is_err() {
                     break 1;
                 }
             }
-            served = &mut server => {
-                child.end(args.process_termination_timeout).await;
-                served.map_err(WrapperError::Serve)?;
+            result = &mut server => {
+                child.stop(args.process_termination_timeout).await;
+                result.map_err(WrapperError::Serve)?;
                 break 1;
             }
         }

@@ -1,28 +1,29 @@
-//! The gRPC service.
+//! The gRPC service of the wrapper.
 
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tonic::{Request, Response, Status as Refusal};
+use tonic::{Request, Response, Status as RpcError};
 
-use super::child::{Child, State};
+use super::child::{Child, RunnerProcessState};
 use proto::process_wrapper_server::ProcessWrapper;
 use proto::{
     CheckStatusRequest, InitForcefulShutdownRequest, InitGracefulShutdownRequest, ShutdownCallback, Status,
     StatusResponse,
 };
 
-/// The generated types.
+/// Generated types.
 #[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
 pub(super) mod proto {
     tonic::include_proto!("gitlab_com.gitlab_runner.runner_wrapper");
 }
 
-/// What a callback may take; it is tried a few times.
-const CALLBACK_LIMIT: Duration = Duration::from_secs(30);
-const CALLBACK_TRIES: u32 = 5;
+/// Timeout of one attempt to send a callback.
+const CALLBACK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of attempts to send a callback.
+const MAX_CALLBACK_ATTEMPTS: u32 = 5;
 
-/// The service of one process.
+/// Service that controls one process.
 pub(super) struct Service {
     child: Child,
 }
@@ -32,33 +33,37 @@ impl Service {
         Self { child }
     }
 
-    fn shut_down(&self, signal: Signal) -> Result<Response<StatusResponse>, Refusal> {
+    fn shut_down(&self, signal: Signal) -> Result<Response<StatusResponse>, RpcError> {
         match self.child.shut_down(signal) {
             Ok(state) => Ok(Response::new(answer(&state))),
-            Err(error) => Err(Refusal::internal(format!("the runner cannot be asked to end: {error}"))),
+            Err(error) => Err(RpcError::internal(format!("failed to signal the runner: {error}"))),
         }
     }
 }
 
 #[tonic::async_trait]
 impl ProcessWrapper for Service {
-    async fn check_status(&self, _: Request<CheckStatusRequest>) -> Result<Response<StatusResponse>, Refusal> {
+    async fn check_status(&self, _: Request<CheckStatusRequest>) -> Result<Response<StatusResponse>, RpcError> {
         Ok(Response::new(answer(&self.child.state())))
     }
 
     async fn init_graceful_shutdown(
         &self,
         request: Request<InitGracefulShutdownRequest>,
-    ) -> Result<Response<StatusResponse>, Refusal> {
+    ) -> Result<Response<StatusResponse>, RpcError> {
         let callback = request.into_inner().shutdown_callback.filter(|callback| !callback.url.is_empty());
-        let callback = callback.map(prepared).transpose().map_err(Refusal::invalid_argument)?;
-        tracing::info!("[WRAPPER] a graceful shutdown is asked for");
+        let callback = callback
+            .map(prepare)
+            .transpose()
+            .map_err(|error| RpcError::invalid_argument(muster_job::error_chain(&error)))?;
+        tracing::info!("[WRAPPER] graceful shutdown requested");
         let response = self.shut_down(Signal::QUIT)?;
         if let Some(callback) = callback {
             let mut states = self.child.states();
-            // Its end is the process's end and a few tries; with the wrapper it ends too.
+            // The task ends after the process has exited and a few attempts, or with the wrapper.
             tokio::spawn(async move {
-                let stopped = states.wait_for(|state| matches!(state, State::Stopped { .. })).await.is_ok();
+                let stopped =
+                    states.wait_for(|state| matches!(state, RunnerProcessState::Stopped { .. })).await.is_ok();
                 if stopped {
                     call_back(&callback).await;
                 }
@@ -70,52 +75,65 @@ impl ProcessWrapper for Service {
     async fn init_forceful_shutdown(
         &self,
         _: Request<InitForcefulShutdownRequest>,
-    ) -> Result<Response<StatusResponse>, Refusal> {
-        tracing::info!("[WRAPPER] a forceful shutdown is asked for");
+    ) -> Result<Response<StatusResponse>, RpcError> {
+        tracing::info!("[WRAPPER] forceful shutdown requested");
         self.shut_down(Signal::TERM)
     }
 }
 
-fn answer(state: &State) -> StatusResponse {
+fn answer(state: &RunnerProcessState) -> StatusResponse {
     let (status, failure_reason) = match state {
-        State::Running => (Status::Running, String::new()),
-        State::InShutdown => (Status::InShutdown, String::new()),
-        State::Stopped { failure, .. } => (Status::Stopped, failure.clone()),
+        RunnerProcessState::Running => (Status::Running, String::new()),
+        RunnerProcessState::InShutdown => (Status::InShutdown, String::new()),
+        RunnerProcessState::Stopped { failure, .. } => (Status::Stopped, failure.clone()),
     };
     StatusResponse { status: status.into(), failure_reason }
 }
 
-/// A request that is sent later.
+/// A callback that is sent when the process has exited.
 struct Callback {
     client: reqwest::Client,
     request: reqwest::Request,
 }
 
-/// What is wrong with a callback is told now, not when it is too late.
-fn prepared(callback: ShutdownCallback) -> Result<Callback, String> {
+/// Errors of a callback's definition.
+#[derive(Debug, thiserror::Error)]
+enum CallbackError {
+    #[error("`{0}` is not a valid HTTP method")]
+    Method(String),
+    #[error("`{url}` is not a valid URL")]
+    Url { url: String, source: url::ParseError },
+    #[error("failed to create the request")]
+    Request(#[source] reqwest::Error),
+}
+
+/// Creates the request of a callback immediately, so that errors are reported to the client.
+fn prepare(callback: ShutdownCallback) -> Result<Callback, CallbackError> {
     let method = if callback.method.is_empty() { "POST" } else { &callback.method };
-    let method = method.parse::<reqwest::Method>().map_err(|error| format!("method `{method}`: {error}"))?;
-    let url = callback.url.parse::<reqwest::Url>().map_err(|error| format!("url `{}`: {error}", callback.url))?;
-    let client = reqwest::Client::builder().timeout(CALLBACK_LIMIT).build().map_err(|error| error.to_string())?;
+    let method = method.parse::<reqwest::Method>().map_err(|_| CallbackError::Method(method.to_owned()))?;
+    let url =
+        callback.url.parse::<url::Url>().map_err(|source| CallbackError::Url { url: callback.url.clone(), source })?;
+    let client = reqwest::Client::builder().timeout(CALLBACK_TIMEOUT).build().map_err(CallbackError::Request)?;
     let headers = callback.headers.iter();
     let request = headers.fold(client.request(method, url), |request, (name, value)| request.header(name, value));
-    let request = request.build().map_err(|error| format!("the callback cannot be sent: {error}"))?;
+    let request = request.build().map_err(CallbackError::Request)?;
     Ok(Callback { client, request })
 }
 
+/// Sends the callback. Retries with exponential backoff.
 async fn call_back(callback: &Callback) {
     let mut wait = Duration::from_secs(1);
-    for attempt in 1..=CALLBACK_TRIES {
-        // Without a body there is always a copy.
+    for attempt in 1..=MAX_CALLBACK_ATTEMPTS {
+        // A request without a body can always be cloned.
         let Some(request) = callback.request.try_clone() else { return };
         match callback.client.execute(request).await.and_then(reqwest::Response::error_for_status) {
-            Ok(_) => return tracing::info!("[WRAPPER] told that the runner has ended"),
+            Ok(_) => return tracing::info!("[WRAPPER] shutdown callback sent"),
             Err(error) => {
                 let error = error.without_url();
-                tracing::error!(%error, attempt, "[WRAPPER] cannot tell that the runner has ended");
+                tracing::error!(%error, attempt, "[WRAPPER] failed to send the shutdown callback");
             }
         }
-        if attempt < CALLBACK_TRIES {
+        if attempt < MAX_CALLBACK_ATTEMPTS {
             tokio::time::sleep(wait).await;
             wait *= 2;
         }

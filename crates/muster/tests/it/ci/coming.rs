@@ -1,9 +1,9 @@
-//! What people who come from gitlab-ci-local bring along: files, flags, defaults.
+//! Compatibility with gitlab-ci-local: its files, flags and defaults.
 
 use super::Project;
 
 #[test]
-fn c244_variables_of_the_repository_and_of_the_home_file_have_scopes() {
+fn c244_variables_of_repository_and_home_file_have_scopes() {
     let project = Project::new(
         "print: {script: ['echo \"[$GLOBAL|$GROUP|$PROJECT|$OTHER|$NUMBER]\"', 'cat \"$CERT\" \"$FILE\"', 'echo \"[$SCOPED]\"']}\n\
          deploy: {environment: eu-production-1, script: ['echo \"<$SCOPED>\"']}\n",
@@ -21,31 +21,31 @@ fn c244_variables_of_the_repository_and_of_the_home_file_have_scopes() {
     )
     .unwrap();
     project.write(".gitlab-ci-local-variables.yml", "NUMBER: 010\n");
-    let said = project.ci(&["--log", "all"]).code(0);
-    said.says("[beaten-by-project|g|p||010]").says("of-the-path").says("of-the-value").says("[everywhere]");
-    said.says("<only-there>").warns("variables are taken from ");
+    let output = project.ci(&["--log", "all"]).code(0);
+    output.prints("[beaten-by-project|g|p||010]").prints("of-the-path").prints("of-the-value").prints("[everywhere]");
+    output.prints("<only-there>").warns("using variables from ");
     project.write(".gitlab-ci-local-variables.yml", "NUMBER=7\nPROJECT=stronger\n");
-    project.ci(&["run", "print"]).code(0).says("|stronger||7]");
+    project.ci(&["run", "print"]).code(0).prints("|stronger||7]");
     project.write(".gitlab-ci-local-variables.yml", "A: {values: [x]}\n");
-    project.ci(&["list"]).code(2).warns("variable `A` has no map `values`");
+    project.ci(&["list"]).code(2).warns("variable `A` has no `values` map");
 }
 
 #[test]
-fn c245_every_flag_has_a_default_in_the_environment_and_in_the_files_of_options() {
+fn c245_flags_have_defaults_in_environment_and_option_files() {
     let project =
         Project::new("a: {script: ['echo \"[$X $Y]\"']}\nb: {rules: [{if: $CI_COMMIT_TAG}], script: ['true']}\n");
     let with = |name: &str, value: &str, arguments: &[&str]| {
-        super::Said::from(project.command(arguments).env(name, value).output().unwrap())
+        super::CommandOutput::from(project.command(arguments).env(name, value).output().unwrap())
     };
-    with("MUSTER_CI_TAG", "v1", &["list"]).code(0).says("b ");
-    with("MUSTER_CI_ALL", "true", &["list"]).code(0).says("b ");
-    with("MUSTER_CI_OUTPUT", "csv", &["list"]).code(0).says("name;stage");
-    with("MUSTER_CI_VAR", "X=1\nY=2", &[]).code(0).says("[1 2]");
-    with("MUSTER_CI_VAR", "X=1", &["--var", "X=flag"]).code(0).says("[flag ]");
+    with("MUSTER_CI_TAG", "v1", &["list"]).code(0).prints("b ");
+    with("MUSTER_CI_ALL", "true", &["list"]).code(0).prints("b ");
+    with("MUSTER_CI_OUTPUT", "csv", &["list"]).code(0).prints("name;stage");
+    with("MUSTER_CI_VAR", "X=1\nY=2", &[]).code(0).prints("[1 2]");
+    with("MUSTER_CI_VAR", "X=1", &["--var", "X=flag"]).code(0).prints("[flag ]");
     with("MUSTER_CI_EVENT", "nonsense", &["list"]).code(2).warns("nonsense");
     project.write(".gitlab-ci-local-env", "# options\nVARIABLE=X=file\nPRIVILEGED=true\n");
-    project.ci(&[]).code(0).says("[file ]");
-    with("MUSTER_CI_VAR", "X=environment", &[]).code(0).says("[environment ]");
+    project.ci(&[]).code(0).prints("[file ]");
+    with("MUSTER_CI_VAR", "X=environment", &[]).code(0).prints("[environment ]");
 }
 
 const STAGES: &str = "
@@ -58,7 +58,7 @@ ship: {stage: deploy, script: ['true'], needs: [unit]}
 ";
 
 #[test]
-fn c246_stages_needs_alone_and_manual_jobs_of_a_whole_pipeline() {
+fn c246_stage_only_needs_and_manual_select_jobs() {
     let project = Project::new(STAGES);
     let started = |arguments: &[&str]| {
         let mut all = vec!["run"];
@@ -76,7 +76,7 @@ fn c246_stages_needs_alone_and_manual_jobs_of_a_whole_pipeline() {
     assert_eq!(started(&["lint", "--manual", "approve"]), ["approve", "lint"]);
     project.ci(&["run", "--stage", "tset"]).code(2).warns("did you mean `test`?");
     project.ci(&["run", "--manual", "lint"]).code(2).warns("the job is not manual");
-    project.ci(&["run", "--needs"]).code(2).warns("for named jobs");
+    project.ci(&["run", "--needs"]).code(2).warns("require a job");
 }
 
 #[test]
@@ -85,16 +85,16 @@ fn c247_list_prints_csv() {
         "b: {script: ['true'], needs: [], allow_failure: {exit_codes: [42, 137]}, environment: prod}\n\
          'a;c': {script: ['true'], needs: [b]}\nnever: {script: ['true'], rules: [{when: never}]}\n",
     );
-    let said = project.ci(&["list", "--output", "csv", "--all"]).code(0);
+    let output = project.ci(&["list", "--output", "csv", "--all"]).code(0);
     assert_eq!(
-        said.out,
+        output.out,
         "name;stage;when;allowFailure;environment;needs\nb;test;on_success;[42,137];prod;[]\n\
          \"a;c\";test;on_success;false;;[b]\nnever;test;never;false;;\n"
     );
 }
 
 #[test]
-fn c248_an_unset_variable_is_set_by_nobody() {
+fn c248_unset_variable_is_removed_everywhere() {
     let project = Project::new(
         "variables: {G: global, K: kept}\na:\n  variables: {J: job}\n  rules: [{if: $CI, variables: {R: rule}}]\n  \
          script: ['echo \"[$G$J$R$P$CI_COMMIT_BRANCH$K]\"']\nb: {rules: [{if: $CI_COMMIT_BRANCH}], script: ['true']}\n",
@@ -102,7 +102,7 @@ fn c248_an_unset_variable_is_set_by_nobody() {
     let unset = ["G", "J", "R", "P", "CI_COMMIT_BRANCH"].map(|name| ["--unset-variable", name]).concat();
     let mut arguments = vec!["--var", "P=p"];
     arguments.extend(unset);
-    project.ci(&arguments).code(0).says("[kept]");
+    project.ci(&arguments).code(0).prints("[kept]");
     project.ci(&["list", "--unset-variable", "CI_COMMIT_BRANCH"]).code(0).lacks("b ");
 }
 
@@ -111,22 +111,22 @@ fn c249_inputs_reach_included_files_that_declare_them() {
     let project = Project::new("include: [{local: t.yml, inputs: {who: written}}]\n");
     let job = "---\ngreet: {script: ['echo \"[$[[ inputs.who ]] $[[ inputs.times ]]]\"']}\n";
     project.write("t.yml", &format!("spec: {{inputs: {{who: , times: {{type: number, default: 1}}}}}}\n{job}"));
-    project.ci(&["--input", "times=3"]).code(0).says("[written 3]");
-    project.ci(&["--input", "who=flag"]).code(0).says("[flag 1]");
+    project.ci(&["--input", "times=3"]).code(0).prints("[written 3]");
+    project.ci(&["--input", "who=flag"]).code(0).prints("[flag 1]");
     project.ci(&["list", "--input", "nope=1"]).code(2).warns("unknown input arguments: `nope`");
-    // An input of the file itself is its alone.
+    // An input of the file itself is not passed to included files.
     project.write(
         ".gitlab-ci.yml",
         "spec: {inputs: {who: {default: root}}}\n---\ninclude: [{local: t.yml, inputs: {who: 'from $[[ inputs.who ]]'}}]\n",
     );
-    project.ci(&["--input", "who=flag"]).code(0).says("[from flag 1]");
+    project.ci(&["--input", "who=flag"]).code(0).prints("[from flag 1]");
 }
 
 #[test]
-fn c250_artifacts_of_other_projects_are_skipped_and_that_is_said() {
+fn c250_artifacts_of_other_projects_are_skipped_with_a_note() {
     let project = Project::new(
         "a: {needs: [{project: group/lib, job: build, ref: main, artifacts: true}], script: ['echo ran']}\n",
     );
-    let said = project.ci(&[]).code(0);
-    said.says("ran").warns("these jobs run without them: a (job build of group/lib)");
+    let output = project.ci(&[]).code(0);
+    output.prints("ran").warns("these jobs run without them: a (job build of group/lib)");
 }

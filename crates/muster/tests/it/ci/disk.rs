@@ -1,15 +1,15 @@
-//! A disk that is full ends the run soon, with what to do; nothing hangs and no process is left.
+//! A full disk ends the run quickly with a remedy. Nothing hangs, and no process is left.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::{Project, Said};
+use super::{CommandOutput, Project};
 
-/// From the first write that fails to the end of the command, on a busy machine.
+/// Maximum time from the first failed write to the end of the command, on a busy machine.
 const TIME_MAX: Duration = Duration::from_secs(40);
 
-/// Runs `muster ci` with a state directory on a disk of its own. `None` means that this machine allows no such disk.
-fn on_small_disk(project: &Project, size: &str) -> Option<Said> {
+/// Runs `muster ci` with a state directory on a separate small disk. `None` if this machine does not permit such a disk.
+fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
     if !muster_test_needs::mounts() {
         return None;
     }
@@ -22,32 +22,32 @@ fn on_small_disk(project: &Project, size: &str) -> Option<Said> {
     command.current_dir(project.path()).env_clear();
     command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("MUSTER_STATE_DIR", &state);
     let started = Instant::now();
-    let said = Said::from(command.output().unwrap());
-    assert!(started.elapsed() < TIME_MAX, "{size}: {:?}: {said:#?}", started.elapsed());
+    let output = CommandOutput::from(command.output().unwrap());
+    assert!(started.elapsed() < TIME_MAX, "{size}: {:?}: {output:#?}", started.elapsed());
     assert_eq!(super::run::processes(&state.display().to_string()), Vec::<String>::new(), "{size}");
-    Some(said)
+    Some(output)
 }
 
 #[test]
-fn a_full_disk_ends_the_run_with_path_cause_and_remedy() {
+fn full_disk_ends_the_run_with_a_remedy() {
     // The first sizes are too small for the databases of coordinator and manager, the last ones only for the log.
     std::thread::scope(|scope| {
         for size in ["20k", "60k", "100k", "200k", "300k", "400k", "700k", "1500k"] {
             scope.spawn(move || {
                 let project = Project::new("a: {script: ['seq 1 300000']}\n");
-                let Some(said) = on_small_disk(&project, size) else { return };
-                // Whoever notices first, coordinator, manager or agent: the end is the same.
-                let said = said.code(2);
-                said.warns("/small` is full").warns("MUSTER_STATE_DIR");
-                assert!(!said.err.contains("panicked") && !said.err.contains("defect"), "{size}: {said:#?}");
+                let Some(output) = on_small_disk(&project, size) else { return };
+                // The result is the same whether the coordinator, the manager or the agent notices the full disk first.
+                let output = output.code(2);
+                output.warns("/small` is full").warns("MUSTER_STATE_DIR");
+                assert!(!output.err.contains("panicked") && !output.err.contains("defect"), "{size}: {output:#?}");
             });
         }
     });
 }
 
-/// A mount is what not even root can delete.
+/// Uses a mount point, which not even root can delete.
 #[test]
-fn clean_goes_on_after_what_it_cannot_delete_and_says_which() {
+fn clean_continues_after_errors_and_reports_them() {
     if !muster_test_needs::mounts() {
         return;
     }
@@ -63,10 +63,10 @@ fn clean_goes_on_after_what_it_cannot_delete_and_says_which() {
     command.args(["-rm", "sh", "-c", "mount -t tmpfs none \"$1\" || exit 99; exec \"$0\" ci clean --all"]);
     command.arg(ci.get_program()).arg(&stuck).current_dir(project.path()).env_clear();
     command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let said = Said::from(command.output().unwrap()).code(2);
-    said.says("deleted ").warns("a-stuck`: ").warns("one place of the state directory");
-    assert!(!said.err.contains("free some space"), "{said:#?}");
+    let output = CommandOutput::from(command.output().unwrap()).code(2);
+    output.prints("deleted ").warns("a-stuck`: ").warns("one entry of the state directory");
+    assert!(!output.err.contains("free some space"), "{output:#?}");
     let left: Vec<_> = std::fs::read_dir(state.join("runs/1")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(left, [stuck], "the rest of run 1 is gone");
+    assert_eq!(left, [stuck], "the rest of run 1 was deleted");
     assert!(!state.join("runs/2").exists());
 }

@@ -1,4 +1,4 @@
-//! `--executor external`: what happens on the disk of a runner elsewhere is that runner's.
+//! `--executor external`: a full disk of an external runner does not end the run.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Project;
 
-/// Ended with the test, whatever its outcome; its agent then has no job, and ends by itself.
+/// A runner process that is killed when the test ends. Its agent then has no job, and exits.
 struct Runner(Child);
 
 impl Drop for Runner {
@@ -17,7 +17,7 @@ impl Drop for Runner {
     }
 }
 
-/// `muster runner <arguments>` with the project's home.
+/// Creates the command `muster runner <arguments>` with the project's home directory.
 fn runner(project: &Project, arguments: &[&str]) -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
     command.arg("runner").args(arguments).current_dir(project.home()).env_clear().env("HOME", project.home());
@@ -27,7 +27,7 @@ fn runner(project: &Project, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn a_job_that_fills_the_disk_of_a_runner_elsewhere_fails_and_the_pipeline_goes_on() {
+fn job_that_fills_an_external_disk_fails_only_itself() {
     let project = Project::new(
         "big: {script: ['seq 1 300000']}\nafter: {stage: deploy, when: always, script: ['echo still here']}\n",
     );
@@ -44,7 +44,7 @@ fn a_job_that_fills_the_disk_of_a_runner_elsewhere_fails_and_the_pipeline_goes_o
     let register = ["register", "-n", "--config", &config, "--executor", "shell", "--shell", "bash", "--url", &url];
     let registered = runner(&project, &[&register[..], &["--registration-token", &token]].concat()).status().unwrap();
     assert!(registered.success());
-    // The room of all logs stands for that of the disk: what is past it is refused in the same way.
+    // The limit of all logs stands for the disk's: exceeding either has the same effect.
     let mut run = runner(&project, &["run", "--config", &config]);
     let _runner = Runner(run.env("MUSTER_SPOOL_LIMIT", "1").spawn().unwrap());
     let ended: Vec<Value> = events.filter(|event| event["event"] == "job").collect();

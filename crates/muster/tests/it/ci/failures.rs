@@ -1,18 +1,18 @@
-//! What is wrong on this machine or in this folder is said plainly, with exit status 2.
+//! Problems of the machine or the directory are reported clearly, with exit status 2.
 
-use super::{Project, Said};
+use super::{CommandOutput, Project};
 
 #[test]
-fn a_folder_without_a_repository() {
+fn directory_without_repository_is_an_error() {
     let project = Project::empty();
     let folder = tempfile::tempdir().unwrap();
-    let said = project.ci(&["-C", folder.path().to_str().unwrap()]).code(2);
-    said.warns("not in a git repository").warns("git init");
+    let output = project.ci(&["-C", folder.path().to_str().unwrap()]).code(2);
+    output.warns("not in a git repository").warns("git init");
     project.ci(&["-C", "/nowhere/at/all"]).code(2).warns("/nowhere/at/all");
 }
 
 #[test]
-fn a_repository_without_commits_or_configuration() {
+fn missing_commits_or_configuration_are_errors() {
     let project = Project::empty();
     project.ci(&[]).code(2).warns("no commits yet");
     project.write("a.txt", "a");
@@ -22,26 +22,26 @@ fn a_repository_without_commits_or_configuration() {
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_written() {
+fn unwritable_state_directory_is_an_error() {
     let project = Project::new("a: {script: ['true']}\n");
     std::fs::create_dir_all(project.home()).unwrap();
     let file = project.home().join("a-file");
     std::fs::write(&file, "").unwrap();
     let mut command = project.command(&[]);
-    let said = Said::from(command.env("MUSTER_STATE_DIR", file.join("state")).output().unwrap()).code(2);
-    said.warns("cannot write to the state directory").warns("MUSTER_STATE_DIR");
+    let output = CommandOutput::from(command.env("MUSTER_STATE_DIR", file.join("state")).output().unwrap()).code(2);
+    output.warns("failed to write to the state directory").warns("MUSTER_STATE_DIR");
 }
 
 #[test]
-fn what_is_not_there_yet_is_said() {
+fn unsupported_executor_is_an_error() {
     let project = Project::new("a: {script: ['true']}\n");
-    project.ci(&["--executor", "docker"]).code(2).warns("not there yet");
+    project.ci(&["--executor", "docker"]).code(2).warns("not supported yet");
     project.ci(&["run", "b"]).code(2).warns("no job `b`");
     project.ci(&["--event", "tag"]).code(2).warns("--tag NAME");
 }
 
 #[test]
-fn what_is_no_regular_file_is_not_read() {
+fn special_files_are_not_read() {
     let project = Project::empty();
     project.write("README", "words");
     project.commit("No pipeline");
@@ -51,48 +51,48 @@ fn what_is_no_regular_file_is_not_read() {
     };
     pipe(".gitlab-ci.yml");
     pipe("other");
-    project.ci(&["lint"]).code(2).warns(".gitlab-ci.yml").warns("no regular file");
-    project.ci(&["lint", "--file", "other"]).code(2).warns("no regular file");
-    project.ci(&["lint", "--file", "/dev/zero"]).code(2).warns("no regular file");
+    project.ci(&["lint"]).code(2).warns(".gitlab-ci.yml").warns("not a regular file");
+    project.ci(&["lint", "--file", "other"]).code(2).warns("not a regular file");
+    project.ci(&["lint", "--file", "/dev/zero"]).code(2).warns("not a regular file");
     project.write("ok.yml", "a: {script: ['true']}\n");
     let with = |flag: &str, value: &str| project.ci(&["lint", "--file", "ok.yml", flag, value]);
-    with("--var-file", "other").code(2).warns("no regular file");
-    with("--file-var", "A=/dev/zero").code(2).warns("no regular file");
+    with("--var-file", "other").code(2).warns("not a regular file");
+    with("--file-var", "A=/dev/zero").code(2).warns("not a regular file");
     std::fs::remove_file(project.path().join(".gitlab-ci.yml")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", project.path().join(".gitlab-ci.yml")).unwrap();
-    project.ci(&["lint"]).code(2).warns("no regular file");
+    project.ci(&["lint"]).code(2).warns("not a regular file");
     project.write("large.env", &"#\n".repeat(1 << 21));
     with("--var-file", "large.env").code(2).warns("larger than 2 MiB");
     project.ci(&["lint", "--file", "large.env"]).code(2).warns("2097152");
 }
 
 #[test]
-fn a_pipe_that_the_shell_hands_over_is_read() {
+fn pipe_from_the_shell_is_read() {
     let project = Project::new("a: {script: ['true']}\n");
     let ci = project.command(&["explain", "a", "--var-file", "/dev/stdin"]);
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "echo GIVEN=piped | \"$0\" \"$@\""]).arg(ci.get_program()).args(ci.get_args());
     command.current_dir(project.path()).env_clear();
     command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    Said::from(command.output().unwrap()).code(0).says("GIVEN=piped");
+    CommandOutput::from(command.output().unwrap()).code(0).prints("GIVEN=piped");
 }
 
 #[test]
-fn an_event_that_makes_no_pipeline_is_no_failure() {
+fn event_without_pipeline_succeeds() {
     let project = Project::new("workflow: {rules: [{if: $CI_COMMIT_TAG}]}\na: {script: ['true']}\n");
     project.ci(&[]).code(0).warns("nothing to run for this event");
     project.ci(&["run", "a"]).code(2).warns("no pipeline for this event");
-    project.ci(&["--tag", "v1"]).code(0).says("1 passed");
+    project.ci(&["--tag", "v1"]).code(0).prints("1 passed");
 }
 
-/// `/dev/full` takes nothing, as a full disk does.
+/// Writes to `/dev/full` fail, as on a full disk.
 #[test]
-fn an_output_that_cannot_be_written_is_told_and_is_no_success() {
+fn unwritable_output_fails_the_command() {
     let project = Project::new("a: {script: ['true']}\n");
     project.ci(&["run"]).code(0);
     let full = |arguments: &[&str]| {
         let sink = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        Said::from(project.command(arguments).stdout(sink).output().unwrap())
+        CommandOutput::from(project.command(arguments).stdout(sink).output().unwrap())
     };
     for arguments in [
         &["run"][..],
@@ -112,52 +112,52 @@ fn an_output_that_cannot_be_written_is_told_and_is_no_success() {
         &["show", "last", "a", "--raw"],
         &["clean"],
     ] {
-        let said = full(arguments);
-        assert_eq!(said.code, Some(2), "{arguments:?}: {said:#?}");
-        said.warns("is not complete").warns("No space left on device");
-        assert_eq!(said.err.matches("is not complete").count(), 1, "{arguments:?}: {said:#?}");
+        let output = full(arguments);
+        assert_eq!(output.code, Some(2), "{arguments:?}: {output:#?}");
+        output.warns("output is incomplete").warns("No space left on device");
+        assert_eq!(output.err.matches("output is incomplete").count(), 1, "{arguments:?}: {output:#?}");
     }
     project.write(".gitlab-ci.yml", "a: {script: ['false']}\n");
-    full(&["run"]).code(1).warns("is not complete");
+    full(&["run"]).code(1).warns("output is incomplete");
 }
 
 #[test]
-fn a_reader_that_had_enough_is_no_failure() {
+fn closed_pipe_is_not_a_failure() {
     let project = Project::new("a: {script: ['true']}\n");
     for arguments in [&["list"][..], &["lint", "--preview"], &["run"], &["run", "--output", "json"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let said = Said::from(project.command(arguments).stdout(writer).output().unwrap()).code(0);
-        assert!(!said.err.contains("complete"), "{arguments:?}: {said:#?}");
+        let output = CommandOutput::from(project.command(arguments).stdout(writer).output().unwrap()).code(0);
+        assert!(!output.err.contains("complete"), "{arguments:?}: {output:#?}");
     }
 }
 
 #[test]
-fn limits_of_unpacking_are_set_in_ci_toml() {
+fn unpack_limits_are_set_in_ci_toml() {
     let project = Project::new(
         "build:\n  stage: build\n  script: ['echo 12345678 > a', 'echo > b']\n  artifacts: {paths: [a, b]}\n\
          unit: {stage: test, script: ['cat a']}\n",
     );
     let config = project.home().join("config/muster");
     std::fs::create_dir_all(&config).unwrap();
-    let said = |limits: &str| {
+    let output = |limits: &str| {
         std::fs::write(config.join("ci.toml"), format!("[unpack]\n{limits}\n")).unwrap();
         project.ci(&["--log", "all"])
     };
-    let raised = said("max_bytes = 10");
+    let raised = output("max_bytes = 10");
     raised.code(0);
-    // The agent refuses what a job is given.
-    let lowered = said("max_bytes = 9").code(1);
+    // The agent rejects an archive that a job receives.
+    let lowered = output("max_bytes = 9").code(1);
     let reason = "the archive unpacks to more than 9 bytes; to raise the limit, set `max_bytes` of [unpack] in ci.toml";
     assert!(lowered.out.contains(reason), "{lowered:#?}");
-    // The coordinator refuses what a job hands on.
-    let few = said("max_entries = 1").code(1);
+    // The coordinator rejects an archive that a job uploads.
+    let few = output("max_entries = 1").code(1);
     assert!(few.out.contains("the archive has more than 1 entries"), "{few:#?}");
-    // `show` unpacks with the same limits.
-    said("max_bytes = 10").code(0);
+    // `show` applies the same limits.
+    output("max_bytes = 10").code(0);
     std::fs::write(config.join("ci.toml"), "[unpack]\nmax_bytes = 9\n").unwrap();
     let target = project.home().join("extracted").display().to_string();
     let shown = project.ci(&["show", "last", "build", "--extract", &target]).code(2);
     assert!(shown.err.contains(reason), "{shown:#?}");
-    said("max_bytes = 0").code(2);
+    output("max_bytes = 0").code(2);
 }

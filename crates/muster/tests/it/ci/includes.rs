@@ -1,4 +1,4 @@
-//! Includes that are not files of the project: fetched side by side, vendored, mapped, left out.
+//! Includes from outside the project: downloaded in parallel, vendored, mapped, or ignored.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::Project;
 
-/// Reads a request; answers its path.
+/// Reads a request, and returns its path.
 fn request(stream: &TcpStream) -> String {
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
     let first = lines.next().unwrap_or_default();
@@ -21,7 +21,7 @@ fn request(stream: &TcpStream) -> String {
 fn answer(mut stream: TcpStream, status: &str, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
-    // Who asked may have gone.
+    // The client may have closed the connection.
     let _ = stream.write_all(head.as_bytes());
 }
 
@@ -42,10 +42,10 @@ fn serve(files: &'static [(&'static str, &'static str)]) -> String {
 }
 
 #[test]
-fn c240_remote_includes_are_fetched_side_by_side() {
+fn c240_remote_includes_are_fetched_in_parallel() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    // Nobody is answered before all have asked.
+    // No request is answered before all have arrived.
     let server = std::thread::spawn(move || {
         let streams: Vec<TcpStream> = (0..3).map(|_| listener.accept().unwrap().0).collect();
         let paths: Vec<String> = streams.iter().map(request).collect();
@@ -54,25 +54,25 @@ fn c240_remote_includes_are_fetched_side_by_side() {
         }
     });
     let project = Project::new(&format!("include: ['{url}/a.yml', '{url}/b.yml', '{url}/c.yml']\n"));
-    project.ci(&["list"]).code(0).says("job-a").says("job-b").says("job-c");
+    project.ci(&["list"]).code(0).prints("job-a").prints("job-b").prints("job-c");
     server.join().unwrap();
 }
 
 #[test]
-fn c240_silent_servers_are_named_and_have_one_limit_together() {
-    // Connections wait in the queue of a listener that takes none.
+fn c240_silent_servers_are_named_and_share_one_timeout() {
+    // Connections wait in the queue of a listener that accepts none.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let project = Project::new(&format!("include: ['{url}/a.yml', '{url}/b.yml']\na: {{script: ['true']}}\n"));
     project.configure("[remote]\ntimeout = 1\n");
-    let said = project.ci(&["list"]).code(2);
-    said.warns(&format!("waiting for {url}/a.yml, {url}/b.yml (at most "));
-    said.warns("all remote files together may take 1 seconds");
+    let output = project.ci(&["list"]).code(2);
+    output.warns(&format!("waiting for {url}/a.yml, {url}/b.yml (at most "));
+    output.warns("all remote files together may take 1 seconds");
     project.configure("[remote]\ntimeout = 0\n");
-    project.ci(&["list"]).code(2).warns("`timeout` of [remote] is a number of seconds above 0");
+    project.ci(&["list"]).code(2).warns("line 2: `remote.timeout` is 0; expected a number of seconds above 0");
 }
 
-/// The include of everything that is elsewhere, from `HTTP`.
+/// A configuration with every kind of remote include.
 const EVERYWHERE: &str = "
 include:
   - {project: group/lib, ref: main, file: ci/a.yml}
@@ -89,7 +89,7 @@ const SERVED: &[(&str, &str)] = &[
     ("/templates/Jobs/T.gitlab-ci.yml", "of-template: {script: ['true']}\n"),
 ];
 
-/// A server of repositories, which the user's git finds in a folder instead of at `https://git.example.org`.
+/// A server of repositories. The user's git is configured to find them in a directory instead of at `https://git.example.org`.
 struct Forge {
     project: Project,
     lib: Project,
@@ -118,12 +118,12 @@ impl Forge {
         forge
     }
 
-    /// Whether the server of repositories answers.
+    /// Makes the server of repositories reachable or not.
     fn serves(&self, yes: bool) {
         let folder = if yes { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
         let folder = folder.parent().unwrap().display().to_string();
         std::fs::create_dir_all(self.project.home()).unwrap();
-        // The projects lie beside each other, and their folders have no `.git` at the end.
+        // The projects are next to each other, and their directories have no `.git` suffix.
         let config = format!(
             "[url \"file://{folder}/lib\"]\n\tinsteadOf = https://git.example.org/group/lib.git\n\
              [url \"file://{folder}/kit\"]\n\tinsteadOf = https://git.example.org/group/kit.git\n"
@@ -133,68 +133,70 @@ impl Forge {
 }
 
 #[test]
-fn c242_vendor_fetches_and_pins_and_the_pipeline_needs_no_network() {
+fn c242_vendored_pipeline_needs_no_network() {
     let forge = Forge::new();
     let (project, lib) = (&forge.project, &forge.lib);
     project.ci(&["list"]).code(2).warns("`muster ci vendor` fetches and pins it");
-    let said = project.ci(&["vendor"]).code(0);
+    let output = project.ci(&["vendor"]).code(0);
     let first = lib.git(&["rev-parse", "HEAD"]);
-    said.says("project group/lib@main:ci/a.yml ").says(&first[..8]).says("1.2.0 (").says("/r.yml");
-    said.says("project group/lib:ci/child.yml").says("/tagged.yml");
+    output.prints("project group/lib@main:ci/a.yml ").prints(&first[..8]).prints("1.2.0 (").prints("/r.yml");
+    output.prints("project group/lib:ci/child.yml").prints("/tagged.yml");
 
-    // The projects go on, and then nothing answers any more.
+    // The projects change, and then the server becomes unreachable.
     lib.write("ci/a.yml", "changed: {script: ['true']}\n");
     lib.commit("Changed");
     forge.serves(false);
     std::fs::remove_dir_all(forge.kit.path()).unwrap();
-    let said = project.ci(&["list", "--offline"]).code(0);
+    let output = project.ci(&["list", "--offline"]).code(0);
     for job in ["of-project", "of-part", "greet", "of-url", "of-template", "child"] {
-        said.says(job);
+        output.prints(job);
     }
-    said.lacks("changed").lacks("of-tag");
-    said.warns("pinned by muster-ci.lock: ").warns(&format!("group/lib@main:ci/a.yml is {}", &first[..8]));
-    project.ci(&["list", "--offline", "--tag", "v1"]).code(0).says("of-tag");
-    project.ci(&["--offline", "--log", "all"]).code(0).says("hello ada").says("of-child");
-    project.ci(&["vendor", "--offline"]).code(0).says("1.2.0 (");
+    output.lacks("changed").lacks("of-tag");
+    output
+        .warns("using includes pinned in muster-ci.lock: ")
+        .warns(&format!("group/lib@main:ci/a.yml is {}", &first[..8]));
+    project.ci(&["list", "--offline", "--tag", "v1"]).code(0).prints("of-tag");
+    project.ci(&["--offline", "--log", "all"]).code(0).prints("hello ada").prints("of-child");
+    project.ci(&["vendor", "--offline"]).code(0).prints("1.2.0 (");
 
-    // What has changed since is had by vendoring again, and only so.
+    // Only vendoring again gets the changes.
     forge.serves(true);
-    let said = project.ci(&["vendor"]).code(2);
-    said.warns("not every include could be fetched").warns("group/kit");
-    project.ci(&["list", "--offline"]).code(0).says("greet");
+    let output = project.ci(&["vendor"]).code(2);
+    output.warns("failed to download all included files").warns("group/kit");
+    project.ci(&["list", "--offline"]).code(0).prints("greet");
 }
 
 #[test]
-fn c242_contents_beside_the_repository_work_on_another_machine_and_are_checked() {
+fn c242_vendored_files_in_the_repository_are_verified() {
     let forge = Forge::new();
     let project = &forge.project;
     project.ci(&["vendor", "--into", ".muster/includes"]).code(0);
     forge.serves(false);
-    // Another machine has the repository, and no cache.
+    // Simulate another machine, which has the repository but no cache.
     std::fs::remove_dir_all(project.home().join("state")).unwrap();
-    project.ci(&["list", "--offline"]).code(0).says("of-part").says("greet");
+    project.ci(&["list", "--offline"]).code(0).prints("of-part").prints("greet");
     let lock = std::fs::read_to_string(project.path().join("muster-ci.lock")).unwrap();
-    assert!(lock.contains("folder = \".muster/includes\""), "{lock}");
+    assert!(lock.contains("directory = \".muster/includes\""), "{lock}");
     for entry in std::fs::read_dir(project.path().join(".muster/includes")).unwrap() {
         std::fs::write(entry.unwrap().path(), "evil: {script: ['true']}\n").unwrap();
     }
     project.ci(&["list"]).code(2).warns("is not what was pinned");
-    project.write("muster-ci.lock", "version = 1\nfolder = \"../elsewhere\"\n");
-    project.ci(&["list"]).code(2).warns("`folder` has to be a path inside the repository");
+    project.write("muster-ci.lock", "version = 1\ndirectory = \"../elsewhere\"\n");
+    project.ci(&["list"]).code(2).warns("`directory` must be a relative path inside the repository");
     project.ci(&["vendor", "--into", "/tmp"]).code(2).warns("inside the repository");
 }
 
 #[test]
-fn c242_a_pin_without_its_content_says_what_to_do() {
+fn c242_missing_vendored_file_error_has_a_remedy() {
     let forge = Forge::new();
     forge.project.ci(&["vendor"]).code(0);
     std::fs::remove_dir_all(forge.project.home().join("state")).unwrap();
-    let said = forge.project.ci(&["list", "--offline"]).code(2);
-    said.warns("is pinned, but its content is not on this machine; `muster ci vendor` fetches it");
+    let output = forge.project.ci(&["list", "--offline"]).code(2);
+    output.warns("is pinned, but its content is not on this machine; `muster ci vendor` fetches it");
 }
 
 #[test]
-fn c243_a_mapped_folder_need_not_be_a_repository_and_urls_can_be_mapped() {
+fn c243_includes_map_to_directories_and_files() {
     let project = Project::new(
         "include:\n- {project: group/lib, ref: v9, file: ci/a.yml}\n- {component: git.example.org/group/kit/greet@1.0.0}\n\
          - remote: https://ci.example.org/shared/x.yml\n- remote: https://ci.example.org/one.yml\n",
@@ -216,23 +218,23 @@ fn c243_a_mapped_folder_need_not_be_a_repository_and_urls_can_be_mapped() {
          [remote.map]\n\"https://ci.example.org/shared/\" = \"{files}/shared\"\n\
          \"https://ci.example.org/one.yml\" = \"{files}/one.yml\"\n"
     ));
-    let said = project.ci(&["list", "--offline"]).code(0);
-    said.says("of-part").says("greet").says("of-prefix").says("of-file");
+    let output = project.ci(&["list", "--offline"]).code(0);
+    output.prints("of-part").prints("greet").prints("of-prefix").prints("of-file");
 }
 
 #[test]
-fn c241_include_stub_shows_what_can_be_had() {
+fn c241_include_stub_skips_unavailable_includes() {
     let project = Project::new(
         "include: [{project: group/lib, file: ci/a.yml}]\nwhole: {script: ['true']}\npart: {extends: .base, stage: verify}\n",
     );
     project.ci(&["list"]).code(2).warns("`group/lib` is not on this machine");
-    let said = project.ci(&["list", "--include-stub"]).code(0);
-    said.says("part   verify  on_success  false          stage order  lacks parts").warns("skipped");
-    project.ci(&["graph", "--include-stub"]).code(0).says("lacks parts");
-    project.ci(&["lint", "--include-stub"]).code(0).says("2 jobs, 1 of them without all parts");
-    project.ci(&["explain", "part", "--include-stub"]).code(0).says("lacks parts");
-    let said = project.ci(&["list", "--include-stub", "--output", "json"]).code(0);
-    let jobs: Vec<serde_json::Value> = serde_json::from_str(&said.out).unwrap();
+    let output = project.ci(&["list", "--include-stub"]).code(0);
+    output.prints("part   verify  on_success  false          stage order  incomplete").warns("skipped");
+    project.ci(&["graph", "--include-stub"]).code(0).prints("incomplete");
+    project.ci(&["lint", "--include-stub"]).code(0).prints("2 jobs, 1 of them incomplete");
+    project.ci(&["explain", "part", "--include-stub"]).code(0).prints("incomplete");
+    let output = project.ci(&["list", "--include-stub", "--output", "json"]).code(0);
+    let jobs: Vec<serde_json::Value> = serde_json::from_str(&output.out).unwrap();
     assert_eq!((jobs[0].get("lacks_parts"), &jobs[1]["lacks_parts"]), (None, &serde_json::json!(true)));
     project.ci(&["run", "--include-stub"]).code(2).warns("unexpected argument");
 }

@@ -1,4 +1,4 @@
-//! `muster ci` as a person uses it: the real executable on small repositories.
+//! `muster ci` as users run it: the real executable on small repositories.
 
 mod blocked;
 mod coming;
@@ -7,6 +7,7 @@ mod external;
 mod failures;
 mod habits;
 mod includes;
+mod output;
 mod questions;
 mod reasons;
 mod run;
@@ -18,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-/// A repository with a home of its own.
+/// A repository with its own home directory.
 pub(crate) struct Project {
     folder: Arc<tempfile::TempDir>,
     name: String,
 }
 
 impl Project {
-    /// A repository on `main` with one commit that holds this configuration.
+    /// Creates a repository on `main` with one commit that has this configuration.
     pub(crate) fn new(configuration: &str) -> Self {
         let project = Self::empty();
         project.write(".gitlab-ci.yml", configuration);
@@ -33,12 +34,12 @@ impl Project {
         project
     }
 
-    /// A repository without commits.
+    /// Creates a repository without commits.
     pub(crate) fn empty() -> Self {
         Self { folder: Arc::new(tempfile::tempdir().unwrap()), name: "app".to_owned() }.initialized()
     }
 
-    /// Another repository of the same user, without commits.
+    /// Creates another repository of the same user, without commits.
     pub(crate) fn checkout(&self, name: &str) -> Self {
         Self { folder: Arc::clone(&self.folder), name: name.to_owned() }.initialized()
     }
@@ -81,7 +82,7 @@ impl Project {
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
-    /// `muster ci <arguments>` in the repository, not yet started.
+    /// Creates the command `muster ci <arguments>` in the repository.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
         command.current_dir(self.path()).arg("ci").args(arguments).env_clear();
@@ -92,11 +93,11 @@ impl Project {
     }
 
     /// Runs `muster ci <arguments>`.
-    pub(crate) fn ci(&self, arguments: &[&str]) -> Said {
-        Said::from(self.command(arguments).output().unwrap())
+    pub(crate) fn ci(&self, arguments: &[&str]) -> CommandOutput {
+        CommandOutput::from(self.command(arguments).output().unwrap())
     }
 
-    /// Every file of the repository with its content.
+    /// Returns every file of the repository with its content.
     pub(crate) fn bytes(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         collect(&self.path(), &mut found);
@@ -114,15 +115,15 @@ fn collect(folder: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// What a command said, and its exit status.
+/// Output and exit status of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl From<Output> for Said {
+impl From<Output> for CommandOutput {
     fn from(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -132,41 +133,41 @@ impl From<Output> for Said {
     }
 }
 
-impl Said {
-    /// With this exit status, or the test fails and shows all.
+impl CommandOutput {
+    /// Checks the exit status.
     #[track_caller]
     pub(crate) fn code(self, expected: i32) -> Self {
         assert_eq!(self.code, Some(expected), "{self:#?}");
         self
     }
 
-    /// Standard output has this text.
+    /// Checks that standard output contains this text.
     #[track_caller]
-    pub(crate) fn says(&self, text: &str) -> &Self {
+    pub(crate) fn prints(&self, text: &str) -> &Self {
         assert!(self.out.contains(text), "no {text:?} in {self:#?}");
         self
     }
 
-    /// Standard output lacks this text.
+    /// Checks that standard output does not contain this text.
     #[track_caller]
     pub(crate) fn lacks(&self, text: &str) -> &Self {
         assert!(!self.out.contains(text), "{text:?} in {self:#?}");
         self
     }
 
-    /// Standard error has this text.
+    /// Checks that standard error contains this text.
     #[track_caller]
     pub(crate) fn warns(&self, text: &str) -> &Self {
         assert!(self.err.contains(text), "no {text:?} in {self:#?}");
         self
     }
 
-    /// The events of `--output json`.
+    /// Returns the events of `--output json`.
     pub(crate) fn events(&self) -> Vec<serde_json::Value> {
         self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The names of the jobs that started, in their order, from `--output json`.
+    /// Returns the names of the jobs that started, in order, from `--output json`.
     pub(crate) fn started(&self) -> Vec<String> {
         let started = self.events().into_iter().filter(|event| event["event"] == "job" && event["status"] == "running");
         started.map(|event| event["name"].as_str().unwrap().to_owned()).collect()

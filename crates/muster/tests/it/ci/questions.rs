@@ -1,4 +1,4 @@
-//! Commands that answer without running anything.
+//! Commands that inspect a pipeline without running it.
 
 use super::Project;
 
@@ -32,7 +32,7 @@ fn project() -> Project {
 }
 
 #[test]
-fn graphs_are_drawn_in_three_forms() {
+fn graph_has_three_formats() {
     let project = project();
     insta::assert_snapshot!(project.ci(&["graph"]).code(0).out, @r"
     build
@@ -69,37 +69,34 @@ fn graphs_are_drawn_in_three_forms() {
 }
 
 #[test]
-fn explain_says_where_everything_comes_from() {
+fn explain_shows_the_origin_of_settings() {
     let project = project();
-    let said = project.ci(&["explain", "unit: [mac]", "--var", "FROM=flag"]).code(0);
-    said.says("extends `.base`").says("OS=mac  from the matrix").says("needs   compile").says("which beats");
-    project.ci(&["explain", "publish"]).code(0).says("not in this pipeline").says("if $CI_COMMIT_TAG");
+    let output = project.ci(&["explain", "unit: [mac]", "--var", "FROM=flag"]).code(0);
+    output
+        .prints("extends `.base`")
+        .prints("OS=mac  from the matrix")
+        .prints("needs   compile")
+        .prints("which overrides");
+    project.ci(&["explain", "publish"]).code(0).prints("not in this pipeline").prints("if $CI_COMMIT_TAG");
     project.ci(&["explain", "publish", "--tag", "v1"]).code(0).lacks("not in this pipeline");
     project.ci(&["explain", "compil"]).code(2).warns("did you mean `compile`?");
 }
 
 #[test]
-fn lint_shows_every_error_with_its_line() {
+fn lint_shows_all_errors_with_their_lines() {
     let project = Project::new("a:\n  scirpt: [x]\nb:\n  script: [x]\n  needs: [nope]\n");
-    let said = project.ci(&["lint"]).code(2);
-    said.warns(".gitlab-ci.yml:2").warns("script");
-    let said = project.ci(&["lint", "--json"]).code(2);
-    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let output = project.ci(&["lint"]).code(2);
+    output.warns(".gitlab-ci.yml:2").warns("script");
+    let output = project.ci(&["lint", "--json"]).code(2);
+    let report: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!(report["valid"], false);
-    assert_eq!(report["findings"][0]["place"]["file"], ".gitlab-ci.yml");
+    assert_eq!(report["findings"][0]["location"]["file"], ".gitlab-ci.yml");
     project.ci(&[]).code(2).warns("no pipeline was created");
     project.ci(&["show"]).code(0).warns("no past runs");
 }
 
 #[test]
-fn help_reads_well() {
-    let project = Project::empty();
-    insta::assert_snapshot!("help", project.ci(&["--help"]).code(0).out);
-    insta::assert_snapshot!("help-list", project.ci(&["list", "-h"]).code(0).out);
-}
-
-#[test]
-fn completions_are_there_for_every_shell() {
+fn completions_exist_for_every_shell() {
     for shell in ["bash", "zsh", "fish"] {
         let output =
             std::process::Command::new(assert_cmd::cargo::cargo_bin!("muster")).args(["completions", shell]).output();
@@ -109,13 +106,13 @@ fn completions_are_there_for_every_shell() {
 }
 
 #[test]
-fn explain_tells_where_each_variable_comes_from() {
+fn explain_shows_the_origin_of_variables() {
     let project = Project::new(
         "variables: {G: g, X: global}\nworkflow: {rules: [{if: $CI, variables: {W: w}}]}\na:\n  variables: {J: j, X: job}\n  \
          parallel: {matrix: [{CELL: [one]}]}\n  rules: [{if: $CI, variables: {R: r}}]\n  script: ['true']\n",
     );
-    let said = project.ci(&["explain", "a", "--var", "C=c"]).code(0);
-    said.says("G=g  from the global variables").says("W=w  from the rules of workflow");
-    said.says("J=j  from the job's variables").says("X=job  from the job's variables");
-    said.says("CELL=one  from the matrix").says("R=r  from the job's rules").says("C=c  from the command line");
+    let output = project.ci(&["explain", "a", "--var", "C=c"]).code(0);
+    output.prints("G=g  from the global variables").prints("W=w  from the workflow's rules");
+    output.prints("J=j  from the job's variables").prints("X=job  from the job's variables");
+    output.prints("CELL=one  from the matrix").prints("R=r  from the job's rules").prints("C=c  from the command line");
 }

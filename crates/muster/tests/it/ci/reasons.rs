@@ -1,9 +1,9 @@
-//! What keeps a job out or waiting is named, with the values that decided.
+//! `explain` and errors name why a job is excluded or waits, with the values that decided it.
 
 use super::Project;
 
 #[test]
-fn c229_merge_requests_and_compare_to_use_the_upstream_where_it_is_newer() {
+fn c229_newer_upstream_is_used_for_comparison() {
     let project = Project::new(
         "docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n\
          code: {script: ['true'], rules: [{changes: [src/**]}]}\n\
@@ -18,15 +18,19 @@ fn c229_merge_requests_and_compare_to_use_the_upstream_where_it_is_newer() {
     project.write("src/a.rs", "mine");
     project.commit("Code");
     // The local branch `main` is still at the first commit.
-    let said = project.ci(&["list", "--mr-target", "main"]).code(0);
-    said.says("code").lacks("docs").lacks("to ");
+    let output = project.ci(&["list", "--mr-target", "main"]).code(0);
+    output.prints("code").lacks("docs").lacks("to ");
     let compared = format!("{}, where it left `origin/main`", &upstream[..8]);
-    project.ci(&["explain", "code", "--mr-target", "main"]).code(0).says(&compared).says("src/a.rs");
-    project.ci(&["explain", "to", "--mr-target", "main"]).code(0).says("docs/** (1 file differs from").says(&compared);
+    project.ci(&["explain", "code", "--mr-target", "main"]).code(0).prints(&compared).prints("src/a.rs");
+    project
+        .ci(&["explain", "to", "--mr-target", "main"])
+        .code(0)
+        .prints("docs/** (1 file differs from")
+        .prints(&compared);
 }
 
 #[test]
-fn c229_a_local_branch_that_has_all_of_its_upstream_is_compared_itself() {
+fn c229_local_branch_with_all_upstream_commits_is_compared() {
     let project = Project::new("docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n");
     project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
     project.write("docs/a.md", "not pushed yet");
@@ -35,7 +39,7 @@ fn c229_a_local_branch_that_has_all_of_its_upstream_is_compared_itself() {
     project.write("src/a.rs", "mine");
     project.commit("Code");
     project.ci(&["list", "--mr-target", "main"]).code(0).lacks("docs");
-    project.ci(&["explain", "docs", "--mr-target", "main"]).code(0).says("where it left `main`");
+    project.ci(&["explain", "docs", "--mr-target", "main"]).code(0).prints("where it left `main`");
 }
 
 const MANUAL_NEED: &str = "
@@ -45,14 +49,14 @@ the ship: {stage: deploy, script: ['true'], needs: [approve]}
 ";
 
 #[test]
-fn c234_a_job_with_a_manual_need_names_the_call_that_runs_both() {
+fn c234_manual_need_error_has_the_command_for_both_jobs() {
     let project = Project::new(MANUAL_NEED);
-    let said = project.ci(&["run", "the ship", "--needs"]).code(1);
-    said.warns("the manual job `approve`").warns("`muster ci run approve 'the ship' --needs`");
+    let output = project.ci(&["run", "the ship", "--needs"]).code(1);
+    output.warns("the manual job `approve`").warns("`muster ci run approve 'the ship' --needs`");
     project.ci(&["show"]).code(0).warns("no past runs");
-    let said = project.ci(&["run", "approve", "the ship", "--needs", "--output", "json"]).code(0);
-    assert_eq!(said.started(), ["build", "approve", "the ship"]);
-    // One that may be left out stops no job that goes by stages.
+    let output = project.ci(&["run", "approve", "the ship", "--needs", "--output", "json"]).code(0);
+    assert_eq!(output.started(), ["build", "approve", "the ship"]);
+    // An optional manual job does not block jobs of later stages.
     let project = Project::new("a: {stage: build, when: manual, script: ['true']}\nb: {script: ['true']}\n");
     assert_eq!(project.ci(&["run", "b", "--needs", "--output", "json"]).code(0).started(), ["b"]);
 }
@@ -68,7 +72,7 @@ unit:
 once: {script: ['true']}
 ";
 
-/// A push of one changed file, `docs/a.md`.
+/// Creates a repository whose next push changes one file, `docs/a.md`.
 fn pushed(configuration: &str) -> Project {
     let project = Project::new(configuration);
     project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
@@ -82,50 +86,50 @@ fn pushed(configuration: &str) -> Project {
 }
 
 #[test]
-fn c236_explain_names_the_clause_that_did_not_match_with_its_values() {
-    let said = pushed(RULES).ci(&["explain", "unit: [linux]"]).code(0);
-    said.says("not in this pipeline");
-    said.says("(OS is \"linux\", CI_COMMIT_BRANCH is \"main\")");
-    said.says("changes src/**, *.rs (1 file differs from ").says(": docs/a.md)");
-    said.lacks("did not match: if $CI ");
+fn c236_explain_shows_the_unmatched_clause_with_its_values() {
+    let output = pushed(RULES).ci(&["explain", "unit: [linux]"]).code(0);
+    output.prints("not in this pipeline");
+    output.prints("(OS is \"linux\", CI_COMMIT_BRANCH is \"main\")");
+    output.prints("changes src/**, *.rs (1 file differs from ").prints(": docs/a.md)");
+    output.lacks("did not match: if $CI ");
 }
 
 #[test]
-fn c236_a_masked_value_is_not_shown() {
+fn c236_masked_value_is_hidden() {
     let project = Project::new("a: {script: ['true'], rules: [{if: '$TOKEN == \"other\"'}]}\nb: {script: ['true']}\n");
     project.configure("[[variables]]\nkey = \"TOKEN\"\nvalue = \"hunter22\"\nmasked = true\n");
-    project.ci(&["explain", "a"]).code(0).says("TOKEN is \"[MASKED]\"").lacks("hunter22");
+    project.ci(&["explain", "a"]).code(0).prints("TOKEN is \"[MASKED]\"").lacks("hunter22");
 }
 
 #[test]
-fn c237_explain_answers_for_each_cell_of_a_matrix() {
-    let said = pushed(RULES).ci(&["explain", "unit"]).code(0);
-    said.says("unit: [linux]  not in this pipeline").says("unit: [mac]  ").says("OS=mac  from the matrix");
+fn c237_explain_covers_each_matrix_cell() {
+    let output = pushed(RULES).ci(&["explain", "unit"]).code(0);
+    output.prints("unit: [linux]  not in this pipeline").prints("unit: [mac]  ").prints("OS=mac  from the matrix");
 }
 
 #[test]
-fn c238_list_all_shows_the_jobs_of_a_pipeline_that_workflow_excludes() {
+fn c238_list_all_shows_jobs_excluded_by_workflow() {
     let project = Project::new(
         "workflow: {rules: [{if: $CI_COMMIT_TAG}]}\na: {script: ['true']}\nb: {stage: deploy, script: ['true']}\n",
     );
     project.ci(&["list"]).code(0).lacks("a ");
-    let said = project.ci(&["list", "--all"]).code(0);
-    said.says("a     test    never").says("b     deploy  never").says("no rule of `workflow` matched");
-    let said = project.ci(&["list", "--all", "--output", "json"]).code(0);
-    let jobs: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let output = project.ci(&["list", "--all"]).code(0);
+    output.prints("a     test    never").prints("b     deploy  never").prints("no rule of `workflow` matched");
+    let output = project.ci(&["list", "--all", "--output", "json"]).code(0);
+    let jobs: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!(jobs[0]["reason"], "no rule of `workflow` matched");
-    let said = project.ci(&["explain", "a"]).code(0);
-    said.says("pipeline filtered out by workflow rules").says("CI_COMMIT_TAG is not set");
+    let output = project.ci(&["explain", "a"]).code(0);
+    output.prints("pipeline filtered out by workflow rules").prints("CI_COMMIT_TAG is not set");
 }
 
 #[test]
-fn c239_allow_failure_is_of_one_type_in_json() {
+fn c239_allow_failure_is_always_boolean_in_json() {
     let project = Project::new(
         "a: {script: ['true'], allow_failure: {exit_codes: [3]}}\nb: {script: ['true'], allow_failure: true}\n\
          c: {script: ['true']}\n",
     );
-    let said = project.ci(&["list", "--output", "json"]).code(0);
-    let jobs: Vec<serde_json::Value> = serde_json::from_str(&said.out).unwrap();
+    let output = project.ci(&["list", "--output", "json"]).code(0);
+    let jobs: Vec<serde_json::Value> = serde_json::from_str(&output.out).unwrap();
     let flags: Vec<_> = jobs.iter().map(|job| job["allow_failure"].as_bool()).collect();
     assert_eq!(flags, [Some(true), Some(true), Some(false)]);
     assert_eq!(jobs[0]["allow_failure_exit_codes"], serde_json::json!([3]));

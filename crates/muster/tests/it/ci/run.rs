@@ -1,4 +1,4 @@
-//! Runs: order, what jobs see, results, and that nothing is left.
+//! Runs: their order, what jobs see, results, and cleanup.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use muster_job::invariants;
 
-use super::{Project, Said};
+use super::{CommandOutput, Project};
 
 const THREE_STAGES: &str = "
 stages: [build, test, deploy]
@@ -24,30 +24,30 @@ deploy:
 ";
 
 #[test]
-fn stages_run_in_order_and_hand_artifacts_on() {
+fn stages_run_in_order_and_pass_artifacts() {
     let project = Project::new(THREE_STAGES);
-    let said = project.ci(&["--output", "json", "--log", "all"]).code(0);
-    assert_eq!(said.started(), ["build", "unit", "deploy"]);
-    let lines: Vec<_> = said.events().into_iter().filter(|event| event["event"] == "log").collect();
-    assert!(lines.iter().any(|event| event["name"] == "unit" && event["line"] == "made"), "{said:#?}");
-    let last = said.events().pop().unwrap();
+    let output = project.ci(&["--output", "json", "--log", "all"]).code(0);
+    assert_eq!(output.started(), ["build", "unit", "deploy"]);
+    let lines: Vec<_> = output.events().into_iter().filter(|event| event["event"] == "log").collect();
+    assert!(lines.iter().any(|event| event["name"] == "unit" && event["line"] == "made"), "{output:#?}");
+    let last = output.events().pop().unwrap();
     assert_eq!((last["event"].as_str(), last["status"].as_str()), (Some("run_finished"), Some("passed")));
     assert_eq!(last["critical_path"], serde_json::json!(["build", "unit", "deploy"]));
 }
 
-/// 48 jobs in 8 stages, as order, result and `concurrent`; what they cost is measured by the benchmarks.
+/// Checks order, result and `concurrent` of 48 jobs in 8 stages. Benchmarks measure their cost.
 #[test]
-fn c200_many_jobs_in_many_stages_run_stage_by_stage() {
+fn c200_many_jobs_run_stage_by_stage() {
     use std::fmt::Write as _;
     let mut configuration = String::from("stages: [s0, s1, s2, s3, s4, s5, s6, s7]\n");
     for (stage, job) in (0..8).flat_map(|stage| (0..6).map(move |job| (stage, job))) {
         writeln!(configuration, "j{stage}{job}: {{stage: s{stage}, script: ['true']}}").unwrap();
     }
-    let said = Project::new(&configuration).ci(&["--concurrent", "4", "--output", "json"]).code(0);
+    let output = Project::new(&configuration).ci(&["--concurrent", "4", "--output", "json"]).code(0);
     let (mut started, mut passed) = (BTreeMap::new(), Vec::new());
     let mut ran = Vec::new();
-    // The order of the events is the clock.
-    for (instant, event) in said.events().iter().enumerate().filter(|(_, event)| event["event"] == "job") {
+    // The order of the events is the order in time.
+    for (instant, event) in output.events().iter().enumerate().filter(|(_, event)| event["event"] == "job") {
         let name = event["name"].as_str().unwrap().to_owned();
         match event["status"].as_str().unwrap() {
             "running" => {
@@ -72,43 +72,47 @@ fn with_one_worker_one_job_runs_at_a_time() {
         |name: &str| format!("{name}: {{script: ['mkdir \"$HOME/turn\"', 'sleep 0.05', 'rmdir \"$HOME/turn\"']}}\n");
     let project = Project::new(&["a", "b", "c", "d"].map(job).concat());
     std::fs::create_dir_all(project.home()).unwrap();
-    // Two at once would fail: each makes the same directory.
-    project.ci(&["--concurrent", "1"]).code(0).says("4 passed");
+    // Two simultaneous jobs would fail, because each creates the same directory.
+    project.ci(&["--concurrent", "1"]).code(0).prints("4 passed");
 }
 
 #[test]
-fn jobs_see_true_variables() {
+fn jobs_get_correct_variables() {
     let project = Project::new(
         "a:\n  variables: {MINE: job}\n  script: ['echo \"[$CI_COMMIT_BRANCH $CI_COMMIT_TITLE $CI_COMMIT_SHA $MINE $GIVEN $CI_JOB_NAME]\"']\n",
     );
     let sha = project.git(&["rev-parse", "HEAD"]);
-    let said = project.ci(&["--var", "GIVEN=given"]).code(0);
-    said.says(&format!("[main First commit {sha} job given a]"));
+    let output = project.ci(&["--var", "GIVEN=given"]).code(0);
+    output.prints(&format!("[main First commit {sha} job given a]"));
 }
 
 #[test]
-fn a_failed_job_is_exit_status_1_and_shows_its_log() {
+fn failed_job_exits_with_1_and_shows_its_log() {
     let project = Project::new("good: {script: ['echo fine']}\nbad: {script: ['echo reason; exit 7']}\n");
-    let said = project.ci(&[]).code(1);
-    said.says("reason").says("✗ bad").says("exit status 7").lacks("│ fine").says("1 passed, 1 failed");
+    let output = project.ci(&[]).code(1);
+    output.prints("reason").prints("✗ bad").prints("exit status 7").lacks("│ fine").prints("1 passed, 1 failed");
 }
 
 #[test]
-fn of_a_long_log_the_end_is_shown_and_how_to_see_the_rest() {
+fn long_log_shows_its_tail_and_a_hint() {
     let project = Project::new(
         "good: {script: ['true']}\nbad: {script: ['seq 100001 100200; exit 7']}\n'b d': {script: ['seq 70; false']}\n",
     );
-    let said = project.ci(&[]).code(1);
-    said.says("100200\n").lacks("100101\n").says("lines more: `muster ci show 1 bad --log`");
-    assert_eq!(said.out.lines().filter(|line| line.starts_with("bad ") && line.contains('│')).count(), 51, "{said:#?}");
-    said.says("lines more: `muster ci show 1 100002 --log`");
-    project.ci(&["show", "1", "bad", "--log"]).code(0).says("100001\n").says("100200\n");
-    project.ci(&["--log", "failed"]).code(1).says("100001\n").lacks("lines more");
-    project.ci(&["--output", "junit"]).code(1).says("100001").says("100200");
+    let output = project.ci(&[]).code(1);
+    output.prints("100200\n").lacks("100101\n").prints("more lines: `muster ci show 1 bad --log`");
+    assert_eq!(
+        output.out.lines().filter(|line| line.starts_with("bad ") && line.contains('│')).count(),
+        51,
+        "{output:#?}"
+    );
+    output.prints("more lines: `muster ci show 1 100002 --log`");
+    project.ci(&["show", "1", "bad", "--log"]).code(0).prints("100001\n").prints("100200\n");
+    project.ci(&["--log", "failed"]).code(1).prints("100001\n").lacks("more lines");
+    project.ci(&["--output", "junit"]).code(1).prints("100001").prints("100200");
 }
 
 #[test]
-fn the_working_tree_is_what_runs_and_stays_untouched() {
+fn working_tree_is_run_and_not_modified() {
     let project = Project::new("a:\n  script: ['cat tracked new', 'test ! -e ignored', 'echo x > made-by-job']\n");
     project.write("tracked", "old\n");
     project.write(".gitignore", "ignored\n");
@@ -117,13 +121,13 @@ fn the_working_tree_is_what_runs_and_stays_untouched() {
     project.write("new", "dirty-untracked\n");
     project.write("ignored", "secret\n");
     let before = project.bytes();
-    project.ci(&[]).code(0).says("dirty-tracked").says("dirty-untracked").says("with uncommitted changes");
+    project.ci(&[]).code(0).prints("dirty-tracked").prints("dirty-untracked").prints("with uncommitted changes");
     assert_eq!(project.bytes(), before, "not a byte of the repository has changed");
 }
 
 #[test]
-fn two_runs_at_once_do_not_disturb_each_other() {
-    // Each job waits for the other.
+fn concurrent_runs_are_independent() {
+    // Each job waits for the other run's job.
     let project = Project::new(
         "a:\n  script:\n    - touch \"$MEET/$CI_PIPELINE_IID\"\n    - until [ -e \"$MEET/1\" ] && [ -e \"$MEET/2\" ]; do sleep 0.02; done\n    - echo \"iid=$CI_PIPELINE_IID\"\n",
     );
@@ -135,16 +139,19 @@ fn two_runs_at_once_do_not_disturb_each_other() {
     let (one, two) = (start(), start());
     let mut numbers = Vec::new();
     for child in [one, two] {
-        let said = Said::from(child.wait_with_output().unwrap()).code(0);
-        numbers.push(said.out.split("iid=").last().unwrap().lines().next().unwrap().to_owned());
+        let output = CommandOutput::from(child.wait_with_output().unwrap()).code(0);
+        numbers.push(output.out.split("iid=").last().unwrap().lines().next().unwrap().to_owned());
     }
     numbers.sort();
     assert_eq!(numbers, ["1", "2"]);
-    project.ci(&["show"]).code(0).says("\n2 ").says("\n1 ");
+    project.ci(&["show"]).code(0).prints("\n2 ").prints("\n1 ");
 }
 
-/// Starts a run, and waits until its log has a line.
-fn start_and_wait_for(project: &Project, line: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
+/// Starts a run, and waits until its output contains a line.
+pub(super) fn start_and_wait_for(
+    project: &Project,
+    line: &str,
+) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
     let mut child = project.command(&["--log", "live"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
@@ -157,14 +164,14 @@ fn start_and_wait_for(project: &Project, line: &str) -> (std::process::Child, Bu
     panic!("the run ended ({status}) before {line:?}: {text}");
 }
 
-/// The processes whose command line has this text.
+/// Returns the processes whose command line contains this text.
 pub(super) fn processes(text: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(|line| line.contains(text)).collect()
 }
 
-fn interrupt(child: &std::process::Child) {
+pub(super) fn interrupt(child: &std::process::Child) {
     let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(status.success());
 }
@@ -180,19 +187,19 @@ fn ctrl_c_cancels_and_leaves_no_process() {
     interrupt(&child);
     let rest: Vec<_> = out.lines().map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:#?}");
-    assert!(rest.iter().any(|line| line.contains("cancelled in")), "{rest:#?}");
+    assert!(rest.iter().any(|line| line.contains("canceled in")), "{rest:#?}");
     assert!(started.elapsed() < Duration::from_secs(60), "the job was not waited for");
     assert_eq!(processes("sleep 54321"), Vec::<String>::new());
     assert_eq!(processes(&home), Vec::<String>::new(), "neither manager nor agent is left");
 }
 
 #[test]
-fn a_second_ctrl_c_kills_what_does_not_listen() {
+fn second_ctrl_c_kills_jobs_that_ignore_signals() {
     let project = Project::new("a:\n  script: [\"trap '' TERM\", 'echo now', 'while true; do sleep 54322; done']\n");
     let home = project.home().display().to_string();
     let (mut child, out) = start_and_wait_for(&project, "now");
     interrupt(&child);
-    // Two signals of one kind that come together are one: the second waits until the first was heard.
+    // Two pending signals of one kind are merged, so wait until the first one was handled.
     let mut warnings = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(warnings.any(|line| line.contains("interrupt again")));
     interrupt(&child);
@@ -202,64 +209,64 @@ fn a_second_ctrl_c_kills_what_does_not_listen() {
     assert_eq!(processes(&home), Vec::<String>::new());
 }
 
-/// The job kills each manager that it finds, and says nothing: no manager ever gets further than the one before.
+/// The job kills each manager that it finds, and logs nothing, so that no manager makes progress.
 #[test]
-fn a_manager_that_is_killed_again_and_again_ends_the_run_with_its_log() {
+fn repeatedly_killed_manager_fails_the_run_with_its_log() {
     let project = Project::new(
         "a:\n  script:\n    - |\n      while sleep 0.02; do\n        for p in /proc/[0-9]*; do\n          mapfile -d '' -t c < $p/cmdline || continue\n          if [ \"${c[1]}\" = manager ] && [[ \"${c[*]}\" = *\"$HOME/\"* ]]; then kill -9 ${p#/proc/} || true; fi\n        done\n      done 2>/dev/null\n",
     );
     let home = project.home().display().to_string();
-    let said = project.ci(&[]).code(2);
-    said.warns("was started again").warns("ended 6 times and got nothing done").warns("signal: 9").warns("manager.log");
+    let output = project.ci(&[]).code(2);
+    output.warns("was restarted").warns("exited 6 times without progress").warns("signal: 9").warns("manager.log");
     assert_eq!(processes(&home), Vec::<String>::new());
 }
 
 #[test]
-fn a_child_pipeline_runs_to_its_end() {
+fn child_pipeline_runs_to_completion() {
     let project = Project::new("child:\n  trigger: {include: child.yml, strategy: depend}\n");
     project.write("child.yml", "inner: {script: ['echo from the child']}\n");
     project.commit("Child");
-    project.ci(&["--log", "all"]).code(0).says("from the child").says("✓ child");
+    project.ci(&["--log", "all"]).code(0).prints("from the child").prints("✓ child");
 }
 
 #[test]
-fn junit_has_a_case_per_job() {
+fn junit_has_a_test_case_per_job() {
     let project = Project::new("good: {script: ['true']}\nbad: {script: ['echo \"<why>\"; exit 1']}\n");
-    let said = project.ci(&["--output", "junit"]).code(1);
-    said.says("tests=\"2\" failures=\"1\" skipped=\"0\"").says("<testcase name=\"bad\"").says("&lt;why&gt;");
+    let output = project.ci(&["--output", "junit"]).code(1);
+    output.prints("tests=\"2\" failures=\"1\" skipped=\"0\"").prints("<testcase name=\"bad\"").prints("&lt;why&gt;");
 }
 
 #[test]
-fn what_a_job_used_is_kept_with_its_result_and_shown() {
-    // The loop takes what it takes on any machine; the text is the memory of one process.
+fn resource_usage_is_stored_and_shown() {
+    // The loop uses some CPU time on any machine; the text is the memory of one process.
     let burn = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; text=$(printf %20000000s x)";
     let project = Project::new(&format!("heavy: {{script: ['{burn}']}}\n"));
-    let said = project.ci(&["--output", "json"]).code(0);
-    let events = said.events();
+    let output = project.ci(&["--output", "json"]).code(0);
+    let events = output.events();
     let ended = events.iter().rfind(|event| event["event"] == "job").unwrap();
     assert!(ended["cpu_ms"].as_u64().unwrap() >= 20, "{ended}");
     assert!(ended["memory_bytes"].as_u64().unwrap() >= 20_000_000, "{ended}");
     assert_eq!(events.last().unwrap()["jobs"][0]["cpu_ms"], ended["cpu_ms"]);
-    project.ci(&["show", "last", "heavy"]).code(0).says("\n  used ").says(" of CPU, ").says(" MB of memory");
+    project.ci(&["show", "last", "heavy"]).code(0).prints("\n  used ").prints(" of CPU, ").prints(" MB of memory");
 }
 
 #[test]
-fn show_tells_of_past_runs() {
+fn show_lists_past_runs() {
     let project = Project::new(THREE_STAGES);
     project.ci(&[]).code(0);
-    project.ci(&["show"]).code(0).says("passed").says("push").says("main");
-    project.ci(&["show", "1"]).code(0).says("build").says("archive").says("success");
-    project.ci(&["show", "last", "unit"]).code(0).says("made").says("✓");
+    project.ci(&["show"]).code(0).prints("passed").prints("push").prints("main");
+    project.ci(&["show", "1"]).code(0).prints("build").prints("archive").prints("success");
+    project.ci(&["show", "last", "unit"]).code(0).prints("made").prints("✓");
     let target = project.home().join("extracted");
     project.ci(&["show", "build", "--extract", target.to_str().unwrap()]).code(0);
     assert_eq!(std::fs::read_to_string(target.join("out/file")).unwrap(), "made\n");
     project.ci(&["show", "last", "unti"]).code(2).warns("did you mean `unit`?");
-    project.ci(&["clean"]).code(0).says("deleted");
+    project.ci(&["clean"]).code(0).prints("deleted");
     project.ci(&["show"]).code(0).warns("no past runs");
 }
 
 #[test]
-fn an_archive_with_links_is_extracted_with_its_links() {
+fn links_in_archives_are_extracted() {
     let make = "mkdir v1; echo 1 > v1/f; ln -s v1 cur";
     let project = Project::new(&format!("a: {{script: ['{make}'], artifacts: {{paths: [v1, cur]}}}}\n"));
     project.ci(&[]).code(0);
@@ -268,9 +275,9 @@ fn an_archive_with_links_is_extracted_with_its_links() {
     assert_eq!(std::fs::read_link(target.join("cur")).unwrap(), std::path::Path::new("v1"));
 }
 
-/// The archive has a link with the name of the report that is put beside it.
+/// The archive contains a link with the name of the report that is extracted next to it.
 #[test]
-fn a_report_is_not_extracted_through_a_link_of_the_archive() {
+fn report_is_not_extracted_through_a_link() {
     let project = Project::new("");
     let keys = project.home().join("keys");
     std::fs::create_dir_all(project.home()).unwrap();
@@ -288,79 +295,79 @@ fn a_report_is_not_extracted_through_a_link_of_the_archive() {
 }
 
 #[test]
-fn what_was_not_started_takes_no_number() {
+fn run_that_does_not_start_takes_no_number() {
     let project = Project::new("a: {script: ['true']}\n");
-    project.ci(&[]).code(0).says("run 1  ");
+    project.ci(&[]).code(0).prints("run 1  ");
     project.write("bad.yml", "a: [");
     project.ci(&["--file", "bad.yml"]).code(2);
     project.ci(&["run", "nope"]).code(2);
-    project.ci(&[]).code(0).says("run 2  ");
+    project.ci(&[]).code(0).prints("run 2  ");
     project.ci(&["clean"]).code(0);
     project.ci(&["--file", "bad.yml"]).code(2);
-    project.ci(&[]).code(0).says("run 3  ");
+    project.ci(&[]).code(0).prints("run 3  ");
 }
 
 #[test]
-fn show_tells_why_once_and_which_job_of_a_child() {
+fn show_names_the_failed_job_of_a_child() {
     let project = Project::new("bad: {script: ['exit 5']}\nchild: {trigger: {include: child.yml, strategy: depend}}\n");
     project.write("child.yml", "fine: {script: ['true']}\ninner: {script: ['exit 1']}\n");
     project.commit("Child");
-    project.ci(&[]).code(1).says("child: its child pipeline failed").lacks("unknown");
-    project.ci(&["show", "last"]).code(0).says("its child pipeline failed: inner\n").lacks("unknown");
-    project.ci(&["show", "child"]).code(0).says("its child pipeline failed: inner\n");
-    project.ci(&["show", "bad"]).code(0).says("exit status 5").lacks("exit status 5  exit status 5");
+    project.ci(&[]).code(1).prints("child: the child pipeline failed").lacks("unknown");
+    project.ci(&["show", "last"]).code(0).prints("the child pipeline failed: inner\n").lacks("unknown");
+    project.ci(&["show", "child"]).code(0).prints("the child pipeline failed: inner\n");
+    project.ci(&["show", "bad"]).code(0).prints("exit status 5").lacks("exit status 5  exit status 5");
 }
 
 #[test]
-fn jobs_of_a_run_that_was_killed_are_lost() {
+fn jobs_of_a_killed_run_are_unknown() {
     let project = Project::new(
         "a: {stage: build, script: ['echo now', 'while [ -e \"$CI_PROJECT_DIR\" ]; do sleep 0.05; done']}\n\
          b: {script: ['true']}\nc: {stage: deploy, when: manual, script: ['true']}\n",
     );
     let (mut child, _out) = start_and_wait_for(&project, "now");
-    project.ci(&["show", "1"]).code(0).says("running").lacks("lost");
+    project.ci(&["show", "1"]).code(0).prints("running").lacks("unknown");
     child.kill().unwrap();
     child.wait().unwrap();
-    let said = project.ci(&["show", "1"]).code(0);
-    said.says("run 1  stopped").says("lost").says("not run").lacks("running");
-    project.ci(&["show", "a"]).code(0).says("a  lost").says("now");
+    let output = project.ci(&["show", "1"]).code(0);
+    output.prints("run 1  stopped").prints("unknown").prints("not run").lacks("running");
+    project.ci(&["show", "a"]).code(0).prints("a  unknown").prints("now");
 }
 
 #[test]
-fn show_gives_only_the_log_or_the_raw_trace() {
+fn show_prints_the_log_or_the_raw_trace() {
     let project = Project::new("a:\n  script: ['echo first', 'printf \"x%.0s\" $(seq 100)']\n");
-    project.ci(&[]).code(0).says(&"x".repeat(100));
+    project.ci(&[]).code(0).prints(&"x".repeat(100));
     let log = project.ci(&["show", "a", "--log"]).code(0);
-    log.says("\nfirst\n").says(&"x".repeat(100)).lacks("section_").lacks("\u{1b}").lacks("✓").lacks("Z ");
-    project.ci(&["show", "a", "--log", "--timestamps"]).code(0).says("Z first\n");
-    project.ci(&["show", "a", "--raw"]).code(0).says("section_start:").says("\u{1b}[0K").says("01O first\n");
-    project.ci(&["show", "1", "--raw"]).code(2).warns("name a job");
+    log.prints("\nfirst\n").prints(&"x".repeat(100)).lacks("section_").lacks("\u{1b}").lacks("✓").lacks("Z ");
+    project.ci(&["show", "a", "--log", "--timestamps"]).code(0).prints("Z first\n");
+    project.ci(&["show", "a", "--raw"]).code(0).prints("section_start:").prints("\u{1b}[0K").prints("01O first\n");
+    project.ci(&["show", "1", "--raw"]).code(2).warns("require a job");
 }
 
 #[test]
-fn shell_opens_where_the_job_ran_with_its_variables() {
+fn shell_opens_in_the_workspace_with_variables() {
     let project = Project::new("a:\n  variables: {MINE: yes-mine}\n  script: ['echo left > left-by-job']\n");
     let shell = |arguments: &[&str]| {
         in_shell(&project, arguments, "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job; true\n", 0)
     };
     project.ci(&["run", "--keep"]).code(0);
-    shell(&["shell", "a"]).says("[yes-mine a]").says("\nleft\n").warns("as it was left");
+    shell(&["shell", "a"]).prints("[yes-mine a]").prints("\nleft\n").warns("as it left it");
     project.ci(&["run"]).code(0);
-    shell(&["shell", "a"]).says("[yes-mine a]").says("script:").warns("was not kept");
+    shell(&["shell", "a"]).prints("[yes-mine a]").prints("script:").warns("was not kept");
     in_shell(&project, &["shell", "a"], "exit 7\n", 7);
     in_shell(&project, &["shell", "a"], "kill -KILL $$\n", 137);
 }
 
-/// Types a line into `muster ci shell`.
-fn in_shell(project: &Project, arguments: &[&str], line: &str, code: i32) -> Said {
+/// Sends a line to `muster ci shell`.
+fn in_shell(project: &Project, arguments: &[&str], line: &str, code: i32) -> CommandOutput {
     let mut command = project.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), line.as_bytes()).unwrap();
-    Said::from(child.wait_with_output().unwrap()).code(code)
+    CommandOutput::from(child.wait_with_output().unwrap()).code(code)
 }
 
 #[test]
-fn shell_opens_in_jobs_of_child_pipelines_with_what_earlier_jobs_gave() {
+fn shell_has_artifacts_in_jobs_of_child_pipelines() {
     let project =
         Project::new("child:\n  trigger: {include: child.yml, strategy: depend}\n  variables: {FROM_BRIDGE: b}\n");
     project.write(
@@ -370,7 +377,7 @@ fn shell_opens_in_jobs_of_child_pipelines_with_what_earlier_jobs_gave() {
     );
     project.commit("Child");
     project.ci(&[]).code(0);
-    let said =
+    let output =
         in_shell(&project, &["shell", "inner"], "echo \"[$GIVEN $FROM_BRIDGE $CI_PIPELINE_SOURCE]\"; cat file\n", 0);
-    said.says("[yes b parent_pipeline]").says("made\n");
+    output.prints("[yes b parent_pipeline]").prints("made\n");
 }

@@ -1,8 +1,8 @@
-//! Which server a pipeline belongs to: the one of the project's remote, whoever runs the jobs.
+//! Server variables of a pipeline: they refer to the server of the project's remote, wherever jobs run.
 
 use super::Project;
 
-/// A repository with a remote, and the checkout of a component's project that `ci.toml` names.
+/// Creates a repository with a remote, and a checkout of a component's project that `ci.toml` refers to.
 fn with_component() -> Project {
     let project = Project::new(
         "include: [{component: $CI_SERVER_FQDN/group/kit/greet@1, inputs: {name: ada}}]\n\
@@ -21,16 +21,16 @@ fn with_component() -> Project {
 }
 
 #[test]
-fn c224_the_server_is_that_of_the_projects_remote_in_compilation_and_in_jobs() {
+fn c224_server_variables_refer_to_the_remote() {
     let project = with_component();
-    project.ci(&["list"]).code(0).says("greet");
-    let said = project.ci(&["--log", "all"]).code(0);
-    said.says("hello ada");
-    said.says("[git.example.org 8443 git.example.org:8443 https://git.example.org:8443 http://127.0.0.1:");
+    project.ci(&["list"]).code(0).prints("greet");
+    let output = project.ci(&["--log", "all"]).code(0);
+    output.prints("hello ada");
+    output.prints("[git.example.org 8443 git.example.org:8443 https://git.example.org:8443 http://127.0.0.1:");
 }
 
 #[test]
-fn c224_without_a_remote_the_server_is_the_coordinator() {
+fn c224_server_is_the_coordinator_without_a_remote() {
     let project = Project::new("a: {script: ['echo \"[$CI_SERVER_HOST]\"']}\n");
-    project.ci(&["--log", "all"]).code(0).says("[127.0.0.1]");
+    project.ci(&["--log", "all"]).code(0).prints("[127.0.0.1]");
 }

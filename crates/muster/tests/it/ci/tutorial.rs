@@ -1,19 +1,19 @@
-//! The tutorial, command by command: what a reader types is what is run, and what it shows is what comes.
+//! The tutorial: its commands are run as a reader would type them, and their output is compared.
 
 use std::process::Command;
 
 use super::Project;
 
-/// Stands between the outputs of two commands.
+/// Separates the outputs of two commands.
 const MARK: &str = "@@@ next command";
 
-/// One command of the tutorial, with the output that stands under it; empty where it shows none.
+/// A command of the tutorial, with the output below it. Empty if the tutorial shows none.
 struct Step {
     command: String,
     output: Vec<String>,
 }
 
-/// The commands in the order of the page.
+/// Returns the commands of a page, in order.
 fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for block in page.split("```console\n").skip(1) {
@@ -27,7 +27,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// A line without what differs from run to run: times, commits, and how wide a column is for them.
+/// Replaces what differs between runs: times, commits, and the column widths that depend on them.
 fn plain(line: &str) -> String {
     let word = |word: &str| {
         let bare = word.trim_matches(['(', ')', ':', ',']);
@@ -38,28 +38,28 @@ fn plain(line: &str) -> String {
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the lines are shown, in their order; `...` stands for any lines.
-fn shows(said: &str, expected: &[String]) -> bool {
-    // Without a terminal the start of a job is a line of its own.
-    let mut said = said.lines().filter(|line| !line.starts_with('…')).map(plain).filter(|line| !line.is_empty());
+/// Whether the output consists of these lines, in order. `...` matches any lines.
+fn shows(output: &str, expected: &[String]) -> bool {
+    // Without a terminal, the start of a job is printed as an extra line.
+    let mut output = output.lines().filter(|line| !line.starts_with('…')).map(plain).filter(|line| !line.is_empty());
     let mut skips = false;
     for line in expected.iter().map(|line| plain(line)).filter(|line| !line.is_empty()) {
         if line == "..." {
             skips = true;
         } else if skips {
-            if !said.any(|found| found == line) {
+            if !output.any(|found| found == line) {
                 return false;
             }
             skips = false;
-        } else if said.next().as_deref() != Some(&*line) {
+        } else if output.next().as_deref() != Some(&*line) {
             return false;
         }
     }
-    skips || said.next().is_none()
+    skips || output.next().is_none()
 }
 
 #[test]
-fn the_tutorial_shows_what_comes() {
+fn tutorial_output_is_current() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tutorials/first-pipeline.md"));
     let page = page.unwrap();
     let configuration = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
@@ -69,7 +69,7 @@ fn the_tutorial_shows_what_comes() {
         let write = if step.command.starts_with("git add") { "cp ../ci.yml .gitlab-ci.yml\n" } else { "" };
         script.push_str(&format!("{write}{} </dev/null\necho '{MARK}'\n", step.command));
     }
-    // Its home and its environment; the tutorial makes a repository of its own beside it.
+    // The home directory and environment of the reader. The tutorial creates a repository next to it.
     let project = Project::empty();
     let place = project.path().parent().unwrap().to_owned();
     std::fs::write(place.join("ci.yml"), configuration).unwrap();
@@ -85,9 +85,9 @@ fn the_tutorial_shows_what_comes() {
         shell.env(format!("GIT_{role}_NAME"), "Ada").env(format!("GIT_{role}_EMAIL"), "ada@example.org");
     }
     let output = shell.output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    let outputs: Vec<_> = said.split(&format!("{MARK}\n")).collect();
-    assert_eq!(outputs.len(), steps.len() + 1, "{said}");
+    let output = String::from_utf8(output.stdout).unwrap();
+    let outputs: Vec<_> = output.split(&format!("{MARK}\n")).collect();
+    assert_eq!(outputs.len(), steps.len() + 1, "{output}");
     for (step, output) in steps.iter().zip(outputs) {
         assert!(!output.contains("error:"), "$ {}\n{output}", step.command);
         assert!(

@@ -1,5 +1,5 @@
-//! `kill -9` of the manager in the middle of a job, at points that a seed chooses: the job ends with the right result,
-//! each byte of its log arrives once, and its script starts once.
+//! `kill -9` of the manager in the middle of a job, at points that a seed selects. The job must end with the right result, each byte of its
+//! log must arrive once, and its script must start once.
 
 use muster_job::{JobId, JobStatus};
 use rand::rngs::StdRng;
@@ -11,12 +11,12 @@ use crate::process::until;
 
 const LINES: usize = 60;
 
-/// Writes a mark when it starts, then lines of different length over about a second.
+/// Writes a marker when it starts, then lines of different lengths for about a second.
 const SCRIPT: &str = r#"echo started >> "$HOME_OF_TEST/started"
 i=0; while [ $i -lt 60 ]; do i=$((i + 1)); printf 'line %d %0*d\n' $i $((i * 7 % 90 + 1)) 0; sleep 0.015; done
 exit 7"#;
 
-/// The seed of `MUSTER_TEST_SEED`, or a new one; printed, so that a failure can be repeated.
+/// Returns the seed of `MUSTER_TEST_SEED`, or a new one. Prints it, so that a failure can be repeated.
 fn seed() -> u64 {
     let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("MUSTER_TEST_SEED={seed}");
@@ -24,12 +24,12 @@ fn seed() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_manager_loses_no_job_and_no_byte() {
+async fn killed_manager_loses_no_job_and_no_byte() {
     let mut rng = StdRng::seed_from_u64(seed());
     let bench = Bench::start().await;
     bench.push(1, &[SCRIPT], json!({}));
     let mut manager = bench.manager(&[]);
-    // Before its first call, while it asks, hands the job over, streams.
+    // Kill it before its first request, while it requests a job, starts the job, or streams the log.
     for _ in 0..6 {
         let events = rng.random_range(0..8);
         println!("after {events} events at the coordinator");
@@ -45,7 +45,7 @@ async fn a_killed_manager_loses_no_job_and_no_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_killed_at_chosen_lines_goes_on_from_the_acknowledged_byte() {
+async fn killed_manager_resumes_at_the_acknowledged_byte() {
     let mut rng = StdRng::seed_from_u64(seed());
     let bench = Bench::start().await;
     bench.push(1, &[SCRIPT], json!({}));
@@ -62,13 +62,13 @@ async fn a_manager_killed_at_chosen_lines_goes_on_from_the_acknowledged_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_ends_while_no_manager_is_there_is_reported_by_the_next() {
+async fn job_that_ends_without_manager_is_reported_later() {
     let bench = Bench::start().await;
     bench.push(1, &[&format!("{SCRIPT}; touch \"$HOME_OF_TEST/never\"")], json!({}));
     let manager = bench.manager(&[]);
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("line 3 ")).await;
     manager.kill().await;
-    // The agent goes on: wait for its result in the spool.
+    // The agent continues: wait for its result in the spool.
     until(async || match bench.spool_text() {
         text if text.contains("Job failed") => Ok(()),
         text => Err(format!("the agent did not finish the job: {text}")),

@@ -1,4 +1,4 @@
-//! `muster manager` with its real agent, against a coordinator in memory.
+//! `muster manager` with its real agent, and a coordinator in memory.
 
 mod kill;
 mod observe;
@@ -14,7 +14,7 @@ use serde_json::json;
 use support::Bench;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_runs_and_its_trace_and_result_arrive() {
+async fn job_runs_and_its_trace_and_result_arrive() {
     let bench = Bench::start().await;
     bench.push(1, &["echo hello", "echo $GREETING"], json!({ "GREETING": "from a variable" }));
     let _manager = bench.manager(&[]);
@@ -29,7 +29,7 @@ async fn a_job_runs_and_its_trace_and_result_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failing_script_reports_its_exit_code() {
+async fn failing_script_reports_its_exit_code() {
     let bench = Bench::start().await;
     bench.push(1, &["exit 3"], json!({}));
     let _manager = bench.manager(&[]);
@@ -41,9 +41,9 @@ async fn a_failing_script_reports_its_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn powershell_reads_the_script_from_its_input_and_its_status_counts() {
+async fn powershell_reads_the_script_from_stdin() {
     let bench = Bench::start().await;
-    // PowerShell itself is not for every machine: this one tells what it was given.
+    // PowerShell is not installed everywhere, so a fake one prints its input.
     bench.program("pwsh", "#!/bin/sh\nprintf 'argument %s\\n' \"$@\"\nsed 's/^/read /'\nexit 6\n");
     bench.push(1, &["Write-Output $env:GREETING"], json!({ "GREETING": "it's $$me" }));
     let _manager = bench.manager(&["--shell", "pwsh"]);
@@ -78,19 +78,19 @@ async fn many_jobs_share_the_slots() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_at_the_coordinator_ends_the_script() {
+async fn cancel_at_the_coordinator_stops_the_script() {
     let bench = Bench::start().await;
     bench.push(1, &["echo begun", "sleep 600"], json!({}));
     let _manager = bench.manager(&[]);
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
-    // The job says nothing from now on: its manager hears of the cancel with a sign of life.
+    // The job logs nothing from now on. Its manager learns about the cancel from a keep-alive.
     bench.coordinator.set_status(JobId(1), JobStatus::Canceling);
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
     assert_eq!(job.status, JobStatus::Canceled, "{}", job.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_answers_and_refusals_of_the_coordinator_are_healed() {
+async fn manager_recovers_from_coordinator_errors() {
     let bench = Bench::start().await;
     use Fault::{FailAfter, FailBefore};
     bench.coordinator.fail(Call::RequestJob, [FailBefore, FailAfter]);
@@ -104,7 +104,7 @@ async fn lost_answers_and_refusals_of_the_coordinator_are_healed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_winds_jobs_down_and_leaves_nothing_behind() {
+async fn stopped_manager_cancels_jobs_and_leaves_nothing() {
     let bench = Bench::start().await;
     bench.push(1, &["echo begun", "sleep 600"], json!({}));
     let mut manager = bench.manager(&["--on-stop", "cancel"]);

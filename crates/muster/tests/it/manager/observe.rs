@@ -1,4 +1,4 @@
-//! What a manager at work shows on its metrics address and in its log.
+//! Metrics and logs of a running manager.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,15 +12,15 @@ use tokio::net::TcpStream;
 use super::support::Bench;
 use crate::process::until;
 
-/// Says `begun`, and ends when the test says so.
+/// Script that logs `begun`, and ends when the test creates a file.
 pub(crate) const HELD: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; do sleep 0.02; done";
 
-/// Puts a job in the queue as GitLab would: with sections, facts about its queue, and a repository.
+/// Queues a job as GitLab would: with sections, facts about its queue, and a repository.
 pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
     push_with(bench, id, script, features, &json!({}));
 }
 
-/// As [`push`], with more members of the payload.
+/// Queues a job as [`push`] does, with more members of the payload.
 pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, more: &Value) {
     let mut all = json!({ "trace_sections": true, "failure_reasons": ["job_canceled"] });
     all.as_object_mut().unwrap().extend(features.as_object().unwrap().clone());
@@ -46,7 +46,7 @@ pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, 
     bench.coordinator.enqueue(serde_json::from_value(payload).unwrap());
 }
 
-/// Waits until the log has `word`, and gives the whole log.
+/// Waits until the log contains a text, and returns the whole log.
 pub(crate) async fn wait_for_log(log: &Path, word: &str) -> String {
     until(async || {
         let text = std::fs::read_to_string(log).unwrap();
@@ -55,7 +55,7 @@ pub(crate) async fn wait_for_log(log: &Path, word: &str) -> String {
     .await
 }
 
-/// The address of the metrics server, as the log tells it.
+/// Returns the address of the metrics server, from the log.
 pub(crate) async fn address(log: &Path) -> String {
     let text = wait_for_log(log, "Metrics server listening").await;
     let line = text.lines().find(|line| line.contains("Metrics server listening")).unwrap();
@@ -90,11 +90,11 @@ fn value(text: &str, series: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_tell_of_jobs_while_they_run_and_after() {
+async fn metrics_count_running_and_finished_jobs() {
     let bench = Bench::start().await;
     let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
     let address = address(&log).await;
-    // What is exported is the operator's to say, not a job's.
+    // Only the operator decides what is exported, not a job.
     let wish = json!({ "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" });
     push(&bench, 1, HELD, &json!({ "variables": [wish] }));
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
@@ -165,7 +165,7 @@ fn check_with_promtool(text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_names_a_job_in_fields_when_it_comes_and_goes() {
+async fn log_has_job_fields_at_start_and_end() {
     let bench = Bench::start().await;
     let (_manager, log) = bench.manager_logged(&[], &[]);
     push(&bench, 7, "exit 3", &json!({}));
@@ -207,7 +207,7 @@ async fn the_log_names_a_job_in_fields_when_it_comes_and_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_cannot_be_observed_as_told_does_not_start() {
+async fn manager_does_not_start_without_its_metrics_address() {
     let bench = Bench::start().await;
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -215,13 +215,13 @@ async fn a_manager_that_cannot_be_observed_as_told_does_not_start() {
     assert!(!manager.ended(Duration::from_secs(20)).await.success());
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(
-        text.contains(&format!("cannot listen on {address} for metrics; if another process has the port")),
+        text.contains(&format!("failed to listen on {address} for metrics; if another process uses the port")),
         "{text}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_outlives_its_manager_is_counted_as_recovered_and_by_its_whole_time() {
+async fn recovered_job_is_counted_with_its_whole_duration() {
     let bench = Bench::start().await;
     push(&bench, 1, HELD, &json!({}));
     let manager = bench.manager(&[]);
@@ -238,6 +238,6 @@ async fn a_job_that_outlives_its_manager_is_counted_as_recovered_and_by_its_whol
     let text = wait_for_log(&log, "Removed job from processing list").await;
     let (_, after) = text.split_once("duration_s=").expect("the duration");
     let seconds: f64 = after.split_whitespace().next().unwrap().parse().unwrap();
-    // Times of the wall are kept in milliseconds.
-    assert!(seconds + 0.002 >= took.as_secs_f64(), "{seconds} s are told, {took:?} had passed");
+    // Wall-clock times are stored with a precision of milliseconds.
+    assert!(seconds + 0.002 >= took.as_secs_f64(), "the metric has {seconds} s, but {took:?} have passed");
 }

@@ -1,4 +1,4 @@
-//! The spans of jobs, as they arrive at an OpenTelemetry collector.
+//! Spans of jobs, as an OpenTelemetry collector receives them.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::observe::{HELD, address, push, push_with, scrape_until, wait_for_log};
 use super::support::Bench;
 
-/// A collector on loopback.
+/// A collector on the loopback interface.
 struct Collector {
     url: String,
     requests: UnboundedReceiver<ExportTraceServiceRequest>,
@@ -40,7 +40,7 @@ impl Collector {
         Self { url, requests, _serving: serving }
     }
 
-    /// The spans of one request, and the name of the service.
+    /// Waits for the spans of one request, and returns them with the name of the service.
     async fn spans(&mut self) -> (Vec<Span>, String) {
         let request =
             tokio::time::timeout(Duration::from_secs(20), self.requests.recv()).await.expect("spans").unwrap();
@@ -66,7 +66,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Each span lies within its parent, and all are one tree below the first.
+/// Checks that each span is within its parent, and that all are one tree below the first.
 fn check_tree(spans: &[Span]) {
     for span in &spans[1..] {
         let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a parent");
@@ -77,7 +77,7 @@ fn check_tree(spans: &[Span]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_one_trace_that_its_script_can_join() {
+async fn job_is_one_trace_that_its_script_can_join() {
     let bench = Bench::start().await;
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_SERVICE_NAME", "house")];
@@ -97,7 +97,7 @@ async fn a_job_is_one_trace_that_its_script_can_join() {
         |name: &str| stages.iter().position(|stage| *stage == name).unwrap_or_else(|| panic!("{name} in {stages:?}"));
     let order = ["retrieval", "pre_checks", "prepare_executor", "get_sources", "step_script", "report", "cleanup"];
     assert!(order.map(position).is_sorted(), "{stages:?}");
-    // Beside the agent's stages.
+    // In addition to the agent's stages:
     assert!((position("prepare_executor")..position("report")).contains(&position("health")), "{stages:?}");
     let told = attributes(root);
     for used in ["ci.job.cpu_ms", "ci.job.memory_bytes"] {
@@ -119,7 +119,7 @@ async fn a_job_is_one_trace_that_its_script_can_join() {
 
 /// R200: pre-checks, retrieval, cache, environment, run, health, report, cleanup.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_of_the_eight_stages_of_a_job_has_a_span_and_a_duration() {
+async fn each_job_stage_has_a_span_and_a_duration() {
     let stages =
         ["pre_checks", "retrieval", "restore_cache", "prepare_executor", "step_script", "health", "report", "cleanup"];
     let bench = Bench::start().await;
@@ -143,7 +143,7 @@ async fn each_of_the_eight_stages_of_a_job_has_a_span_and_a_duration() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_outlives_its_manager_stays_one_trace() {
+async fn recovered_job_remains_one_trace() {
     let bench = Bench::start().await;
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
@@ -161,7 +161,7 @@ async fn a_job_that_outlives_its_manager_stays_one_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_spans_gets_them_below_its_own() {
+async fn requested_spans_are_children_of_the_servers_span() {
     let bench = Bench::start().await;
     let mut collector = Collector::start().await;
     let tracing = json!({ "tracing": {
@@ -178,7 +178,7 @@ async fn a_server_that_asks_for_spans_gets_them_below_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_down_costs_no_job_and_one_warning() {
+async fn unavailable_collector_logs_one_warning() {
     let bench = Bench::start().await;
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", gone.local_addr().unwrap());
@@ -188,10 +188,10 @@ async fn a_collector_that_is_down_costs_no_job_and_one_warning() {
         push(&bench, id, "true", &json!({}));
         assert_eq!(bench.coordinator.wait_for_end(JobId(id)).await.status, JobStatus::Success);
     }
-    wait_for_log(&log, "spans cannot be sent").await;
+    wait_for_log(&log, "failed to export spans").await;
     manager.terminate();
     let mut manager = manager;
     assert!(manager.ended(Duration::from_secs(20)).await.success());
     let text = std::fs::read_to_string(&log).unwrap();
-    assert_eq!(text.matches("spans cannot be sent").count(), 1, "{text}");
+    assert_eq!(text.matches("failed to export spans").count(), 1, "{text}");
 }

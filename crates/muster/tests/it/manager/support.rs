@@ -11,12 +11,12 @@ use tokio::process::{Child, Command};
 
 use crate::process::until;
 
-/// One test's world. Dropped, its agent and managers end.
+/// Environment of one test. Its agent and managers are stopped when it is dropped.
 pub(crate) struct Bench {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     served: Served,
     home: tempfile::TempDir,
-    /// What the agents outlive no longer than.
+    /// Process that the agents must not outlive.
     keeper: std::process::Child,
 }
 
@@ -34,7 +34,7 @@ impl Bench {
         self.home.path().join(name)
     }
 
-    /// Puts a job in the queue that runs `script` without a checkout.
+    /// Queues a job that runs `script` without a checkout.
     pub(crate) fn push(&self, id: i64, script: &[&str], variables: Value) {
         let mut list = vec![
             json!({ "key": "GIT_STRATEGY", "value": "none" }),
@@ -57,7 +57,7 @@ impl Bench {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// A program that the manager's agent finds before any other of its name.
+    /// Creates a program that the manager's agent finds first on its PATH.
     pub(crate) fn program(&self, name: &str, text: &str) {
         use std::os::unix::fs::PermissionsExt;
         std::fs::create_dir_all(self.path("bin")).unwrap();
@@ -102,7 +102,7 @@ impl Bench {
         ManagerProcess(command.spawn().unwrap())
     }
 
-    /// Everything that is written in the spool.
+    /// Returns everything that is stored in the spool.
     pub(crate) fn spool_text(&self) -> String {
         fn read(path: &Path, text: &mut String) {
             for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
@@ -118,7 +118,7 @@ impl Bench {
         text
     }
 
-    /// Waits until the agent's spool holds no job: each one was closed.
+    /// Waits until the agent's spool contains no job, because each one was closed.
     pub(crate) async fn check_clean(&self) {
         let jobs = self.path("state").join("spool");
         until(async || if has_jobs(&jobs) { Err(format!("jobs are left in {}", jobs.display())) } else { Ok(()) })
@@ -126,7 +126,7 @@ impl Bench {
     }
 }
 
-/// Whether a directory of a job, which is named `<id>-<attempt>`, is anywhere below.
+/// Whether any directory of a job, named `<id>-<attempt>`, exists below.
 fn has_jobs(spool: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(spool) else { return false };
     entries.flatten().any(|entry| {
@@ -143,17 +143,17 @@ impl Drop for Bench {
     }
 }
 
-/// A manager's process. Dropped, it is killed.
+/// A manager process. It is killed when dropped.
 pub(crate) struct ManagerProcess(Child);
 
 impl ManagerProcess {
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(self.0.id().unwrap()).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
-    /// SIGKILL, and its end.
+    /// Sends SIGKILL, and waits for the exit.
     pub(crate) async fn kill(mut self) {
         self.0.kill().await.unwrap();
     }
@@ -163,7 +163,7 @@ impl ManagerProcess {
     }
 }
 
-/// J3: size and checksum of the last update are those of the bytes that arrived.
+/// Checks J3: size and checksum in the last update match the bytes that arrived.
 pub(crate) fn check_report(job: &Job) {
     let output = &job.updates.last().unwrap().output;
     assert_eq!(output.bytesize, Some(job.trace.len() as u64), "{}", job.text());

@@ -1,5 +1,5 @@
-//! The guide `docs/how-to/write-a-plugin.md`, word for word: each section in an empty directory, its files as they stand there,
-//! its commands by a shell; what comes out passes `muster plugin test`, which is one of the commands.
+//! Tests the guide `docs/how-to/write-a-plugin.md`: creates each section's files in an empty directory, and runs its commands in a shell.
+//! The resulting plugins must pass `muster plugin test`, which is one of the commands.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,20 @@ fn clone() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// The part of the guide from a heading on.
+/// Returns the section with a heading.
 fn section(heading: &str) -> String {
     let guide = std::fs::read_to_string(clone().join("docs/how-to/write-a-plugin.md")).unwrap();
     guide.split_once(&format!("\n## {heading}")).unwrap().1.to_owned()
 }
 
-/// The first code block of a language after a text.
+/// Returns the first code block of a language after a text.
 fn block(text: &str, after: &str, language: &str) -> String {
     let rest = text.split_once(after).unwrap_or_else(|| panic!("`{after}` is not in the guide")).1;
     let rest = rest.split_once(&format!("```{language}\n")).unwrap().1;
     rest.split_once("\n```").unwrap().0.to_owned() + "\n"
 }
 
-/// Follows commands as a person does, in this home, with `muster` on `PATH`; `more` are variables of the person's shell.
+/// Runs commands as a reader would, in this home directory and with `muster` on `PATH`. `more` are additional environment variables.
 fn follow(home: &Home, commands: &str, more: &[(&str, &str)]) -> Ended {
     let mut shell = home.command(&["muster"]);
     let mut path = home.path("").into_os_string();
@@ -36,13 +36,13 @@ fn follow(home: &Home, commands: &str, more: &[(&str, &str)]) -> Ended {
     Ended::of_report(shell.output().unwrap())
 }
 
-/// Whether no case of the kit failed; a plugin without the SDK is warned of what only the SDK has.
+/// Checks that no conformance test failed. A plugin without the SDK gets warnings about what only the SDK has.
 fn passes(ended: Ended) -> Ended {
     ended.check(0, &[" 0 fail", "pass  C4 ", "pass  C6 "])
 }
 
 #[test]
-fn the_files_of_the_guide_are_those_of_the_example() {
+fn guide_has_the_files_of_the_example() {
     let rust = section("Rust");
     for (step, language, file) in [("**1.**", "toml", "Cargo.toml"), ("**2.**", "rust", "src/main.rs")] {
         let text = std::fs::read_to_string(clone().join("examples/plugins/rust").join(file)).unwrap();
@@ -51,9 +51,9 @@ fn the_files_of_the_guide_are_those_of_the_example() {
     }
 }
 
-/// Without the network: with the crates that this program was built of, in the versions of its lock file.
+/// Works without network: uses the crates that this program was built with, in the versions of its lock file.
 #[test]
-fn the_guide_to_rust_makes_a_plugin_that_passes() {
+fn rust_guide_creates_a_passing_plugin() {
     if !muster_test_needs::sshd() {
         return;
     }
@@ -64,7 +64,7 @@ fn the_guide_to_rust_makes_a_plugin_that_passes() {
     std::fs::write(home.path("src/main.rs"), block(&rust, "**2.**", "rust")).unwrap();
     std::fs::write(home.path("config.toml"), block(&rust, "**5.**", "toml")).unwrap();
     std::fs::copy(clone().join("Cargo.lock"), home.path("Cargo.lock")).unwrap();
-    // What is built is kept between two runs of the tests; the project itself is new each time.
+    // The build output is kept between test runs; the project is new each time.
     let built = concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new");
     std::fs::create_dir_all(built).unwrap();
     std::os::unix::fs::symlink(built, home.path("target")).unwrap();
@@ -79,7 +79,7 @@ fn the_guide_to_rust_makes_a_plugin_that_passes() {
         "Name:         fleeting-plugin-sshd",
         "| `max_size` | integer | `10` | The most instances. |",
         "runners.autoscaler.plugin = \"fleeting-plugin-sshd\"",
-        "config.toml: works (0 errors, ",
+        "config.toml: usable (0 errors, ",
     ] {
         let said = ended.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -89,14 +89,14 @@ fn the_guide_to_rust_makes_a_plugin_that_passes() {
 }
 
 #[test]
-fn the_guide_to_python_makes_a_plugin_that_passes() {
+fn python_guide_creates_a_passing_plugin() {
     let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", "a Python with grpcio") else { return };
     if !muster_test_needs::sshd() {
         return;
     }
     let home = Home::new();
     let commands = block(&section("Python"), "", "sh");
-    // Its first two lines are what scripts/test did.
+    // The first two lines were run by scripts/test.
     let (made, rest) = commands.split_at(commands.find("cp ").unwrap());
     assert_eq!(made, "python3 -m venv venv\nvenv/bin/pip install grpcio grpcio-tools\n");
     std::os::unix::fs::symlink(venv, home.path("venv")).unwrap();
@@ -106,8 +106,8 @@ fn the_guide_to_python_makes_a_plugin_that_passes() {
 }
 
 #[test]
-fn the_guide_to_go_makes_a_plugin_that_passes() {
-    // Go and the example's modules are there where this is.
+fn go_guide_creates_a_passing_plugin() {
+    // Runs only if Go and the modules of the example are installed.
     if muster_test_needs::variable("MUSTER_TEST_GO_EXAMPLE", "the plugin in Go").is_none() || !muster_test_needs::sshd()
     {
         return;
@@ -132,7 +132,7 @@ fn the_guide_to_go_makes_a_plugin_that_passes() {
 }
 
 #[test]
-fn the_guide_to_shell_makes_a_plugin_that_passes() {
+fn shell_guide_creates_a_passing_plugin() {
     if !muster_test_needs::sshd() || sibling("fleeting-plugin-script").is_none() {
         return;
     }

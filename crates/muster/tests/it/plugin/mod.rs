@@ -1,8 +1,8 @@
-//! `muster plugin`, by all its names.
+//! `muster plugin`, under all its names.
 
 mod guides;
 mod new;
-// The one of the tests of `crates/fleeting`.
+// Shared with the tests of `crates/fleeting`.
 #[path = "../../../../fleeting/tests/it/registry.rs"]
 #[expect(dead_code, reason = "more of it is used there")]
 pub(crate) mod registry;

@@ -1,4 +1,4 @@
-//! `muster plugin new`: the projects that it makes build, and pass `muster plugin test`.
+//! `muster plugin new`: the created projects build, and pass `muster plugin test`.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::support::{Home, sibling};
 use crate::process::Ended;
 
-/// Makes a project and runs the kit in its folder; `folder` is on `PATH`.
+/// Creates a project, and runs the conformance tests in its directory. `folder` is on `PATH`.
 fn made_and_tested(home: &Home, words: &[&str], build: impl FnOnce(&Path), folder: &Path) -> Ended {
     home.run(&[&["muster", "plugin", "new", "box-office"], words].concat()).check(0, &["muster plugin test"]);
     let project = home.path("fleeting-plugin-box-office");
@@ -21,7 +21,7 @@ fn count(ended: &Ended, word: &str) -> usize {
 }
 
 #[test]
-fn a_project_in_shell_or_python_passes() {
+fn new_shell_and_python_projects_pass() {
     let Some(script) = sibling("fleeting-plugin-script") else { return };
     for language in ["shell", "python"] {
         let home = Home::new();
@@ -34,9 +34,9 @@ fn a_project_in_shell_or_python_passes() {
     }
 }
 
-/// Built for real, without the network: with the crates that this program was built of, in the versions of its lock file.
+/// Builds the project without network: with the crates that this program was built with, in the versions of its lock file.
 #[test]
-fn a_project_in_rust_builds_and_passes() {
+fn new_rust_project_builds_and_passes() {
     let cargo = env!("CARGO");
     if !Path::new(cargo).is_file() {
         return muster_test_needs::missing(format_args!("there is no {cargo} to build the project with"));
@@ -47,7 +47,7 @@ fn a_project_in_rust_builds_and_passes() {
         std::fs::copy(sdk.join("../../Cargo.lock"), project.join("Cargo.lock")).unwrap();
         let mut build = Command::new(cargo);
         build.args(["build", "--offline", "--quiet"]).current_dir(project);
-        // Kept between two runs of the tests; the project itself is new each time.
+        // The build output is kept between test runs; the project is new each time.
         build.env("CARGO_TARGET_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new"));
         build.env("CARGO_PROFILE_DEV_DEBUG", "0").env_remove("CARGO_BUILD_TARGET");
         let built = build.output().unwrap();
@@ -65,14 +65,14 @@ fn a_project_in_rust_builds_and_passes() {
 }
 
 #[test]
-fn a_project_in_go_builds_and_passes() {
-    // Go and its modules are there where this is.
+fn new_go_project_builds_and_passes() {
+    // Runs only if Go and its modules are installed.
     if muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy").is_none() {
         return;
     }
     let home = Home::new();
     let build = |project: &Path| {
-        // The sums of the modules that scripts/test has fetched.
+        // The checksums of the modules that scripts/test downloaded.
         let sums = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/go/go.sum");
         std::fs::copy(sums, project.join("go.sum")).unwrap();
         let go = Command::new("go").args(["build", "-mod=mod"]).current_dir(project).output().unwrap();
@@ -85,14 +85,14 @@ fn a_project_in_go_builds_and_passes() {
 }
 
 #[test]
-fn what_is_there_stays_and_names_have_a_form() {
+fn new_keeps_existing_files_and_checks_names() {
     let home = Home::new();
     let new = |name: &str| home.run(&["muster", "plugin", "new", name, "--lang", "shell"]);
     new("mine").check(0, &["cd fleeting-plugin-mine"]);
-    new("mine").check(1, &["it is there already; nothing was written"]);
+    new("mine").check(1, &["the directory already exists"]);
     new("fleeting-plugin-other").check(0, &["cd fleeting-plugin-other && muster plugin test"]);
     for name in ["Mine", "a/b", "1st", "..", "a b", ""] {
-        new(name).check(1, &["lower case letters, digits and dashes"]);
+        new(name).check(1, &["lowercase letters, digits and dashes"]);
     }
-    home.run(&["muster", "plugin", "new", "x", "--sdk", "nowhere"]).check(1, &["there is no Cargo.toml"]);
+    home.run(&["muster", "plugin", "new", "x", "--sdk", "nowhere"]).check(1, &["no Cargo.toml in this directory"]);
 }

@@ -1,4 +1,4 @@
-//! The plugins that come with the program.
+//! The built-in plugins.
 
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{Group, PluginSpec};
@@ -9,7 +9,7 @@ use super::support::Home;
 use crate::process::Ended;
 
 #[test]
-fn each_plugin_says_what_it_is_under_every_name_of_the_program() {
+fn built_in_plugins_run_under_every_program_name() {
     let home = Home::new();
     for (plugin, setting) in
         [("local", "boot_delay_ms"), ("static", "machines"), ("script", "command"), ("docker-machine", "MachineDriver")]
@@ -20,11 +20,12 @@ fn each_plugin_says_what_it_is_under_every_name_of_the_program() {
         home.run(&["gitlab-runner", "plugin", "serve", plugin, "settings"]).check(0, &[setting]);
         home.run(&["muster", "plugin", "serve", plugin]).check(1, &["not meant to be executed directly"]);
     }
-    home.run(&["muster", "plugin", "serve", "aws"]).check(2, &["there are docker-machine, local, script, static"]);
+    home.run(&["muster", "plugin", "serve", "aws"])
+        .check(2, &["built-in plugins are docker-machine, local, script, static"]);
 }
 
 #[test]
-fn a_plugin_of_the_program_is_found_where_no_other_has_its_name() {
+fn built_in_plugin_has_the_lowest_precedence() {
     let home = Home::new();
     let mut command = home.command(&["muster", "plugin", "look-path", "local"]);
     let output = command.env("PATH", "/nowhere").output().unwrap();
@@ -33,9 +34,9 @@ fn a_plugin_of_the_program_is_found_where_no_other_has_its_name() {
     home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found"]);
 }
 
-/// As a service of the system has none.
+/// A system service has no HOME.
 #[test]
-fn without_a_home_only_what_is_installed_is_not_found() {
+fn lookup_without_home_skips_installed_plugins() {
     let home = Home::new();
     let run = |words: &[&str]| {
         let mut command = home.command(&[&["muster", "plugin"], words].concat());
@@ -51,7 +52,7 @@ fn without_a_home_only_what_is_installed_is_not_found() {
 }
 
 #[tokio::test]
-async fn the_local_plugin_of_the_program_makes_instances() {
+async fn built_in_local_plugin_creates_instances() {
     let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_muster"));
     spec.arguments = ["plugin", "serve", "local"].map(str::to_owned).to_vec();
     let group = Group::start(spec).await.unwrap();

@@ -1,10 +1,10 @@
-//! Bringing plugins from a registry that wants a login, and looking after them.
+//! Plugins from a registry with a login: installation, verification and removal.
 
 use super::registry::{PASSWORD, Registry, USER, archive};
 use super::support::Home;
 
 #[tokio::test]
-async fn plugins_are_installed_listed_checked_and_removed() {
+async fn plugins_are_installed_listed_verified_and_removed() {
     let Some(registry) = Registry::start(true) else { return };
     for version in ["1.2.3", "1.3.0"] {
         registry.push("g/p", version, &[version], &archive(b"#!/bin/sh\necho it runs\n")).await;
@@ -14,12 +14,12 @@ async fn plugins_are_installed_listed_checked_and_removed() {
     home.run(&["muster", "plugin", "install", &plugin]).check(1, &["a login is required", "muster plugin login"]);
     let login = ["muster", "plugin", "login", host, "--username", USER, "--password-stdin"];
     home.run_with(&login, "wrong\n").check(1, &["denies access"]);
-    assert!(!home.path(".docker").exists(), "what the registry refuses is not kept");
-    home.run_with(&login, &format!("{PASSWORD}\n")).check(0, &["lets tester in"]);
+    assert!(!home.path(".docker").exists(), "rejected credentials are not stored");
+    home.run_with(&login, &format!("{PASSWORD}\n")).check(0, &["as tester;"]);
 
     home.run(&["muster", "plugin", "list", "--remote", &plugin]).check(0, &["g/p 1.2.3\n", "g/p 1.3.0\n"]);
     home.run(&["muster", "plugin", "install", &format!("{plugin}:1.2")]).check(0, &["version 1.2.3 is installed: "]);
-    home.run(&["muster", "plugin", "install", &plugin]).check(0, &["version 1.2.3 is installed already"]);
+    home.run(&["muster", "plugin", "install", &plugin]).check(0, &["version 1.2.3 is already installed"]);
     home.run(&["muster", "plugin", "install", "--upgrade", &plugin]).check(0, &["version 1.3.0 is installed: "]);
     home.run(&["muster", "plugin", "list"]).check(0, &["g/p 1.2.3 /", "g/p 1.3.0 /"]);
     let path = home.run(&["muster", "plugin", "look-path", &plugin]).check(0, &["/1.3.0/plugin\n"]).stdout;
@@ -29,11 +29,12 @@ async fn plugins_are_installed_listed_checked_and_removed() {
     home.run(&["muster", "plugin", "verify"]).check(0, &["g/p 1.2.3: intact", "g/p 1.3.0: intact"]);
     let one = home.run(&["muster", "plugin", "verify", &format!("{plugin}:1.2.3")]).check(0, &["g/p 1.2.3: intact"]);
     assert!(!one.stdout.contains("1.3.0"), "{one:?}");
-    home.run(&["muster", "plugin", "verify", &format!("{plugin}:1.4")]).check(1, &["no such version is installed"]);
+    home.run(&["muster", "plugin", "verify", &format!("{plugin}:1.4")]).check(1, &["no matching version is installed"]);
     std::fs::write(path.trim_end(), "changed").unwrap();
     home.run(&["muster", "plugin", "verify", &plugin])
-        .check(1, &["g/p 1.3.0: CHANGED", "plugin has the digest", "--upgrade"]);
-    home.run(&["muster", "plugin", "install", "--upgrade", &plugin]).check(0, &["was changed, and is installed anew"]);
+        .check(1, &["g/p 1.3.0: MODIFIED", "plugin has the digest", "--upgrade"]);
+    home.run(&["muster", "plugin", "install", "--upgrade", &plugin])
+        .check(0, &["was modified locally and has been repaired"]);
     home.run(&["muster", "plugin", "verify"]).check(0, &["g/p 1.3.0: intact"]);
 
     home.run(&["muster", "plugin", "remove", &format!("{plugin}:1.2.3")]).check(0, &["removed", "1.2.3"]);
@@ -43,7 +44,7 @@ async fn plugins_are_installed_listed_checked_and_removed() {
 }
 
 #[tokio::test]
-async fn the_plugins_of_a_configuration_are_found_and_installed() {
+async fn plugins_of_a_configuration_are_installed() {
     let Some(registry) = Registry::start(false) else { return };
     registry.push("g/p", "1.2.3", &["1.2.3"], &archive(b"#!/bin/sh\n")).await;
     let home = Home::new();
@@ -70,33 +71,32 @@ async fn the_plugins_of_a_configuration_are_found_and_installed() {
 }
 
 #[tokio::test]
-async fn the_program_answers_to_the_name_fleeting() {
+async fn program_runs_under_the_name_fleeting() {
     let Some(registry) = Registry::start(false) else { return };
     registry.push("g/p", "1.2.3", &["1.2.3"], &archive(b"#!/bin/sh\n")).await;
     let home = Home::new();
     let plugin = format!("{}/g/p:1.2", registry.host);
     home.run(&["fleeting", "install", &plugin]).check(0, &["version 1.2.3 is installed"]);
-    home.run(&["fleeting", "install", "-upgrade", &plugin]).check(0, &["is the newest that fits"]);
+    home.run(&["fleeting", "install", "-upgrade", &plugin]).check(0, &["is the newest matching version"]);
     home.run(&["fleeting", "lookpath", &plugin]).check(0, &["/g/p/1.2.3/plugin\n"]);
     home.run(&["fleeting", "list"]).check(0, &["g/p 1.2.3"]);
-    home.run(&["fleeting", "login", &registry.host, "--username", "a", "--password", "b"]).check(0, &["lets a in"]);
+    home.run(&["fleeting", "login", &registry.host, "--username", "a", "--password", "b"]).check(0, &["as a;"]);
     home.run(&["fleeting", "nonsense"]).check(2, &["unrecognized subcommand", "Usage: fleeting"]);
 }
 
 #[test]
-fn words_that_make_no_sense_are_told() {
+fn invalid_arguments_are_reported() {
     let home = Home::new();
     home.run(&["muster", "plugin", "install", "a//b"]).check(1, &["is not a valid reference", "REGISTRY/GROUP/NAME"]);
     home.run(&["muster", "plugin", "install", "aws:v1"])
         .check(1, &["invalid semantic version", "write latest, 1, 1.2"]);
     home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found", "muster plugin install aws"]);
     home.run(&["muster", "plugin", "login", "r.example", "--username", "a"]).check(1, &["--password-stdin"]);
-    home.run(&["muster", "plugin", "login", "r/x", "--username", "a", "--password", "b"])
-        .check(1, &["the server is no host"]);
+    home.run(&["muster", "plugin", "login", "r/x", "--username", "a", "--password", "b"]).check(1, &["invalid server"]);
     home.run(&["muster", "plugin", "verify"]).check(0, &[]);
     home.run(&["muster", "plugin", "install", "-c", "nofile.toml"])
-        .check(1, &["nofile.toml: it does not exist; name plugins"]);
+        .check(1, &["nofile.toml does not exist; name the plugins"]);
     std::fs::write(home.path("empty.toml"), "concurrent = 1\n").unwrap();
     home.run(&["muster", "plugin", "install", "-c", "empty.toml"])
-        .check(0, &["empty.toml names no plugin: nothing is installed"]);
+        .check(0, &["empty.toml uses no plugin; nothing to install"]);
 }

@@ -1,4 +1,4 @@
-//! The executable by its names, with a home of its own.
+//! The executable under its different names, with its own home directory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::process::Ended;
 
-/// A folder that is home and working directory.
+/// A directory that is both home and working directory.
 pub(crate) struct Home {
     folder: tempfile::TempDir,
 }
@@ -24,7 +24,7 @@ impl Home {
         self.folder.path().join(name)
     }
 
-    /// The program by a name, with these words and none of the tester's settings.
+    /// Creates the command with a program name and arguments, and without the developer's settings.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.path(words[0]));
         command.args(&words[1..]).env_clear().env("HOME", self.folder.path()).current_dir(self.folder.path());
@@ -32,12 +32,12 @@ impl Home {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs a command to completion.
     pub(crate) fn run(&self, words: &[&str]) -> Ended {
         Ended::of_report(self.command(words).output().unwrap())
     }
 
-    /// The same with something on its standard input.
+    /// Runs a command to completion with this standard input.
     pub(crate) fn run_with(&self, words: &[&str], input: &str) -> Ended {
         let mut command = self.command(words);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -47,7 +47,7 @@ impl Home {
     }
 }
 
-/// An executable that Cargo builds beside this one; `None`, told on stderr, where it has not (a build of this crate alone).
+/// Returns an executable that Cargo builds next to this one. `None`, with a message, if only this crate was built.
 #[track_caller]
 pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_muster")).with_file_name(name);

@@ -1,4 +1,4 @@
-//! `muster plugin test`: exit status, and the report in its forms.
+//! `muster plugin test`: exit status and report formats.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use super::support::{Home, sibling};
 use crate::process::{Ended, until};
 
 #[test]
-fn a_plugin_in_order_passes_and_the_report_has_three_forms() {
+fn correct_plugin_passes_with_reports_in_three_formats() {
     let Some(toy) = sibling("fleeting-plugin-toy") else { return };
     let home = Home::new();
     let file = format!(
@@ -19,25 +19,29 @@ fn a_plugin_in_order_passes_and_the_report_has_three_forms() {
     );
     std::fs::write(home.path("plugin.toml"), file).unwrap();
     let ended = home.run(&["muster", "plugin", "test", "--config", "plugin.toml"]);
-    let ended = ended.check(0, &["pass  P1   started by a person", "34 cases: ", " 0 fail, "]);
+    let ended =
+        ended.check(0, &["pass  P1   prints usage and exits with 1 if started manually", "34 cases: ", " 0 fail, "]);
     assert_eq!(ended.stdout.lines().filter(|line| line.starts_with("pass ")).count(), 30, "{}", ended.stdout);
     assert!(ended.stdout.contains("skip  P12 "), "one instance is not enough for it: {}", ended.stdout);
 
-    // Over the file's plugin wins the one of the command line; hosts give no arguments, but an interpreter needs some.
+    // The plugin on the command line overrides the file's. An interpreter needs arguments, which hosts do not pass.
     let run = format!("exec {}", toy.display());
     let words = ["muster", "plugin", "test", "--json", "--config", "plugin.toml", "sh", "-c", &run];
     let report: Value = serde_json::from_str(&home.run(&words).check(0, &[]).stdout).unwrap();
     assert_eq!((&report["passed"], report["cases"].as_array().unwrap().len()), (&Value::Bool(true), 34));
     assert_eq!(report["cases"][0]["id"], "P1");
 
-    home.run(&["muster", "plugin", "test", "--cases"]).check(0, &["P1   started by a person", "H16  its log lines"]);
+    home.run(&["muster", "plugin", "test", "--list"])
+        .check(0, &["P1   prints usage and exits with 1 if started manually", "H16  writes log lines t"]);
 }
 
 #[test]
-fn what_fails_ends_with_1_and_what_cannot_be_tested_with_2() {
+fn failed_test_exits_with_1_and_untestable_plugin_with_2() {
     let home = Home::new();
     let words = ["muster", "plugin", "test", "--junit", "sh", "-c", "echo Welcome; exit 1"];
-    let ended = home.run(&words).check(1, &["<testsuite ", "name=\"P1 started by a person", "<failure message="]);
+    let ended = home
+        .run(&words)
+        .check(1, &["<testsuite ", "name=\"P1 prints usage and exits with 1 if started manually", "<failure message="]);
     assert!(
         ended.stdout.contains("failures=\"2\"") && ended.stdout.contains("unrecognized plugin message"),
         "{}",
@@ -45,20 +49,20 @@ fn what_fails_ends_with_1_and_what_cannot_be_tested_with_2() {
     );
 
     home.run(&["muster", "plugin", "test", "muster-no-such-plugin"]).check(2, &["plugin not found"]);
-    home.run(&["muster", "plugin", "test"]).check(2, &["which plugin?"]);
+    home.run(&["muster", "plugin", "test"]).check(2, &["no plugin; name it"]);
     for (text, words) in [
         ("x = 1", "unknown field `x`"),
         ("plugin = 1", "invalid type"),
-        ("plugin = \"sh\"\n[test]\ncall_timeout = \"soon\"", "\"soon\" is no duration above zero"),
+        ("plugin = \"sh\"\n[test]\ncall_timeout = \"soon\"", "\"soon\" is not a positive duration"),
         ("plugin = \"sh\"\n[test]\ninstances = 0", "must be at least 1"),
-        ("plugin = \"sh\"\n[connector_config]\nprotocol = \"telnet\"", "protocol \"telnet\" is not known"),
+        ("plugin = \"sh\"\n[connector_config]\nprotocol = \"telnet\"", "unknown protocol \"telnet\""),
     ] {
         std::fs::write(home.path("plugin.toml"), text).unwrap();
         home.run(&["muster", "plugin", "test", "-c", "plugin.toml"]).check(2, &[words]);
     }
 }
 
-/// What did not pass, and was not to be skipped.
+/// Returns the tests that did not pass, except those that were expected to be skipped.
 fn others(report: &str, skipped: &[&str]) -> Vec<Value> {
     let report: Value = serde_json::from_str(report).unwrap();
     let cases = report["cases"].as_array().unwrap().clone();
@@ -70,7 +74,7 @@ fn others(report: &str, skipped: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn c4_c6_the_plugin_local_of_the_program_passes() {
+fn c4_c6_built_in_local_plugin_passes() {
     let home = Home::new();
     std::fs::write(
         home.path("plugin.toml"),
@@ -78,12 +82,12 @@ fn c4_c6_the_plugin_local_of_the_program_passes() {
     )
     .unwrap();
     let ended = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
-    // Its instances end with it.
+    // Its instances end with the plugin.
     assert_eq!(others(&ended.stdout, &["L11"]), [Value::Null; 0], "{}", ended.stdout);
 }
 
 #[test]
-fn c4_c6_the_plugin_script_of_the_program_passes_with_the_example_in_shell() {
+fn c4_c6_built_in_script_plugin_passes_with_shell_example() {
     if !muster_test_needs::sshd() {
         return;
     }
@@ -98,7 +102,7 @@ fn c4_c6_the_plugin_script_of_the_program_passes_with_the_example_in_shell() {
     assert_eq!(others(&ended.stdout, &["H13", "P11"]), [Value::Null; 0], "{}", ended.stdout);
 }
 
-/// A plugin whose instances are files in `group`, and come up when there is a file `go`.
+/// Creates a plugin whose instances are files in `group`, and become ready when a file `go` exists.
 fn slow_group(home: &Home) {
     let program = "#!/bin/sh\nset -eu\ncall=$1; shift; mkdir -p group\ncase $call in\n\
         init) echo id slow/group;;\n\
@@ -116,41 +120,41 @@ fn files(home: &Home) -> usize {
 }
 
 #[tokio::test]
-async fn a_run_that_is_interrupted_removes_what_it_made() {
+async fn interrupted_test_deletes_its_instances() {
     let home = Home::new();
     slow_group(&home);
     let mut command = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until(async || {
-        assert!(child.try_wait().unwrap().is_none(), "it ended before it had made two");
-        (files(&home) >= 2).then_some(()).ok_or_else(|| "it has not made two".to_owned())
+        assert!(child.try_wait().unwrap().is_none(), "it exited before it had created two");
+        (files(&home) >= 2).then_some(()).ok_or_else(|| "it has not created two".to_owned())
     })
     .await;
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     let ended = Ended::of_report(child.wait_with_output().unwrap());
-    ended.check(1, &["stopped: what was made is removed", "the run was stopped"]);
+    ended.check(1, &["canceled; deleting the instances", "the run was stopped"]);
     assert_eq!(files(&home), 0);
 }
 
 #[test]
-fn instances_of_somebody_else_are_left_alone() {
+fn instances_of_other_programs_are_not_touched() {
     let home = Home::new();
     slow_group(&home);
     std::fs::create_dir(home.path("group")).unwrap();
     std::fs::write(home.path("group/theirs"), "").unwrap();
     let words = ["muster", "plugin", "test", "--config", "plugin.toml"];
-    home.run(&words).check(1, &["the group has instances already (theirs)", "test with a group of its own"]);
+    home.run(&words).check(1, &["the group already has instances (theirs)"]);
     assert!(home.path("group/theirs").exists());
 }
 
-/// An ignored signal is inherited: in a shell's background job, or under `nohup`, all would pass.
+/// Ignored signals are inherited, so in a shell's background job or under `nohup` all plugins would pass.
 #[test]
-fn p9_a_run_that_ignores_sigint_tests_with_plugins_that_do_not() {
+fn p9_plugins_do_not_inherit_ignored_sigint() {
     let Some(toy) = sibling("fleeting-plugin-toy") else { return };
     let home = Home::new();
     let plugin = "\"$0\" \"$@\" & wait $!";
     let mut ignoring = std::process::Command::new("sh");
     ignoring.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(home.path("muster"));
     ignoring.args(["plugin", "test", "sh", "-c", plugin]).arg(toy).current_dir(home.path("."));
-    Ended::of_report(ignoring.output().unwrap()).check(1, &["fail  P9", "SIGINT ends it"]);
+    Ended::of_report(ignoring.output().unwrap()).check(1, &["fail  P9", "exits on SIGINT"]);
 }

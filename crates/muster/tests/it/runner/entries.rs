@@ -1,4 +1,4 @@
-//! `list`, `verify`, `unregister`, `reset-token`: what they select, tell, change, and how they end.
+//! `list`, `verify`, `unregister` and `reset-token`: which runners they select, what they change, and their results.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -34,9 +34,9 @@ fn second(text: &str) -> String {
     head.to_owned() + &rest[rest.find("\n# from").unwrap()..]
 }
 
-/// With a file that cannot be saved, the command ends with these words, for one runner and for all.
+/// Checks that the command fails with this message if the file cannot be saved, for one runner and for all.
 fn refused_unsaved(bench: &Bench, command: &str, words: &str) {
-    // There is room in a name for the lock beside the file, and none for the new file.
+    // The file name is short enough for the lock file next to it, but too long for the temporary file.
     let path = bench.home.path("c".repeat(249));
     std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
     let at = path.display().to_string();
@@ -53,7 +53,7 @@ async fn bench() -> Bench {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn list_tells_every_runner_and_never_fails() {
+async fn list_logs_every_runner_and_never_fails() {
     let bench = bench().await;
     let url = bench.url();
     bench.run("list", &[]).check(0, &["Listing configured runners", "one", "Executor", RUNNER_TOKEN, &url, "two"]);
@@ -64,7 +64,7 @@ async fn list_tells_every_runner_and_never_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_asks_for_all_and_only_a_refusal_means_dead() {
+async fn verify_reports_only_rejected_tokens() {
     let bench = bench().await;
     bench.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
     assert_eq!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [bench.system_id()].into());
@@ -90,7 +90,7 @@ async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unregister_takes_the_manager_or_the_runner_and_keeps_the_rest_of_the_file() {
+async fn unregister_keeps_the_rest_of_the_file() {
     let bench = bench().await;
     bench.run("verify", &["-n", "one"]).check(0, &[]);
     bench.run("unregister", &["-n", "one"]).check(0, &["Unregistering runner from GitLab succeeded", "Updated"]);
@@ -102,16 +102,16 @@ async fn unregister_takes_the_manager_or_the_runner_and_keeps_the_rest_of_the_fi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unregister_needs_a_selector_that_fits_and_a_server_that_agrees() {
+async fn unregister_requires_a_matching_selector_and_the_server() {
     let bench = bench().await;
-    bench.run("unregister", &["-u", "URL"]).check(1, &["FATAL: say which runner: --name, --token"]);
+    bench.run("unregister", &["-u", "URL"]).check(1, &["FATAL: no runner selected; set --name, --token"]);
     bench.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
     bench.coordinator.delete_runner("old-two");
     bench.run("unregister", &["-n", "two"]).check(1, &["failed to unregister runner `two`", "403"]);
     assert_eq!(bench.config(), TWO);
     bench.run("verify", &["-n", "one"]).check(0, &[]);
     bench.run("unregister", &["--all-runners"]).check(0, &["Failed to unregister runner two", "Updated"]);
-    assert_eq!(bench.config(), second(TWO), "what the server does not let go stays");
+    assert_eq!(bench.config(), second(TWO), "a runner that the server does not delete is kept");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,11 +131,11 @@ async fn reset_token_writes_the_new_token_in_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reset_token_fails_for_one_and_goes_on_for_all() {
+async fn reset_token_continues_after_errors_for_all_runners() {
     let bench = bench().await;
     bench.run("reset-token", &[]).check(1, &["--name, --url with --id, or --all-runners"]);
     bench.run("reset-token", &["-u", "URL", "-i", "9"]).check(1, &["could not find a runner with the URL"]);
-    bench.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["needs the runner's id"]);
+    bench.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["requires the runner's ID"]);
     bench.coordinator.delete_runner(RUNNER_TOKEN);
     bench.run("reset-token", &["-n", "one"]).check(1, &["failed to reset the authentication token of runner `one`"]);
     assert_eq!(bench.config(), TWO);
@@ -145,7 +145,7 @@ async fn reset_token_fails_for_one_and_goes_on_for_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reset_token_asks_nothing_where_the_file_cannot_be_saved() {
+async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
     let bench = bench().await;
     refused_unsaved(&bench, "reset-token", "the token was not reset");
     assert!(bench.coordinator.runner("old-two").is_some(), "the old token is valid");
@@ -153,14 +153,14 @@ async fn reset_token_asks_nothing_where_the_file_cannot_be_saved() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unregister_tells_the_server_nothing_where_the_file_cannot_be_saved() {
+async fn unregister_sends_nothing_if_the_file_is_not_writable() {
     let bench = bench().await;
-    refused_unsaved(&bench, "unregister", "nothing was unregistered");
+    refused_unsaved(&bench, "unregister", "no runner was unregistered");
     assert!(bench.coordinator.runner("old-two").is_some() && bench.coordinator.runner(RUNNER_TOKEN).is_some());
 }
 
 #[test]
-fn reset_token_tells_that_the_old_token_is_void_where_the_new_one_is_not_saved() {
+fn reset_token_reports_a_lost_token() {
     let home = Home::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let text = TWO.replace("URL", &format!("http://{}", listener.local_addr().unwrap()));
@@ -184,14 +184,14 @@ fn reset_token_tells_that_the_old_token_is_void_where_the_new_one_is_not_saved()
         }
     });
     let at = path.display().to_string();
-    let told = ["runner `two`", "the old one is void", "once more with --pat"];
+    let told = ["runner `two`", "the old one is invalid", "again with --pat"];
     home.run(&["reset-token", "--config", &at, "-n", "two"]).check(1, &told);
     server.join().unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), edited);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_is_told_the_same_of_a_runner_as_with_its_job_requests() {
+async fn version_info_matches_that_of_job_requests() {
     let (store, home) = (Store::start().await, Home::new());
     let answer = "{\"id\": 7, \"token\": \"glrt-x\", \"token_expires_at\": null}";
     let config = home.path("config.toml").display().to_string();

@@ -1,4 +1,4 @@
-//! Docker Machine's configurations: run as they are, and written anew.
+//! Configurations with Docker Machine: run unchanged, and migrated.
 
 use rustix::process::Signal;
 
@@ -9,12 +9,12 @@ use crate::process::Ended;
 const MACHINE: &str = "[runners.machine]\nIdleCount = 1\nIdleTime = 600\nMachineName = \"auto-%s\"\nMachineDriver = \"google\"\n\
                        MachineOptions = [\"google-project=ci\"]\n";
 
-/// A `docker-machine` that writes down how it was called, knows no machine, and fails to make one.
+/// A `docker-machine` that records its calls, knows no machine, and fails to create one.
 const PROGRAM: &str =
     "#!/bin/sh\necho \"$*\" >>\"$HOME/calls\"\ncase $1 in create) echo 'quota exceeded' >&2; exit 3 ;; esac\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_table_makes_its_machines_by_the_plugin_that_comes_with_the_program() {
+async fn docker_machine_config_uses_the_built_in_plugin() {
     let bench = Bench::start(1).await;
     let program = bench.home.path("docker-machine");
     std::fs::write(&program, PROGRAM).unwrap();
@@ -42,7 +42,7 @@ fn migrate(text: &str, more: &[&str]) -> Ended {
 }
 
 #[test]
-fn migrate_machine_prints_a_configuration_that_verifies_and_says_what_is_to_be_done() {
+fn migrate_machine_prints_a_valid_configuration_and_tasks() {
     let text = format!(
         "[[runners]]\nname = \"big\"\nurl = \"https://gitlab.example\"\ntoken = \"glrt-abcdefghijkl\"\nlimit = 4\n\
          executor = \"instance\" # was: docker+machine\n{MACHINE}"
@@ -51,7 +51,7 @@ fn migrate_machine_prints_a_configuration_that_verifies_and_says_what_is_to_be_d
     assert!(ended.stdout.contains("plugin = \"googlecloud:latest\"") && ended.stdout.contains("# was: docker+machine"));
     let home = Home::new();
     std::fs::write(home.path("new.toml"), &ended.stdout).unwrap();
-    // All that is left to do: the plugin is not here yet.
+    // The only remaining problem: the plugin is not installed here.
     let verified = home
         .run(&["verify-config", "--config", "new.toml"])
         .check(1, &["error[C086]: runner big: ", "muster plugin install googlecloud:latest"]);
@@ -61,9 +61,9 @@ fn migrate_machine_prints_a_configuration_that_verifies_and_says_what_is_to_be_d
 }
 
 #[test]
-fn migrate_machine_refuses_what_it_cannot_do() {
-    migrate("concurrent = 1\n", &[]).check(1, &["there is nothing to migrate"]);
-    migrate("concurrent = \n", &[]).check(1, &["old.toml:1", "errors, which come first"]);
+fn migrate_machine_rejects_invalid_configurations() {
+    migrate("concurrent = 1\n", &[]).check(1, &["nothing to migrate"]);
+    migrate("concurrent = \n", &[]).check(1, &["old.toml:1", "the configuration has errors; fix them first"]);
     let entry = "[[runners]]\nname = \"big\"\nexecutor = \"instance\"\n";
     let ended = migrate(&format!("{entry}{}", MACHINE.replace("MachineDriver = \"google\"\n", "")), &[])
         .check(1, &["runner big: [runners.machine] has no MachineDriver", "then try again"]);

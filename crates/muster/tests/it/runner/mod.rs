@@ -1,4 +1,4 @@
-//! The commands of `gitlab-runner`, by both of their names.
+//! The commands of `gitlab-runner`, under both of their names.
 
 mod entries;
 mod machine;

@@ -1,10 +1,10 @@
-//! The names of the program, its global flags, and how it refuses what it does not understand.
+//! Names of the program, its global flags, and errors for invalid arguments.
 
 use super::support::Home;
 use crate::process::Ended;
 
 #[test]
-fn the_program_answers_to_both_names() {
+fn program_runs_under_both_names() {
     let home = Home::new();
     let ended = home.run(&["--help"]).check(0, &[]);
     assert!(ended.stdout.contains("Usage: gitlab-runner [OPTIONS] <COMMAND>"), "{}", ended.stdout);
@@ -17,18 +17,18 @@ fn the_program_answers_to_both_names() {
 }
 
 #[test]
-fn unknown_words_and_flags_end_with_1_and_the_usage() {
+fn unknown_commands_and_flags_exit_with_1_and_usage() {
     let home = Home::new();
     home.run(&["nonsense"]).check(1, &["unrecognized subcommand 'nonsense'", "Usage: gitlab-runner"]);
     home.run(&["exec", "docker"]).check(1, &["unrecognized subcommand 'exec'"]);
     home.run(&["health-check", "--nope"]).check(1, &["unexpected argument '--nope'", "Usage: gitlab-runner"]);
-    home.run(&["--log-level", "loud", "health-check"]).check(1, &["loud", "not one of debug, info, warn"]);
+    home.run(&["--log-level", "loud", "health-check"]).check(1, &["loud", "expected one of debug, info, warn"]);
     let mut muster = std::process::Command::new(env!("CARGO_BIN_EXE_muster"));
     assert_eq!(Ended::of(muster.args(["runner", "nonsense"]).output().unwrap()).code, 1);
 }
 
 #[test]
-fn every_command_tells_the_platform_at_the_level_that_logs_it() {
+fn every_command_logs_the_platform() {
     let home = Home::new();
     let folder = home.path("cache");
     std::fs::create_dir(&folder).unwrap();
@@ -37,14 +37,14 @@ fn every_command_tells_the_platform_at_the_level_that_logs_it() {
     for quiet in [home.command(&arguments).env("LOG_LEVEL", "error"), home.command(&["-l", "fatal"]).args(arguments)] {
         assert_eq!(Ended::of(quiet.output().unwrap()).stderr, "");
     }
-    // Set, and empty, is not set.
+    // An empty variable counts as not set.
     let mut unset = home.command(&arguments);
     unset.env("LOG_LEVEL", "").env("LOG_FORMAT", "").env("RUNNER_DEBUG", "");
     Ended::of(unset.output().unwrap()).check(0, &["Runtime platform"]);
 }
 
 #[test]
-fn a_value_after_a_switch_is_told_of_and_ignored() {
+fn value_after_a_boolean_flag_is_ignored_with_a_warning() {
     let home = Home::new();
     let ended = home.run(&["--debug", "false", "cache-init", "."]);
     ended.check(0, &["`--debug false` does not say false: write `--debug=false`"]);

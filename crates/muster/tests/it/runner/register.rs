@@ -1,4 +1,4 @@
-//! `register`: questions, flags, variables, templates; what the server is told, and what stands in the file afterwards.
+//! `register`: prompts, flags, variables and templates; the requests to the server, and the resulting file.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Stdio};
@@ -11,7 +11,7 @@ use crate::process::Ended;
 const MADE: [&str; 7] = ["-n", "--url", "URL", "--token", RUNNER_TOKEN, "--executor", "shell"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runner_made_at_the_server_is_verified_and_added() {
+async fn runner_created_at_the_server_is_verified_and_added() {
     let bench = Bench::start().await;
     bench.run("register", &[&MADE[..], &["--name", "one", "--limit=2"]].concat()).check(
         0,
@@ -34,7 +34,7 @@ async fn a_runner_made_at_the_server_is_verified_and_added() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_that_starts_with_a_dash_is_kept_as_it_is() {
+async fn value_that_begins_with_a_dash_is_kept() {
     let bench = Bench::start().await;
     let made = ["-n", "-url", "URL", "-t", RUNNER_TOKEN, "--executor", "shell", "-name", "-list"];
     bench.run("register", &made).check(0, &[]);
@@ -43,7 +43,7 @@ async fn a_value_that_starts_with_a_dash_is_kept_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_file_keeps_its_comments_and_unknown_keys() {
+async fn existing_file_keeps_comments_and_unknown_keys() {
     let bench = Bench::start().await;
     let old =
         "# mine\nconcurrent = 4\nfuture = 1 # not known yet\n\n[[runners]]\nname = \"a\" # first\ntoken = \"$A\"\n";
@@ -55,7 +55,7 @@ async fn an_old_file_keeps_its_comments_and_unknown_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registration_token_registers_with_all_that_the_server_keeps() {
+async fn registration_token_sends_all_server_settings() {
     let bench = Bench::start().await;
     let flags = ["--tag-list", "a,b", "--locked=false", "--access-level", "ref_protected", "--maximum-timeout", "60"];
     let more = ["--paused", "--maintenance-note", "note", "-n", "-u", "URL", "-r", REGISTRATION_TOKEN];
@@ -74,7 +74,7 @@ async fn a_registration_token_registers_with_all_that_the_server_keeps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_decides_is_refused_for_its_own_runners() {
+async fn server_settings_are_rejected_for_server_side_runners() {
     let bench = Bench::start().await;
     bench
         .run("register", &[&MADE[..], &["--locked=false"]].concat())
@@ -86,7 +86,7 @@ async fn what_the_server_decides_is_refused_for_its_own_runners() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_authentication_token_is_verified_only() {
+async fn existing_authentication_token_is_only_verified() {
     let bench = Bench::start().await;
     bench.coordinator.add_runner("old-one", None);
     let old = |token| ["-n", "-u", "URL", "-t", token, "--executor", "shell", "--name", "o"];
@@ -98,15 +98,15 @@ async fn an_old_authentication_token_is_verified_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_or_wrong_is_named() {
+async fn missing_and_invalid_settings_are_named() {
     let bench = Bench::start().await;
-    bench.run("register", &["-n"]).check(1, &["the url needs to be entered: pass --url"]);
+    bench.run("register", &["-n"]).check(1, &["the url needs to be entered; set --url"]);
     bench.run("register", &["-n", "-u", "URL"]).check(1, &["the registration-token needs to be entered"]);
     bench.run("register", &MADE[..5]).check(1, &["the executor needs to be entered"]);
     bench.run("register", &[&MADE[..5], &["--executor", "rocket"]].concat()).check(1, &["invalid executor `rocket`"]);
     bench.run("register", &[&MADE[..5], &["--executor", "docker"]].concat()).check(1, &["the docker-image needs"]);
     bench.run("register", &["--access-level", "all"]).check(1, &["not_protected or ref_protected"]);
-    bench.run("register", &["--limit", "many"]).check(1, &["invalid value for --limit: `many` is no whole number"]);
+    bench.run("register", &["--limit", "many"]).check(1, &["invalid value for --limit: `many` is not an integer"]);
     bench.run("register", &["--docker-services_privileged"]).check(1, &["docker-services_privileged"]);
     let mut variable = bench.home.command(&bench.arguments("register", &MADE));
     variable.env("DOCKER_PRIVILEGED", "maybe");
@@ -116,7 +116,7 @@ async fn what_is_missing_or_wrong_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn executor_flags_make_the_tables_of_that_executor_only() {
+async fn only_the_tables_of_the_executor_are_written() {
     let bench = Bench::start().await;
     let docker = ["-docker-image", "alpine", "--docker-privileged", "--docker-volumes", "/a:/a", "--docker-volumes=/b"];
     let more = ["--docker-tmpfs", "/t:rw", "--docker-pull-policy", "always, never", "--kubernetes-host", "https://k"];
@@ -153,7 +153,7 @@ async fn executor_flags_make_the_tables_of_that_executor_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_template_fills_in_what_is_not_said() {
+async fn template_fills_in_missing_settings() {
     let bench = Bench::start().await;
     let template = bench.home.path("template.toml");
     let text = "concurrent = 9\n[[runners]]\ntoken = \"x\"\nexecutor = \"shell\"\nlimit = 7\nenvironment = [\"T=1\"]\n";
@@ -171,11 +171,11 @@ async fn a_template_fills_in_what_is_not_said() {
         assert!(config.contains(line), "`{line}` is missing in\n{config}");
     }
     std::fs::write(&template, "concurrent = 1\n").unwrap();
-    bench.run("register", &[&MADE[..], &with].concat()).check(1, &["exactly one [[runners]] entry", "it has 0"]);
+    bench.run("register", &[&MADE[..], &with].concat()).check(1, &["exactly one [[runners]] entry", "but has 0"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failure_after_the_server_knows_the_runner_is_taken_back() {
+async fn failed_registration_is_reverted() {
     let bench = Bench::start().await;
     let broken = ["-n", "-u", "URL", "-r", REGISTRATION_TOKEN, "--executor", "rocket"];
     bench.run("register", &broken).check(1, &["Unregistering runner from GitLab succeeded", "invalid executor"]);
@@ -187,10 +187,10 @@ async fn a_failure_after_the_server_knows_the_runner_is_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_cannot_be_saved_is_found_before_the_server_is_told() {
+async fn unwritable_file_is_detected_before_registration() {
     let bench = Bench::start().await;
     bench.configure("[[runners]\n");
-    bench.run("register", &MADE).check(1, &["cannot be used", "line 1 is not valid TOML"]);
+    bench.run("register", &MADE).check(1, &["invalid configuration", "line 1 is not valid TOML"]);
     assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
 }
 
@@ -200,7 +200,7 @@ fn interactive(bench: &Bench) -> Child {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_are_asked_until_they_are_answered() {
+async fn prompts_repeat_until_answered() {
     let bench = Bench::start().await;
     let mut child = interactive(&bench);
     let answers = format!("\n{}\n{REGISTRATION_TOKEN}\nmine\n\nnote\nrocket\nshell\n", bench.url());
@@ -216,12 +216,12 @@ async fn questions_are_asked_until_they_are_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_end_of_the_input_and_a_signal_take_the_runner_back() {
+async fn end_of_input_and_signals_revert_the_registration() {
     let bench = Bench::start().await;
     let until_executor = format!("{}\n{REGISTRATION_TOKEN}\nmine\n\n\n", bench.url());
     let mut child = interactive(&bench);
     child.stdin.take().unwrap().write_all(until_executor.as_bytes()).unwrap();
-    Ended::of(child.wait_with_output().unwrap()).check(1, &["input ended at the question for --executor"]);
+    Ended::of(child.wait_with_output().unwrap()).check(1, &["input ended at the prompt for --executor"]);
     assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
 
     let mut child = interactive(&bench);
@@ -236,7 +236,7 @@ async fn an_end_of_the_input_and_a_signal_take_the_runner_back() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     errors.read_to_string(&mut seen).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1), "{seen}");
-    assert!(seen.contains("received a signal") && seen.contains("Unregistering runner"), "{seen}");
+    assert!(seen.contains("canceled by a signal") && seen.contains("Unregistering runner"), "{seen}");
     assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
     assert!(!bench.home.path("config.toml").exists());
 }

@@ -1,4 +1,4 @@
-//! A home beside a coordinator in memory.
+//! A home directory with a configuration, and a coordinator in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
 use super::support::Home;
 use crate::process::Ended;
 
-/// The world of a test that talks to a coordinator.
+/// Environment of a test that uses a coordinator.
 pub(crate) struct Bench {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     pub(crate) home: Home,
@@ -26,17 +26,17 @@ impl Bench {
         self.served.url.as_str().trim_end_matches('/').to_owned()
     }
 
-    /// `config.toml` with `URL` replaced by the coordinator's.
+    /// Writes `config.toml`, with `URL` replaced by the coordinator's URL.
     pub(crate) fn configure(&self, text: &str) {
         std::fs::write(self.home.path("config.toml"), text.replace("URL", &self.url())).unwrap();
     }
 
-    /// The file, with the coordinator's URL replaced by `URL`.
+    /// Returns the file, with the coordinator's URL replaced by `URL`.
     pub(crate) fn config(&self) -> String {
         std::fs::read_to_string(self.home.path("config.toml")).unwrap().replace(&self.url(), "URL")
     }
 
-    /// A command on that file, `URL` in its arguments replaced.
+    /// Runs a command on that file, with `URL` in its arguments replaced.
     pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> Ended {
         self.home.run(&self.arguments(command, arguments))
     }
@@ -52,7 +52,7 @@ impl Bench {
     }
 }
 
-/// The text without what differs from run to run: dates.
+/// Removes dates from a text, because they differ between runs.
 pub(crate) fn undated(text: &str) -> String {
     let undated = |line: &str| match line.split_once("_at = ") {
         Some((key, _)) => format!("{key}_at = DATE"),

@@ -1,4 +1,4 @@
-//! `install`, `uninstall`, `start`, `stop`, `restart`, `status`, with a `systemctl` that only writes down what it is told.
+//! `install`, `uninstall`, `start`, `stop`, `restart` and `status`, with a fake `systemctl` that records its calls.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::support::Home;
 use crate::process::Ended;
 
-/// A home whose PATH has a `systemctl`: it writes its arguments to `calls`, and then does what `behaviour` says.
+/// Creates a home whose PATH has a `systemctl`. It records its arguments in `calls`, and then runs `behaviour`.
 fn home_with_systemctl(behaviour: &str) -> Home {
     let home = Home::new();
     let folder = home.path("bin");
@@ -30,13 +30,13 @@ fn calls(home: &Home) -> String {
     std::fs::read_to_string(home.path("calls")).unwrap_or_default()
 }
 
-/// Where the executable is, as it stands in the unit.
+/// Returns the path of the executable, as in the unit.
 fn program() -> String {
     std::fs::canonicalize(env!("CARGO_BIN_EXE_muster")).unwrap().display().to_string()
 }
 
 #[test]
-fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration() {
+fn install_writes_a_unit_and_a_configuration() {
     let home = home_with_systemctl("");
     let root = home.path("image");
     let root = root.to_str().unwrap();
@@ -54,7 +54,7 @@ fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration(
     {
         assert!(unit.contains(line), "`{line}` is missing in\n{unit}");
     }
-    // Below it installed plugins are looked for; systemd gives root's services none.
+    // Installed plugins are looked up below HOME, which systemd does not set for root's services.
     assert!(unit.contains("\nEnvironment=HOME=%h\n"), "{unit}");
     assert!(!unit.contains("User="), "{unit}");
     let config = Path::new(root).join("etc/ci/config.toml");
@@ -71,7 +71,7 @@ fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration(
 
 #[test]
 fn systemd_accepts_the_unit() {
-    // Without systemd's own checker the other tests have to do.
+    // Without systemd's checker, the other tests must suffice.
     if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
         return;
     }
@@ -88,14 +88,14 @@ fn systemd_accepts_the_unit() {
     }
 }
 
-/// The lines of a unit that are no comments.
+/// Returns the lines of a unit without comments.
 fn settings(unit: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(unit).unwrap();
     text.lines().filter(|line| line.contains('=') && !line.starts_with('#')).map(str::to_owned).collect()
 }
 
 #[test]
-fn the_service_has_a_temporary_directory_of_its_own_that_survives_a_restart() {
+fn temporary_directory_survives_service_restarts() {
     let home = home_with_systemctl("");
     let root = home.path("image");
     run(&home, &["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner", "-n", "ci"]).check(0, &[]);
@@ -103,13 +103,13 @@ fn the_service_has_a_temporary_directory_of_its_own_that_survives_a_restart() {
     let (service, temporary) = (settings(&folder.join("ci.service")), settings(&folder.join("ci-tmp.service")));
     let has = |unit: &[String], line: &str| assert!(unit.iter().any(|found| found == line), "{line} not in {unit:?}");
     has(&service, "PrivateTmp=yes");
-    // systemd deletes the directory with the last unit that has it: a job outlives the service, and needs its files.
+    // systemd deletes the directory with the last unit that has it. A job outlives the service, and needs its files.
     has(&service, "JoinsNamespaceOf=ci-tmp.service");
     has(&service, "Wants=network-online.target ci-tmp.service");
     has(&service, "After=network-online.target ci-tmp.service");
     has(&temporary, "PrivateTmp=yes");
     has(&temporary, "RemainAfterExit=yes");
-    // Each of these takes from jobs what they have on a host: sudo, packages, a home, cgroups.
+    // Each of these settings would take away what jobs have on a host: sudo, packages, a home, cgroups.
     for line in &service {
         let name = line.split('=').next().unwrap();
         let wrong =
@@ -119,7 +119,7 @@ fn the_service_has_a_temporary_directory_of_its_own_that_survives_a_restart() {
 }
 
 #[test]
-fn systemd_counts_the_hardening() {
+fn systemd_rates_the_hardening() {
     if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
         return;
     }
@@ -136,7 +136,7 @@ fn systemd_counts_the_hardening() {
 }
 
 #[test]
-fn a_service_of_the_user_is_theirs() {
+fn user_service_is_installed_for_the_user() {
     let home = home_with_systemctl("");
     run(&home, &["install", "--user-service", "-c", "config.toml"]).check(0, &["Installed"]);
     let unit = std::fs::read_to_string(home.path(".config/systemd/user/gitlab-runner.service")).unwrap();
@@ -149,7 +149,7 @@ fn a_service_of_the_user_is_theirs() {
 }
 
 #[test]
-fn a_user_has_to_be_named_and_only_one() {
+fn install_requires_exactly_one_user_flag() {
     let home = home_with_systemctl("");
     let root = home.path("image");
     let install = ["install", "--root", root.to_str().unwrap()];
@@ -160,18 +160,18 @@ fn a_user_has_to_be_named_and_only_one() {
 }
 
 #[test]
-fn what_systemd_refuses_is_told_and_leaves_nothing() {
+fn systemctl_errors_are_reported_and_leave_nothing() {
     let home = home_with_systemctl("echo no such luck >&2; exit 3");
     run(&home, &["start"]).check(1, &["`systemctl start gitlab-runner.service` failed with exit code 3: no such luck"]);
     run(&home, &["install", "--user-service", "-c", "config.toml"]).check(1, &["daemon-reload", "no such luck"]);
     assert!(!home.path(".config/systemd/user/gitlab-runner.service").exists());
     let mut without = home.command(&["stop"]);
     without.env("PATH", home.path("nowhere"));
-    Ended::of(without.output().unwrap()).check(1, &["no `systemctl` on the PATH", "gitlab-runner run"]);
+    Ended::of(without.output().unwrap()).check(1, &["no `systemctl` on PATH", "gitlab-runner run"]);
 }
 
 #[test]
-fn status_tells_and_its_exit_code_too() {
+fn status_has_output_and_exit_code() {
     let says = |load: &str, active: &str| {
         let home = home_with_systemctl(&format!("echo LoadState={load}; echo ActiveState={active}"));
         run(&home, &["status", "-n", "ci"])

@@ -1,4 +1,4 @@
-//! The small commands that jobs' containers use.
+//! Small commands that the containers of jobs use.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -9,22 +9,23 @@ use super::support::Home;
 use crate::process::Ended;
 
 #[test]
-fn health_check_waits_for_all_ports_or_one_of_the_variables() {
+fn health_check_waits_for_all_ports_or_one_variable() {
     let home = Home::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let open = listener.local_addr().unwrap().port().to_string();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     home.run(&["health-check", "-p", &open]).check(0, &[]);
-    home.run(&["health-check", "--port", &open, "--port", &closed, "--timeout", "0"]).check(1, &["no connection to"]);
+    home.run(&["health-check", "--port", &open, "--port", &closed, "--timeout", "0"])
+        .check(1, &["failed to connect to"]);
     home.run(&["health-check"]).check(1, &["no host or port found"]);
     let mut linked = home.command(&["health-check"]);
     linked.env("DB_PORT_1_TCP_ADDR", "127.0.0.1").env("DB_PORT_1_TCP_PORT", &closed).env("DB_PORT_2_TCP_PORT", &open);
     Ended::of(linked.output().unwrap()).check(0, &[]);
 }
 
-/// With a limit as managers give it, but short; what keeps an agent is shown by its own tests.
+/// Uses a short idle timeout. The agent's own tests cover what keeps an agent running.
 #[test]
-fn an_agent_that_nobody_connects_to_ends_by_itself() {
+fn unused_agent_exits_after_its_idle_timeout() {
     let home = Home::new();
     let (socket, spool) = (home.path("agent.sock").display().to_string(), home.path("spool").display().to_string());
     let agent = ["agent", "serve", "--socket", &socket, "--spool", &spool, "--idle-timeout", "1"];
@@ -34,7 +35,7 @@ fn an_agent_that_nobody_connects_to_ends_by_itself() {
 }
 
 #[test]
-fn cache_init_lets_everybody_write_and_only_logs_what_it_cannot_change() {
+fn cache_init_makes_directories_writable() {
     let home = Home::new();
     let folder = home.path("cache folder");
     std::fs::create_dir(&folder).unwrap();
@@ -44,7 +45,7 @@ fn cache_init_lets_everybody_write_and_only_logs_what_it_cannot_change() {
 }
 
 #[test]
-fn read_logs_tells_offsets_and_ends_with_100_when_the_file_is_gone() {
+fn read_logs_prints_offsets_and_exits_with_100_on_deletion() {
     let home = Home::new();
     let path = home.path("output.log");
     std::fs::write(&path, "one\ntwo\n").unwrap();

@@ -1,11 +1,11 @@
-//! The executable under the name of GitLab's runner, with a home of its own.
+//! The executable under the name `gitlab-runner`, with its own home directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::process::Ended;
 
-/// A folder with a link `gitlab-runner` to the executable. Dropped, it is gone.
+/// A temporary directory with a link `gitlab-runner` to the executable.
 pub(crate) struct Home {
     folder: tempfile::TempDir,
 }
@@ -21,9 +21,9 @@ impl Home {
         self.folder.path().join(name)
     }
 
-    /// `gitlab-runner` with these arguments, and none of the tester's settings.
+    /// Creates the command `gitlab-runner` with these arguments, and without the developer's settings.
     pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
-        // A shell's background job ignores SIGINT and SIGQUIT, and so does all that it starts: here they count.
+        // A shell's background job ignores SIGINT and SIGQUIT, and its children inherit that, so reset them.
         let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal=INT,QUIT,HUP").arg(self.path("gitlab-runner"));
         command.args(arguments).env_clear().env("HOME", self.folder.path()).current_dir(self.folder.path());
@@ -32,7 +32,7 @@ impl Home {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs a command to completion.
     pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Ended {
         Ended::of(self.command(arguments).output().unwrap())
     }

@@ -1,4 +1,4 @@
-//! `verify-config` and `lint`: values with origin, problems with line, mark and remedy, exit codes.
+//! `verify-config` and `lint`: values with their origin, problems with line and remedy, exit codes.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ fn run(command: &str, text: &str, more: &[&str]) -> Ended {
 }
 
 #[test]
-fn values_are_printed_with_their_origin_and_without_secrets() {
+fn values_are_printed_with_origin_and_without_secrets() {
     let ended = run("verify-config", GOOD, &[]).check(0, &["C033", "chmod 0600"]);
     let words = ended.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for line in [
@@ -24,7 +24,7 @@ fn values_are_printed_with_their_origin_and_without_secrets() {
         "runners.token = [masked] # line 5, from the environment",
         "check_interval = 3 s # default",
         "# runner 1 one",
-        "c.toml: works (0 errors, ",
+        "c.toml: usable (0 errors, ",
     ] {
         assert!(words.contains(line), "{line} is missing: {ended:#?}");
     }
@@ -32,7 +32,7 @@ fn values_are_printed_with_their_origin_and_without_secrets() {
 }
 
 #[test]
-fn problems_are_shown_with_line_mark_and_remedy_and_end_with_1() {
+fn problems_are_shown_with_line_and_remedy() {
     let text = GOOD.replace("limit = 2", "limit = \"2\"").replace("[[runners]]", "buidls = 1\n[[runners]]");
     let ended =
         run("verify-config", &text, &[]).check(1, &["fatal[C014]: `runners.limit` needs an integer, found a string"]);
@@ -46,11 +46,11 @@ fn problems_are_shown_with_line_mark_and_remedy_and_end_with_1() {
         ended.stderr.contains("warning[C010]: unknown key `buidls` is ignored"),
         "all problems at once: {ended:#?}"
     );
-    assert!(ended.stdout.contains("does not work as it is (1 error, "), "{ended:#?}");
+    assert!(ended.stdout.contains("not usable (1 error, "), "{ended:#?}");
 }
 
 #[test]
-fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place() {
+fn missing_plugin_and_invalid_values_have_a_location() {
     let of = |autoscaler: &str| {
         let instance = GOOD.replace("\"shell\"", "\"instance\"");
         format!("{instance}[runners.autoscaler]\nmax_instances = 2\n{autoscaler}\n")
@@ -63,18 +63,18 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
         assert!(ended.stderr.contains(&format!("--> c.toml:{at}\n")), "{autoscaler}: {ended:#?}");
     };
     for (autoscaler, wanted) in [
-        ("plugin = \"/nowhere/plugin\"", "[C086]: runner one: plugin \"/nowhere/plugin\": there is no such file"),
-        (&format!("plugin = \"{folder}\""), "it is a directory; name the executable in it"),
-        (&format!("plugin = \"{file}\""), "it is not executable; chmod +x helps"),
+        ("plugin = \"/nowhere/plugin\"", "[C086]: runner one: plugin \"/nowhere/plugin\": no such file"),
+        (&format!("plugin = \"{folder}\""), "is a directory; name the executable in it"),
+        (&format!("plugin = \"{file}\""), "not executable; run chmod +x if it is a program"),
         ("plugin = \"nothing-of-the-kind\"", "is not installed in "),
     ] {
         check("verify-config", autoscaler, 1, "11:10", wanted);
-        // The file may be that of a server, which has it.
+        // The file may be for a server that has the plugin.
         check("lint", autoscaler, 0, "11:10", wanted);
     }
     let missing = of("plugin = \"/nowhere/plugin\"");
     run("verify-config", &missing, &[]).check(1, &["error[C086]", "this runner gets no instances"]);
-    run("lint", &missing, &[]).check(0, &["warning[C086]", "the one that runs this file needs it"]);
+    run("lint", &missing, &[]).check(0, &["warning[C086]", "the machine that runs this file needs the plugin"]);
     for (autoscaler, at, wanted) in [
         ("", "9:1", "error[C086]: runner one: no `plugin`: no plugin creates the instances of this runner"),
         (
@@ -97,14 +97,14 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
 }
 
 #[test]
-fn an_executor_that_is_not_built_is_an_error_here_and_none_of_the_format() {
+fn unsupported_executor_is_an_error_but_valid_format() {
     let text = GOOD.replace("\"shell\"", "\"kubernetes\"");
-    run("verify-config", &text, &[]).check(1, &["error[C008]: runner one: executor `kubernetes` is not built yet"]);
+    run("verify-config", &text, &[]).check(1, &["error[C008]: runner one: executor `kubernetes` is not supported yet"]);
     run("lint", &text, &[]).check(0, &[]);
 }
 
 #[test]
-fn an_executor_that_does_not_exist_and_a_plugin_that_can_have_no_name_are_errors_of_the_format() {
+fn invalid_executor_and_plugin_names_violate_the_format() {
     let unknown = GOOD.replace("\"shell\"", "\"instanc\"");
     let instance = GOOD.replace("\"shell\"", "\"instance\"");
     let plugin = format!("{instance}[runners.autoscaler]\nmax_instances = 2\nplugin = \"no such thing!\"\n");
@@ -115,7 +115,7 @@ fn an_executor_that_does_not_exist_and_a_plugin_that_can_have_no_name_are_errors
 }
 
 #[test]
-fn lint_ends_with_1_on_any_key_that_is_unknown_and_0_on_other_warnings() {
+fn lint_exits_with_1_only_for_format_violations() {
     run("lint", GOOD, &[]).check(0, &["C033"]);
     run("lint", &format!("{GOOD}buidls_dir = \"/x\"\n"), &[]).check(1, &["did you mean `builds_dir`?"]);
     run("lint", &GOOD.replace("concurrent = 2", "concurrent = 0"), &[]).check(1, &["C001"]);
@@ -131,7 +131,7 @@ fn lint_ends_with_1_on_any_key_that_is_unknown_and_0_on_other_warnings() {
 }
 
 #[test]
-fn json_holds_values_and_problems() {
+fn json_contains_values_and_problems() {
     let ended = run("verify-config", GOOD, &["--json"]).check(0, &[]);
     let answer: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(answer["valid"], true);
@@ -140,5 +140,5 @@ fn json_holds_values_and_problems() {
     assert!(answer["problems"].as_array().unwrap().iter().any(|problem| problem["code"] == "C033"));
     let ended = run("lint", "limit = 1\n", &["--json"]).check(1, &[]);
     let answer: Value = serde_json::from_str(&ended.stdout).unwrap();
-    assert_eq!((&answer["valid"], &answer["problems"][0]["place"]["line"]), (&false.into(), &1.into()));
+    assert_eq!((&answer["valid"], &answer["problems"][0]["location"]["line"]), (&false.into(), &1.into()));
 }

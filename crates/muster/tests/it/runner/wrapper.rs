@@ -1,5 +1,5 @@
-//! `wrapper`: a stand-in for the runner under the operator's control. The wrapped process is this same program, since the
-//! wrapper starts nothing else: `read-logs` follows a file until it is gone, and ends by a signal like any other.
+//! `wrapper`: control of a wrapped process over gRPC. The wrapped process is `read-logs`, because the wrapper only starts this program: it
+//! follows a file until the file is deleted, and exits on signals as the runner does.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use super::support::Home;
 use crate::process::until;
 
-/// The wire form of every answer.
+/// Wire format of every answer.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Answer {
     #[prost(int32, tag = "1")]
@@ -22,7 +22,7 @@ struct Answer {
     failure: String,
 }
 
-/// The wire form of a request with a callback; without one, of every request.
+/// Wire format of a request with a callback. Without one, it is that of every request.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Ask {
     #[prost(message, optional, tag = "1")]
@@ -64,7 +64,7 @@ fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
     command.args(arguments).args(["read-logs", "--path"]).arg(&log).env("XDG_RUNTIME_DIR", runtime);
     let stderr = std::fs::File::create(home.path("stderr")).unwrap();
     let mut process = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-    // The runner is there when it has printed its first line.
+    // The runner has started when it has printed its first line.
     let mut first = String::new();
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
     assert_eq!(first, "6 ready\n", "{}", std::fs::read_to_string(home.path("stderr")).unwrap());
@@ -103,7 +103,7 @@ impl Wrapped {
         self.call("CheckStatus", Ask::default()).await.unwrap()
     }
 
-    /// Asks until the runner has stopped.
+    /// Polls until the runner has stopped.
     async fn stopped(&self) -> Answer {
         until(async || {
             let answer = self.status().await;
@@ -119,7 +119,7 @@ impl Wrapped {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_graceful_shutdown_calls_back_and_the_wrapper_goes_on_answering() {
+async fn graceful_shutdown_sends_the_callback() {
     let mut wrapped = Wrapped::start().await;
     assert_eq!(wrapped.status().await, Answer { status: RUNNING, failure: String::new() });
     let (told, mut heard) = tokio::sync::mpsc::channel(1);
@@ -150,14 +150,14 @@ async fn a_graceful_shutdown_calls_back_and_the_wrapper_goes_on_answering() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forceful_shutdown_ends_the_runner_now() {
+async fn forceful_shutdown_stops_the_runner_immediately() {
     let wrapped = Wrapped::start().await;
     assert_eq!(wrapped.call("InitForcefulShutdown", Ask::default()).await.unwrap().status, IN_SHUTDOWN);
     assert!(wrapped.stopped().await.failure.contains("SIGTERM"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_wrapper_ends_with_its_runner_and_its_runner_with_it() {
+async fn wrapper_and_runner_exit_together() {
     let mut wrapped = Wrapped::start().await;
     std::fs::remove_file(wrapped.home.path("log")).unwrap();
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(100), "it ended by itself: so does the wrapper");
@@ -166,7 +166,7 @@ async fn the_wrapper_ends_with_its_runner_and_its_runner_with_it() {
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(128 + 15));
 }
 
-/// A directory whose sockets' paths are short enough.
+/// Creates a directory with a path that is short enough for sockets.
 fn directory(mode: u32) -> tempfile::TempDir {
     let directory = tempfile::Builder::new().prefix("m").tempdir_in("/tmp").unwrap();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();
@@ -178,7 +178,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_default_it_listens_where_only_this_user_comes() {
+async fn default_socket_is_private_to_the_user() {
     let (home, runtime) = (Home::new(), directory(0o700));
     let process = start(&home, runtime.path(), &[]);
     let socket = runtime.path().join("muster/wrapper.sock");
@@ -187,11 +187,11 @@ async fn by_default_it_listens_where_only_this_user_comes() {
     let wrapped = Wrapped::connect(process, home, socket).await;
     assert_eq!(wrapped.status().await.status, RUNNING);
     let said = std::fs::read_to_string(wrapped.home.path("stderr")).unwrap();
-    assert!(!said.contains("without authentication"), "{said}");
+    assert!(!said.contains("has no authentication"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_of_another_user_is_refused_whatever_the_mode_of_the_socket() {
+async fn other_users_are_rejected_for_any_socket_mode() {
     if !rustix::process::geteuid().is_root() {
         return muster_test_needs::missing("only root can start a process of another user");
     }
@@ -206,13 +206,13 @@ async fn a_process_of_another_user_is_refused_whatever_the_mode_of_the_socket() 
     let _wrapped = Wrapped::connect(process, home, socket.clone()).await;
     assert_eq!(mode(&socket), 0o600);
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
-    // The beginning of an HTTP/2 connection, which a server answers with its settings.
+    // The preface of an HTTP/2 connection, which a server answers with its settings.
     let script = r#"use IO::Socket::UNIX; $SIG{PIPE} = "IGNORE"; alarm 60;
         my $socket = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die "no connection: $!";
         syswrite($socket, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0");
         print sysread($socket, my $settings, 9) ? "answered" : "refused";"#;
     let answered = |user: &str| {
-        // Whatever the directories above permit, this process may look up names and open files: the peer check stands alone.
+        // Bypass the permissions of the directories above, so that only the check of the client's user is tested.
         let user = format!("--reuid={user}");
         let mut command = Command::new("setpriv");
         command.args([
@@ -231,17 +231,17 @@ async fn a_process_of_another_user_is_refused_whatever_the_mode_of_the_socket() 
 }
 
 #[test]
-fn tcp_is_served_where_it_is_asked_for_with_a_warning() {
+fn tcp_is_served_with_a_warning() {
     let home = Home::new();
     let mut process = start(&home, Path::new("/nonexistent"), &["--grpc-listen", "tcp://127.0.0.1:0"]);
     process.kill().unwrap();
     process.wait().unwrap();
     let said = std::fs::read_to_string(home.path("stderr")).unwrap();
-    assert!(said.contains("without authentication") && said.contains("tcp://127.0.0.1:0"), "{said}");
+    assert!(said.contains("has no authentication") && said.contains("tcp://127.0.0.1:0"), "{said}");
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_not_replaced() {
+fn regular_file_is_not_replaced_by_a_socket() {
     let home = Home::new();
     std::fs::write(home.path("precious"), "content").unwrap();
     let listen = format!("unix://{}", home.path("precious").display());

@@ -14,14 +14,14 @@ use serde_json::json;
 use crate::process::until;
 use crate::runner::support::Home;
 
-/// One test's world. Dropped, no process of it is left.
+/// Environment of one test. Its processes are stopped when it is dropped.
 pub(crate) struct Bench {
     pub(crate) home: Home,
     places: Vec<(Arc<MemoryCoordinator>, Served)>,
 }
 
 impl Bench {
-    /// With so many coordinators.
+    /// Starts this many coordinators.
     pub(crate) async fn start(coordinators: usize) -> Self {
         let mut places = Vec::new();
         for _ in 0..coordinators {
@@ -39,7 +39,7 @@ impl Bench {
         self.home.path("config.toml")
     }
 
-    /// An entry of `[[runners]]` for a coordinator.
+    /// Returns an entry of `[[runners]]` for a coordinator.
     pub(crate) fn entry(&self, which: usize) -> String {
         format!(
             "[[runners]]\nname = \"runner-{which}\"\nurl = \"{}\"\nid = {}\ntoken = \"{RUNNER_TOKEN}\"\n\
@@ -49,14 +49,14 @@ impl Bench {
         )
     }
 
-    /// Writes the configuration at once, as a person's editor or a save does.
+    /// Replaces the configuration atomically, as an editor or a save does.
     pub(crate) fn configure(&self, text: &str) {
         let new = self.home.path("new.toml");
         std::fs::write(&new, text).unwrap();
         std::fs::rename(new, self.config()).unwrap();
     }
 
-    /// Puts a job in a coordinator's queue: it tells that it began, waits for the file `go-<id>`, and ends.
+    /// Queues a job that logs its start, waits for the file `go-<id>`, and ends.
     pub(crate) fn push(&self, which: usize, id: i64) {
         let go = self.home.path(format!("go-{id}"));
         let script = format!(
@@ -88,17 +88,17 @@ impl Bench {
         self.coordinator(which).wait_for_end(JobId(id)).await
     }
 
-    /// `gitlab-runner run` on the configuration, its log in a file.
+    /// Starts `gitlab-runner run` with the configuration. Its log goes to a file.
     pub(crate) fn run(&self) -> Run {
         self.run_with(&[])
     }
 
-    /// The same with these variables.
+    /// Starts `gitlab-runner run` with these environment variables.
     pub(crate) fn run_with(&self, env: &[(&str, &str)]) -> Run {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
-    /// The same, with these limits: `ulimit` with this flag, so many.
+    /// Starts `gitlab-runner run` with a limit, set by `ulimit` with this flag.
     pub(crate) fn run_with_limit(&self, flag: &str, many: u32) -> Run {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = std::process::Command::new("/bin/sh");
@@ -108,12 +108,12 @@ impl Bench {
         self.spawn(command)
     }
 
-    /// `gitlab-runner run-single` with these flags.
+    /// Starts `gitlab-runner run-single` with these flags.
     pub(crate) fn single(&self, flags: &[&str]) -> Run {
         self.process("run-single", flags, &[])
     }
 
-    /// The flags for a coordinator's runner.
+    /// Returns the flags for a coordinator's runner.
     pub(crate) fn flags(&self, which: usize) -> [&str; 8] {
         ["--url", self.places[which].1.url.as_str(), "--token", RUNNER_TOKEN, "--executor", "shell", "--shell", "sh"]
     }
@@ -139,7 +139,7 @@ impl Bench {
 }
 
 impl Bench {
-    /// The agents of this bench: their process ids and executables. They outlive their managers: each is found by its spool.
+    /// Returns the process IDs and executables of this test's agents. They outlive their managers, so they are found by their spool.
     pub(crate) fn agents(&self) -> Vec<(Pid, PathBuf)> {
         let home = self.home.path("state").into_os_string().into_encoded_bytes();
         let mut agents = Vec::new();
@@ -163,7 +163,7 @@ impl Drop for Bench {
     }
 }
 
-/// A manager's process. Dropped, it is killed.
+/// A manager process. It is killed when dropped.
 pub(crate) struct Run {
     child: Child,
     log: PathBuf,
@@ -175,7 +175,7 @@ impl Run {
         kill_process(pid, signal).unwrap();
     }
 
-    /// The command lines of its own processes.
+    /// Returns the command lines of its child processes.
     pub(crate) fn children(&self) -> Vec<String> {
         let read = |path: String| std::fs::read(path).unwrap_or_default();
         let of_thread = |thread: std::fs::DirEntry| {
@@ -187,7 +187,7 @@ impl Run {
         threads.flat_map(of_thread).map(line).collect()
     }
 
-    /// Waits until the log has the words, so many times.
+    /// Waits until the log contains a text this many times.
     pub(crate) async fn logged(&self, words: &str, times: usize) {
         until(async || {
             let log = self.log();
@@ -200,7 +200,7 @@ impl Run {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// The exit code; no signal may have ended it.
+    /// Returns the exit code. Fails if a signal ended the process.
     pub(crate) async fn code(mut self) -> i32 {
         let status = until(async || match self.child.try_wait().unwrap() {
             Some(status) => Ok(status),

@@ -1,4 +1,4 @@
-//! Runners with instances: several in one manager, and plugins that were installed.
+//! Runners with instances: several in one manager, and installed plugins.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::plugin::registry::{Registry, archive};
 use crate::plugin::support::sibling;
 use crate::process::until;
 
-/// An entry of `[[runners]]` with instances of this plugin on this machine; `keys` are more of its `[runners.autoscaler]`.
+/// Returns an entry of `[[runners]]` with local instances of this plugin. `keys` are further keys of `[runners.autoscaler]`.
 fn entry(bench: &Bench, which: usize, plugin: &str, keys: &str, idle_time: &str) -> String {
     let entry = bench.entry(which).replace("\"shell\"\nshell", "\"instance\"\nshell");
     format!(
@@ -24,7 +24,7 @@ fn start(bench: &Bench, entries: &str) -> Run {
     bench.run()
 }
 
-/// The names of a runner's instances, and of the slots that each has in use.
+/// Returns the names of a runner's instances, and the number of slots in use on each.
 fn instances(now: &Value, runner: &str) -> Vec<(String, usize)> {
     let fleets = now["fleets"].as_array().unwrap();
     let fleet = fleets.iter().find(|fleet| fleet["runner"] == runner).unwrap_or_else(|| panic!("no {runner}: {now}"));
@@ -35,7 +35,7 @@ fn instances(now: &Value, runner: &str) -> Vec<(String, usize)> {
 
 /// R055.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_runners_of_one_manager_scale_groups_of_different_shapes_independently() {
+async fn two_runners_scale_their_groups_independently() {
     let bench = Bench::start(2).await;
     let narrow = "capacity_per_instance = 1\nmax_instances = 2";
     let wide = "capacity_per_instance = 3\nmax_instances = 1";
@@ -75,7 +75,7 @@ async fn two_runners_of_one_manager_scale_groups_of_different_shapes_independent
 
 /// R029.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_needs_only_to_be_installed_and_named_in_the_configuration() {
+async fn installed_plugin_only_needs_to_be_configured() {
     let (Some(plugin), Some(registry)) = (sibling("fleeting-plugin-local"), Registry::start(false)) else { return };
     registry.push("g/p", "1.2.3", &["1.2.3"], &archive(&std::fs::read(plugin).unwrap())).await;
     let bench = Bench::start(1).await;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::bench::{Bench, Run};
 use crate::process::{Ended, until};
 
-/// Starts a manager whose runner has instances on this machine; `plugin` is its `plugin_config`.
+/// Starts a manager whose runner has local instances. `plugin` is its `plugin_config`.
 async fn start(plugin: &str) -> (Bench, Run, String) {
     let bench = Bench::start(1).await;
     let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
@@ -24,7 +24,7 @@ async fn start(plugin: &str) -> (Bench, Run, String) {
     (bench, run, address)
 }
 
-/// Where a manager serves its metrics and its status, by its log.
+/// Returns the address of the manager's metrics and status, from its log.
 pub(super) async fn address_of(run: &Run) -> String {
     run.logged("Metrics server listening", 1).await;
     let log = run.log();
@@ -34,7 +34,7 @@ pub(super) async fn address_of(run: &Run) -> String {
     format!("127.0.0.1:{port}")
 }
 
-/// `muster fleet` with these words, to its end.
+/// Runs `muster fleet` with these arguments to completion.
 async fn fleet(bench: &Bench, words: &[&str]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.arg("fleet").args(words).env_clear().env("HOME", bench.home.path(""));
@@ -51,7 +51,7 @@ async fn metrics(address: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped() {
+async fn operators_see_slots_and_reasons_even_after_a_stop() {
     let (bench, run, address) = start("").await;
     bench.push(0, 71);
     bench.begun(0, 71).await;
@@ -93,7 +93,23 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
         let words = [&["explain"], words, &["--address", &address]].concat();
         fleet(&bench, &words).await.check(code, &[]).stdout
     };
+    let replacements = [(instance.to_owned(), "[instance]"), (key.to_owned(), "[key]"), (address.clone(), "[address]")];
+    let snapshot = |name: &str, text: &str| {
+        let text = replacements.iter().fold(text.to_owned(), |text, (value, name)| text.replace(value, name));
+        let filters = [
+            (r"\b\d+ms\b|\b\d+\.\d+s\b|\b\d+\.\d+ s\b", "[time]"),
+            (r"\(idle:[^)]*\)", "([counts])"),
+            (r" {2,}", "  "),
+            // The plugin reports the usage only after its second sample.
+            (r"  USES\b", ""),
+            (r"  \S+ cpu, \S+ \w+, \d+ processes", ""),
+        ];
+        insta::with_settings!({ filters => filters, omit_expression => true }, { insta::assert_snapshot!(name, text) });
+    };
+    snapshot("fleet-status", &shown);
     let told = ask(&["job", "71"], 0).await;
+    // Decisions of the same second have no fixed order.
+    snapshot("fleet-explain-job", told.split("\ndecisions").next().unwrap());
     assert!(told.contains(&format!("job 71 has slot 0 of instance {instance}")), "{told}");
     assert!(told.contains("requested 1 of 1 missing instances: 0 slots in use, 1 queued"), "{told}");
     let told = ask(&["job", "72"], 1).await;
@@ -115,7 +131,7 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
     for words in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
         assert!(told.contains(&words), "{words}: {told}");
     }
-    // A manager that takes no more jobs needs no idle instance, if its scaler does not end before.
+    // A manager that accepts no more jobs needs no idle instance, unless its scaler has stopped before.
     let why =
         ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
     assert!(why.iter().any(|why| told.contains(why)), "{told}");
@@ -127,7 +143,7 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
+async fn provider_error_is_in_log_metric_and_status() {
     let (bench, run, address) = start("request_failure_rate = 1.0\n").await;
     bench.push(0, 5);
     run.logged("failed to create instances", 1).await;
@@ -149,9 +165,9 @@ async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
     assert!(!failures.ends_with(" 0"), "{failures}");
 }
 
-/// R160: GitLab's fleet documentation recommends to watch these. A manager with instances exposes all of them.
+/// R160: GitLab's fleet documentation recommends to watch these metrics. A manager with instances exposes all of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scrape_has_the_nineteen_metrics_that_gitlab_recommends() {
+async fn scrape_has_the_metrics_that_gitlab_recommends() {
     let (bench, run, address) = start("").await;
     bench.push(0, 1);
     bench.begun(0, 1).await;
@@ -190,9 +206,9 @@ const RECOMMENDED: [&str; 19] = [
     "process_virtual_memory_max_bytes",
 ];
 
-/// R178: by the plugin `local`, which measures.
+/// R178: with the plugin `local`, which reports resource usage.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_instances_use_is_in_metrics_and_status() {
+async fn instance_usage_is_in_metrics_and_status() {
     let (bench, run, address) = start("").await;
     bench.push(0, 3);
     bench.begun(0, 3).await;
@@ -203,7 +219,7 @@ async fn what_instances_use_is_in_metrics_and_status() {
     })
     .await;
     assert!(used["memory_bytes"].as_u64() > Some(0) && used["processes"].as_u64() > Some(1), "{used}");
-    // Each look is at the newest answer of the plugin, which may be late once.
+    // Each query shows the plugin's newest report, which may be late once.
     until(async || {
         let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =
@@ -218,7 +234,7 @@ async fn what_instances_use_is_in_metrics_and_status() {
     };
     assert_eq!((value("muster_instances_with_usage{"), value("muster_plugin_up{")), (1.0, 1.0));
     assert!(value("muster_instances_memory_bytes{") > 0.0);
-    // And what its plugin was asked.
+    // The metrics of calls to the plugin, too.
     for rpc in ["Init", "Update", "Increase", "ConnectInfo", "GetResourceUsage"] {
         let of = |line: &&str| {
             line.starts_with("muster_plugin_calls_total{")
@@ -234,9 +250,9 @@ async fn what_instances_use_is_in_metrics_and_status() {
     run.code().await;
 }
 
-/// No instance but the two idle ones gets ready before most jobs of a full queue have been requested.
+/// No instance but the two idle ones becomes ready before most jobs of a full queue have been requested.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_is_requested_for_instances_that_boot_and_not_two_jobs_at_a_time() {
+async fn jobs_are_requested_for_all_booting_instances() {
     let bench = Bench::start(1).await;
     let (home, jobs) = (bench.home.path(""), 1..=20);
     let home = home.display();
@@ -251,7 +267,7 @@ async fn a_full_queue_is_requested_for_instances_that_boot_and_not_two_jobs_at_a
     ));
     jobs.clone().for_each(|job| bench.push(0, job));
     let run = bench.run();
-    // Both numbers are of one moment: jobs that were requested and have not ended.
+    // Both numbers are of the same moment: jobs that were requested and have not finished.
     let under_way = || {
         let (assigned, ended) = bench.coordinator(0).assigned_and_ended();
         assert!(assigned - ended <= 6, "no job is requested for which no instance can be created:\n{}", run.log());
@@ -267,7 +283,7 @@ async fn a_full_queue_is_requested_for_instances_that_boot_and_not_two_jobs_at_a
 
     std::fs::write(bench.home.path("open"), "").unwrap();
     jobs.clone().for_each(|job| bench.let_go(job));
-    // Until the last job has ended, and not only when the sixth was requested.
+    // Wait until the last job has finished, and not only until the sixth was requested.
     until(async || {
         under_way();
         let ended = bench.coordinator(0).assigned_and_ended().1;

@@ -1,4 +1,4 @@
-//! `gitlab-runner run`: jobs of several runners, signals, reloads, and starts that must not be.
+//! `gitlab-runner run`: jobs of several runners, signals, reloads, and failed starts.
 
 pub(crate) mod bench;
 mod fleets;
@@ -16,7 +16,7 @@ use time::format_description::well_known::Rfc3339;
 use bench::Bench;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_of_two_coordinators_run_and_sigquit_lets_them_end() {
+async fn sigquit_waits_for_jobs_of_all_coordinators() {
     let bench = Bench::start(2).await;
     bench.configure(&format!("concurrent = 2\n{}{}", bench.entry(0), bench.entry(1)));
     let run = bench.run();
@@ -37,7 +37,7 @@ async fn jobs_of_two_coordinators_run_and_sigquit_lets_them_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_manager_itself_runs_no_job_its_agent_does() {
+async fn agent_runs_the_jobs_and_not_the_manager() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();
@@ -50,12 +50,12 @@ async fn the_manager_itself_runs_no_job_its_agent_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_jobs_are_taken_than_files_can_be_opened_for_and_the_limit_is_told() {
+async fn open_files_limit_bounds_the_jobs_with_a_warning() {
     let bench = Bench::start(1).await;
     bench.configure(&format!("concurrent = 20\n{}", bench.entry(0)));
     let run = bench.run_with_limit("-n", 64);
-    run.logged("the limit of 64 open files suffices for 2 jobs at the same time", 1).await;
-    run.logged("For 20, raise it to 352", 1).await;
+    run.logged("the limit of 64 open files allows only 2 simultaneous jobs", 1).await;
+    run.logged("for 20, raise the limit to 352", 1).await;
     (1..=8).for_each(|id| bench.push(0, id));
     bench.begun(0, 1).await;
     bench.begun(0, 2).await;
@@ -68,10 +68,10 @@ async fn no_more_jobs_are_taken_than_files_can_be_opened_for_and_the_limit_is_to
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_open_files_that_may_be_raised_is_raised_before_anything_is_opened() {
+async fn open_files_limit_is_raised_at_the_start() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
-    // What the start itself opens does not fit into these.
+    // The files that the start opens exceed this limit.
     let run = bench.run_with_limit("-Sn", 8);
     run.logged("Starting multi-runner", 1).await;
     run.signal(Signal::TERM);
@@ -79,7 +79,7 @@ async fn a_limit_of_open_files_that_may_be_raised_is_raised_before_anything_is_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_ids_count_the_jobs_of_each_runner_by_itself() {
+async fn concurrent_ids_are_counted_per_runner() {
     let bench = Bench::start(2).await;
     bench.coordinator(1).add_runner("glrt-other-runner", None);
     let other = bench.entry(1).replace(muster_runner_api::test_support::RUNNER_TOKEN, "glrt-other-runner");
@@ -97,7 +97,7 @@ async fn concurrent_ids_count_the_jobs_of_each_runner_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_aborts_the_jobs_and_reports_them() {
+async fn sigterm_cancels_and_reports_jobs() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();
@@ -111,7 +111,7 @@ async fn sigterm_aborts_the_jobs_and_reports_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() {
+async fn third_stop_signal_exits_immediately_with_1() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();
@@ -121,7 +121,7 @@ async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() 
     run.logged("Starting graceful shutdown", 1).await;
     run.signal(Signal::QUIT);
     run.logged("Starting graceful shutdown", 2).await;
-    // The report finds nobody, so that the abort takes time.
+    // The server does not respond to the report, so that the abort takes time.
     bench.coordinator(0).fail(Call::UpdateJob, [Fault::FailBefore; 20]);
     run.signal(Signal::INT);
     run.logged("stop requested by SIGINT", 1).await;
@@ -134,9 +134,9 @@ async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_waits_for_the_reset_of_a_token_until_a_second_signal() {
+async fn shutdown_waits_for_a_token_reset_until_a_second_signal() {
     let bench = Bench::start(1).await;
-    // In the last quarter of its life.
+    // In the last quarter of the token's lifetime.
     let at = |hours: i64| (OffsetDateTime::now_utc() + time::Duration::hours(hours)).format(&Rfc3339).unwrap();
     bench.configure(&format!("{}token_obtained_at = {}\ntoken_expires_at = {}\n", bench.entry(0), at(-100), at(10)));
     bench.coordinator(0).fail(Call::ResetToken, [Fault::Hung]);
@@ -145,12 +145,12 @@ async fn the_end_waits_for_the_reset_of_a_token_until_a_second_signal() {
     run.signal(Signal::TERM);
     run.logged("waiting for the reset of a runner token to complete", 1).await;
     run.signal(Signal::TERM);
-    run.logged("SIGTERM: the reset of a runner's token is not waited for", 1).await;
+    run.logged("SIGTERM: exiting without waiting for the reset of a runner's token", 1).await;
     assert_eq!(run.code().await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigusr2_leaves_the_jobs_to_the_next_start() {
+async fn sigusr2_leaves_jobs_to_the_next_start() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();
@@ -166,7 +166,7 @@ async fn sigusr2_leaves_the_jobs_to_the_next_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_an_upgrade_jobs_end_at_the_old_agent_and_new_ones_have_a_new_one() {
+async fn upgrade_keeps_the_old_agent_for_running_jobs() {
     let bench = Bench::start(1).await;
     let link = bench.home.path("gitlab-runner");
     let old = bench.home.path("old-muster");
@@ -201,21 +201,21 @@ async fn after_an_upgrade_jobs_end_at_the_old_agent_and_new_ones_have_a_new_one(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_changed_file_is_taken_up_while_a_job_runs_and_a_bad_one_changes_nothing() {
+async fn changed_file_is_applied_and_invalid_file_is_ignored() {
     let bench = Bench::start(2).await;
     bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));
     let run = bench.run();
     bench.push(0, 1);
     bench.begun(0, 1).await;
     bench.configure("concurrent = \"many\"\n");
-    run.logged("the configuration before it stays in force", 1).await;
+    run.logged("keeping the previous configuration", 1).await;
     bench.configure(&format!("concurrent = 2\nlisten_address = \":0\"\n{}", bench.entry(1)));
     run.logged("concurrent: 1 -> 2", 1).await;
     run.logged("listen_address changed; restart needed", 1).await;
     bench.push(1, 2);
     bench.begun(1, 2).await;
     run.signal(Signal::HUP);
-    run.logged("nothing is different", 1).await;
+    run.logged("nothing changed", 1).await;
     bench.let_go(1);
     bench.let_go(2);
     assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success, "its runner has left the file meanwhile");
@@ -225,7 +225,7 @@ async fn a_changed_file_is_taken_up_while_a_job_runs_and_a_bad_one_changes_nothi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_due_is_renewed_and_jobs_come_with_the_new_one() {
+async fn expiring_token_is_rotated_and_used() {
     let bench = Bench::start(1).await;
     bench.coordinator(0).add_runner("glrt-short", Some("2999-01-01T00:00:00Z"));
     let dates = "token_obtained_at = 2020-01-01T00:00:00Z\ntoken_expires_at = 2021-01-01T00:00:00Z\n";
@@ -245,12 +245,12 @@ async fn a_token_that_is_due_is_renewed_and_jobs_come_with_the_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mistakes_that_show_at_run_time_are_told() {
+async fn runtime_problems_are_logged() {
     let bench = Bench::start(1).await;
     std::fs::write(bench.home.path(".runner_system_id"), "s_0123456789ab").unwrap();
     bench.configure(&format!("{}[runners.feature_flags]\nFF_TIMESTAMPS = false\n", bench.entry(0)));
     let run = bench.run();
-    // C027 needs a machine that has an id.
+    // C027 requires a machine with a machine ID.
     if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
         run.logged("the system id s_0123456789ab was created on another machine", 1).await;
     }
@@ -262,12 +262,12 @@ async fn mistakes_that_show_at_run_time_are_told() {
     run.logged("concurrent: default -> 2", 1).await;
     run.logged("the file's content differs, but its time is not newer", 1).await;
     run.signal(Signal::TERM);
-    run.logged("stop requested by SIGTERM: no job is under way", 1).await;
+    run.logged("stop requested by SIGTERM; no job is running", 1).await;
     assert_eq!(run.code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_manager_of_one_configuration_is_refused() {
+async fn second_manager_with_same_configuration_fails() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();
@@ -278,7 +278,7 @@ async fn a_second_manager_of_one_configuration_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_that_cannot_be_says_why() {
+async fn failed_start_reports_the_reason() {
     let bench = Bench::start(1).await;
     let config = bench.config();
     let run = ["run", "--config", config.to_str().unwrap()];
@@ -286,7 +286,7 @@ async fn a_start_that_cannot_be_says_why() {
     bench.home.run(&run).check(1, &["C001", "must be at least 1", "verify-config"]);
     bench.configure("concurrent = [");
     bench.home.run(&run).check(1, &["C000", "config.toml:1:"]);
-    bench.home.run(&["run", "--working-directory", "nowhere"]).check(1, &["cannot work in nowhere"]);
+    bench.home.run(&["run", "--working-directory", "nowhere"]).check(1, &["failed to change to the directory nowhere"]);
     std::os::unix::fs::symlink("circle.toml", bench.home.path("circle.toml")).unwrap();
     let ended = bench.home.run(&["run", "--config", "circle.toml"]);
     let ended =
@@ -307,9 +307,9 @@ async fn relative_directories_start_in_the_working_directory() {
     assert!(!bench.home.path("state").join("rel").exists());
 }
 
-/// What was asked for before is tried, reported as failed, and the last: the manager does not swallow a queue.
+/// A job that was requested before is tried and reported as failed. It is the last one, so that the manager does not fail a whole queue.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_state_directory_that_is_removed_ends_the_manager() {
+async fn deleted_state_directory_stops_the_manager() {
     let bench = Bench::start(1).await;
     bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));
     let run = bench.run();
@@ -317,14 +317,14 @@ async fn a_state_directory_that_is_removed_ends_the_manager() {
     std::fs::remove_dir_all(bench.home.path("state")).unwrap();
     bench.push(0, 2);
     bench.push(0, 3);
-    run.logged("was removed while the manager works", 1).await;
+    run.logged("was removed while the manager was running", 1).await;
     assert_eq!(run.code().await, 1);
     let untouched = |id| bench.coordinator(0).job(muster_job::JobId(id)).unwrap().assignments == 0;
     assert!([2, 3].into_iter().any(untouched));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_file_it_waits_for_one() {
+async fn run_without_a_file_waits_for_one() {
     let bench = Bench::start(1).await;
     let run = bench.run();
     run.logged("does not exist; no runner is configured", 1).await;

@@ -1,11 +1,11 @@
-//! Jobs and the instances that they run on: what one leaves, and what the plugin does around each.
+//! Jobs and their instances: what a job leaves behind, and the plugin's hooks.
 
 use muster_job::{JobId, JobStatus};
 use serde_json::json;
 
 use super::bench::{Bench, Run};
 
-/// A manager whose runner has instances on this machine, each for one job; `plugin` is the end of its `plugin_config`.
+/// Starts a manager whose runner has local instances for one job each. `plugin` is the end of its `plugin_config`.
 async fn start(plugin: &str) -> (Bench, Run) {
     let bench = Bench::start(1).await;
     let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
@@ -19,7 +19,7 @@ async fn start(plugin: &str) -> (Bench, Run) {
     (bench, run)
 }
 
-/// Puts a job with this script in the queue. It has no repository.
+/// Queues a job with this script and without a repository.
 fn push(bench: &Bench, id: i64, script: &str) {
     let payload = json!({
         "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
@@ -33,11 +33,11 @@ fn push(bench: &Bench, id: i64, script: &str) {
     bench.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
 }
 
-/// R220: both jobs are of the same project and the same runner.
+/// R220: both jobs belong to the same project and the same runner.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_never_sees_the_marker_files_of_the_job_before() {
+async fn job_does_not_see_files_of_the_previous_job() {
     let (bench, _run) = start("").await;
-    // Where jobs write without being told a place: their directory, the one above it, and their home.
+    // The directories in which jobs usually write: their working directory, its parent, and their home.
     push(
         &bench,
         1,
@@ -52,9 +52,9 @@ async fn a_job_never_sees_the_marker_files_of_the_job_before() {
     assert!(text.contains("\nlooked in /") && !text.contains("\nfound "), "{text}");
 }
 
-/// R247: the author sees that it was not the script, and the operator sees why.
+/// R247: the user sees that the script did not fail, and the operator sees the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_whose_prepare_hook_fails_is_a_system_failure_with_the_words_of_the_hook() {
+async fn failed_prepare_hook_is_a_system_failure_with_its_message() {
     let (bench, _run) =
         start("prepare_command = [\"sh\", \"-c\", \"echo the license server is away >&2; exit 3\"]\n").await;
     push(&bench, 1, "echo it ran");

@@ -1,4 +1,4 @@
-//! Several `[[runners]]` entries of one manager share what is the process's.
+//! Limits that all `[[runners]]` entries of one manager share.
 
 use muster_job::{JobId, JobStatus};
 
@@ -6,14 +6,14 @@ use super::bench::Bench;
 
 const ENTRIES: usize = 3;
 
-/// R149: three entries, `concurrent = 3`, at most three jobs, whichever entries they are of.
+/// R149: with three entries and `concurrent = 3`, at most three jobs run, of any entries.
 #[tokio::test(flavor = "multi_thread")]
-async fn three_entries_of_one_host_have_at_most_three_jobs_of_concurrent_three() {
+async fn concurrent_limits_the_jobs_of_all_entries_together() {
     let bench = Bench::start(ENTRIES).await;
     let entries: String =
         (0..ENTRIES).map(|which| bench.entry(which).replace("executor", "request_concurrency = 4\nexecutor")).collect();
     bench.configure(&format!("concurrent = 3\ncheck_interval = 1\n{entries}"));
-    // Three jobs of each entry: any one of them could fill `concurrent` alone.
+    // Three jobs for each entry, so that each entry could reach `concurrent` alone.
     let mut waiting: Vec<(usize, i64)> =
         (0..ENTRIES).flat_map(|which| (1..=3).map(move |n| (which, i64::try_from(which).unwrap() * 10 + n))).collect();
     for (which, id) in &waiting {
@@ -26,7 +26,7 @@ async fn three_entries_of_one_host_have_at_most_three_jobs_of_concurrent_three()
             let running: Vec<_> =
                 waiting.iter().copied().filter(|(which, id)| has_begun(&bench, *which, *id)).collect();
             assert!(running.len() <= 3, "more than `concurrent`: {running:?}\n{}", run.log());
-            // All slots are in use as long as there are jobs for them.
+            // All slots are in use while there are jobs for them.
             if running.len() == waiting.len().min(3) {
                 Ok(running)
             } else {

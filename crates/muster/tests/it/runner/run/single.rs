@@ -1,4 +1,4 @@
-//! `gitlab-runner run-single`: so many jobs, or so long without one.
+//! `gitlab-runner run-single`: its limits on jobs and waiting time.
 
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::RUNNER_TOKEN;
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use super::bench::Bench;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_takes_as_many_jobs_as_it_was_told_and_leaves_the_others() {
+async fn max_builds_limits_the_number_of_jobs() {
     let bench = Bench::start(1).await;
     for id in 1..=3 {
         bench.push(0, id);
@@ -28,7 +28,7 @@ async fn it_takes_as_many_jobs_as_it_was_told_and_leaves_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_ends_when_there_is_no_job_for_so_long() {
+async fn wait_timeout_exits_without_jobs() {
     let bench = Bench::start(1).await;
     bench.push(0, 1);
     let run = bench.single(&[&bench.flags(0)[..], &["--wait-timeout", "1"]].concat());
@@ -40,7 +40,7 @@ async fn it_ends_when_there_is_no_job_for_so_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_entry_of_a_file_is_taken_where_flags_do_not_say_otherwise() {
+async fn flags_override_the_entry_of_a_file() {
     let bench = Bench::start(2).await;
     bench.configure(&format!("concurrent = 4\n{}{}", bench.entry(0), bench.entry(1)));
     bench.push(1, 1);
@@ -54,11 +54,11 @@ async fn the_entry_of_a_file_is_taken_where_flags_do_not_say_otherwise() {
         let config = bench.config();
         bench.home.run(&[&["run-single", "--config", config.to_str().unwrap()], flags].concat())
     };
-    ended(&["--runner", "nobody"]).check(1, &["no runner of", "is called `nobody`"]);
+    ended(&["--runner", "nobody"]).check(1, &["has no runner `nobody`"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn signals_drain_or_abort_it() {
+async fn signals_drain_or_cancel_the_job() {
     let bench = Bench::start(1).await;
     bench.push(0, 1);
     let run = bench.single(&bench.flags(0));
@@ -80,15 +80,15 @@ async fn signals_drain_or_abort_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_that_cannot_be_says_why() {
+async fn failed_start_reports_the_reason() {
     let bench = Bench::start(1).await;
     let ended = |flags: &[&str]| bench.home.run(&[&["run-single"], flags].concat());
     ended(&[]).check(1, &["Missing URL"]);
     ended(&["--url", "http://localhost"]).check(1, &["Missing Token"]);
     ended(&["--url", "http://localhost", "--token", "t"]).check(1, &["Missing Executor"]);
     let known = ["--url", "http://localhost", "--token", "t", "--executor"];
-    ended(&[&known[..], &["nonsense"]].concat()).check(1, &["nonsense", "the runner cannot work"]);
-    // Known to the format, and not built yet.
-    ended(&[&known[..], &["virtualbox"]].concat()).check(1, &["virtualbox", "the runner cannot work"]);
+    ended(&[&known[..], &["nonsense"]].concat()).check(1, &["nonsense", "invalid runner"]);
+    // A known executor that is not supported yet.
+    ended(&[&known[..], &["virtualbox"]].concat()).check(1, &["virtualbox", "invalid runner"]);
     ended(&["--max-builds", "many"]).check(1, &["many"]);
 }

@@ -1,4 +1,4 @@
-//! `artifacts-uploader` and `artifacts-downloader`, against the coordinator's routes, and against answers that hurt.
+//! `artifacts-uploader` and `artifacts-downloader`, with the coordinator's routes and with hostile responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::runner::support::Home;
 
 const TOKEN: &str = "job-secret-1";
 
-/// A coordinator whose job 1 runs.
+/// Starts a coordinator with a running job 1.
 async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
@@ -39,7 +39,7 @@ fn command(home: &Home, folder: &str, name: &str, url: &str, more: &[&str]) -> E
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_uploaded_is_what_is_downloaded_in_every_format_that_is_an_archive() {
+async fn uploaded_archives_download_unchanged_in_every_format() {
     for format in ["", "zip", "zipzstd", "tarzstd"] {
         let ((coordinator, served), home) = (coordinator().await, Home::new());
         project(&home);
@@ -59,7 +59,7 @@ async fn what_is_uploaded_is_what_is_downloaded_in_every_format_that_is_an_archi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn gzip_and_raw_are_uploaded_and_not_unpacked() {
+async fn gzip_and_raw_are_uploaded_as_they_are() {
     let ((coordinator, served), home) = (coordinator().await, Home::new());
     project(&home);
     let url = served.url.as_str();
@@ -75,7 +75,7 @@ async fn gzip_and_raw_are_uploaded_and_not_unpacked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failure_that_can_heal_is_tried_again_and_a_refusal_is_not() {
+async fn transient_failures_are_retried_and_rejections_are_not() {
     let home = Home::new();
     project(&home);
     let (coordinator, served) = coordinator().await;
@@ -96,7 +96,7 @@ async fn a_failure_that_can_heal_is_tried_again_and_a_refusal_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn downloads_are_tried_as_often_as_said_and_only_the_first_goes_to_the_object_storage() {
+async fn only_the_first_download_attempt_is_direct() {
     let (store, home) = (Store::start().await, Home::new());
     store.answer(&[503, 500, 502, 500]);
     let flags = ["--retry", "3", "--retry-time", "1ms", "--direct-download"];
@@ -107,7 +107,7 @@ async fn downloads_are_tried_as_often_as_said_and_only_the_first_goes_to_the_obj
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_follows_the_coordinator_to_another_place() {
+async fn upload_follows_redirects() {
     let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
     project(&home);
     from.answer_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
@@ -118,7 +118,7 @@ async fn an_upload_follows_the_coordinator_to_another_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_files_nothing_is_sent_and_without_credentials_nothing_is_done() {
+async fn missing_files_or_credentials_send_nothing() {
     let (store, home) = (Store::start().await, Home::new());
     let ended = command(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
     ended.check(0, &["nothing: no matching files", "No files to upload"]);
@@ -128,14 +128,14 @@ async fn without_files_nothing_is_sent_and_without_credentials_nothing_is_done()
     uploader(&["--url", &store.url, "--token", "t"]).check(1, &["Missing build ID"]);
     run_in(&home, "project", &["artifacts-downloader", "--id", "-1"]).check(1, &["--url, --token, --id"]);
     uploader(&["--url", "nonsense", "--token", "t", "--id", "1", "--path", "."]).check(1, &["--url nonsense"]);
-    // Variables stand in for flags.
+    // Environment variables replace flags.
     let mut by_variables = home.command(&["artifacts-uploader", "--path", "none"]);
     by_variables.env("CI_SERVER_URL", &store.url).env("CI_JOB_TOKEN", "t").env("CI_JOB_ID", "1");
     Ended::of(by_variables.output().unwrap()).check(0, &["No files to upload"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_of_provenance_is_packed_with_the_files() {
+async fn provenance_statement_is_added_to_the_archive() {
     let ((coordinator, served), home) = (coordinator().await, Home::new());
     project(&home);
     let url = served.url.as_str();
@@ -155,7 +155,7 @@ async fn a_statement_of_provenance_is_packed_with_the_files() {
     assert_eq!(statement["predicate"]["runDetails"]["builder"]["id"], "https://g/p/-/runners/7");
     let external = &statement["predicate"]["buildDefinition"]["externalParameters"];
     assert_eq!(*external, json!({ "CI": "", "entryPoint": "make", "source": "https://g/p" }));
-    // A name says where nothing is: neither by `..`, nor by a link at its place.
+    // The name of the statement must not escape the directory, neither with `..` nor through a link.
     let outside = home.path("outside");
     std::fs::write(&outside, "as it was").unwrap();
     std::os::unix::fs::symlink(&outside, home.path("project/escape-metadata.json")).unwrap();
@@ -166,11 +166,12 @@ async fn a_statement_of_provenance_is_packed_with_the_files() {
     let packed = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["escape.zip"]);
     assert!(packed["escape-metadata.json"].contains("slsa"), "{packed:?}");
     let wrong = ["--path", "out", "--generate-artifacts-metadata", "--started-at", "today"];
-    command(&home, "project", "artifacts-uploader", url, &wrong).check(1, &["--started-at `today` is no time"]);
+    command(&home, "project", "artifacts-uploader", url, &wrong)
+        .check(1, &["--started-at: `today` is not a valid RFC 3339 time"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_meter_shows_the_transfer_on_standard_output() {
+async fn progress_is_shown_on_standard_output() {
     let (store, home) = (Store::start().await, Home::new());
     project(&home);
     let mut command = home.command(&["artifacts-uploader", "--path", "out/a", "--artifact-format", "raw", "--id", "1"]);

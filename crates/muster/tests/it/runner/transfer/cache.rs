@@ -27,7 +27,7 @@ fn extractor(home: &Home, more: &[&str]) -> Ended {
 }
 
 #[test]
-fn a_cache_is_kept_and_taken_from_this_machine_in_every_format() {
+fn local_cache_works_in_every_format() {
     for format in ["", "zip", "zipzstd", "TarZstd"] {
         let home = Home::new();
         project(&home);
@@ -42,7 +42,7 @@ fn a_cache_is_kept_and_taken_from_this_machine_in_every_format() {
 }
 
 #[test]
-fn nothing_to_keep_and_nothing_there_are_told() {
+fn missing_files_and_missing_caches_are_reported() {
     let home = Home::new();
     run_in(&home, "project", &["cache-archiver", "--file", "c.zip", "--path", "none"])
         .check(0, &["No files to cache."]);
@@ -52,7 +52,7 @@ fn nothing_to_keep_and_nothing_there_are_told() {
     project(&home);
     let told = ["--gocloud-url is not supported", "(\"azblob\")", "?SAS", "'x-ms-blob-type: BlockBlob'"];
     archiver(&home, &["--gocloud-url", "azblob://c/o"]).check(1, &told);
-    let told = ["--alternate-gocloud-url is not supported", "(\"s3\")", "give it as --alternate-url"];
+    let told = ["--alternate-gocloud-url is not supported", "(\"s3\")", "set --alternate-url to it"];
     extractor(&home, &["--alternate-gocloud-url", "s3://b/o"]).check(1, &told);
     std::fs::create_dir_all(home.path("cache/key")).unwrap();
     std::fs::write(home.path("cache/key/cache.zip"), "no archive").unwrap();
@@ -60,7 +60,7 @@ fn nothing_to_keep_and_nothing_there_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cache_goes_to_the_store_with_its_headers_and_comes_from_it() {
+async fn cache_is_uploaded_with_headers_and_downloaded() {
     let (store, home) = (Store::start().await, Home::new());
     project(&home);
     store.answer(&[500, 503]);
@@ -85,7 +85,7 @@ async fn a_cache_goes_to_the_store_with_its_headers_and_comes_from_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_store_refuses_is_a_warning_and_exit_code_1() {
+async fn rejected_transfer_is_a_warning_with_exit_code_1() {
     let (store, home) = (Store::start().await, Home::new());
     project(&home);
     let url = format!("{}/object", store.url);
@@ -98,12 +98,12 @@ async fn what_the_store_refuses_is_a_warning_and_exit_code_1() {
     extractor(&home, &["--url", &url, "--retry", "1"]).check(1, &["received: 500"]);
     store.answer(&[403]);
     archiver(&home, &["--url", &url]).check(1, &["received: 403"]);
-    // It is there all the same, and up to date.
+    // The local archive still exists and is up to date.
     archiver(&home, &["--url", &url]).check(0, &["Archive is up to date!"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_archive_beyond_the_limit_stays_here() {
+async fn archive_above_the_limit_is_not_uploaded() {
     let (store, home) = (Store::start().await, Home::new());
     project(&home);
     let url = format!("{}/object", store.url);
@@ -113,17 +113,17 @@ async fn an_archive_beyond_the_limit_stays_here() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cache_under_the_other_form_of_its_key_is_found() {
+async fn cache_is_found_under_the_other_form_of_its_key() {
     let (store, home) = (Store::start().await, Home::new());
     project(&home);
     let (new, old) = (format!("{}/new", store.url), format!("{}/old", store.url));
-    // Kept under the other form here; the store has neither.
+    // The local archive has the other form of the key; the store has neither.
     run_in(&home, "project", &["cache-archiver", "--file", "../cache/old/cache.zip", "--path", "out"]).check(0, &[]);
     let flags = ["--alternate-file", "../cache/old/cache.zip", "--url", &new, "--check-url", &new];
     archiver(&home, &flags).check(0, &["Archive is up to date!", "uploading existing archive"]);
     assert!(!home.path("cache/old/cache.zip").exists() && home.path("cache/key/cache.zip").exists());
     archiver(&home, &flags).check(0, &["already exists remotely, skipping upload"]);
-    // The newer one is taken.
+    // The newer cache is used.
     let content = store.object("/new").unwrap();
     store.put("/new", b"older, and no archive".to_vec(), OLD);
     store.put("/old", content, NEW);
@@ -131,13 +131,13 @@ async fn a_cache_under_the_other_form_of_its_key_is_found() {
     let heads = ["--head-url", &new, "--alternate-head-url", &old];
     extractor(&home, &[&["--url", &new, "--alternate-url", &old], &heads[..]].concat()).check(0, &["/old"]);
     is_unpacked(&home.path("other"));
-    // Where it cannot be told which is newer, the other one is for when there is no first.
+    // If the age is unknown, the other form is used only if the first one is missing.
     std::fs::remove_dir_all(home.path("cache")).unwrap();
     extractor(&home, &["--url", &format!("{}/none", store.url), "--alternate-url", &old]).check(0, &["/old"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_leaves_no_half_archive() {
+async fn signal_leaves_no_partial_archive() {
     let home = Home::new();
     project(&home);
     let large = std::fs::File::create(home.path("project/out/large")).unwrap();

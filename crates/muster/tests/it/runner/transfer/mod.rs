@@ -1,4 +1,4 @@
-//! The commands that move artifacts and caches, as a script calls them.
+//! Commands that transfer artifacts and caches, as a script calls them.
 
 mod artifacts;
 mod cache;
@@ -11,7 +11,7 @@ use std::path::Path;
 use super::support::Home;
 use crate::process::Ended;
 
-/// A project in a home: `out/a`, `out/sub/b` and a link to `a`.
+/// Creates a project in a home directory: `out/a`, `out/sub/b`, and a link to `a`.
 fn project(home: &Home) {
     std::fs::create_dir_all(home.path("project/out/sub")).unwrap();
     std::fs::write(home.path("project/out/a"), "first").unwrap();
@@ -19,20 +19,20 @@ fn project(home: &Home) {
     std::os::unix::fs::symlink("a", home.path("project/out/link")).unwrap();
 }
 
-/// The same content somewhere else.
+/// Checks that the same content was extracted to a directory.
 fn is_unpacked(place: &Path) {
     let read = |name: &str| std::fs::read_to_string(place.join(name)).unwrap();
     assert_eq!((read("out/a"), read("out/sub/b"), read("out/link")), ("first".into(), "second".into(), "first".into()));
     assert!(place.join("out/link").is_symlink());
 }
 
-/// Runs a command in a folder of the home.
+/// Runs a command in a subdirectory of the home.
 fn run_in(home: &Home, folder: &str, arguments: &[&str]) -> Ended {
     std::fs::create_dir_all(home.path(folder)).unwrap();
     Ended::of(home.command(arguments).current_dir(home.path(folder)).output().unwrap())
 }
 
-/// The regular files of a zip archive.
+/// Returns the regular files of a zip archive.
 fn zip_files(content: &[u8]) -> BTreeMap<String, String> {
     let mut zip = zip::ZipArchive::new(std::io::Cursor::new(content)).unwrap();
     let mut files = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! A store for objects over HTTP that answers as it is told.
+//! An HTTP object store with scripted responses.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use axum::http::{Method, StatusCode, header};
 use axum::response::Response;
 use std::sync::Mutex;
 
-/// One request that came in.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) target: String,
@@ -17,7 +17,7 @@ pub(crate) struct Seen {
     pub(crate) body: Vec<u8>,
 }
 
-/// Status, headers, body.
+/// Status, headers and body of a response.
 type Answer = (u16, Vec<(&'static str, String)>, &'static str);
 
 #[derive(Default)]
@@ -44,18 +44,18 @@ impl Store {
         Self { url, state }
     }
 
-    /// The next requests are answered with these statuses, and nothing else happens.
+    /// Answers the next requests with these statuses, without any effect.
     pub(crate) fn answer(&self, statuses: &[u16]) {
         let answers = statuses.iter().map(|status| (*status, Vec::new(), ""));
         self.state.lock().unwrap().answers.extend(answers);
     }
 
-    /// The next request is answered so.
+    /// Answers the next request with this response.
     pub(crate) fn answer_with(&self, status: u16, headers: &[(&'static str, String)], body: &'static str) {
         self.state.lock().unwrap().answers.push_back((status, headers.to_vec(), body));
     }
 
-    /// Puts an object there, changed at that time.
+    /// Stores an object with this modification time.
     pub(crate) fn put(&self, path: &str, content: Vec<u8>, changed: &str) {
         self.state.lock().unwrap().objects.insert(path.to_owned(), (content, changed.to_owned()));
     }
@@ -64,7 +64,7 @@ impl Store {
         self.state.lock().unwrap().objects.get(path).map(|(content, _)| content.clone())
     }
 
-    /// What came in since the last look.
+    /// Returns the requests since the last call.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.state.lock().unwrap().seen)
     }

@@ -1,21 +1,21 @@
-//! The demo's screen, as lines: pure, so that it can be looked at in a test.
+//! Renders the demo's screen as lines. Has no side effects, so that tests can check it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use muster_taskscaler::fleet::Report;
 
-use super::books::{Counts, Waits};
+use super::tracker::{Counts, Waits};
 use crate::ci::ui;
 
-/// Lines above and below the instances.
-const FIXED: usize = 14;
-/// Decisions that are shown.
-pub(super) const DECISIONS: usize = 4;
-/// Steps of a bar of the curve.
-const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Number of lines above and below the table of instances.
+const FIXED_LINES: usize = 14;
+/// Number of decisions to show.
+pub(super) const MAX_DECISIONS: usize = 4;
+/// Heights of a bar of a curve.
+const BAR_HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What is shown.
+/// Data of one screen.
 #[derive(Debug, Default)]
 pub(super) struct Frame {
     pub(super) elapsed: Duration,
@@ -25,21 +25,21 @@ pub(super) struct Frame {
     pub(super) cost_per_hour: f64,
     pub(super) report: Option<Report>,
     pub(super) decisions: Vec<String>,
-    /// Waiting jobs and instances over time, the latest last.
-    pub(super) past: VecDeque<(usize, usize)>,
-    /// Where the manager listens.
+    /// Number of waiting jobs and of instances over time, latest last.
+    pub(super) points: VecDeque<(usize, usize)>,
+    /// Address of the manager.
     pub(super) address: String,
-    /// The end is under way.
-    pub(super) ending: bool,
+    /// Whether the demo is stopping.
+    pub(super) stopping: bool,
 }
 
-/// The lines of a screen of this size; none is longer, and there are no more.
-pub(super) fn draw(frame: &Frame, width: usize, height: usize) -> Vec<String> {
+/// Renders a frame. Returns at most `height` lines of at most `width` characters.
+pub(super) fn render(frame: &Frame, width: usize, height: usize) -> Vec<String> {
     let mut lines = head(frame, width);
     let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
     let empty = Vec::new();
     let instances = status.map_or(&empty, |status| &status.instances);
-    let rows = height.saturating_sub(FIXED);
+    let rows = height.saturating_sub(FIXED_LINES);
     lines.push(format!("{:<20}{:<11}{:>6}{:>7}{:>6}  {}", "INSTANCE", "STATE", "FOR", "AGE", "JOBS", "SLOTS"));
     let end = lines.len() + rows;
     for instance in instances.iter().take(rows) {
@@ -57,12 +57,12 @@ pub(super) fn draw(frame: &Frame, width: usize, height: usize) -> Vec<String> {
     lines.resize(end, String::new());
     lines.push("LATEST DECISIONS".to_owned());
     let mut decisions: Vec<String> = frame.decisions.iter().map(|text| ui::plain(text)).collect();
-    decisions.resize(DECISIONS, String::new());
+    decisions.resize(MAX_DECISIONS, String::new());
     lines.extend(decisions);
-    lines.push(if frame.ending {
-        "ending: jobs are cancelled, instances removed ...".to_owned()
+    lines.push(if frame.stopping {
+        "stopping: canceling jobs, deleting instances ...".to_owned()
     } else {
-        format!("q: end   elsewhere: muster fleet status --address {}", frame.address)
+        format!("q: quit   in another terminal: muster fleet status --address {}", frame.address)
     });
     lines.truncate(height);
     lines.iter().map(|line| ui::fit(line, width)).collect()
@@ -73,13 +73,13 @@ fn head(frame: &Frame, width: usize) -> Vec<String> {
     let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
     let tasks = status.map(|status| status.slots).unwrap_or_default();
     let instances = status.map_or(0, |status| status.instances.len());
-    let Waits { half, p95, most } = frame.waits;
+    let Waits { p50, p95, max } = frame.waits;
     let seconds = frame.elapsed.as_secs();
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
     let bar = |count: usize| "█".repeat(count.min(width.saturating_sub(40)));
     vec![
         format!(
-            "muster demo  {}:{:02}   {created} jobs: {succeeded} done, {running} running{failed}",
+            "muster demo  {}:{:02}   {created} jobs: {succeeded} succeeded, {running} running{failed}",
             seconds / 60,
             seconds % 60
         ),
@@ -90,25 +90,28 @@ fn head(frame: &Frame, width: usize) -> Vec<String> {
             tasks.idle,
             bar(instances)
         ),
-        format!("waits      half within {}, 95 % within {}, longest {}", text(half), text(p95), text(most)),
-        format!("cost       {:.5} so far, {:.2} per hour now (a model price)", frame.cost, frame.cost_per_hour),
-        format!("queue      {}", curve(frame.past.iter().map(|past| past.0), width.saturating_sub(11))),
-        format!("instances  {}", curve(frame.past.iter().map(|past| past.1), width.saturating_sub(11))),
+        format!("waits      p50 {}, p95 {}, max {}", text(p50), text(p95), text(max)),
+        format!("cost       {:.5} so far, {:.2} per hour now (model price)", frame.cost, frame.cost_per_hour),
+        format!("queue      {}", curve(frame.points.iter().map(|point| point.0), width.saturating_sub(11))),
+        format!("instances  {}", curve(frame.points.iter().map(|point| point.1), width.saturating_sub(11))),
     ]
 }
 
-/// The latest values as bars, in proportion to the largest.
+/// Returns the latest values as bars, scaled to the largest value.
 fn curve(values: impl ExactSizeIterator<Item = usize> + Clone, width: usize) -> String {
-    let most = values.clone().max().unwrap_or(0);
+    let max = values.clone().max().unwrap_or(0);
     let surplus = values.len().saturating_sub(width);
     let bar = |value: usize| match value {
         0 => ' ',
-        value => STEPS[((value * STEPS.len()).div_ceil(most.max(1)) - 1).min(STEPS.len() - 1)],
+        value => {
+            let height = (value * BAR_HEIGHTS.len()).div_ceil(max.max(1)).clamp(1, BAR_HEIGHTS.len());
+            BAR_HEIGHTS.get(height - 1).copied().unwrap_or(' ')
+        }
     };
     values.skip(surplus).map(bar).collect()
 }
 
-/// `job-12-ab34cd56` is job 12.
+/// Returns the short name of a job: `job-12-ab34cd56` becomes `job 12`.
 fn job(key: &str) -> String {
     let number = key.strip_prefix("job-").and_then(|rest| rest.split('-').next());
     number.map_or_else(|| key.to_owned(), |number| format!("job {number}"))
@@ -166,23 +169,23 @@ mod tests {
         Frame {
             elapsed: Duration::from_secs(65),
             counts: Counts { created: 9, succeeded: 4, failed: 0, running: 2, waiting: 3 },
-            waits: Waits { half: Duration::from_millis(400), ..Waits::default() },
+            waits: Waits { p50: Duration::from_millis(400), ..Waits::default() },
             cost: 0.01234,
             cost_per_hour: 0.5,
             report: Some(report),
-            decisions: vec!["2 of 2 missing instances asked for".to_owned()],
-            past: (0..200).map(|n| (n % 9, n % 5)).collect(),
+            decisions: vec!["2 of 2 missing instances requested".to_owned()],
+            points: (0..200).map(|n| (n % 9, n % 5)).collect(),
             address: "127.0.0.1:9".to_owned(),
-            ending: false,
+            stopping: false,
         }
     }
 
     #[test]
-    fn it_fits_into_a_terminal_of_the_usual_size() {
-        let lines = draw(&frame(2), 80, 24);
+    fn render_fits_the_terminal() {
+        let lines = render(&frame(2), 80, 24);
         insta::assert_snapshot!(lines.join("\n"));
         for (instances, width, height) in [(0, 80, 24), (50, 80, 24), (50, 30, 14), (3, 200, 60), (3, 5, 2)] {
-            let lines = draw(&frame(instances), width, height);
+            let lines = render(&frame(instances), width, height);
             assert!(lines.len() <= height, "{height}: {}", lines.len());
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:?}");
         }

@@ -1,4 +1,4 @@
-//! What the demo is made of: a coordinator, and a manager with instances, in a folder that goes with it.
+//! The demo's processes: a coordinator and a manager with instances, in a temporary directory.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -18,43 +18,44 @@ use tokio::time::timeout;
 
 use super::DemoError;
 use crate::ci::end_descendants;
-use crate::observe::Observed;
+use crate::observe::TelemetryRuntime;
 use crate::runner::{FleetEndpoints, executors};
 
-/// For the manager's end: its jobs are cancelled, its instances removed.
-const END_LIMIT: Duration = Duration::from_secs(30);
-/// For processes that are left after it.
-const GRACE: Duration = Duration::from_secs(2);
-/// Jobs are told of as they go.
+/// Maximum time for the manager to cancel its jobs and delete its instances.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between SIGTERM and SIGKILL for processes that are left after that.
+const KILL_GRACE: Duration = Duration::from_secs(2);
+/// Interval for sending job logs. Short, so that the screen follows the jobs.
 const TRACE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How large it is.
+/// Size of the demo.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub(super) instances: u32,
     pub(super) slots: u32,
-    pub(super) boot: Duration,
+    pub(super) boot_time: Duration,
     pub(super) seed: u64,
 }
 
-/// See the module.
-pub(super) struct World {
-    folder: tempfile::TempDir,
+/// A running coordinator and a running manager with instances.
+pub(super) struct DemoStack {
+    directory: tempfile::TempDir,
     pub(super) coordinator: Arc<Coordinator>,
-    /// Where the manager is asked.
+    /// `listen_address` of the manager.
     pub(super) address: String,
-    serve: JoinHandle<()>,
-    observed: Observed,
+    server: JoinHandle<()>,
+    telemetry: TelemetryRuntime,
     control: Control,
     manager: JoinHandle<Result<(), ManagerError>>,
     _endpoints: FleetEndpoints,
 }
 
-impl World {
+impl DemoStack {
+    /// Starts everything.
     pub(super) async fn start(size: Size) -> Result<Self, DemoError> {
         crate::ci::adopt_orphans();
-        let folder = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::Folder)?;
-        let path = |name: &str| folder.path().join(name);
+        let directory = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::TempDir)?;
+        let path = |name: &str| directory.path().join(name);
         let front = HttpFront::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(DemoError::Listen)?;
         let url = front.url();
         let mut options = Options::new(path("coordinator"));
@@ -65,15 +66,17 @@ impl World {
         let coordinator = Coordinator::in_memory(options).await?;
         let new = NewRunner { description: "demo".to_owned(), run_untagged: true, ..NewRunner::default() };
         let token = coordinator.create_runner(new).await?.token;
-        let serve = tokio::spawn(front.serve(Arc::clone(&coordinator), None));
+        let server = tokio::spawn(front.serve(Arc::clone(&coordinator), None));
 
         let text = configuration(size, &url, &token, &path("machines"));
         let loaded = config::parse(&text, &HostFacts::default());
-        let parsed = loaded.config.ok_or_else(|| DemoError::Defect("its configuration cannot be read".to_owned()))?;
+        let parsed =
+            loaded.config.ok_or_else(|| DemoError::Internal("failed to parse its configuration".to_owned()))?;
         let around = SettingsContext { system_id: "s_demo".to_owned(), ..SettingsContext::default() };
         let settings = config::settings(&parsed, &around);
-        let observed = Observed::start(Some("127.0.0.1:0")).await?;
-        let address = observed.address.ok_or_else(|| DemoError::Defect("the manager has no address".to_owned()))?;
+        let telemetry = TelemetryRuntime::start(Some("127.0.0.1:0")).await?;
+        let address =
+            telemetry.address.ok_or_else(|| DemoError::Internal("the metrics server has no address".to_owned()))?;
         let (state, store) = (path("manager"), Store::open(&path("manager")).await?);
         let host = HostExecutor::new(HostOptions {
             state_dir: state.clone(),
@@ -86,56 +89,56 @@ impl World {
             nofile_limit: None,
         })?;
         let instances = crate::runner::instances(&state).map_err(DemoError::Executable)?;
-        let endpoints = FleetEndpoints::new(&observed.telemetry, &instances);
+        let endpoints = FleetEndpoints::new(&telemetry.telemetry, &instances);
         let executors = executors(host, instances);
-        let manager = Manager::new(settings, store, executors, Arc::clone(&observed.telemetry));
+        let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry.telemetry));
         let (control, orders) = Control::new();
         let manager = tokio::spawn(manager.run(orders));
         Ok(Self {
-            folder,
+            directory,
             coordinator,
             address: address.to_string(),
-            serve,
-            observed,
+            server,
+            telemetry,
             control,
             manager,
             _endpoints: endpoints,
         })
     }
 
-    /// Ends everything; how many instances are left, which is a defect.
-    pub(super) async fn end(self) -> Result<usize, DemoError> {
+    /// Stops everything, and returns the number of instances that still exist. Any other number than 0 is a bug.
+    pub(super) async fn stop(self) -> Result<usize, DemoError> {
         self.control.send(ControlCommand::Abort).await;
         let mut manager = self.manager;
-        let ended = match timeout(END_LIMIT, &mut manager).await {
-            Ok(ended) => ended.map_err(|error| DemoError::Defect(error.to_string()))?.map_err(DemoError::from),
+        let stopped = match timeout(STOP_TIMEOUT, &mut manager).await {
+            Ok(stopped) => stopped.map_err(|error| DemoError::Internal(error.to_string()))?.map_err(DemoError::from),
             Err(_) => {
                 manager.abort();
-                Err(DemoError::Defect(format!("the manager did not end within {} s", END_LIMIT.as_secs())))
+                Err(DemoError::Internal(format!("the manager did not stop within {} s", STOP_TIMEOUT.as_secs())))
             }
         };
-        self.observed.stop().await;
-        self.serve.abort();
+        self.telemetry.stop().await;
+        self.server.abort();
         self.coordinator.shutdown().await;
-        let books: PathBuf = self.folder.path().join("manager").join(crate::runner::INSTANCES);
-        let fleets = read_fleets(&books, 0).map_err(|error| DemoError::Defect(error.to_string()))?;
-        let in_books = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
-        // A plugin that was ended while it started may leave its folder, which goes with the demo's.
-        let plugins = std::fs::read_dir(self.folder.path().join("machines")).into_iter().flatten().flatten();
-        let machines: usize = plugins.map(|plugin| folders(&plugin.path())).sum();
-        let left = in_books.sum::<usize>().max(machines);
-        end_descendants(GRACE).await;
-        ended.map(|()| left)
+        let ledgers: PathBuf = self.directory.path().join("manager").join(crate::runner::INSTANCES);
+        let fleets = read_fleets(&ledgers, 0).map_err(|error| DemoError::Internal(error.to_string()))?;
+        let in_ledgers = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
+        // A plugin that was stopped during its start may leave its directory, which is deleted with the demo's.
+        let plugins = std::fs::read_dir(self.directory.path().join("machines")).into_iter().flatten().flatten();
+        let machines: usize = plugins.map(|plugin| count_directories(&plugin.path())).sum();
+        let left = in_ledgers.sum::<usize>().max(machines);
+        end_descendants(KILL_GRACE).await;
+        stopped.map(|()| left)
     }
 }
 
-fn folders(path: &std::path::Path) -> usize {
+fn count_directories(path: &std::path::Path) -> usize {
     std::fs::read_dir(path).map_or(0, |entries| entries.flatten().filter(|entry| entry.path().is_dir()).count())
 }
 
-/// The manager's `config.toml`: nothing in it is special for a demo but the short times.
+/// Returns the manager's `config.toml`. Only its short intervals are special to the demo.
 fn configuration(size: Size, url: &str, token: &str, machines: &std::path::Path) -> String {
-    let Size { instances, slots, boot, seed } = size;
+    let Size { instances, slots, boot_time, seed } = size;
     let jobs = instances * slots;
     format!(
         r#"concurrent = {jobs}
@@ -163,10 +166,10 @@ check_interval = 1
       name = "demo"
       max_size = {instances}
       directory = {machines:?}
-      boot_delay_ms = {boot}
+      boot_delay_ms = {boot_ms}
       boot_jitter = 0.4
       seed = {seed}
 "#,
-        boot = boot.as_millis(),
+        boot_ms = boot_time.as_millis(),
     )
 }

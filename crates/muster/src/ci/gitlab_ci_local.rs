@@ -1,4 +1,4 @@
-//! Variables in the files of gitlab-ci-local, for people who come from it: `.gitlab-ci-local-variables.yml` at the top of the
+//! Variables in the files of gitlab-ci-local, so that its users can keep them: `.gitlab-ci-local-variables.yml` at the top of the
 //! repository, and `~/.gitlab-ci-local/variables.yml`.
 
 use std::path::{Path, PathBuf};
@@ -10,37 +10,38 @@ use muster_pipeline::node::{Map, Node, Value};
 use muster_pipeline::source_map::SourceMap;
 use muster_pipeline::yaml;
 
-use super::config::at_home;
+use super::config::expand_home;
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
 use super::read::whole_text;
 use super::ui;
 use super::variables::parse_file;
 
-/// The variables of a project, at the top of its repository.
-const OF_PROJECT: &str = ".gitlab-ci-local-variables.yml";
-/// The variables of a person, below the home folder.
-const OF_HOME: &str = ".gitlab-ci-local/variables.yml";
+/// File with a project's variables, at the top of its repository.
+const PROJECT_FILE: &str = ".gitlab-ci-local-variables.yml";
+/// File with a user's variables, in the home directory.
+const HOME_FILE: &str = ".gitlab-ci-local/variables.yml";
 
-/// A file that was read.
-struct File {
+/// A variable file and its content.
+struct VariableFile {
     path: PathBuf,
     text: String,
 }
 
-/// The variables of both files, weakest first: global, group, project, and those of the repository. Says which files count.
+/// Reads the variables of both files, in ascending precedence: global, group, project, repository. Prints which files it uses.
 pub(super) fn variables(worktree: &Path, identity: &ProjectIdentity) -> Result<Vec<ScopedVariable>, CiError> {
     let mut found = Vec::new();
     let mut files = Vec::new();
-    let home = std::env::home_dir().map(|home| home.join(OF_HOME));
-    if let Some(file) = home.map(File::read).transpose()?.flatten() {
-        let map = file.map()?.ok_or_else(|| file.wrong("it is not a map with `global`, `group` and `project`"))?;
-        file.of_home(&map, identity, &mut found)?;
+    let home = std::env::home_dir().map(|home| home.join(HOME_FILE));
+    if let Some(file) = home.map(VariableFile::read).transpose()?.flatten() {
+        let map =
+            file.map()?.ok_or_else(|| file.invalid("expected a map with the keys `global`, `group` and `project`"))?;
+        file.add_home(&map, identity, &mut found)?;
         files.push(file.path);
     }
-    if let Some(file) = File::read(worktree.join(OF_PROJECT))? {
+    if let Some(file) = VariableFile::read(worktree.join(PROJECT_FILE))? {
         match file.map()? {
-            Some(map) => file.all(&map, &mut found)?,
+            Some(map) => file.add_all(&map, &mut found)?,
             None => {
                 let lines = parse_file(&file.path, &file.text)?;
                 found.extend(lines.into_iter().map(|(key, value)| scoped(&key, value, false, "*")));
@@ -50,12 +51,13 @@ pub(super) fn variables(worktree: &Path, identity: &ProjectIdentity) -> Result<V
     }
     if !files.is_empty() {
         let files: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
-        ui::note(&format!("variables are taken from {}", files.join(" and ")));
+        ui::note(&format!("using variables from {}", files.join(" and ")));
     }
     Ok(found)
 }
 
-impl File {
+impl VariableFile {
+    /// Reads a file. Returns `None` if it does not exist.
     fn read(path: PathBuf) -> Result<Option<Self>, CiError> {
         match whole_text(&path) {
             Ok(text) => Ok(Some(Self { path, text })),
@@ -66,11 +68,11 @@ impl File {
         }
     }
 
-    fn wrong(&self, what: &str) -> CiError {
-        CiError::Usage(format!("`{}` is not right: {what}", self.path.display()))
+    fn invalid(&self, problem: &str) -> CiError {
+        CiError::Usage(format!("`{}` is invalid: {problem}", self.path.display()))
     }
 
-    /// The file as a map; `None` if it is none, as a file of `NAME=VALUE` lines.
+    /// Parses the file as a YAML map. Returns `None` if it has another format, such as `NAME=VALUE` lines.
     fn map(&self) -> Result<Option<Map>, CiError> {
         let mut sources = SourceMap::default();
         let source = sources.add(self.path.display().to_string(), self.text.as_str());
@@ -82,46 +84,49 @@ impl File {
             Value::Null => Ok(Some(Map::default())),
             Value::Map(map) => Ok(Some(Map::clone(map))),
             Value::String(_) => Ok(None),
-            _ => Err(self.wrong(&format!("it is {}, not a map of variables", root.kind()))),
+            _ => Err(self.invalid(&format!("expected a map of variables, found {}", root.kind()))),
         }
     }
 
-    /// `global`, then the groups and projects whose names the remote has.
-    fn of_home(&self, map: &Map, identity: &ProjectIdentity, found: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
+    /// Adds the variables of `global`, and of the groups and projects that match the remote.
+    fn add_home(&self, map: &Map, identity: &ProjectIdentity, found: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
         let host = identity.server_url.as_deref().and_then(|url| url.split_once("://")).map_or("", |(_, host)| host);
         let group = format!("{host}/{}/", identity.namespace());
         let project = format!("{host}/{}.git", identity.path);
-        // The more exact a part, the later it is read, and so the stronger.
+        // In ascending precedence: more specific parts are read later.
         let parts = [("global", None), ("group", Some(&group)), ("project", Some(&project))];
         if let Some(key) = map.keys().find(|key| !parts.iter().any(|(known, _)| known == &&***key)) {
-            return Err(self.wrong(&format!("`{key}` is none of `global`, `group`, `project`")));
+            return Err(self.invalid(&format!("unknown key `{key}`; expected `global`, `group` or `project`")));
         }
         for (key, name) in parts {
             let Some(node) = map.get(key).filter(|node| !node.is_null()) else { continue };
-            let wrong = || self.wrong(&format!("`{key}` is {}, not a map", node.kind()));
-            let part = node.as_map().ok_or_else(wrong)?;
+            let invalid = || self.invalid(&format!("`{key}` is {}, expected a map", node.kind()));
+            let part = node.as_map().ok_or_else(invalid)?;
             let Some(name) = name else {
-                self.all(part, found)?;
+                self.add_all(part, found)?;
                 continue;
             };
-            for (place, entry) in part.iter().filter(|(place, _)| name.contains(&place.replacen(':', "/", 1))) {
-                let wrong = || self.wrong(&format!("`{place}` is {}, not a map of variables", entry.node.kind()));
-                self.all(entry.node.as_map().ok_or_else(wrong)?, found)?;
+            for (pattern, entry) in part.iter().filter(|(pattern, _)| name.contains(&pattern.replacen(':', "/", 1))) {
+                let invalid =
+                    || self.invalid(&format!("`{pattern}` is {}, expected a map of variables", entry.node.kind()));
+                self.add_all(entry.node.as_map().ok_or_else(invalid)?, found)?;
             }
         }
         Ok(())
     }
 
-    fn all(&self, map: &Map, found: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
+    /// Adds all variables of a map.
+    fn add_all(&self, map: &Map, found: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
         for (key, entry) in map.iter() {
             match entry.node.as_map() {
-                None => self.one(key, &entry.node, None, "*", found)?,
+                None => self.add_one(key, &entry.node, None, "*", found)?,
                 Some(long) => {
                     let kind = long.get("type").and_then(Node::as_str).unwrap_or("variable");
                     let values = long.get("values").and_then(Node::as_map);
-                    let values = values.ok_or_else(|| self.wrong(&format!("variable `{key}` has no map `values`")))?;
+                    let values =
+                        values.ok_or_else(|| self.invalid(&format!("variable `{key}` has no `values` map")))?;
                     for (scope, entry) in values.iter() {
-                        self.one(key, &entry.node, Some(kind), scope, found)?;
+                        self.add_one(key, &entry.node, Some(kind), scope, found)?;
                     }
                 }
             }
@@ -129,8 +134,8 @@ impl File {
         Ok(())
     }
 
-    /// One value. Without a type, the path of a file that exists is a variable of type file.
-    fn one(
+    /// Adds one value. Without a type, the path of an existing file becomes a variable of type file.
+    fn add_one(
         &self,
         key: &str,
         node: &Node,
@@ -139,10 +144,10 @@ impl File {
         found: &mut Vec<ScopedVariable>,
     ) -> Result<(), CiError> {
         let text = self
-            .written(node)
-            .ok_or_else(|| self.wrong(&format!("the value of `{key}` is {}, not a text", node.kind())))?;
+            .source_text(node)
+            .ok_or_else(|| self.invalid(&format!("the value of `{key}` is {}, expected a scalar", node.kind())))?;
         let is_path = kind.is_none() && text.starts_with(['/', '~']);
-        let file = is_path.then(|| at_home(Path::new(&text))).filter(|path| path.is_file());
+        let file = is_path.then(|| expand_home(Path::new(&text))).filter(|path| path.is_file());
         found.push(match file {
             Some(path) => {
                 let content = whole_text(&path).map_err(|source| CiError::Read { path, source })?;
@@ -153,8 +158,8 @@ impl File {
         Ok(())
     }
 
-    /// A scalar as it is written: `010` is no number here.
-    fn written(&self, node: &Node) -> Option<String> {
+    /// Returns a scalar as it is written in the file, so that `010` does not become a number.
+    fn source_text(&self, node: &Node) -> Option<String> {
         match &node.value {
             Value::String(text) => Some(text.to_string()),
             Value::List(_) | Value::Map(_) | Value::Reference(_) => None,

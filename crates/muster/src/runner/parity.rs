@@ -1,4 +1,4 @@
-//! Each command and flag of gitlab-runner is one of ours, or the reason why it is not stands here.
+//! Tests that every command and flag of gitlab-runner exists here too, or that the difference is intended.
 
 use std::collections::BTreeSet;
 
@@ -6,23 +6,24 @@ use clap::{Arg, Command, CommandFactory as _};
 
 use super::Cli;
 
-const PEER: &str = include_str!("peer_commands.txt");
+const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
-/// What differs on purpose: command, flag (empty for all of it), and why.
-const REASONS: [(&str, &str, &str); 8] = [
+/// Intended differences: command, flag (empty for the whole command), and reason.
+const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 8] = [
     ("exec", "", "removed in 17.0; `muster ci` runs pipelines"),
-    ("verify", "url", "no variables since 17.0: one that is set for something else selects nothing"),
-    ("verify", "u", "as --url"),
-    ("verify", "token", "as --url"),
-    ("verify", "t", "as --url"),
-    ("verify", "tls-*", "as --url"),
-    ("steps", "", "the agent serves steps by itself: `muster agent serve`"),
+    ("verify", "url", "no environment variable since 17.0, so that a variable for another purpose selects nothing"),
+    ("verify", "u", "same as --url"),
+    ("verify", "token", "same as --url"),
+    ("verify", "t", "same as --url"),
+    ("verify", "tls-*", "same as --url"),
+    ("steps", "", "the agent serves steps: `muster agent serve`"),
     ("proxy-exec", "", "the key `proxy_exec` is not supported"),
 ];
 
 fn reason(command: &str, flag: &str) -> Option<&'static str> {
-    let fits = |own: &str| own == flag || own.strip_suffix('*').is_some_and(|start| flag.starts_with(start));
-    let mut reasons = REASONS.iter().filter(|(name, own, _)| *name == command && fits(own));
+    let matches =
+        |pattern: &str| pattern == flag || pattern.strip_suffix('*').is_some_and(|start| flag.starts_with(start));
+    let mut reasons = INTENTIONAL_DIFFERENCES.iter().filter(|(name, pattern, _)| *name == command && matches(pattern));
     reasons.next().map(|(_, _, reason)| *reason)
 }
 
@@ -34,7 +35,7 @@ fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     })
 }
 
-/// What is wrong with one line of the list.
+/// Returns how a line of the list differs from our command line. `None` if it does not.
 fn check(root: &Command, line: &str) -> Option<String> {
     let words: Vec<&str> = line.split(' ').collect();
     let name = words.first().copied().unwrap_or_default();
@@ -42,25 +43,25 @@ fn check(root: &Command, line: &str) -> Option<String> {
     let Some(command) = command else { return Some(format!("{line}: there is no such command")) };
     let [_, flag, env, form] = words[..] else { return None };
     let Some(argument) = find(command, flag) else { return Some(format!("{line}: there is no such flag")) };
-    let own = argument.get_env().map_or("-".into(), |name| name.to_string_lossy().into_owned());
-    let takes = argument.get_action().takes_values();
-    let bare = !takes || argument.get_num_args().is_some_and(|range| range.min_values() == 0);
-    let own_form = if bare { "bare" } else { "value" };
-    (own != env || own_form != form).then(|| format!("{line}: here it is {own} {own_form}"))
+    let our_env = argument.get_env().map_or("-".into(), |name| name.to_string_lossy().into_owned());
+    let takes_value = argument.get_action().takes_values();
+    let bare = !takes_value || argument.get_num_args().is_some_and(|range| range.min_values() == 0);
+    let our_form = if bare { "bare" } else { "value" };
+    (our_env != env || our_form != form).then(|| format!("{line}: here it is {our_env} {our_form}"))
 }
 
 #[test]
-fn every_command_and_flag_of_gitlab_runner_is_there_or_has_a_reason() {
+fn every_gitlab_runner_flag_exists_or_differs_intentionally() {
     let mut root = Cli::command();
     root.build();
     let (mut wrong, mut used) = (Vec::new(), BTreeSet::new());
-    for line in PEER.lines().filter(|line| !line.starts_with('#')) {
+    for line in UPSTREAM_COMMANDS.lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split(' ');
         let (command, flag) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         match (check(&root, line), reason(command, flag)) {
             (Some(_), Some(reason)) => drop(used.insert(reason)),
             (Some(problem), None) => wrong.push(problem),
-            (None, Some(reason)) => wrong.push(format!("{line}: it is there; `{reason}` is none any more")),
+            (None, Some(reason)) => wrong.push(format!("{line}: it exists, so remove the difference `{reason}`")),
             (None, None) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The working directory as the site of a transfer: what it tells goes to the log.
+//! Context of a transfer that a command runs: the working directory, and the log for messages.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,16 +14,16 @@ use muster_steps::stop::StopToken;
 
 use super::{MeterArgs, TransferError, meter};
 
-/// The working directory.
-pub(super) struct Here {
+/// Context of a command, in the working directory.
+pub(super) struct CommandContext {
     root: PathBuf,
     staging: PathBuf,
     meter: Duration,
     limits: Limits,
 }
 
-impl Here {
-    /// Archives are kept in `staging` while they are made or read; in the system's folder for such files where there is none.
+impl CommandContext {
+    /// Creates the context. Temporary archives are written to `staging`, or else to the system's temporary directory.
     pub(super) fn new(staging: Option<&Path>, meter: &MeterArgs, limits: Limits) -> Result<Self, TransferError> {
         let root = std::env::current_dir().map_err(TransferError::WorkingDirectory)?;
         let staging = staging.filter(|path| !path.as_os_str().is_empty());
@@ -33,7 +33,7 @@ impl Here {
 }
 
 #[async_trait::async_trait]
-impl TransferContext for Here {
+impl TransferContext for CommandContext {
     fn root(&self) -> &Path {
         &self.root
     }
@@ -62,19 +62,19 @@ impl TransferContext for Here {
         if self.meter.is_zero() {
             return Box::new(|_| {});
         }
-        let mut watch = meter::Watch::start(label, total, self.meter);
-        Box::new(move |bytes| watch.moved(bytes))
+        let mut progress = meter::TransferProgress::start(label, total, self.meter);
+        Box::new(move |bytes| progress.add(bytes))
     }
 
     async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure> {
-        let doing = || Failure::io("cannot run git");
+        let doing = || Failure::io("failed to run git");
         let out = out.try_clone().map_err(doing())?;
         let mut command = tokio::process::Command::new("git");
         command.args(args).current_dir(&self.root).stdin(Stdio::null()).stdout(out).kill_on_drop(true);
         let mut git = match command.spawn() {
             Ok(git) => git,
             Err(error) => {
-                tracing::warn!(%error, "git cannot be started");
+                tracing::warn!(%error, "failed to start git");
                 return Ok(false);
             }
         };

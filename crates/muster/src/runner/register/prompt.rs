@@ -1,59 +1,59 @@
-//! Questions to the person at the terminal, and the signals that end them.
+//! Prompts for missing settings, and the signals that cancel them.
 
 use std::io::{self, BufRead, Write};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Why there is no answer.
+/// Errors of prompts.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
-    #[error("the {flag} needs to be entered: pass --{flag}")]
+pub(crate) enum PromptError {
+    #[error("the {flag} needs to be entered; set --{flag}")]
     Missing { flag: &'static str },
-    #[error("the input ended at the question for --{flag}; to register without questions, pass --non-interactive")]
-    Ended { flag: &'static str },
-    #[error("cannot read the answer")]
+    #[error("the input ended at the prompt for --{flag}; use --non-interactive to register without prompts")]
+    EndOfInput { flag: &'static str },
+    #[error("failed to read the input")]
     Read(#[source] io::Error),
-    #[error("received a signal to end")]
+    #[error("canceled by a signal")]
     Interrupted,
 }
 
-/// One who asks.
-pub(super) struct Asker {
+/// Prompts the user. Without a terminal user, it returns defaults.
+pub(super) struct Prompter {
     interactive: bool,
     interrupt: Signal,
     terminate: Signal,
 }
 
-/// One question.
-pub(super) struct Question<'a> {
-    /// The flag that answers it.
+/// A prompt for one setting.
+pub(super) struct Prompt<'a> {
+    /// Flag that sets the same value.
     pub(super) flag: &'static str,
-    /// Its words.
+    /// Text of the prompt.
     pub(super) text: &'a str,
-    /// The answer where the person just goes on.
+    /// Default value. Empty if the setting has no default.
     pub(super) default: &'a str,
-    /// Whether no answer is one.
+    /// Whether the value may be empty.
     pub(super) optional: bool,
 }
 
-impl Asker {
+impl Prompter {
     pub(super) fn new(interactive: bool) -> io::Result<Self> {
         let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         Ok(Self { interactive, interrupt, terminate })
     }
 
-    /// Whether there is a person to answer.
+    /// Whether prompts are shown.
     pub(super) fn is_interactive(&self) -> bool {
         self.interactive
     }
 
-    /// The answer, or the default where nobody is to be asked. An answer that is needed is asked for again.
-    pub(super) async fn ask(&mut self, question: Question<'_>) -> Result<String, AskError> {
-        let Question { flag, text, default, optional } = question;
+    /// Prompts for a value, until it is valid. Returns the default without prompting if not interactive.
+    pub(super) async fn prompt(&mut self, prompt: Prompt<'_>) -> Result<String, PromptError> {
+        let Prompt { flag, text, default, optional } = prompt;
         let default = default.trim();
         if !self.interactive {
             return if default.is_empty() && !optional {
-                Err(AskError::Missing { flag })
+                Err(PromptError::Missing { flag })
             } else {
                 Ok(default.to_owned())
             };
@@ -63,18 +63,18 @@ impl Asker {
             if !default.is_empty() {
                 anstream::eprint!("[{default}]: ");
             }
-            // A prompt that cannot be shown is answered blindly.
+            // If the prompt cannot be shown, the user can still answer it.
             let _ = io::stderr().flush();
             let line = tokio::task::spawn_blocking(|| {
                 let mut line = String::new();
                 io::stdin().lock().read_line(&mut line).map(|length| (length > 0).then_some(line))
             });
-            // The thread that reads stays until the process ends: reading from a terminal cannot be taken back.
+            // After a signal, the reading thread remains until the process ends, because reading from a terminal cannot be canceled.
             let line = tokio::select! {
-                line = line => line.map_err(io::Error::other).and_then(|line| line).map_err(AskError::Read)?,
-                () = self.interrupted() => return Err(AskError::Interrupted),
+                line = line => line.map_err(io::Error::other).and_then(|line| line).map_err(PromptError::Read)?,
+                () = self.interrupted() => return Err(PromptError::Interrupted),
             };
-            let Some(line) = line else { return Err(AskError::Ended { flag }) };
+            let Some(line) = line else { return Err(PromptError::EndOfInput { flag }) };
             match line.trim() {
                 "" if !default.is_empty() || optional => return Ok(default.to_owned()),
                 "" => {}
@@ -83,11 +83,11 @@ impl Asker {
         }
     }
 
-    /// Whether a signal came while nobody was asked.
-    pub(super) async fn check(&mut self) -> Result<(), AskError> {
+    /// Returns an error if a signal has arrived since the last prompt.
+    pub(super) async fn check(&mut self) -> Result<(), PromptError> {
         tokio::select! {
             biased;
-            () = self.interrupted() => Err(AskError::Interrupted),
+            () = self.interrupted() => Err(PromptError::Interrupted),
             () = std::future::ready(()) => Ok(()),
         }
     }

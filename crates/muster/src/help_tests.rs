@@ -1,0 +1,39 @@
+//! Snapshots of every `--help` text, so that a changed text is noticed and can be read as a whole.
+
+use clap::{Command, CommandFactory as _};
+
+use super::Cli;
+
+/// Appends the help of a command and of its subcommands.
+fn append_help(command: &mut Command, path: &str, text: &mut String) {
+    if ["register", "run-single"].contains(&command.get_name()) {
+        // The flags for the keys of the configuration have the texts of its schema, which the reference page shows.
+        let is_key = |arg: &clap::Arg| crate::runner::is_entry_flag(arg.get_id().as_str());
+        *command = std::mem::take(command).mut_args(|arg| if is_key(&arg) { arg.hide(true) } else { arg });
+    }
+    let path = format!("{path} {}", command.get_name());
+    let help = command.render_long_help().to_string();
+    let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+    text.push_str(&format!("======== {} --help\n{}\n\n", path.trim(), help.join("\n").trim_end()));
+    for subcommand in command.get_subcommands_mut().filter(|subcommand| subcommand.get_name() != "help") {
+        append_help(subcommand, &path, text);
+    }
+}
+
+#[test]
+fn help_of_every_command() {
+    let mut root = Cli::command().term_width(100);
+    root.build();
+    let overview = root.render_long_help().to_string();
+    // The help shows the current values of environment variables.
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter(r"\[env: (\w+)=[^\]]*\]", "[env: $1]");
+    settings.set_omit_expression(true);
+    let _settings = settings.bind_to_scope();
+    insta::assert_snapshot!("muster", overview);
+    for command in root.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+        let (name, mut text) = (format!("muster-{}", command.get_name()), String::new());
+        append_help(command, "muster", &mut text);
+        insta::assert_snapshot!(name, text);
+    }
+}

@@ -1,0 +1,287 @@
+//! Main loop of a manager: handles signals, changes of the configuration file, and the shutdown.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use muster_config::runtime;
+use muster_config::settings::Settings;
+use muster_executor::instance::log_instances_left;
+use muster_manager::clock::SystemClock;
+use muster_manager::reload::{ConfigWatch, Reload};
+use muster_manager::rotation::Rotation;
+use muster_manager::{Control, ControlCommand, ManagerError};
+use muster_telemetry::Telemetry;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::signals::{Signal, Signals};
+use super::{RunError, problems};
+
+/// Phase of the shutdown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopping {
+    /// Not requested.
+    No,
+    /// No new jobs; waiting for the running ones.
+    Draining,
+    /// Jobs are being canceled, until this deadline.
+    Aborting(Instant),
+    /// The manager is exiting. Jobs continue, and the next start resumes them.
+    Detaching,
+    /// The manager exits without waiting for anything.
+    Immediate,
+}
+
+/// Source of the settings.
+pub(super) struct Source {
+    pub(super) watch: ConfigWatch,
+    pub(super) config: PathBuf,
+    /// Value of `--listen-address`, which overrides the file.
+    pub(super) listen_address: Option<String>,
+}
+
+impl Source {
+    /// Returns the current settings, including those of the command line. Applies the log settings.
+    pub(super) fn settings(&self) -> Settings {
+        let mut settings = self.watch.settings();
+        if let Some(address) = &self.listen_address {
+            settings.listen_address = Some(address.clone());
+        }
+        crate::logging::configure(settings.log_level.as_deref(), settings.log_format.as_deref());
+        settings
+    }
+}
+
+/// Main loop of a manager.
+pub(super) struct RunLoop {
+    /// `None` if the settings do not come from a file.
+    source: Option<Source>,
+    settings: Settings,
+    control: Control,
+    manager: JoinHandle<Result<(), ManagerError>>,
+    telemetry: Arc<Telemetry>,
+    /// Rotation of the tokens in the file.
+    rotation: Option<Rotation>,
+    /// Directory with the ledgers of instances.
+    ledgers: PathBuf,
+    stopping: Stopping,
+}
+
+impl RunLoop {
+    pub(super) fn new(
+        source: Option<Source>,
+        settings: Settings,
+        control: Control,
+        manager: JoinHandle<Result<(), ManagerError>>,
+        telemetry: Arc<Telemetry>,
+        ledgers: PathBuf,
+    ) -> Self {
+        let rotate = |source: &Source| {
+            Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
+        };
+        let rotation = source.as_ref().map(rotate);
+        Self { source, settings, control, manager, telemetry, rotation, ledgers, stopping: Stopping::No }
+    }
+
+    /// Runs until the manager has stopped, and returns the exit code.
+    pub(super) async fn run(mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
+        let result = self.run_manager(&mut signals).await;
+        let Some(rotation) = self.rotation.filter(|_| self.stopping != Stopping::Immediate) else { return result };
+        tokio::select! {
+            () = rotation.stop() => result,
+            name = next_abort(&mut signals) => {
+                tracing::error!(
+                        "{name}: exiting without waiting for the reset of a runner's token; if the server has created a new token, it is \
+                         lost, and you must reset it manually"
+                );
+                Ok(ExitCode::FAILURE)
+            }
+        }
+    }
+
+    async fn run_manager(&mut self, signals: &mut Signals) -> Result<ExitCode, RunError> {
+        loop {
+            let deadline = match self.stopping {
+                Stopping::Aborting(deadline) => Some(deadline),
+                Stopping::No | Stopping::Draining | Stopping::Detaching | Stopping::Immediate => None,
+            };
+            tokio::select! {
+                result = &mut self.manager => {
+                    result.map_err(RunError::Died)??;
+                    tracing::info!("All workers stopped. Can exit now");
+                    return Ok(ExitCode::SUCCESS);
+                }
+                signal = signals.next() => {
+                    if let Some(code) = self.handle_signal(signal).await {
+                        return Ok(code);
+                    }
+                }
+                reload = changed(&mut self.source), if self.stopping == Stopping::No => self.apply_reload(reload).await,
+                // A rotated token is part of the settings, even if it could not be saved.
+                () = rotated(&mut self.rotation), if self.stopping == Stopping::No => self.reload().await,
+                () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
+                    let seconds = self.settings.shutdown_timeout.as_secs();
+                    tracing::error!(
+                            "shutdown_timeout of {seconds} s has passed before all jobs have finished; the agent cancels the jobs that still run, and \
+                             the next start reports them"
+                    );
+                    return Ok(self.exit_now(ExitCode::FAILURE).await);
+                }
+            }
+        }
+    }
+
+    /// Handles a signal. Returns an exit code if the process must exit immediately.
+    async fn handle_signal(&mut self, signal: Signal) -> Option<ExitCode> {
+        match (signal, self.stopping) {
+            (Signal::Reload, Stopping::No) => self.reload().await,
+            (Signal::Reload, _) => tracing::info!("ignored reload because the manager is stopping"),
+            (Signal::Detach, Stopping::No | Stopping::Draining) => {
+                tracing::info!(
+                    "detaching from running jobs; the agent continues them, and the next start resumes them"
+                );
+                self.stopping = Stopping::Detaching;
+                self.control.send(ControlCommand::Leave).await;
+            }
+            (Signal::Detach, _) => {
+                tracing::info!("exiting immediately; the agent continues the jobs, and the next start resumes them");
+                self.stopping = Stopping::Immediate;
+                return Some(self.exit_now(ExitCode::SUCCESS).await);
+            }
+            (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_) | Stopping::Detaching) => {
+                tracing::error!(
+                    "second signal, exiting immediately; the next start reports the jobs, and a job that the server assigns to a request \
+                         in flight may be lost"
+                );
+                self.stopping = Stopping::Immediate;
+                return Some(self.exit_now(ExitCode::FAILURE).await);
+            }
+            (Signal::Drain, _) => {
+                let jobs = self.jobs().await;
+                tracing::warn!("Starting graceful shutdown, waiting for {jobs} jobs to finish");
+                self.stopping = Stopping::Draining;
+                self.control.send(ControlCommand::Drain).await;
+            }
+            (Signal::Abort(name), _) => {
+                let (jobs, limit) = (self.jobs().await, self.settings.shutdown_timeout);
+                match runtime::forced_stop(name, jobs, limit) {
+                    Some(problem) => problems::log(&[problem], self.config()),
+                    None => tracing::info!("stop requested by {name}; no job is running"),
+                }
+                self.stopping = Stopping::Aborting(Instant::now() + limit);
+                self.control.send(ControlCommand::Abort).await;
+            }
+        }
+        None
+    }
+
+    async fn jobs(&self) -> usize {
+        self.control.stats().await.map_or(0, |stats| stats.jobs)
+    }
+
+    /// Returns the path of the configuration, or the name of the command if the settings come from flags.
+    fn config(&self) -> &Path {
+        self.source.as_ref().map_or(Path::new("run-single"), |source| &source.config)
+    }
+
+    /// Reads the file again, after SIGHUP or a new token.
+    async fn reload(&mut self) {
+        match self.source.as_mut().map(|source| source.watch.reload()) {
+            Some(reload) => self.apply_reload(reload).await,
+            None => tracing::info!("no configuration file to reload"),
+        }
+    }
+
+    /// Applies the result of reading the file.
+    async fn apply_reload(&mut self, reload: Reload) {
+        self.telemetry.metrics.configuration_loaded(matches!(reload, Reload::Applied { .. }));
+        let Some(source) = &self.source else { return };
+        match reload {
+            Reload::Applied { problems, changes, .. } => {
+                problems::log(&problems, &source.config);
+                let settings = source.settings();
+                self.settings = match &self.rotation {
+                    Some(rotation) => rotation.apply_renewed(settings),
+                    None => settings,
+                };
+                let changes = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
+                tracing::info!(runners = self.settings.runners.len(), "Configuration loaded: {changes}");
+                crate::open_files::warn_if_low(self.settings.concurrent);
+                self.control.send(ControlCommand::Reload(Box::new(self.settings.clone()))).await;
+            }
+            Reload::Invalid { problems } => {
+                problems::log(&problems, &source.config);
+                tracing::error!("Failed to load {}; keeping the previous configuration", source.config.display());
+            }
+            Reload::Missing => tracing::error!(
+                "{} was deleted; keeping the previous configuration, but after a restart there would be no runner",
+                source.config.display()
+            ),
+        }
+    }
+
+    /// Stops the manager immediately, which may leave it in any state, as a kill does. state.log makes that safe.
+    async fn exit_now(&mut self, code: ExitCode) -> ExitCode {
+        self.manager.abort();
+        // Wait until the task is dropped, so that nothing writes anymore. Its result does not matter.
+        let _ = (&mut self.manager).await;
+        if code == ExitCode::FAILURE {
+            // The shutdown was not clean, so instances may exist that the manager could not delete.
+            log_instances_left(&self.ledgers);
+        }
+        code
+    }
+}
+
+/// Waits for the next signal that aborts, and returns its name. Cancel-safe.
+async fn next_abort(signals: &mut Signals) -> &'static str {
+    loop {
+        match signals.next().await {
+            Signal::Abort(name) => return name,
+            other @ (Signal::Drain | Signal::Reload | Signal::Detach) => {
+                tracing::info!("ignored {other:?} because the manager is already stopping");
+            }
+        }
+    }
+}
+
+/// Waits until the file has changed. Waits forever if there is no file. Cancel-safe.
+async fn changed(source: &mut Option<Source>) -> Reload {
+    match source {
+        Some(source) => source.watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until a token was rotated. Waits forever if there is no file. Cancel-safe.
+async fn rotated(rotation: &mut Option<Rotation>) {
+    match rotation {
+        Some(rotation) => rotation.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_manager::store::StoreError;
+    use muster_telemetry::spans::SpanSettings;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn manager_that_cannot_write_its_state_exits_with_1() {
+        let settings = Settings::new();
+        let timeout = settings.state_write_timeout;
+        let manager = tokio::spawn(async move {
+            tokio::time::sleep(timeout).await;
+            Err(StoreError::Sync(std::io::Error::other("no space left")).into())
+        });
+        let (control, _orders) = Control::new();
+        let telemetry = Telemetry::new(&crate::observe::BUILD, &Arc::default(), SpanSettings::default());
+        let run_loop = RunLoop::new(None, settings, control, manager, telemetry, PathBuf::new());
+        let result = run_loop.run(Signals::watch().unwrap()).await;
+        assert!(matches!(result, Err(RunError::Manager(ManagerError::Store(_)))), "{result:?}");
+        assert_eq!(super::super::exit_code(result), ExitCode::FAILURE);
+    }
+}
