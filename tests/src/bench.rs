@@ -37,7 +37,7 @@ pub struct Bench {
     concurrent: usize,
     /// Executable under test. A copy of it simulates an upgrade.
     pub executable: PathBuf,
-    /// `config.toml`; none: the executor of this host.
+    /// Path of `config.toml`. `None` means that jobs run on this host.
     config: Option<PathBuf>,
     manager: Option<Child>,
     /// Process that the manager and its agent exit with.

@@ -16,7 +16,7 @@ const SSHD: &str = "/usr/sbin/sshd";
 /// # Panics
 /// With `MUSTER_TEST_REQUIRE=1`.
 #[track_caller]
-#[expect(clippy::print_stderr, reason = "what is skipped is told, and fails where that is asked for")]
+#[expect(clippy::print_stderr, reason = "a skipped test says so, and fails if MUSTER_TEST_REQUIRE is set")]
 pub fn missing(what: impl Display) {
     assert!(std::env::var_os(REQUIRE).is_none_or(|value| value != "1"), "{REQUIRE}=1, and {what}");
     eprintln!("skipped: {what}");

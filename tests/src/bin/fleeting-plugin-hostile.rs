@@ -32,7 +32,7 @@ fn told(why: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Goes on as a shell that never serves; comes back where there is none.
+/// Becomes a shell that never serves. Returns only if the shell cannot be started.
 fn no_plugin(script: &Script) -> std::io::Error {
     shell(&format!("{}\n{}", script.begin, script.body)).exec()
 }

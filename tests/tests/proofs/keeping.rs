@@ -72,7 +72,7 @@ async fn a_runner_that_leaves_the_file_takes_its_instances_with_it_after_its_las
     until("no instance is left", &bench, || bench.machines.names().is_empty()).await;
     let files = || std::fs::read_dir(bench.path("state/instances")).unwrap().flatten().map(|file| file.path());
     let is_of_it = |file: &std::path::Path| file.extension().is_some_and(|end| end == "ledger" || end == "owner");
-    until("nor books, nor whose they were", &bench, || !files().any(|file| is_of_it(&file))).await;
+    until("its ledger and the record of its owner are deleted", &bench, || !files().any(|file| is_of_it(&file))).await;
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
 
@@ -101,7 +101,7 @@ async fn a_runner_that_comes_with_a_reload_keeps_no_instance_for_a_job_that_has_
     bench.start_manager();
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert!(job.text().contains("its runner was removed from the configuration"), "{}", job.text());
-    until("the instance is told of", &bench, || bench.log().contains("no manager uses or deletes them")).await;
+    until("the instance is reported", &bench, || bench.log().contains("no manager uses or deletes them")).await;
     bench.configure(&before);
     bench.signal("HUP");
     until("no instance is left", &bench, || bench.machines.names().is_empty()).await;

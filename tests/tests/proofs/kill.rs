@@ -239,7 +239,7 @@ fn check(
         };
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
         let told: usize = words.iter().map(|words| text.matches(words).count()).sum();
-        assert_eq!(told, 1, "the reason is told once: {text}\n{}", bench.log());
+        assert_eq!(told, 1, "the reason is logged once: {text}\n{}", bench.log());
         life::check(bench, *id, &job).unwrap();
         // What the script wrote until then stands there, without a gap.
         if let Some((_, written)) = text.split_once("[[MASKED]]\n") {

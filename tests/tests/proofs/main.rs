@@ -3,7 +3,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test's helpers fail as its body does, and seeds are told"
+    reason = "helpers of a test fail as its body does, and seeds are printed"
 )]
 
 mod differential;

@@ -94,7 +94,7 @@ async fn what_a_job_left_is_resumed_for_a_later_job_by_a_manager_that_was_killed
     assert!(text.contains(&format!("Instance {} connected", machines[0])), "{text}");
     assert!(!text.contains("Getting source from Git repository"), "{text}");
     assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
-    // It was not left again: it goes, and who asks once more is told.
+    // The job did not leave it again, so it is deleted, and a second request for it is rejected.
     assert!(until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\""];
     push(&bench, 4, PROJECT, &script, &json!({ "runtime_environment_key": key }));

@@ -46,8 +46,8 @@ async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn InstanceGroupPo
     plugin("fleeting-plugin-script", json!({"command": ["sh", path]})).await
 }
 
-async fn scaler(config: Config, host: Arc<dyn InstanceGroupPort>, books: &std::path::Path) -> Scaler {
-    let store = Box::new(FileLedger::new(books));
+async fn scaler(config: Config, host: Arc<dyn InstanceGroupPort>, ledger: &std::path::Path) -> Scaler {
+    let store = Box::new(FileLedger::new(ledger));
     Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall).await.unwrap()
 }
 
@@ -69,10 +69,10 @@ async fn instances(scaler: &Scaler, n: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_jobs_leave_no_instance() {
-    let books = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut config = config(20, 2);
     config.max_uses = std::num::NonZeroU32::new(7);
-    let scaler = scaler(config, plugin("fleeting-plugin-toy", json!({})).await, &books.path().join("ledger")).await;
+    let scaler = scaler(config, plugin("fleeting-plugin-toy", json!({})).await, &directory.path().join("ledger")).await;
     let mut jobs = tokio::task::JoinSet::new();
     for job in 0..1000 {
         let scaler = scaler.clone();
@@ -101,9 +101,9 @@ async fn a_thousand_jobs_leave_no_instance() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_instance_is_told_to_its_job_and_replaced() {
-    let books = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-local", json!({"isolation": "none"})).await;
-    let scaler = scaler(config(3, 1), Arc::clone(&host), &books.path().join("ledger")).await;
+    let scaler = scaler(config(3, 1), Arc::clone(&host), &directory.path().join("ledger")).await;
     let first = lease(&scaler, "one").await;
     let id: InstanceId = first.instance().clone();
     host.decrease(std::slice::from_ref(&id)).await.unwrap();
@@ -121,12 +121,12 @@ async fn a_lost_instance_is_told_to_its_job_and_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_manager_goes_on_with_its_leases() {
     let place = tempfile::tempdir().unwrap();
-    let books = place.path().join("ledger");
+    let ledger = place.path().join("ledger");
     let cloud = "update) for id in i-*; do [ ! -e $id ] || echo $id running; done;;
         increase) for n in $(seq $1); do mktemp i-XXXXXX; done >/dev/null;;
         decrease) rm -f $*;;
         connect-info) echo internal_addr 10.0.0.1;;";
-    let keeping = |host: Arc<dyn InstanceGroupPort>| scaler(config(3, 2), host, &books);
+    let keeping = |host: Arc<dyn InstanceGroupPort>| scaler(config(3, 2), host, &ledger);
     let first = keeping(script(place.path(), cloud).await).await;
     let (kept, dropped) = (lease(&first, "kept").await, lease(&first, "forgotten").await);
     let id = kept.instance().clone();
@@ -168,9 +168,9 @@ async fn a_plugin_cleans_up_at_the_end_also_where_a_call_is_under_way() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_can_leave_within_a_second() {
-    let books = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
-    let scaler = scaler(config(1, 1), host, &books.path().join("ledger")).await;
+    let scaler = scaler(config(1, 1), host, &directory.path().join("ledger")).await;
     let held = lease(&scaler, "held").await;
     let waiting = tokio::spawn(scaler.admit(TaskKey::new("waiting")).acquire(SlotRequest::default(), LONG));
     while scaler.explain_waiting(TaskKey::new("waiting")).await.is_none() {
@@ -201,26 +201,26 @@ async fn who_waits_can_leave_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_was_refused_a_promise_hears_when_one_is_possible() {
-    let books = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
-    let scaler = scaler(config(1, 1), host, &books.path().join("ledger")).await;
+    let scaler = scaler(config(1, 1), host, &directory.path().join("ledger")).await;
     let held = lease(&scaler, "held").await;
-    let mut room = scaler.capacity_changes();
+    let mut capacity = scaler.capacity_changes();
     scaler.reserve(TaskKey::new("next")).await.unwrap_err().expect("a reason");
-    assert!(!room.has_changed().unwrap());
+    assert!(!capacity.has_changed().unwrap());
     drop(held);
-    tokio::time::timeout(LONG, room.changed()).await.expect("it is told").unwrap();
+    tokio::time::timeout(LONG, capacity.changed()).await.expect("the change is reported").unwrap();
     scaler.reserve(TaskKey::new("next")).await.unwrap();
     scaler.shutdown(LONG).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_scalers_with_groups_of_their_own_do_not_touch() {
-    let books = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut scalers = Vec::new();
     for name in ["one", "two"] {
         let host = plugin("fleeting-plugin-toy", json!({ "name": name })).await;
-        scalers.push(scaler(config(2, 1), host, &books.path().join(name)).await);
+        scalers.push(scaler(config(2, 1), host, &directory.path().join(name)).await);
     }
     let first = lease(&scalers[0], "job").await;
     assert_eq!(scalers[1].status().await.unwrap().instances, []);
